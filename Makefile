@@ -1,0 +1,56 @@
+# Every target sets up what it needs in .venv (inside the project, pinned by deploy/constraints.txt) and works offline the second time.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PINS := pyproject.toml deploy/constraints.txt
+
+.PHONY: help demo test check bench schema clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit("kquota needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	@echo "· creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.created $(PINS)
+	@echo "· installing kquota with the demo's clients (pinned)"
+	@$(PIP) install -c deploy/constraints.txt -e '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.created $(PINS)
+	@echo "· installing kquota with everything the tests need (pinned)"
+	@$(PIP) install -c deploy/constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.demo
+
+$(VENV)/.bench: $(VENV)/.dev $(PINS)
+	@echo "· installing the peers to measure against (pinned)"
+	@$(PIP) install -c deploy/constraints.txt -e '.[dev,bench]'
+	@touch $@
+
+demo: $(VENV)/.demo ## A real Kafka broker, the sidecar, real clients, a live view of throttling (about 30 s)
+	@$(BIN)/kquota demo $(DEMO_ARGS)
+
+check: $(VENV)/.dev ## Format, lint, types (strict), import rules, generated files up to date
+	@echo "· ruff format"; $(BIN)/ruff format --check --quiet .
+	@echo "· ruff check"; $(BIN)/ruff check --quiet .
+	@echo "· mypy --strict"; $(BIN)/mypy
+	@echo "· import rules"; $(BIN)/lint-imports --no-cache > .venv/imports.log || { cat .venv/imports.log; exit 1; }
+
+test: check ## check, then every test against real brokers and real clients
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: $(VENV)/.bench ## Direct vs HAProxy vs Envoy vs kquota, as ratios of one run (needs haproxy on PATH)
+	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+schema: $(VENV)/.dev ## Generate proxy/wire/schema.py anew from Kafka's published message schemas
+	@$(BIN)/python -m proxy.wire.generate
+
+clean: ## Remove .venv and caches of tools (the Kafka cache outside the project stays)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build

@@ -1,0 +1,1 @@
+"""PySpark jobs over exported usage: a second program, never imported by the sidecar. Empty until usage is exported."""

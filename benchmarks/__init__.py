@@ -1,0 +1,14 @@
+"""What kquota costs, measured beside no proxy at all and beside other proxies, in one run against one real broker.
+
+`python -m benchmarks` (or `make bench`); docs/benchmarks.md tells how to read the figures. The parts:
+
+    plan.py       how much of everything (full, --quick, tiny for the smoke test)
+    variants.py   01-direct, 02-haproxy, ... : how each way to the broker is started and stopped
+    scenarios.py  what is measured on each of them: produce, fetch, small requests, memory
+    rawclient.py  a small wire client: open loop at a fixed rate, closed loop, idle connections
+    javatools.py  Kafka's own performance tools and what they print
+    procstat.py   CPU time and memory of processes, the machine's description
+    stats.py      percentiles, ratios within a round, medians over rounds
+    runner.py     the run: interleaving, time limit, everything stopped for certain
+    report.py     terminal table, JSON, Markdown
+"""

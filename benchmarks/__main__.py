@@ -1,0 +1,76 @@
+"""The command line: `python -m benchmarks [--quick] [--rounds N] [--variants ...] [--only ...]`."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks import report, runner, variants
+from benchmarks.plan import PLANS
+from benchmarks.scenarios import scenarios
+from benchmarks.variants import PROJECT
+
+RESULTS = PROJECT / "benchmarks" / "results"
+DOCUMENT = PROJECT / "docs" / "benchmarks.md"
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    keys = ", ".join(variant.key for variant in variants.VARIANTS)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", dest="plan", action="store_const", const="quick", help="one round, under a minute")
+    size.add_argument("--plan", choices=PLANS, help="how much is measured (default: full)")
+    parser.add_argument("--rounds", type=int, help="how often each variant is measured")
+    parser.add_argument("--variants", help=f"comma-separated, of: {keys} (default: without the last)")
+    parser.add_argument("--only", help="comma-separated scenarios: memory, produce, fetch, small, busy, ...")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="where <date>-<what>.json and .md go")
+    parser.add_argument("--what", help="the name of the result (default: the plan's)")
+    parser.add_argument("--update-docs", action="store_true", help="put the table into docs/benchmarks.md")
+    parser.add_argument("--report", type=Path, metavar="JSON", help="measure nothing, show a stored result")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None, console: Console | None = None) -> int:
+    """Run, store, show. 0: done; 1: some measurement failed; 2: wrong use."""
+    options = _arguments(argv)
+    console = console or Console(stderr=False, width=None if sys.stdout.isatty() else 180)
+
+    def say(text: str) -> None:
+        console.print(f"· {text}", highlight=False, markup=False)
+
+    try:
+        if options.report:
+            result, file = report.load(options.report), options.report
+        else:
+            plan = PLANS[options.plan or "full"]
+            if options.rounds:
+                plan = replace(plan, rounds=options.rounds)
+            chosen = variants.find(options.variants.split(",")) if options.variants else list(variants.BY_DEFAULT)
+            known = scenarios(plan)
+            wanted = options.only.split(",") if options.only else [scenario.key for scenario in known]
+            if strange := set(wanted) - {scenario.key for scenario in known}:
+                raise ValueError(f"no scenario {', '.join(strange)}; there are {[scenario.key for scenario in known]}")
+            result = runner.run(plan, chosen, [scenario for scenario in known if scenario.key in wanted], say)
+            file = report.store(result, options.output, options.what or plan.name)
+        report.show(result, console)
+        if options.update_docs:
+            name = file.resolve()
+            source = name.relative_to(PROJECT) if name.is_relative_to(PROJECT) else name.name
+            report.put_into(DOCUMENT, report.markdown(result), str(source))
+    except ValueError as error:
+        say(str(error))
+        return 2
+    say(f"stored in {file}")
+    return 1 if result["errors"] else 0
+
+
+if __name__ == "__main__":
+    # A SIGTERM ends it as Ctrl-C does: everything that was started is stopped, everything stored meanwhile deleted.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    sys.exit(main())

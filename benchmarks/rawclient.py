@@ -1,0 +1,290 @@
+"""A small, cheap Kafka wire client: small produce requests in open and closed loop, and idle connections.
+
+Requests are built once; only the correlation id changes. Produce 11 is used because it is the newest version without
+topic ids, known to Kafka 3.9 and 4.x, and has the flexible layout that current clients speak.
+"""
+
+from __future__ import annotations
+
+import gc
+import select
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxy.wire.primitives import uvarint
+
+PRODUCE, PRODUCE_VERSION = 0, 11
+API_VERSIONS = 18
+SMALL_VALUE_BYTES = 100
+CLIENT_ID = b"kquota-bench"
+CONNECT_LIMIT_S = 5.0
+ANSWER_LIMIT_S = 10.0
+RECEIVE_BYTES = 65_536
+WARMUP_SHARE = 0.1
+"""Of the open loop's requests, the first ones whose latency does not count."""
+MAX_OUTSTANDING_S = 2.0
+"""An open loop that is this far behind will not catch up: give up."""
+
+Address = tuple[str, int]
+
+
+class BenchmarkRequestError(RuntimeError):
+    """The other side did not answer as it must for the figures to mean anything."""
+
+
+# ---- frames ----------------------------------------
+
+
+def crc32c(data: bytes) -> int:
+    """CRC-32C (Castagnoli), bit by bit: it runs once per benchmark."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def _varint(value: int) -> bytes:
+    """Zigzag varint, as record fields have it."""
+    return uvarint((value << 1) ^ (value >> 31))
+
+
+def record_batch(value: bytes) -> bytes:
+    """One record without key and headers, in a batch of format 2."""
+    record = b"\0" + _varint(0) + _varint(0) + _varint(-1) + _varint(len(value)) + value + _varint(0)
+    records = _varint(len(record)) + record
+    # attributes, last offset delta, base and max timestamp, producer id and epoch, base sequence, number of records
+    checked = struct.pack(">hiqqqhii", 0, 0, 0, 0, -1, -1, -1, 1) + records
+    after_length = struct.pack(">ibI", -1, 2, crc32c(checked)) + checked
+    return struct.pack(">qi", 0, len(after_length)) + after_length
+
+
+def produce_frame(topic: str, value_bytes: int = SMALL_VALUE_BYTES) -> bytearray:
+    """A whole Produce request for partition 0, acks=1; its correlation id stands at bytes 8 to 11."""
+    batch = record_batch(b"x" * value_bytes)
+    name = topic.encode()
+    body = b"\0" + struct.pack(">hi", 1, 30_000)  # no transaction, acks, timeout in ms
+    body += uvarint(2) + uvarint(len(name) + 1) + name  # compact lengths are one more: one topic
+    body += uvarint(2) + struct.pack(">i", 0) + uvarint(len(batch) + 1) + batch  # one partition, number 0
+    body += b"\0\0\0"  # tagged fields of partition, topic, request
+    header = struct.pack(">hhih", PRODUCE, PRODUCE_VERSION, 0, len(CLIENT_ID)) + CLIENT_ID + b"\0"
+    return bytearray(struct.pack(">i", len(header) + len(body)) + header + body)
+
+
+def api_versions_frame(correlation_id: int) -> bytes:
+    """ApiVersions 0: what every client asks first."""
+    header = struct.pack(">hhih", API_VERSIONS, 0, correlation_id, len(CLIENT_ID)) + CLIENT_ID
+    return struct.pack(">i", len(header)) + header
+
+
+# ---- connections ----------------------------------------
+
+
+class Wire:
+    """One connection with its produce requests in flight."""
+
+    __slots__ = ("_buffer", "_error_at", "_frame", "_sent", "correlation_id", "socket", "throttled")
+
+    def __init__(self, address: Address, topic: str) -> None:
+        self.socket = _connect(address)
+        self._frame = produce_frame(topic)
+        # Response: size 4, correlation id 4, tags 1, topics 1, name length 1, name, partitions 1, index 4, error code.
+        self._error_at = 16 + len(topic.encode())
+        self._buffer = b""
+        self._sent: deque[tuple[int, float]] = deque()
+        self.correlation_id = 0
+        self.throttled = 0
+        """Responses with a throttle time; there must be none."""
+
+    def send(self) -> None:
+        """Send one request; it is on its way when this returns."""
+        self.correlation_id += 1
+        struct.pack_into(">i", self._frame, 8, self.correlation_id)
+        self._sent.append((self.correlation_id, time.perf_counter()))
+        self.socket.sendall(self._frame)
+
+    def receive(self) -> list[float]:
+        """Read what is there; latency in seconds of each request that is answered now, in their order.
+
+        Raises:
+            BenchmarkRequestError: connection closed, wrong correlation id, or an error code.
+        """
+        try:
+            data = self.socket.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return []
+        now = time.perf_counter()
+        if not data:
+            raise BenchmarkRequestError("the connection was closed with requests unanswered")
+        buffer = self._buffer + data if self._buffer else data
+        latencies = []
+        while len(buffer) >= 8:
+            size, correlation_id = struct.unpack_from(">ii", buffer)
+            if len(buffer) < size + 4:
+                break
+            expected, sent_at = self._sent.popleft()
+            (error,) = struct.unpack_from(">h", buffer, self._error_at)
+            if correlation_id != expected or error:
+                raise BenchmarkRequestError(
+                    f"answer {correlation_id} with error code {error}, expected {expected} without"
+                )
+            (throttle_ms,) = struct.unpack_from(">i", buffer, size - 1)  # before the last tagged fields, 1 byte
+            self.throttled += throttle_ms > 0
+            latencies.append(now - sent_at)
+            buffer = buffer[size + 4 :]
+        self._buffer = buffer
+        return latencies
+
+    def fileno(self) -> int:
+        """For select and epoll."""
+        return self.socket.fileno()
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.socket.close()
+
+
+def _connect(address: Address) -> socket.socket:
+    connection = socket.create_connection(address, timeout=CONNECT_LIMIT_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.settimeout(ANSWER_LIMIT_S)
+    return connection
+
+
+@contextmanager
+def _wires(address: Address, topic: str, count: int) -> Iterator[list[Wire]]:
+    with ExitStack() as stack:
+        wires = []
+        for _ in range(count):
+            wire = Wire(address, topic)
+            stack.callback(wire.close)
+            wires.append(wire)
+        yield wires
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No collection, and timers as sharp as the kernel has them (the default slack is 50 µs)."""
+    slack = Path("/proc/self/timerslack_ns")
+    before = None
+    with suppress(OSError):
+        before = slack.read_text(encoding="ascii")
+        slack.write_text("1", encoding="ascii")
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        if before is not None:
+            with suppress(OSError):
+                slack.write_text(before, encoding="ascii")
+
+
+# ---- loops ----------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LoopResult:
+    """What one loop has seen."""
+
+    requests: int
+    seconds: float
+    latencies_s: list[float]
+    """Ascending, from the send call to the answer read."""
+    lateness_s: list[float]
+    """Ascending, open loop only: how long after its time a request was sent, because this client was not running."""
+    throttled: int
+
+
+def open_loop(address: Address, topic: str, *, rate_per_s: float, seconds: float, connections: int) -> LoopResult:
+    """Send at a fixed rate, round robin over the connections, whether or not earlier requests are answered.
+
+    Raises:
+        BenchmarkRequestError: an answer is wrong or missing, or the other side cannot keep up.
+    """
+    total = max(1, round(rate_per_s * seconds))
+    skip = int(total * WARMUP_SHARE)
+    latencies: list[float] = []
+    lateness: list[float] = []
+    with _wires(address, topic, connections) as wires, _undisturbed():
+        sent = answered = 0
+        begin = time.perf_counter() + 0.01
+        give_up = begin + seconds + ANSWER_LIMIT_S
+        while answered < total:
+            now = time.perf_counter()
+            if now > give_up or sent - answered > rate_per_s * MAX_OUTSTANDING_S:
+                raise BenchmarkRequestError(f"{sent} requests sent in {now - begin:.1f} s, only {answered} answered")
+            while sent < total and (due := begin + sent / rate_per_s) <= now:
+                wires[sent % connections].send()
+                sent += 1
+                lateness.append(now - due)
+            wait = max(0.0, due - time.perf_counter()) if sent < total else give_up - now
+            # select, because epoll's timeout has whole milliseconds only; the few sockets here have low numbers.
+            for wire in select.select(wires, (), (), wait)[0]:
+                answers = wire.receive()
+                answered += len(answers)
+                if answered > skip:
+                    latencies += answers
+        took = time.perf_counter() - begin
+        throttled = sum(wire.throttled for wire in wires)
+    return LoopResult(answered, took, sorted(latencies), sorted(lateness), throttled)
+
+
+def closed_loop(address: Address, topic: str, *, seconds: float, connections: int) -> LoopResult:
+    """As fast as it goes: every connection has exactly one request in flight."""
+    latencies: list[float] = []
+    with _wires(address, topic, connections) as wires, select.epoll() as poller, _undisturbed():
+        by_number = {wire.fileno(): wire for wire in wires}
+        for number in by_number:
+            poller.register(number, select.EPOLLIN)
+        begin = time.perf_counter()
+        end = begin + seconds
+        for wire in wires:
+            wire.send()
+        waiting = len(wires)
+        while waiting:
+            ready = poller.poll(ANSWER_LIMIT_S)
+            if not ready:
+                raise BenchmarkRequestError(f"no answer for {ANSWER_LIMIT_S:g} s")
+            go_on = time.perf_counter() < end
+            for number, _ in ready:
+                answers = by_number[number].receive()
+                latencies += answers
+                if answers and go_on:
+                    by_number[number].send()
+                else:
+                    waiting -= len(answers)
+        took = time.perf_counter() - begin
+        throttled = sum(wire.throttled for wire in wires)
+    return LoopResult(len(latencies), took, sorted(latencies), [], throttled)
+
+
+@contextmanager
+def idle_connections(address: Address, count: int) -> Iterator[None]:
+    """Connections that each have asked ApiVersions and been answered, and then say nothing more."""
+    with ExitStack() as stack:
+        for number in range(count):
+            connection = stack.enter_context(_connect(address))
+            connection.sendall(api_versions_frame(number))
+            size, correlation_id = struct.unpack(">ii", _exactly(connection, 8))
+            if correlation_id != number:
+                raise BenchmarkRequestError(f"ApiVersions {number} was answered as {correlation_id}")
+            _exactly(connection, size - 4)
+        yield
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        chunk = connection.recv(count - len(parts))
+        if not chunk:
+            raise BenchmarkRequestError("the connection was closed in the middle of an answer")
+        parts += chunk
+    return bytes(parts)

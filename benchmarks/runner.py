@@ -1,0 +1,246 @@
+"""One run: a broker, every variant beside it, measured in turns; all of it stopped for certain at the end."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks import javatools, variants
+from benchmarks.plan import CALM_SHARE, RECORD_BYTES, Plan
+from benchmarks.procstat import describe_machine, wait_calm
+from benchmarks.rawclient import BenchmarkRequestError
+from benchmarks.scenarios import FETCH_TOPIC, PRODUCE_TOPIC, SMALL_TOPIC, Context, Scenario, Values
+from benchmarks.variants import PROJECT, Ports, Running, Variant, VariantError
+from deploy.kafka import DEFAULT_VERSION, EmbeddedKafkaError, KafkaCluster, find_java
+from deploy.kafka.ports import free_ports
+
+Say = Callable[[str], None]
+
+SHM = Path("/dev/shm")
+# Everything a run keeps at once: the topic that is fetched, what retention leaves of the others, and room.
+SPARE_BYTES = 2_000_000_000
+SEGMENT_BYTES = 64 * 1024 * 1024
+KEPT_BYTES = 2 * SEGMENT_BYTES
+# Old segments go at once, so that a run needs memory (or disk) for a few of them only.
+BROKER_SETTINGS = {"log.retention.check.interval.ms": "1000", "log.segment.delete.delay.ms": "0"}
+
+MeasurementError = (BenchmarkRequestError, EmbeddedKafkaError, OSError, VariantError, ValueError)
+"""What may go wrong with one sample without making the others worthless."""
+
+
+def run(plan: Plan, chosen: Sequence[Variant], todo: Sequence[Scenario], say: Say) -> dict[str, Any]:
+    """Measure and return the raw result, see `benchmarks/results/`."""
+    began = time.monotonic()
+    started = datetime.datetime.now(datetime.UTC)
+    skipped = {variant.key: reason for variant in chosen if (reason := variant.missing())}
+    for key, reason in skipped.items():
+        say(f"{key} is left out: {reason}")
+    chosen = [variant for variant in chosen if variant.key not in skipped]
+    result: dict[str, Any] = {
+        "schema": 1,
+        "what": plan.name,
+        "started": started.isoformat(timespec="seconds"),
+        "project": _project(),
+        "machine": describe_machine(),
+        "versions": _versions(chosen),
+        "plan": asdict(plan),
+        "variants": [{"key": v.key, "title": v.title, "detail": v.detail} for v in chosen],
+        "skipped": skipped,
+        "samples": [],
+        "errors": [],
+    }
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="kquota-bench-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        cluster, running = _start(plan, chosen, folder, stack, result, say)
+        _prepare(plan, cluster, todo, say)
+        _measure(
+            plan,
+            Context(plan, cluster.nodes[0].pid, result["machine"]["cores"], plan.patience_s),
+            running,
+            todo,
+            began,
+            result,
+            say,
+        )
+    result["took_s"] = round(time.monotonic() - began, 1)
+    result["machine"]["load_1min_after"] = round(os.getloadavg()[0], 2)
+    return result
+
+
+def _start(
+    plan: Plan, chosen: Sequence[Variant], folder: Path, stack: ExitStack, result: dict[str, Any], say: Say
+) -> tuple[KafkaCluster, list[Running]]:
+    numbers = free_ports(3 * len(chosen))
+    ports = {variant.key: Ports(*numbers[3 * at : 3 * at + 3]) for at, variant in enumerate(chosen)}
+    in_memory = _memory_is_roomy(plan)
+    result["storage"] = "memory (tmpfs)" if in_memory else "the temporary folder's disk"
+    with _temporary_files_in(SHM if in_memory else None):
+        # In a temporary folder of the cluster's own, which its guardian deletes even if this process is killed.
+        cluster = KafkaCluster.start(
+            1,
+            overrides=BROKER_SETTINGS,
+            progress=say,
+            jvm=(*plan.jvm, "-Xms128m", f"-Xmx{plan.broker_heap}"),
+            extra_listeners=[variant.listener(ports[variant.key]) for variant in chosen if variant.own_listener],
+        )
+    stack.callback(cluster.stop)
+    node = cluster.nodes[0]
+    running = []
+    for variant in chosen:
+        try:
+            one = variants.start(variant, ports[variant.key], (node.host, node.port), folder)
+        except VariantError as error:
+            say(f"{variant.key} is left out: {error}")
+            result["errors"].append({"variant": variant.key, "scenario": "start", "round": -1, "error": str(error)})
+            continue
+        stack.callback(one.stop)
+        running.append(one)
+    return cluster, running
+
+
+def _memory_is_roomy(plan: Plan) -> bool:
+    """The broker's log goes to memory if there is plenty: a disk's own moods are not what is compared here."""
+    needed = plan.fetch_records * RECORD_BYTES * 1.2 + SPARE_BYTES
+    try:
+        return shutil.disk_usage(SHM).free > needed and _available_bytes() > 2 * needed
+    except OSError:
+        return False
+
+
+@contextmanager
+def _temporary_files_in(folder: Path | None) -> Iterator[None]:
+    before = tempfile.tempdir
+    tempfile.tempdir = str(folder) if folder else before
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+
+
+def _available_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _prepare(plan: Plan, cluster: KafkaCluster, todo: Sequence[Scenario], say: Say) -> None:
+    """Topics, the records to fetch, and a broker whose hot code is compiled."""
+    from kafka.admin import KafkaAdminClient, NewTopic  # a client of the `demo` extra; nothing else here needs it
+
+    bootstrap = cluster.bootstrap[0]
+    small = {"retention.bytes": str(KEPT_BYTES), "segment.bytes": str(SEGMENT_BYTES)}
+    topics = [NewTopic(name, 1, 1, topic_configs=small) for name in (PRODUCE_TOPIC, SMALL_TOPIC)]
+    topics.append(NewTopic(FETCH_TOPIC, 1, 1))
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        admin.create_topics(topics)
+    finally:
+        admin.close()
+    if plan.warmup_records:
+        say("warming up")
+        javatools.produce(bootstrap, PRODUCE_TOPIC, plan.warmup_records, jvm=plan.jvm)
+    if any(scenario.key == "fetch" for scenario in todo):
+        say(f"producing {plan.fetch_records:,} records to fetch")
+        large = javatools.LARGE_BATCHES
+        javatools.produce(bootstrap, FETCH_TOPIC, plan.fetch_records, jvm=plan.jvm, settings=large)
+        if plan.warmup_records:
+            javatools.consume(bootstrap, FETCH_TOPIC, plan.fetch_records, jvm=plan.jvm)
+
+
+def _measure(
+    plan: Plan,
+    context: Context,
+    running: Sequence[Running],
+    todo: Sequence[Scenario],
+    began: float,
+    result: dict[str, Any],
+    say: Say,
+) -> None:
+    def take(scenario: Scenario, number: int, order: Sequence[Running]) -> None:
+        for one in order:
+            if scenario.proxies_only and one.pid is None:
+                continue
+            _sample(context, scenario, one, number, result, say)
+
+    for scenario in todo:
+        if scenario.once == "first":
+            take(scenario, 0, running)
+    for number in range(plan.rounds):
+        if time.monotonic() - began > plan.time_limit_s and number:
+            say(f"time limit of {plan.time_limit_s:g} s: stopping after {number} of {plan.rounds} rounds")
+            break
+        # A B C, C B A, ...: a drift of the machine favours nobody.
+        order = running if number % 2 == 0 else list(reversed(running))
+        for scenario in todo:
+            if scenario.once == "no":
+                take(scenario, number, order)
+    for scenario in todo:
+        if scenario.once == "last":
+            take(scenario, 0, running)
+
+
+def _sample(context: Context, scenario: Scenario, one: Running, number: int, result: dict[str, Any], say: Say) -> None:
+    """Take one sample; if strangers on the machine disturbed it, again, and keep the least disturbed."""
+    place = {"scenario": scenario.key, "round": number, "variant": one.variant.key}
+    best: Values | None = None
+    for attempt in range(1, context.plan.attempts + 1):
+        say(f"round {number + 1}: {scenario.key} {one.variant.key}{f', attempt {attempt}' if attempt > 1 else ''}")
+        limit_s = min(context.plan.calm_wait_s, context.patience_s)
+        context.patience_s -= wait_calm(CALM_SHARE, context.cores, limit_s)
+        began = time.monotonic()
+        try:
+            values = scenario.run(context, one)
+        except MeasurementError as error:
+            say(f"  failed: {error}")
+            result["errors"].append(place | {"error": f"{type(error).__name__}: {error}"})
+            break
+        values["attempts"] = attempt
+        if best is None or values.get("stranger_share", 0.0) < best.get("stranger_share", 0.0):
+            best = values
+        if attempt > 1:
+            context.patience_s -= time.monotonic() - began
+        if values.get("stranger_share", 0.0) <= CALM_SHARE or context.patience_s <= 0:
+            break
+    if best is not None:
+        result["samples"].append(place | {"values": {key: float(f"{value:.6g}") for key, value in best.items()}})
+
+
+def _project() -> dict[str, Any]:
+    """Which code was measured."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=PROJECT, capture_output=True, text=True, check=False, timeout=20)
+        return done.stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return {"commit": git("rev-parse", "--short=12", "HEAD") or None, "uncommitted_changes": bool(changed)}
+    except OSError:
+        return {"commit": None, "uncommitted_changes": None}
+
+
+def _versions(chosen: Sequence[Variant]) -> dict[str, str]:
+    versions = {"Kafka": DEFAULT_VERSION, "Python": platform.python_version()}
+    versions["trio"] = importlib.metadata.version("trio")
+    try:
+        done = subprocess.run([str(find_java()), "-version"], capture_output=True, text=True, check=False, timeout=20)
+        versions["Java"] = (done.stderr or done.stdout).split('"')[1]
+    except (IndexError, OSError, EmbeddedKafkaError):
+        versions["Java"] = "unknown"
+    for variant in chosen:
+        if version := variant.version():
+            versions[variant.title.split(",")[0]] = version
+    return versions

@@ -1,0 +1,261 @@
+"""What is measured on each way to the broker, and what a metric means."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+from benchmarks import javatools, rawclient
+from benchmarks.plan import RECORD_BYTES, Plan
+from benchmarks.procstat import MachineTime, cpu_s, settled_resident_bytes
+from benchmarks.stats import percentile
+from benchmarks.variants import Running
+
+PRODUCE_TOPIC = "bench-produce"
+FETCH_TOPIC = "bench-fetch"
+SMALL_TOPIC = "bench-small"
+
+GB = 1_000_000_000
+MB = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One figure of a scenario."""
+
+    key: str
+    title: str
+    unit: str
+    digits: int
+    compare: Literal["direct", "haproxy", "added", "none"] = "none"
+    """Reported as ratio to direct, as ratio to HAProxy, as difference to direct, or as it is."""
+
+
+@dataclass(slots=True)
+class Context:
+    """What every scenario of a run works with."""
+
+    plan: Plan
+    broker_pid: int
+    cores: int
+    patience_s: float
+    """What is left of the plan's."""
+
+
+Values = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One kind of measurement; `run` gives the metrics' values and whatever else is worth keeping."""
+
+    key: str
+    title: str
+    metrics: tuple[Metric, ...]
+    run: Callable[[Context, Running], Values]
+    once: Literal["first", "last", "no"] = "no"
+    """Not in every round, but before the first (the proxies have carried nothing yet) or after the last."""
+    proxies_only: bool = False
+
+
+@dataclass(slots=True)
+class Meter:
+    """CPU time that went by while something was measured."""
+
+    values: Values = field(default_factory=dict)
+
+
+@contextmanager
+def metered(context: Context, running: Running) -> Iterator[Meter]:
+    """Measure CPU seconds of the proxy, the broker, our clients, and of strangers on the machine (that is: noise)."""
+    meter = Meter()
+    proxy = running.pid
+    machine, began = MachineTime.now(), time.perf_counter()
+    proxy_s = cpu_s(proxy) if proxy else 0.0
+    broker_s, own_s = cpu_s(context.broker_pid), _own_cpu_s()
+    yield meter
+    values = meter.values
+    values["wall_s"] = time.perf_counter() - began
+    values["broker_cpu_s"] = cpu_s(context.broker_pid) - broker_s
+    values["client_cpu_s"] = _own_cpu_s() - own_s
+    known_s = values["broker_cpu_s"] + values["client_cpu_s"]
+    if proxy:
+        values["proxy_cpu_s"] = cpu_s(proxy) - proxy_s
+        known_s += values["proxy_cpu_s"]
+    after = MachineTime.now()
+    values["stranger_cpu_s"] = max(0.0, after.busy_s - machine.busy_s - known_s)
+    values["stolen_cpu_s"] = after.stolen_s - machine.stolen_s
+    lost_s = values["stranger_cpu_s"] + values["stolen_cpu_s"]
+    values["stranger_share"] = lost_s / values["wall_s"] / context.cores
+
+
+def _own_cpu_s() -> float:
+    """This process and the tools it has run to their end."""
+    tools = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + tools.ru_utime + tools.ru_stime
+
+
+# ---- throughput ----------------------------------------
+
+
+def _produce(context: Context, running: Running, records: int, settings: tuple[str, ...]) -> Values:
+    with metered(context, running) as meter:
+        done = javatools.produce(running.bootstrap, PRODUCE_TOPIC, records, jvm=context.plan.jvm, settings=settings)
+    values = meter.values | {"mb_per_s": done.bytes_per_s / MB, "p50_ms": done.p50_ms, "p99_ms": done.p99_ms}
+    return _with_cpu_per_gb(values, records)
+
+
+def _produce_large(context: Context, running: Running) -> Values:
+    return _produce(context, running, context.plan.produce_records, javatools.LARGE_BATCHES)
+
+
+def _produce_default(context: Context, running: Running) -> Values:
+    return _produce(context, running, context.plan.produce_default_records, ())
+
+
+def _fetch(context: Context, running: Running) -> Values:
+    with metered(context, running) as meter:
+        done = javatools.consume(running.bootstrap, FETCH_TOPIC, context.plan.fetch_records, jvm=context.plan.jvm)
+    values = meter.values | {"mb_per_s": done.fetch_bytes_per_s / MB, "with_join_mb_per_s": done.bytes_per_s / MB}
+    return _with_cpu_per_gb(values, done.records)
+
+
+def _with_cpu_per_gb(values: Values, records: int) -> Values:
+    gigabytes = records * RECORD_BYTES / GB
+    values["broker_cpu_s_per_gb"] = values["broker_cpu_s"] / gigabytes
+    if "proxy_cpu_s" in values:
+        values["cpu_s_per_gb"] = values["proxy_cpu_s"] / gigabytes
+    return values
+
+
+_THROUGHPUT = (
+    Metric("mb_per_s", "throughput", "MB/s", 0, "direct"),
+    Metric("cpu_s_per_gb", "CPU of the proxy per GB", "s", 3, "haproxy"),
+)
+
+
+# ---- small requests ----------------------------------------
+
+
+def _small(context: Context, running: Running) -> Values:
+    plan = context.plan
+    with metered(context, running) as meter:
+        loop = rawclient.open_loop(
+            running.address,
+            SMALL_TOPIC,
+            rate_per_s=plan.small_rate_per_s,
+            seconds=plan.small_s,
+            connections=plan.small_connections,
+        )
+    values = _loop_values(meter.values, loop)
+    values["late_p99_us"] = percentile(loop.lateness_s, 99) * 1e6
+    return values
+
+
+def _busy(context: Context, running: Running) -> Values:
+    plan = context.plan
+    with metered(context, running) as meter:
+        loop = rawclient.closed_loop(
+            running.address, SMALL_TOPIC, seconds=plan.busy_s, connections=plan.busy_connections
+        )
+    return _loop_values(meter.values, loop)
+
+
+def _loop_values(values: Values, loop: rawclient.LoopResult) -> Values:
+    if loop.throttled:
+        raise rawclient.BenchmarkRequestError(f"{loop.throttled} responses carried a throttle time; none may")
+    values |= {
+        "requests": loop.requests,
+        "requests_per_s": loop.requests / loop.seconds,
+        "p50_us": percentile(loop.latencies_s, 50) * 1e6,
+        "p99_us": percentile(loop.latencies_s, 99) * 1e6,
+        "broker_cpu_us_per_request": values["broker_cpu_s"] / loop.requests * 1e6,
+    }
+    if "proxy_cpu_s" in values:
+        values["cpu_us_per_request"] = values["proxy_cpu_s"] / loop.requests * 1e6
+    return values
+
+
+_CPU_PER_REQUEST = Metric("cpu_us_per_request", "CPU of the proxy per request", "µs", 1, "haproxy")
+
+
+# ---- memory ----------------------------------------
+
+
+def _memory(context: Context, running: Running) -> Values:
+    assert running.pid is not None
+    values: Values = {}
+    for count in context.plan.idle_connections:
+        with rawclient.idle_connections(running.address, count):
+            values[f"rss_mb_{count}"] = settled_resident_bytes(running.pid) / MB
+    least, most = context.plan.idle_connections[0], context.plan.idle_connections[-1]
+    grown_mb = values[f"rss_mb_{most}"] - values[f"rss_mb_{least}"]
+    values["kb_per_connection"] = grown_mb * 1000 / (most - least)
+    return values
+
+
+def _memory_after(_context: Context, running: Running) -> Values:
+    assert running.pid is not None
+    return {"rss_mb_after": settled_resident_bytes(running.pid) / MB}
+
+
+def scenarios(plan: Plan) -> list[Scenario]:
+    """The scenarios of a plan, in the order in which they are run and reported."""
+    rss = tuple(Metric(f"rss_mb_{count}", f"{count} idle connections", "MB", 1) for count in plan.idle_connections)
+    known = [
+        Scenario(
+            "memory",
+            "Resident memory, before any traffic",
+            (*rss, Metric("kb_per_connection", "per idle connection", "kB", 1, "haproxy")),
+            _memory,
+            once="first",
+            proxies_only=True,
+        ),
+        Scenario(
+            "produce",
+            "Produce, 1 KB records, batches up to 128 KB (ProducerPerformance, acks=1)",
+            _THROUGHPUT,
+            _produce_large,
+        ),
+        Scenario(
+            "produce-default",
+            "Produce, 1 KB records, Kafka's default batches of 16 KB",
+            _THROUGHPUT,
+            _produce_default,
+        ),
+        Scenario("fetch", "Fetch, 1 KB records (ConsumerPerformance)", _THROUGHPUT, _fetch),
+        Scenario(
+            "small",
+            f"Small produce requests, {plan.small_rate_per_s:,.0f}/s over {plan.small_connections} connections",
+            (
+                Metric("p50_us", "latency p50", "µs", 0, "added"),
+                Metric("p99_us", "latency p99", "µs", 0, "added"),
+                _CPU_PER_REQUEST,
+            ),
+            _small,
+        ),
+        Scenario(
+            "busy",
+            f"Small produce requests, as fast as it goes over {plan.busy_connections} connections",
+            (
+                Metric("requests_per_s", "requests per second", "1/s", 0, "direct"),
+                Metric("p50_us", "latency p50", "µs", 0),
+                Metric("p99_us", "latency p99", "µs", 0),
+                _CPU_PER_REQUEST,
+            ),
+            _busy,
+        ),
+        Scenario(
+            "memory-after",
+            "Resident memory, after all traffic",
+            (Metric("rss_mb_after", "no connections", "MB", 1),),
+            _memory_after,
+            once="last",
+            proxies_only=True,
+        ),
+    ]
+    return [scenario for scenario in known if scenario.key not in plan.without]

@@ -1,0 +1,61 @@
+"""Arithmetic on samples: percentiles, ratios between variants of the same round, medians over rounds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Nearest-rank percentile of ascending values: the smallest that at least `percent` % of them do not exceed.
+
+    Raises:
+        ValueError: there are no values.
+    """
+    if not ordered:
+        raise ValueError("no values")
+    rank = math.ceil(len(ordered) * percent / 100)
+    return ordered[max(rank, 1) - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median over rounds, with the least and the most."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread | None:
+        """None for no values."""
+        kept = list(values)
+        if not kept:
+            return None
+        return cls(statistics.median(kept), min(kept), max(kept), len(kept))
+
+
+ByRound = Mapping[int, float]
+"""round -> value"""
+
+
+def per_round(top: ByRound, bottom: ByRound, combine: Callable[[float, float], float]) -> Spread | None:
+    """Combine two variants round by round (only rounds that both have), then take the median.
+
+    Neighbours in time share the machine's mood, so their ratio is steadier than the ratio of their medians.
+    """
+    return Spread.of(combine(top[number], bottom[number]) for number in sorted(top.keys() & bottom.keys()))
+
+
+def ratio(top: ByRound, bottom: ByRound) -> Spread | None:
+    """top / bottom, round by round; rounds where the divisor is 0 or less say nothing."""
+    usable = {number: value for number, value in bottom.items() if value > 0}
+    return per_round(top, usable, lambda one, other: one / other)
+
+
+def difference(top: ByRound, bottom: ByRound) -> Spread | None:
+    """top - bottom, round by round."""
+    return per_round(top, bottom, lambda one, other: one - other)

@@ -1,0 +1,1 @@
+"""Files to values: the configuration, validated, and whether it changed."""

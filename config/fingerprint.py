@@ -1,0 +1,33 @@
+"""Has the file changed? Compared by content, so that it works for editors, `cp` and ConfigMaps alike.
+
+A ConfigMap volume is never written in place: kubelet writes a new directory and swaps the symlink `..data` to it, so
+the path stays, its own modification time may not move at all, and watching the inode would watch the old file for ever.
+Reading a small file once a second costs less than being clever about that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What a file holds at one moment. Equal digests mean equal content."""
+
+    digest: str | None
+    """SHA-256 of the content; None when it could not be read."""
+    error: str | None = None
+    """Why it could not be read."""
+    data: bytes | None = None
+    """The content itself, so that what is loaded is what was compared."""
+
+
+def fingerprint(path: str | Path) -> Fingerprint:
+    """Read a file now. Never raises for a file that is missing or unreadable: that is a state like any other."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        return Fingerprint(None, error.strerror or str(error))
+    return Fingerprint(hashlib.sha256(data).hexdigest(), None, data)

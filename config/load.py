@@ -1,0 +1,197 @@
+"""Reads a configuration file and says everything that is wrong with it at once."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import typing
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from config.model import Config, QuotaEntry
+from config.problems import MISSING, ConfigError, Place, Problem
+from config.source import Source, parse
+from config.table import entries, find_duplicates, to_entry
+from config.types import DEFAULT_WORD
+from quota.entity import ANONYMOUS
+from quota.table import Entry
+
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+_WILDCARDS = {"0.0.0.0", "::"}
+_PARSED_BY = {"model_type": "a mapping", "dict_type": "a mapping", "list_type": "a list"}
+
+
+def load(path: str | Path, *, on_paper: bool = False) -> Config:
+    """Load and validate a file. Raises ConfigError with every problem found.
+
+    `on_paper`: nothing will be connected to (explain, simulate), so a file may leave out `upstream`.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(
+            [Problem(str(path), "(the whole file)", None, None, None, f"cannot be read: {reason}")]
+        ) from error
+    return load_bytes(str(path), data, on_paper=on_paper)
+
+
+def load_bytes(file: str, data: bytes, *, on_paper: bool = False) -> Config:
+    """The same for a file's content that was read already (the watcher loads exactly what it compared)."""
+    source = parse(file, data)
+    if source.values is None:
+        raise ConfigError([source.problem((), "expected a configuration, the file is empty")])
+    if on_paper and isinstance(source.values, dict):
+        source.values.setdefault("upstream", {"bootstrap": ["on-paper:9092"]})
+    config = _validate(Config, source)
+    problems = find_duplicates(config, source) + _find_clashes(config, source)
+    if problems:
+        raise ConfigError(_in_file_order(problems))
+    return config.with_source(source)
+
+
+def _find_clashes(config: Config, source: Source) -> list[Problem]:
+    """Addresses that cannot both be meant: one port for two listeners, and a sidecar in front of itself."""
+    listen, admin = config.listen, config.admin
+    found: list[Problem] = []
+    same_host = admin is not None and (admin.host == listen.host or bool({admin.host, listen.host} & _WILDCARDS))
+    if admin is not None and same_host and admin.port == listen.port != 0:
+        text = "expected another port than listen.port"
+        found.append(source.problem(("admin", "port"), text, admin.port))
+    here = {listen.host} | (_LOOPBACK if listen.host in _LOOPBACK | _WILDCARDS else set())
+    for index, address in enumerate(config.upstream.bootstrap):
+        if address.host in here and address.port == listen.port:
+            text = "expected a broker, this is the sidecar's own listener"
+            found.append(source.problem(("upstream", "bootstrap", index), text, str(address)))
+    return found
+
+
+def load_entry(value: Any, file: str) -> Entry:
+    """One quota entry given as plain values (an event of `kquota simulate`), under the same rules as in the file."""
+    return to_entry(_validate(QuotaEntry, Source(file, value)))
+
+
+def warnings_of(config: Config) -> list[Problem]:
+    """What the configuration asks for that this version does not do; none of it keeps the sidecar from running."""
+    source = config.source or Source("(no file)")
+    found: list[Problem] = []
+    for index, name in enumerate(config.identity.sources):
+        place: Place = ("identity", "sources", index)
+        if name != "static" and source.has(place):
+            text = f"users from {name} are not observed yet; such connections count as {_fallback(config)}"
+            found.append(source.problem(place, text, name))
+    if config.identity.static is not None and "static" not in config.identity.sources:
+        text = "is not used: identity.sources does not list static"
+        found.append(source.problem(("identity", "static"), text, config.identity.static))
+    reachable = {_fallback(config), DEFAULT_WORD, None}
+    unreachable: list[Place] = [
+        ("quotas", index, "user") for index, entry in enumerate(config.quotas) if entry.user not in reachable
+    ]
+    text = f"matches no connection yet: with this file every connection's user is {_fallback(config)}"
+    found += _first_of(source, config, unreachable, text)
+    for name in ("request_percentage", "controller_mutation_rate"):
+        unenforced: list[Place] = [
+            ("quotas", index, name) for index, entry in enumerate(config.quotas) if getattr(entry, name) is not None
+        ]
+        text = "is not enforced by the sidecar yet (kquota explain and simulate know it)"
+        found += _first_of(source, config, unenforced, text)
+    if config.export is not None:
+        found.append(source.problem(("export",), "usage records are not written by this version", at_key=True))
+    if not entries(config):
+        found.append(source.problem(("quotas",), "no quotas at all: nothing will be throttled", at_key=True))
+    return found
+
+
+def _first_of(source: Source, config: Config, places: list[Place], text: str) -> list[Problem]:
+    """One warning for many quota entries: the first place, and how many more there are."""
+    if not places:
+        return []
+    _, index, name = places[0]
+    more = f" (and {len(places) - 1} more of the quotas)" if len(places) > 1 else ""
+    return [source.problem(places[0], text + more, getattr(config.quotas[int(index)], str(name)))]
+
+
+def _fallback(config: Config) -> str:
+    static = config.identity.static if "static" in config.identity.sources else None
+    return static or ANONYMOUS
+
+
+_M = typing.TypeVar("_M", bound=BaseModel)
+
+
+def _validate(model: type[_M], source: Source) -> _M:
+    try:
+        return model.model_validate(source.values)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_context=True)
+        raise ConfigError(_in_file_order([_problem(model, source, item) for item in details])) from None
+
+
+def _in_file_order(problems: list[Problem]) -> list[Problem]:
+    return sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0))
+
+
+def _problem(model: type[BaseModel], source: Source, item: ErrorDetails) -> Problem:
+    """One of pydantic's findings in our words."""
+    place: Place = item["loc"]
+    kind = item["type"]
+    value = item["input"]
+    if kind == "extra_forbidden":
+        return source.problem(place, _unknown_key(model, place), at_key=True)
+    if kind == "missing":
+        return source.problem(place, f"expected a value: {_described(model, place)}", MISSING)
+    if kind in _PARSED_BY:
+        return source.problem(place, f"expected {_PARSED_BY[kind]}", value)
+    if kind == "too_short":
+        return source.problem(place, "expected at least one item", value)
+    return source.problem(place, item["msg"], value)
+
+
+def _unknown_key(model: type[BaseModel], place: Place) -> str:
+    inner = _model_at(model, place[:-1])
+    known = [] if inner is None else [info.alias or name for name, info in inner.model_fields.items()]
+    written = str(place[-1])
+    # client_id and client-id, producer-byte-rate and producer_byte_rate are told apart by nobody at first sight
+    flat = {name.replace("-", "_").replace(".", "_").lower(): name for name in known}
+    close = flat.get(written.replace("-", "_").replace(".", "_").lower())
+    if close is None:
+        matches = difflib.get_close_matches(written, known, n=1, cutoff=0.6)
+        close = matches[0] if matches else None
+    if close is not None:
+        return f"unknown key, did you mean {close}?"
+    return f"unknown key, expected one of: {', '.join(known)}"
+
+
+def _described(model: type[BaseModel], place: Place) -> str:
+    inner = _model_at(model, place)  # a whole section is missing
+    if inner is None or inner.__doc__ is None:
+        outer = _model_at(model, place[:-1])
+        fields = {} if outer is None else outer.model_fields
+        found = [info.description for name, info in fields.items() if (info.alias or name) == place[-1]]
+        return found[0] if found and found[0] else "it is required"
+    needed = ", ".join(info.alias or name for name, info in inner.model_fields.items() if info.is_required())
+    return inner.__doc__.strip() + (f" It needs: {needed}." if needed else "")
+
+
+def _model_at(model: type[BaseModel], place: Place) -> type[BaseModel] | None:
+    """The model that describes the mapping at a place."""
+    current: Any = model
+    for part in place:
+        if isinstance(part, int):
+            continue  # an item of a list: the list's annotation was opened already
+        fields = current.model_fields
+        info = next((info for name, info in fields.items() if (info.alias or name) == part), None)
+        current = None if info is None else _model_in(info.annotation)
+        if current is None:
+            return None
+    return typing.cast("type[BaseModel]", current)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model inside `M`, `M | None` or `list[M]`."""
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for inner in typing.get_args(annotation) if (found := _model_in(inner)) is not None), None)

@@ -1,0 +1,294 @@
+"""The configuration file as pydantic models. Kafka's own names where Kafka has one; units in every other name.
+
+Unknown keys are refused everywhere (`extra="forbid"`): a typing mistake in a quota must not mean "no quota".
+What each setting does is described in docs/configuration.md; the JSON schema comes from here (`kquota schema`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+
+from config.source import Source
+from config.types import (
+    HOST_PORT,
+    OVERRIDES,
+    PORT_RANGE,
+    HostPort,
+    PortRange,
+    Value,
+    absent,
+    choice,
+    duration_ms,
+    later,
+    rate,
+    size,
+    text,
+    whole,
+    wrong,
+)
+from config.units import LONG_MAX
+
+INT_MAX = 2**31 - 1
+LIMIT_NAMES = ("producer_byte_rate", "consumer_byte_rate", "request_percentage", "controller_mutation_rate")
+"""The quotas an entry can set, by Kafka's names."""
+
+_HOUR_MS = 3_600_000
+_PORT = whole(0, 65_535, "a port (0: any free one)")
+_BYTE_RATE = size(1, LONG_MAX, "bytes per second")
+_HOST = text("a host name or address", most=253)
+_SOURCES = ("tls", "sasl", "static")
+
+
+def _milliseconds(most_ms: int, *, least_ms: int = 0) -> Value:
+    return duration_ms(least_ms, most_ms, "a duration", bare_unit="ms")
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=False)
+
+
+class Listen(_Model):
+    """Where clients connect."""
+
+    host: Annotated[str, _HOST] = Field(default="127.0.0.1", description="Address to listen on.")
+    port: Annotated[int, _PORT] = Field(default=9092, description="Bootstrap port; 0: any free one.")
+    broker_ports: Annotated[PortRange, PORT_RANGE] = Field(
+        default_factory=lambda: PortRange(19_092, 19_191),
+        description="Local ports for brokers, first-last. One port per broker of the cluster is needed.",
+        json_schema_extra={"default": "19092-19191"},
+    )
+    advertised_host: Annotated[str, _HOST] | None = Field(
+        default=None, description="Host that clients are told; null: the address that they connected to."
+    )
+
+
+class Upstream(_Model):
+    """The real cluster."""
+
+    bootstrap: list[Annotated[HostPort, HOST_PORT]] = Field(
+        description="host:port of some brokers, tried in turn.", min_length=1
+    )
+    tls: Annotated[None, absent("TLS to the broker")] = Field(default=None, description="Not available yet: null only.")
+    connect_timeout_ms: Annotated[int, _milliseconds(_HOUR_MS, least_ms=10)] = Field(
+        default=10_000, description="How long a broker may take to accept a connection."
+    )
+    metadata_refresh_ms: Annotated[int, _milliseconds(_HOUR_MS, least_ms=100)] = Field(
+        default=30_000, description="How often the sidecar itself asks the cluster for its brokers."
+    )
+
+
+class Identity(_Model):
+    """Where the user of a connection comes from; the first source that knows one wins, else ANONYMOUS."""
+
+    sources: list[Annotated[str, choice("a source of identity", *_SOURCES)]] = Field(
+        default_factory=lambda: list(_SOURCES),
+        description="In this order. Only static is observed by this version.",
+    )
+    static: Annotated[str, text("a user name")] | None = Field(
+        default=None, description="The user of every connection for which no source before it knows one."
+    )
+
+    @field_validator("sources")
+    @classmethod
+    def _each_once(cls, value: list[str]) -> list[str]:
+        if len(set(value)) != len(value):
+            raise wrong("each source once")
+        return value
+
+
+class QuotaEntry(_Model):
+    """Limits of one (user, client-id); a name left out (or null) means that the entry does not look at it."""
+
+    user: Annotated[str, text("a user name or <default>")] | None = Field(
+        default=None, description="A user (principal name), or <default> for every user without an entry of its own."
+    )
+    client_id: Annotated[str, text("a client-id or <default>")] | None = Field(
+        default=None,
+        alias="client-id",
+        description="A client-id, or <default> for every client-id without an entry of its own.",
+    )
+    producer_byte_rate: Annotated[int, _BYTE_RATE] | None = Field(
+        default=None, description="Bytes produced per second."
+    )
+    consumer_byte_rate: Annotated[int, _BYTE_RATE] | None = Field(default=None, description="Bytes fetched per second.")
+    request_percentage: Annotated[float, rate("percent of one thread")] | None = Field(
+        default=None, description="Broker time, in percent of one thread (KIP-124)."
+    )
+    controller_mutation_rate: Annotated[float, rate("partitions per second")] | None = Field(
+        default=None, description="Partitions created or deleted per second (KIP-599)."
+    )
+    connection_creation_rate: Annotated[None, absent("connection_creation_rate (KIP-612)")] = Field(
+        default=None, description="Not available yet: null only."
+    )
+    mode: Annotated[Literal["enforce", "shadow"], choice("a mode", "enforce", "shadow")] = Field(
+        default="enforce", description="shadow: measured and reported, never applied."
+    )
+
+    @model_validator(mode="after")
+    def _names_and_limits(self) -> QuotaEntry:
+        if self.user is None and self.client_id is None:
+            raise wrong("user, client-id or both: each a name or <default>")
+        if all(getattr(self, name) is None for name in LIMIT_NAMES):
+            raise wrong(f"at least one limit: {', '.join(LIMIT_NAMES)}")
+        return self
+
+
+class Limits(_Model):
+    """What one connection may use."""
+
+    max_frame_bytes: Annotated[int, size(1024, INT_MAX, "bytes")] = Field(
+        default=104_857_600, description="Largest request, as Kafka's socket.request.max.bytes."
+    )
+    max_in_flight: Annotated[int, whole(1, 1_000_000, "requests")] = Field(
+        default=1024, description="Requests of one connection without an answer; above it the client is not read."
+    )
+
+
+class Admin(_Model):
+    """The HTTP port for Prometheus, probes and people."""
+
+    host: Annotated[str, _HOST] = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 in a pod.")
+    port: Annotated[int, _PORT] = Field(default=9404, description="Port; 0: any free one.")
+
+
+class Metrics(_Model):
+    """What /metrics shows."""
+
+    max_groups: Annotated[int, whole(0, 100_000, "groups")] = Field(
+        default=200, description="Clients and groups that get series of their own; the rest is added up as `other`."
+    )
+
+
+class Log(_Model):
+    """What is logged. KQUOTA_LOG_LEVEL in the environment wins over `level`."""
+
+    level: Annotated[str, choice("a level", "debug", "info", "warning", "error")] = Field(
+        default="info", description="The least level that is written."
+    )
+    format: Annotated[str, choice("a format", "auto", "json", "console")] = Field(
+        default="auto", description="auto: console on a terminal, else JSON lines."
+    )
+
+
+class Export(_Model):
+    """Where usage records go. Checked, but not acted on yet: `kquota check` and `kquota run` warn."""
+
+    directory: Annotated[str, text("a directory")] = Field(description="Directory of the rotated JSON-lines files.")
+    interval_s: Annotated[int, duration_ms(1000, _HOUR_MS, "a duration", bare_unit="s")] = Field(
+        default=10_000, description="One record per group and interval.", json_schema_extra={"default": 10}
+    )
+    kafka_topic: Annotated[str, text("a topic name")] | None = Field(
+        default=None, description="Topic that gets the same records; null: none."
+    )
+
+
+class Config(_Model):
+    """One sidecar."""
+
+    mode: Annotated[str, choice("a mode", "rewrite", "transparent")] = Field(
+        default="rewrite", description="How clients reach the brokers. rewrite: one local port per broker."
+    )
+    listen: Listen = Field(default_factory=Listen)
+    upstream: Upstream
+    identity: Identity = Field(default_factory=Identity)
+    quotas: list[QuotaEntry] = Field(default_factory=list, description="The limits, in any order.")
+    producer_default: Annotated[int, _BYTE_RATE] | None = Field(
+        default=None, alias="quota.producer.default", description="KIP-13: producer_byte_rate of client-id <default>."
+    )
+    producer_override: Annotated[tuple[tuple[str, int], ...], OVERRIDES] = Field(
+        default=(), alias="quota.producer.override", description='KIP-13: of single client ids, "a:4M,b:10M".'
+    )
+    consumer_default: Annotated[int, _BYTE_RATE] | None = Field(
+        default=None, alias="quota.consumer.default", description="KIP-13: consumer_byte_rate of client-id <default>."
+    )
+    consumer_override: Annotated[tuple[tuple[str, int], ...], OVERRIDES] = Field(
+        default=(), alias="quota.consumer.override", description='KIP-13: of single client ids, "a:4M,b:10M".'
+    )
+    window_num: Annotated[int, whole(1, 10_000, "samples")] = Field(
+        default=11,
+        alias="quota.window.num",
+        description="Samples kept: the whole windows plus the current one, as in Kafka.",
+    )
+    window_size_seconds: Annotated[int, whole(1, 86_400, "seconds")] = Field(
+        default=1, alias="quota.window.size.seconds", description="Length of one sample, as in Kafka."
+    )
+    empty_client_id: Annotated[Literal["share_default", "kafka"], choice("a rule", "share_default", "kafka")] = Field(
+        default="share_default",
+        description="Clients without a client-id: share_default: a name like any other; kafka: as a broker does, "
+        "client-id quotas do not see them.",
+    )
+    max_mute: Annotated[int, duration_ms(0, 24 * _HOUR_MS, "a duration", bare_unit=None)] = Field(
+        default=30_000,
+        description="The longest that one throttle holds a client; the rest is carried over. 0: no cap, as Kafka.",
+        json_schema_extra={"default": "30s"},
+    )
+    pacing: Annotated[str, choice("a way of pacing", "smooth", "kafka")] = Field(
+        default="smooth",
+        description="smooth: a client over its quota gets its rate evenly; kafka: Kafka's formula alone.",
+    )
+    limits: Limits = Field(default_factory=Limits)
+    drain_timeout_s: Annotated[int, duration_ms(0, _HOUR_MS, "a duration", bare_unit="s")] = Field(
+        default=30_000,
+        description="On SIGTERM, how long requests in flight may take to finish.",
+        json_schema_extra={"default": 30},
+    )
+    connections_max_idle_ms: Annotated[int, _milliseconds(24 * _HOUR_MS, least_ms=1000)] = Field(
+        default=600_000,
+        description="Connections without traffic for so long are closed, as Kafka's connections.max.idle.ms.",
+    )
+    admin: Admin | None = Field(default_factory=Admin, description="null: no admin port.")
+    metrics: Metrics = Field(default_factory=Metrics)
+    log: Log = Field(default_factory=Log)
+    export: Export | None = Field(
+        default=None, description="Usage records. Not written yet: accepted with a warning. null: none."
+    )
+
+    _source: Source | None = PrivateAttr(default=None)
+
+    @field_validator("mode")
+    @classmethod
+    def _only_rewrite(cls, value: str) -> str:
+        if value != "rewrite":
+            raise later(f"mode {value} (use rewrite)")
+        return value
+
+    @property
+    def source(self) -> Source | None:
+        """Where the values stand in the file; None when the configuration was not read from one."""
+        return self._source
+
+    def with_source(self, source: Source) -> Config:
+        """The same configuration, knowing its file. Used by the loader right after validation."""
+        self._source = source
+        return self
+
+    def forget_source(self) -> None:
+        """Let go of the file's positions, which are as large as the file; problems can no longer be placed in it."""
+        self._source = None
+
+    def restart_settings(self) -> dict[str, Any]:
+        """Settings that a running sidecar cannot change, by dotted name."""
+        flat: dict[str, Any] = {}
+        for name, info in Config.model_fields.items():
+            if name in _LIVE:
+                continue
+            value = getattr(self, name)
+            if isinstance(value, BaseModel):
+                flat |= {f"{name}.{inner}": getattr(value, inner) for inner in type(value).model_fields}
+            else:
+                flat[info.alias or name] = value
+        return flat
+
+
+_LIVE = {
+    "quotas",
+    "producer_default",
+    "producer_override",
+    "consumer_default",
+    "consumer_override",
+    "empty_client_id",
+    "log",
+}
+"""Applied by a reload; everything else takes a restart."""

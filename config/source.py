@@ -1,0 +1,185 @@
+"""YAML text to plain values, remembering where each value stands in the file.
+
+PyYAML's own loader forgets positions and lets the last of two equal keys win silently; both would hide mistakes in a
+file of quotas. So the file is composed into nodes, and the values are built here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from config.problems import MISSING, ConfigError, Missing, Place, Problem, place_text, value_text
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml when the wheel has it: about ten times faster
+
+MAX_FILE_BYTES = 16 * 1024 * 1024
+"""Far above any real file (10 000 quota entries are about 1 MB)."""
+_MAX_DEPTH = 32
+_TEXT = "tag:yaml.org,2002:str"
+_MERGE = "tag:yaml.org,2002:merge"
+_MAX_ALIASED_VALUES = 200_000  # aliases can make a short file huge ("billion laughs")
+
+Position = tuple[int, int]
+"""Line and column, both 1-based, as editors count."""
+
+
+@dataclass(slots=True)
+class Source:
+    """A parsed file: its values, and the YAML nodes that know where each of them stands."""
+
+    file: str
+    values: Any = None
+    root: yaml.Node | None = None
+
+    def has(self, place: Place) -> bool:
+        """Whether the file itself says something at a place."""
+        return _find(self.root, place)[1] is not None
+
+    def problem(self, place: Place, expected: str, value: Any = MISSING, *, at_key: bool = False) -> Problem:
+        """A problem at a place; for a place that does not exist (a missing key) the position of what should hold it."""
+        key, node = _find(self.root, place)
+        outer = place
+        while node is None and outer:
+            outer = outer[:-1]
+            key, node = None, _find(self.root, outer)[1]
+        found = key if at_key and key is not None else node
+        line, column = (None, None) if found is None else _position(found)
+        shown = None if isinstance(value, Missing) else value_text(value)
+        return Problem(self.file, place_text(place), line, column, shown, expected)
+
+
+def parse(file: str, data: bytes) -> Source:
+    """Parse YAML. Raises ConfigError for text that is no YAML, for repeated keys and for absurd sizes."""
+    source = Source(file)
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError([source.problem((), f"expected a file of at most {MAX_FILE_BYTES} bytes")])
+    try:
+        loader = _Loader(data.decode("utf-8-sig"))
+        try:
+            source.root = node = loader.get_single_node()
+            builder = _Builder(source, loader, len(data) // 2 + _MAX_ALIASED_VALUES)
+            source.values = None if node is None else builder.build(node, (), 0)
+        finally:
+            loader.dispose()
+    except UnicodeDecodeError as error:
+        raise ConfigError([source.problem((), f"expected UTF-8 text: {error.reason} at byte {error.start}")]) from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line, column = (None, None) if mark is None else (mark.line + 1, mark.column + 1)
+        reason = ", ".join(part for part in (error.problem, error.context) if part)
+        raise ConfigError([Problem(file, place_text(()), line, column, None, f"expected YAML: {reason}")]) from error
+    except yaml.YAMLError as error:
+        raise ConfigError([source.problem((), f"expected YAML: {' '.join(str(error).split())}")]) from error
+    except RecursionError as error:
+        raise ConfigError([source.problem((), f"expected at most {_MAX_DEPTH} levels of nesting")]) from error
+    if builder.problems:
+        raise ConfigError(builder.problems)
+    return source
+
+
+class _Builder:
+    """Builds plain values out of YAML nodes and notes positions in the source."""
+
+    def __init__(self, source: Source, loader: Any, most_values: int) -> None:
+        self.source = source
+        self.loader = loader
+        self.most_values = most_values  # a value takes two bytes at least, so without aliases it is never reached
+        self.problems: list[Problem] = []
+        self.count = 0
+
+    def build(self, node: yaml.Node, place: Place, depth: int) -> Any:
+        """The value of a node, which stands at `place`."""
+        self.count += 1
+        if depth > _MAX_DEPTH or self.count > self.most_values:
+            raise yaml.YAMLError("the file nests too deeply or expands to too many values (aliases?)")
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, place, depth)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.build(item, (*place, index), depth + 1) for index, item in enumerate(node.value)]
+        if node.tag == _TEXT:
+            return node.value
+        try:
+            return self.loader.construct_object(node)
+        except ValueError as error:  # for instance the "date" 2024-13-45
+            text = f"expected a value, or quotes around it: {error}"
+            self.problems.append(self._problem(place, node, text, node.value))
+            return None
+
+    def _mapping(self, node: yaml.MappingNode, place: Place, depth: int) -> dict[Any, Any]:
+        result: dict[Any, Any] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _MERGE:
+                self._merge(result, value_node, place, depth)
+        own: dict[str, yaml.Node] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _MERGE:
+                continue
+            if not isinstance(key_node, yaml.ScalarNode):
+                self.problems.append(self._problem(place, key_node, "expected plain names as keys"))
+                continue
+            key = key_node.value
+            if key in own:
+                text = f"expected each key once; it is already there at line {_position(own[key])[0]}"
+                self.problems.append(self._problem((*place, key), key_node, text))
+                continue
+            own[key] = key_node
+            if value_node.tag == _TEXT and isinstance(value_node, yaml.ScalarNode):  # most of a file of quotas
+                self.count += 1
+                result[key] = value_node.value
+            else:
+                result[key] = self.build(value_node, (*place, key), depth + 1)
+        return result
+
+    def _merge(self, into: dict[Any, Any], node: yaml.Node, place: Place, depth: int) -> None:
+        """YAML's ``<<: *anchor``: values of the anchor that the mapping does not set itself."""
+        for part in _merged(node):
+            value = self.build(part, place, depth + 1)
+            if not isinstance(value, dict):
+                self.problems.append(self._problem(place, node, "expected << to name a mapping"))
+                continue
+            for key, inner in value.items():
+                into.setdefault(key, inner)
+
+    def _problem(self, place: Place, node: yaml.Node, expected: str, value: Any = MISSING) -> Problem:
+        line, column = _position(node)
+        shown = None if isinstance(value, Missing) else value_text(value)
+        return Problem(self.source.file, place_text(place), line, column, shown, expected)
+
+
+def _position(node: yaml.Node) -> Position:
+    return node.start_mark.line + 1, node.start_mark.column + 1
+
+
+def _merged(node: yaml.Node) -> list[yaml.Node]:
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else [node]
+
+
+def _find(root: yaml.Node | None, place: Place) -> tuple[yaml.Node | None, yaml.Node | None]:
+    """The nodes of the key (None for items of lists) and of the value at a place; (None, None) if there is none."""
+    key: yaml.Node | None = None
+    node = root
+    for part in place:
+        key, node = _step(node, part, 0)
+        if node is None:
+            return None, None
+    return key, node
+
+
+def _step(node: yaml.Node | None, part: str | int, depth: int) -> tuple[yaml.Node | None, yaml.Node | None]:
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+        return (None, node.value[part]) if part < len(node.value) else (None, None)
+    if not isinstance(node, yaml.MappingNode) or depth > _MAX_DEPTH:
+        return None, None
+    for key, value in node.value:
+        if isinstance(key, yaml.ScalarNode) and key.value == part and key.tag != _MERGE:
+            return key, value
+    for key, value in node.value:
+        if key.tag == _MERGE:
+            for inner in _merged(value):
+                found = _step(inner, part, depth + 1)
+                if found[1] is not None:
+                    return found
+    return None, None

@@ -1,0 +1,217 @@
+"""The value types of the configuration: each says what it expected when it gets something else."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import PydanticCustomError, core_schema
+
+from config.problems import value_text
+from config.units import LONG_MAX, parse_duration_ms, parse_size
+
+DEFAULT_WORD = "<default>"
+"""How the default entity is written, as in Kafka's own tools."""
+
+_SIZE_PATTERN = r"^\s*[0-9][0-9_]*(\.[0-9]+)?\s*([kKmMgGtTpP]?[bB]?|[kKmMgGtTpP][iI][bB]?)(/s)?\s*$"
+_DURATION_PATTERN = r"^\s*[0-9][0-9_]*(\.[0-9]+)?\s*(ms|s|m|min|h|d)?\s*$"
+
+
+class Value:
+    """Metadata for `Annotated`: one function that checks and converts, and the JSON schema it stands for."""
+
+    def __init__(self, check: Callable[[Any], Any], schema: dict[str, Any]) -> None:
+        self._check = check
+        self._schema = schema
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return dict(self._schema)
+
+
+def wrong(expected: str) -> PydanticCustomError:
+    """The error for a value of the wrong kind; `expected` completes the sentence "expected …"."""
+    return PydanticCustomError("kquota_expected", "{expected}", {"expected": f"expected {expected}"})
+
+
+def later(feature: str) -> PydanticCustomError:
+    """The error for a setting of the design that this version does not have yet."""
+    return PydanticCustomError("kquota_expected", "{expected}", {"expected": f"{feature} is not available yet"})
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def whole(least: int, most: int, what: str) -> Value:
+    """An integer between two bounds, both allowed."""
+
+    def check(value: Any) -> int:
+        if not _is_number(value) or value != int(value) or not least <= value <= most:
+            raise wrong(f"{what}, a whole number from {least} to {most}")
+        return int(value)
+
+    return Value(check, {"type": "integer", "minimum": least, "maximum": most})
+
+
+def size(least: int, most: int, what: str) -> Value:
+    """A number of bytes, plain or with a unit."""
+
+    def check(value: Any) -> int:
+        result: int | None = None
+        if isinstance(value, str):
+            try:
+                result = parse_size(value)
+            except ValueError:
+                result = None
+        elif _is_number(value) and value == int(value):
+            result = int(value)
+        if result is None or not least <= result <= most:
+            upper = "" if most == LONG_MAX else f" and at most {most}"
+            raise wrong(f"{what} of at least {least}{upper}, such as 4000000, 4M or 4MiB")
+        return result
+
+    schema: dict[str, Any] = {
+        "anyOf": [{"type": "integer", "minimum": least, "maximum": most}, {"type": "string", "pattern": _SIZE_PATTERN}]
+    }
+    return Value(check, schema)
+
+
+def duration_ms(least_ms: int, most_ms: int, what: str, *, bare_unit: str | None) -> Value:
+    """A duration, kept in milliseconds. `bare_unit` is what a number alone counts; None: a unit must be written."""
+
+    def check(value: Any) -> int:
+        result: int | None = None
+        if isinstance(value, str) or _is_number(value):
+            try:
+                result = parse_duration_ms(str(value), bare_unit=bare_unit)
+            except ValueError:
+                result = None
+        if result is None or not least_ms <= result <= most_ms:
+            alone = f"; a number alone counts {bare_unit}" if bare_unit else "; the unit must be written"
+            raise wrong(f"{what} from {least_ms / 1000:g}s to {most_ms / 1000:g}s, such as 30s or 500ms{alone}")
+        return result
+
+    schema = {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": _DURATION_PATTERN}]}
+    return Value(check, schema)
+
+
+def rate(what: str) -> Value:
+    """A positive number that may have a fraction; a trailing percent sign is allowed where `what` is a percentage."""
+
+    def check(value: Any) -> float:
+        if isinstance(value, str) and "percent" in what and re.fullmatch(r"\d+(\.\d+)?\s*%", value.strip()):
+            value = float(value.strip()[:-1])
+        if not _is_number(value) or value <= 0:
+            raise wrong(f"{what}, a number above 0")
+        return float(value)
+
+    return Value(check, {"type": "number", "exclusiveMinimum": 0})
+
+
+def text(what: str, *, most: int = 32_767) -> Value:
+    """Non-empty text. YAML turns `1234` and `yes` into other things, so these get a hint to quote them."""
+
+    def check(value: Any) -> str:
+        if isinstance(value, str) and 0 < len(value.encode("utf-8", "surrogatepass")) <= most:
+            return value
+        if value is None or isinstance(value, str | dict | list):
+            raise wrong(f"{what}: text that is not empty and at most {most} bytes long")
+        raise wrong(
+            f'{what} as text: write it in quotes, as "…" (without them YAML reads it as {type(value).__name__})'
+        )
+
+    return Value(check, {"type": "string", "minLength": 1, "maxLength": most})
+
+
+def choice(what: str, *values: str) -> Value:
+    """One of a few words."""
+
+    def check(value: Any) -> str:
+        if value not in values or not isinstance(value, str):
+            raise wrong(f"{what}: one of {', '.join(values)}")
+        return value
+
+    return Value(check, {"type": "string", "enum": list(values)})
+
+
+def absent(feature: str) -> Value:
+    """A setting of the design that is accepted only as null for now."""
+
+    def check(value: Any) -> None:
+        if value is not None:
+            raise later(feature)
+
+    return Value(check, {"type": "null"})
+
+
+class PortRange(NamedTuple):
+    """First and last port, both included."""
+
+    first: int
+    last: int
+
+
+def _port_range(value: Any) -> PortRange:
+    match = re.fullmatch(r"\s*(\d{1,5})\s*(?:-\s*(\d{1,5})\s*)?", value) if isinstance(value, str) else None
+    if match is not None:
+        first, last = int(match[1]), int(match[2] or match[1])
+        if 1 <= first <= last <= 65_535:
+            return PortRange(first, last)
+    raise wrong("a range of ports from 1 to 65535, first-last, such as 19092-19191")
+
+
+PORT_RANGE = Value(_port_range, {"type": "string", "pattern": r"^[0-9]{1,5}(-[0-9]{1,5})?$"})
+
+
+class HostPort(NamedTuple):
+    """Where a broker listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def _host_port(value: Any) -> HostPort:
+    # host:port or [IPv6]:port, as in Kafka's bootstrap.servers
+    match = (
+        re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:/\[\]]+)):(\d{1,5})", value) if isinstance(value, str) else None
+    )
+    if match is None or not 1 <= int(match[3]) <= 65_535:
+        raise wrong('host:port, such as "kafka-0.kafka:9092" or "[::1]:9092"')
+    return HostPort(match[1] or match[2], int(match[3]))
+
+
+HOST_PORT = Value(_host_port, {"type": "string", "pattern": "^.+:[0-9]{1,5}$"})
+
+
+def _overrides(value: Any) -> tuple[tuple[str, int], ...]:
+    # KIP-13: "clientA:4M,clientB:10M". The last colon divides, so names may hold colons, but no commas.
+    expected = 'client ids with sizes, such as "clientA:4M,clientB:10M"'
+    if not isinstance(value, str):
+        raise wrong(expected)
+    result: dict[str, int] = {}
+    for part in value.split(","):
+        name, colon, limit = (piece.strip() for piece in part.rpartition(":"))
+        try:
+            amount = parse_size(limit)
+        except ValueError:
+            amount = 0
+        if not colon or not name or not 1 <= amount <= LONG_MAX:
+            raise wrong(f"{expected}; {value_text(part.strip())} is not one")
+        if name in result:
+            raise wrong(f"{expected}, each client id once; {value_text(name)} is there twice")
+        result[name] = amount
+    return tuple(result.items())
+
+
+OVERRIDES = Value(_overrides, {"type": "string"})

@@ -1,0 +1,72 @@
+"""Sizes and durations as people write them, and back again.
+
+Sizes follow Kubernetes and SI, because the file usually lives in a ConfigMap beside ``resources.limits``:
+``4M`` is 4 000 000 bytes and ``4Mi`` (or ``4MiB``) is 4 194 304. Kafka itself knows plain bytes only, and these are
+accepted everywhere. ``kquota check`` prints every limit in exact bytes too, so that nobody has to remember this.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+_SIZE = re.compile(r"(?P<number>\d[\d_]*(?:\.\d+)?)\s*(?P<unit>[A-Za-z]*?)(?:/s)?", re.ASCII)
+_SIZE_UNITS = {
+    "": 1,
+    "b": 1,
+    **{letter + tail: 1000**power for power, letter in enumerate("kmgtp", 1) for tail in ("", "b")},
+    **{letter + tail: 1024**power for power, letter in enumerate("kmgtp", 1) for tail in ("i", "ib")},
+}
+_DURATION = re.compile(r"(?P<number>\d[\d_]*(?:\.\d+)?)\s*(?P<unit>[a-z]*)", re.ASCII)
+_DURATION_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+LONG_MAX = 2**63 - 1
+"""Java's largest long: the largest byte rate Kafka can express."""
+
+
+def parse_size(text: str) -> int:
+    """``4M`` -> 4000000, ``2.5KiB`` -> 2560. Raises ValueError when it is no size or no whole number of bytes."""
+    match = _SIZE.fullmatch(text.strip())
+    factor = _SIZE_UNITS.get(match["unit"].lower()) if match else None
+    if match is None or factor is None:
+        raise ValueError(f"{text!r} is not a size")
+    exact = Decimal(match["number"].replace("_", "")) * factor
+    if exact != int(exact):
+        raise ValueError(f"{text!r} is not a whole number of bytes")
+    return int(exact)
+
+
+def parse_duration_ms(text: str, *, bare_unit: str | None) -> int:
+    """``30s`` -> 30000, ``500ms`` -> 500, ``0`` -> 0. ``bare_unit`` says what a number alone means; None forbids it.
+
+    Raises ValueError when it is no duration, or finer than a millisecond.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration")
+    number = Decimal(match["number"].replace("_", ""))
+    unit = match["unit"] or bare_unit or ("ms" if number == 0 else "")
+    factor = _DURATION_UNITS_MS.get(unit)
+    if factor is None:
+        raise ValueError(f"{text!r} has no unit that is known here")
+    exact = number * factor
+    if exact != int(exact):
+        raise ValueError(f"{text!r} is finer than a millisecond")
+    return int(exact)
+
+
+def readable_bytes(value: float) -> str:
+    """``2000000`` -> ``2 MB``, ``4194304`` -> ``4 MiB``: decimal units, but binary where only these are even."""
+    if value >= 1024 and value == int(value) and int(value) % 1024 == 0 and int(value) % 1000:
+        for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+            if int(value) % 1024**power == 0:
+                return f"{int(value) // 1024**power} {unit}"
+    for power, unit in ((5, "PB"), (4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
+        if abs(value) >= 1000**power:
+            return f"{round(value / 1000**power, 3):g} {unit}"
+    return f"{round(value, 1):g} B"
+
+
+def readable_ms(value_ms: float) -> str:
+    """``30000`` -> ``30 s``, ``250`` -> ``250 ms``."""
+    return f"{value_ms / 1000:g} s" if value_ms >= 1000 else f"{value_ms:g} ms"

@@ -1,0 +1,1 @@
+"""Where kquota meets the world: CLI, wiring, metrics, admin HTTP, demo."""

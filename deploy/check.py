@@ -1,0 +1,115 @@
+"""`kquota check`: what a configuration means, in the words of its reader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from config.load import warnings_of
+from config.model import Config
+from config.table import entries
+from config.units import readable_bytes, readable_ms
+from deploy.text import columns, readable_limit, readable_name
+from quota.entity import ANONYMOUS, DEFAULT, Kind, Level, Name
+from quota.table import RATE_FIELD, Entry
+
+MOST_ROWS = 60
+
+
+def level_of(entry: Entry) -> Level:
+    """Which of the eight levels an entry is."""
+    kinds = {
+        (True, True): Level.USER_CLIENT,
+        (True, False): Level.USER_DEFAULT_CLIENT,
+        (False, True): Level.DEFAULT_USER_CLIENT,
+        (False, False): Level.DEFAULT_USER_DEFAULT_CLIENT,
+    }
+    user_named, client_named = entry.user is not DEFAULT, entry.client_id is not DEFAULT
+    if entry.user is None:
+        return Level.CLIENT if client_named else Level.DEFAULT_CLIENT
+    if entry.client_id is None:
+        return Level.USER if user_named else Level.DEFAULT_USER
+    return kinds[user_named, client_named]
+
+
+def summary_text(file: str, config: Config) -> str:
+    """The summary that `kquota check` prints."""
+    listen, up = config.listen, config.upstream
+    cap = f"at most {readable_ms(config.max_mute)}" if config.max_mute else "without a cap"
+    user = config.identity.static if "static" in config.identity.sources else None
+    rows = [
+        ["mode", config.mode],
+        [
+            "listen",
+            f"{listen.host}:{listen.port}, brokers on ports {listen.broker_ports.first}-{listen.broker_ports.last}",
+        ],
+        ["upstream", ", ".join(str(address) for address in up.bootstrap)],
+        ["user", f"{user or ANONYMOUS} for every connection"],
+        [
+            "window",
+            f"{config.window_num} samples of {config.window_size_seconds} s, pacing {config.pacing}, "
+            f"one throttle holds a client {cap}",
+        ],
+        ["empty client-id", config.empty_client_id],
+        ["largest request", readable_bytes(config.limits.max_frame_bytes)],
+        ["admin", "off" if config.admin is None else f"http://{config.admin.host}:{config.admin.port}"],
+    ]
+    return f"{file}: ok\n{columns(rows)}\n\n{quota_table(entries(config))}"
+
+
+def quota_table(quotas: list[Entry]) -> str:
+    """All entries, most specific level first."""
+    if not quotas:
+        return "no quotas"
+    shown = sorted(quotas, key=lambda entry: (level_of(entry), _sortable(entry.user), _sortable(entry.client_id)))
+    rows = [["level", "user", "client-id", "produce", "fetch", "request time", "partition mutations", "mode"]]
+    rows += [
+        [
+            level_of(entry).label,
+            readable_name(entry.user),
+            readable_name(entry.client_id),
+            *(readable_limit(kind, entry.limit(kind)) for kind in Kind),
+            entry.mode,
+        ]
+        for entry in shown[:MOST_ROWS]
+    ]
+    used = [0, 1, 2, *(index for index in range(3, 7) if any(row[index] != "-" for row in rows[1:])), 7]
+    more = f"\n  … and {len(shown) - MOST_ROWS} more (--json shows all)" if len(shown) > MOST_ROWS else ""
+    return (
+        f"{len(quotas)} {'quota' if len(quotas) == 1 else 'quotas'}, most specific level first:\n"
+        + columns([[row[i] for i in used] for row in rows])
+        + more
+    )
+
+
+def summary_json(file: str, config: Config) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "file": file,
+        "ok": True,
+        "problems": [],
+        "warnings": [warning.as_json() for warning in warnings_of(config)],
+        "quotas": [entry_json(entry) | {"level": level_of(entry).label} for entry in entries(config)],
+    }
+
+
+def entry_json(entry: Entry) -> dict[str, Any]:
+    """A quota entry as it is written in the file, names left out where the entry has none."""
+    names = {"user": entry.user, "client-id": entry.client_id}
+    limits = {RATE_FIELD[kind]: entry.limit(kind) for kind in Kind}
+    return {
+        **{label: _written(name) for label, name in names.items() if name is not None},
+        **{name: _short(limit) for name, limit in limits.items() if limit is not None},
+        "mode": entry.mode,
+    }
+
+
+def _short(limit: float) -> float:
+    return int(limit) if limit == int(limit) else limit
+
+
+def _written(name: Name) -> str:
+    return "<default>" if name is DEFAULT else str(name)
+
+
+def _sortable(name: Name) -> str:
+    return "" if name is None else _written(name)

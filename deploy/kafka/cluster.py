@@ -1,0 +1,371 @@
+"""A real Kafka cluster for the demo, the tests and the benchmarks: KRaft brokers in JVMs of our own, on 127.0.0.1.
+
+Thread-safety: calls on one cluster may come from several threads; starting and stopping are serialised by a lock.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from deploy.kafka.errors import BrokerStartError, EmbeddedKafkaError, ToolError
+from deploy.kafka.jars import DEFAULT_VERSION, Progress, quiet, resolve
+from deploy.kafka.javalog import broker_arguments
+from deploy.kafka.ports import free_ports
+from deploy.kafka.probe import BrokerAddress, ProbeError, brokers_seen_by
+from deploy.kafka.process import GuardedProcess
+from deploy.kafka.properties import ExtraListener, Voter, broker_properties, format_features, to_text
+from deploy.kafka.tools import QUICK_JVM, java_command, run_tool
+
+BROKER_HEAP = ("-Xms128m", "-Xmx512m")
+START_LIMIT_S = 60.0
+POLL_S = 0.05
+# From SIGTERM to SIGKILL. A cluster that is thrown away need not hand over its partitions in peace.
+STOP_LIMIT_S = 10.0
+DISCARD_LIMIT_S = 2.0
+LOG_TAIL_LINES = 40
+PORT_ATTEMPTS = 3
+
+_running: weakref.WeakSet[KafkaCluster] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A running broker."""
+
+    node_id: int
+    host: str
+    port: int
+    pid: int
+    """Process id of the JVM."""
+    log: Path
+    """The broker's own log file."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A broker the cluster knows, running or not; it keeps its port and its data over a restart."""
+
+    node_id: int
+    port: int
+    folder: Path
+    process: GuardedProcess | None = None
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "broker.log"
+
+    @property
+    def console(self) -> Path:
+        return self.folder / "console.log"
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+
+class KafkaCluster:
+    """One to many real brokers; create with `start`, use as a context manager or call `stop`.
+
+    Every JVM ends with this process at the latest, also after SIGKILL (see guard.py).
+    """
+
+    def __init__(
+        self,
+        version: str,
+        directory: Path | None,
+        overrides: Mapping[str, str],
+        progress: Progress,
+        jvm: Sequence[str],
+        extra_listeners: Sequence[ExtraListener] = (),
+    ) -> None:
+        self.version = version
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="kquota-kafka-"))
+        self._discard = directory is None
+        self._overrides = dict(overrides)
+        self._progress = progress
+        self._jvm = tuple(jvm)
+        self._extra_listeners = tuple(extra_listeners)
+        self._cluster_id = _random_id()
+        self._slots: dict[int, _Slot] = {}
+        self._voters: list[Voter] = []
+        self._lock = threading.RLock()
+
+    @classmethod
+    def start(
+        cls,
+        brokers: int = 1,
+        version: str = DEFAULT_VERSION,
+        directory: Path | None = None,
+        overrides: Mapping[str, str] | None = None,
+        progress: Progress = quiet,
+        *,
+        jvm: Sequence[str] = (*QUICK_JVM, *BROKER_HEAP),
+        extra_listeners: Sequence[ExtraListener] = (),
+        start_limit_s: float = START_LIMIT_S,
+    ) -> Self:
+        """Bring up a cluster and wait until every broker answers and sees all the others.
+
+        Args:
+            brokers: how many nodes (1 or 3; any odd number works), each broker and controller in one JVM; ids count
+                from 1.
+            version: Kafka's version, one of those with a list of checksums.
+            directory: an empty or missing folder for logs and data, kept afterwards; by default a temporary one,
+                deleted by `stop`.
+            overrides: broker properties, applied last, the same for every node.
+            progress: gets a line for each noteworthy step.
+            jvm: arguments of the brokers' JVMs instead of the default ones (small heap, serial collector, quick
+                compiler).
+            extra_listeners: further listeners of the one broker, whose clients come through a proxy; their ports are
+                the caller's choice, so `brokers` must be 1.
+            start_limit_s: how long to wait for the answers.
+
+        Raises:
+            BrokerStartError: a broker ended or stayed silent; the message has the tail of its log.
+            EmbeddedKafkaError: jars or Java are missing or wrong (see the other errors).
+        """
+        if extra_listeners and brokers != 1:
+            raise EmbeddedKafkaError("extra listeners name fixed ports, so only a cluster of one broker can have them")
+        resolve(version, progress=progress)
+        for attempt in range(1, PORT_ATTEMPTS + 1):
+            cluster = cls(version, directory, overrides or {}, progress, jvm, extra_listeners)
+            try:
+                cluster._start_first(range(1, brokers + 1), start_limit_s)
+            except BrokerStartError as error:
+                cluster.stop()
+                # Somebody took one of our ports between looking and binding: look again.
+                if attempt == PORT_ATTEMPTS or "Address already in use" not in str(error) or directory is not None:
+                    raise
+                progress("a port was taken meanwhile, choosing others")
+            except BaseException:
+                cluster.stop()
+                raise
+            else:
+                return cluster
+        raise AssertionError("unreachable")
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The running brokers, by id."""
+        return [
+            Node(slot.node_id, "127.0.0.1", slot.port, slot.process.child_pid, slot.log)
+            for slot in sorted(self._slots.values(), key=lambda slot: slot.node_id)
+            if slot.process is not None and slot.process.poll() is None
+        ]
+
+    @property
+    def bootstrap(self) -> list[str]:
+        """`host:port` of every running broker, by id, as clients want it."""
+        return [f"{node.host}:{node.port}" for node in self.nodes]
+
+    def node(self, node_id: int) -> Node:
+        """One running broker.
+
+        Raises:
+            EmbeddedKafkaError: there is none with this id, or it is stopped.
+        """
+        for node in self.nodes:
+            if node.node_id == node_id:
+                return node
+        raise EmbeddedKafkaError(f"broker {node_id} is not running; running: {[node.node_id for node in self.nodes]}")
+
+    def stop_broker(self, node_id: int, *, limit_s: float = STOP_LIMIT_S, kill: bool = False) -> None:
+        """Stop one broker, in peace (SIGKILL only after `limit_s`) or as a crash (`kill`); data and port are kept."""
+        with self._lock:
+            process = self._slot(node_id).process
+            if process is None:
+                return
+            if kill:
+                process.kill()
+            process.stop(limit_s)
+            self._slots[node_id].process = None
+            self._progress(f"broker {node_id} stopped")
+
+    def start_broker(self, node_id: int, *, move: bool = False, start_limit_s: float = START_LIMIT_S) -> Node:
+        """Start a stopped broker again with its data; waits until every running broker sees it.
+
+        It comes back on its old port, or with `move` on another one, as a broker does that got a new address.
+        """
+        with self._lock:
+            slot = self._slot(node_id)
+            if slot.process is None or slot.process.poll() is not None:
+                if move:
+                    slot.port = free_ports(1, self._ports())[0]
+                    self._write_properties(slot)
+                self._launch([slot], start_limit_s)
+            return self.node(node_id)
+
+    def add_broker(self, node_id: int, *, start_limit_s: float = START_LIMIT_S) -> Node:
+        """Add a new node (broker only, no voter) to the running cluster; waits until every running broker sees it."""
+        with self._lock:
+            if node_id in self._slots:
+                raise EmbeddedKafkaError(f"there is a broker {node_id} already")
+            port = free_ports(1, self._ports())[0]
+            slot = _Slot(node_id, port, self.directory / f"broker-{node_id}")
+            source = next(iter(self._slots.values()))
+            self._slots[node_id] = slot
+            self._write_properties(slot)
+            self._copy_storage(source, slot)
+            self._launch([slot], start_limit_s)
+            return self.node(node_id)
+
+    def stop(self) -> None:
+        """Stop every broker for certain; a temporary folder is deleted. May be called again."""
+        with self._lock:
+            _running.discard(self)
+            processes = [slot.process for slot in self._slots.values() if slot.process is not None]
+            for process in processes:
+                process.terminate()
+            # All at once: the last of several controllers cannot leave in peace, as it has no quorum any more.
+            deadline = time.monotonic() + (DISCARD_LIMIT_S if self._discard else STOP_LIMIT_S)
+            for process in processes:
+                process.stop(max(0.0, deadline - time.monotonic()))
+            for slot in self._slots.values():
+                slot.process = None
+            if self._discard:
+                shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _slot(self, node_id: int) -> _Slot:
+        try:
+            return self._slots[node_id]
+        except KeyError:
+            raise EmbeddedKafkaError(f"no broker {node_id}; there are {sorted(self._slots)}") from None
+
+    def _ports(self) -> set[int]:
+        return {slot.port for slot in self._slots.values()} | {voter.controller_port for voter in self._voters}
+
+    def _start_first(self, node_ids: Sequence[int], start_limit_s: float) -> None:
+        began = time.monotonic()
+        ports = free_ports(
+            2 * len(node_ids), {port for extra in self._extra_listeners for port in (extra.port, extra.advertised_port)}
+        )
+        self._voters = [Voter(node_id, port) for node_id, port in zip(node_ids, ports[: len(node_ids)], strict=True)]
+        for node_id, port in zip(node_ids, ports[len(node_ids) :], strict=True):
+            self._slots[node_id] = _Slot(node_id, port, self.directory / f"broker-{node_id}")
+        slots = list(self._slots.values())
+        for slot in slots:
+            self._write_properties(slot)
+        self._format(slots[0])
+        for slot in slots[1:]:
+            self._copy_storage(slots[0], slot)
+        self._launch(slots, start_limit_s, began)
+        _running.add(self)
+
+    def _write_properties(self, slot: _Slot) -> None:
+        slot.data.mkdir(parents=True, exist_ok=True)
+        properties = broker_properties(
+            version=self.version,
+            node_id=slot.node_id,
+            port=slot.port,
+            voters=self._voters,
+            data=slot.data,
+            overrides=self._overrides,
+            extra_listeners=self._extra_listeners,
+        )
+        (slot.folder / "server.properties").write_text(to_text(properties), encoding="utf-8")
+
+    def _format(self, slot: _Slot) -> None:
+        """Run StorageTool for the first node: it writes the features (a bootstrap record) and the identity."""
+        arguments = ["format", "--cluster-id", self._cluster_id, "--config", str(slot.folder / "server.properties")]
+        for feature in format_features(self.version):
+            arguments += ["--feature", feature]
+        try:
+            run_tool("kafka.tools.StorageTool", arguments, self.version)
+        except ToolError as error:
+            raise BrokerStartError(f"broker {slot.node_id}'s storage cannot be formatted: {error}") from None
+
+    def _copy_storage(self, source: _Slot, target: _Slot) -> None:
+        """Format another node without a JVM: the bootstrap record names no node, only meta.properties does."""
+        identity = (source.data / "meta.properties").read_text(encoding="utf-8").splitlines()
+        own = {"node.id": str(target.node_id), "directory.id": _random_id()}
+        pairs = [line.split("=", 1) for line in identity if "=" in line and not line.startswith("#")]
+        text = "".join(f"{key}={own.get(key, value)}\n" for key, value in pairs)
+        (target.data / "meta.properties").write_text(text, encoding="utf-8")
+        shutil.copy(source.data / "bootstrap.checkpoint", target.data)
+
+    def _launch(self, slots: Sequence[_Slot], start_limit_s: float, began: float | None = None) -> None:
+        began = time.monotonic() if began is None else began
+        for slot in slots:
+            arguments = (*self._jvm, *broker_arguments(self.version, slot.log))
+            command = java_command("kafka.Kafka", [str(slot.folder / "server.properties")], self.version, arguments)
+            with slot.console.open("ab") as console:
+                slot.process = GuardedProcess(
+                    command, stdout=console, stderr=console, orphan_dir=slot.folder if self._discard else None
+                )
+        deadline = time.monotonic() + start_limit_s
+        for slot in slots:
+            self._wait_until_it_sees(slot, deadline)
+            self._progress(
+                f"broker {slot.node_id} answers after {time.monotonic() - began:.1f} s on 127.0.0.1:{slot.port}"
+            )
+        for slot in self._slots.values():
+            if slot not in slots and slot.process is not None:
+                self._wait_until_it_sees(slot, deadline)
+
+    def _wait_until_it_sees(self, slot: _Slot, deadline: float) -> None:
+        """Poll one broker until its Metadata lists every running broker of the cluster at its own address."""
+        expected = {
+            BrokerAddress(other.node_id, "127.0.0.1", other.port)
+            for other in self._slots.values()
+            if other.process is not None
+        }
+        last = "no answer yet"
+        while time.monotonic() < deadline:
+            for other in self._slots.values():
+                if other.process is not None and other.process.poll() is not None:
+                    raise BrokerStartError(
+                        f"broker {other.node_id} ended with code {other.process.returncode}{_tail(other)}"
+                    )
+            try:
+                seen = set(brokers_seen_by("127.0.0.1", slot.port))
+            except ProbeError as error:
+                last = str(error)
+            else:
+                if expected <= seen:
+                    return
+                last = f"it sees brokers {sorted(broker.node_id for broker in seen)}"
+            time.sleep(POLL_S)
+        raise BrokerStartError(f"broker {slot.node_id} is not ready in time: {last}{_tail(slot)}")
+
+
+def _random_id() -> str:
+    """A Kafka Uuid: 16 random bytes in URL-safe base 64 without padding; Kafka refuses some with a leading dash."""
+    while True:
+        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        if not text.startswith("-"):
+            return text
+
+
+def _tail(slot: _Slot) -> str:
+    parts = []
+    for file in (slot.log, slot.console):
+        if file.is_file():
+            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:]
+            if lines:
+                parts.append(f"\n--- last lines of {file}:\n" + "\n".join(lines))
+    return "".join(parts) or "\n(its log is empty)"
+
+
+@atexit.register
+def _stop_all() -> None:
+    for cluster in list(_running):
+        cluster.stop()

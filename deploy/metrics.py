@@ -1,0 +1,343 @@
+"""Prometheus metrics, gathered when Prometheus comes by: the data path only ever adds to plain integers.
+
+The only module that knows prometheus_client. Every metric is described in docs/metrics.md. A scrape works in steps of
+about a millisecond and lets traffic through in between; scrapes that come faster than one a second share one answer.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from itertools import accumulate
+
+import trio
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from deploy.fold import STEP, Fold, Labels, Totals, label
+from deploy.watch import ReloadState
+from proxy.observer import LATENCY_BUCKETS_S, Counters
+from proxy.wire.schema import API_NAMES
+from quota.entity import Identity, Kind
+from quota.group import Group
+from quota.ledger import Account, Ledger
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""The format that every Prometheus reads; our names need nothing newer."""
+SHORTEST_INTERVAL_MS = 1000.0
+BYTES = (Kind.PRODUCE, Kind.FETCH)
+KINDS = tuple(Kind)
+PORTION = 50
+
+
+def kquota_version() -> str:
+    """The installed version; "unknown" when run from a source tree that is not installed."""
+    try:
+        return version("kquota")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What only the running proxy knows."""
+
+    ready: bool
+    cluster_reached: bool
+    draining: bool
+
+
+class _Family(Collector):
+    """One family as a registry of its own, so that families can be written one by one."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterable[Metric]:
+        return [self._family]
+
+
+class Metrics:
+    """Everything under /metrics."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        counters: Counters,
+        reloads: ReloadState,
+        status: Callable[[], Status],
+        *,
+        max_groups: int,
+    ) -> None:
+        self._ledger = ledger
+        self._counters = counters
+        self._reloads = reloads
+        self._status = status
+        self._clients: Fold[Identity] = Fold(max_groups, 3 * len(KINDS), _client_weight)
+        self._groups: dict[Kind, Fold[Group]] = {kind: Fold(max_groups, 3, _group_weight) for kind in KINDS}
+        self._capped = dict.fromkeys(KINDS, 0)
+        self._capped_seen: dict[Group, int] = {}
+        self._known_clients = 0
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
+        self._lock = trio.Lock()
+        self._text: bytes | None = None
+        self._text_ms = 0.0
+        self.admin_evicted = 0
+        """Admin connections closed because too many were open."""
+
+    async def text(self, now_ms: float) -> bytes:
+        """The exposition. One gathering at a time; an answer younger than a second is given again."""
+        async with self._lock:
+            if self._text is None or now_ms - self._text_ms >= SHORTEST_INTERVAL_MS:
+                await self._look(now_ms)
+                parts = []
+                for family in self.families(now_ms):
+                    for part in _written(family):
+                        parts.append(part)
+                        await trio.lowlevel.checkpoint()
+                parts.append(generate_latest(self._process))
+                self._text, self._text_ms = b"".join(parts), now_ms
+            return self._text
+
+    async def expire(self, now_ms: float) -> int:
+        """Let the ledger forget what is idle, without losing counts of it. The only caller of `Ledger.expire`."""
+        async with self._lock:
+            await self._look(now_ms)
+            forgotten = self._ledger.expire(now_ms)
+            known = {account.identity for account in self._ledger.accounts()}
+            self._clients.forget(known.__contains__)
+            return forgotten
+
+    async def _look(self, now_ms: float) -> None:
+        for _ in self.look(now_ms):
+            await trio.lowlevel.checkpoint()
+
+    def look(self, now_ms: float) -> Iterator[None]:
+        """Take over the ledger's totals, step by step."""
+        accounts = list(self._ledger.accounts())
+        self._known_clients = len(accounts)
+        yield from self._clients.look(map(_client_totals, accounts), now_ms)
+        groups: dict[Kind, list[Group]] = {kind: [] for kind in KINDS}
+        capped_seen: dict[Group, int] = {}
+        for count, group in enumerate(list(self._ledger.groups()), 1):
+            groups[group.kind].append(group)
+            if group.capped:
+                self._capped[group.kind] += group.capped - self._capped_seen.get(group, 0)
+                capped_seen[group] = group.capped
+            if count % STEP == 0:
+                yield
+        self._capped_seen = capped_seen
+        for kind, fold in self._groups.items():
+            yield from fold.look(map(_group_totals, groups[kind]), now_ms)
+
+    def families(self, now_ms: float) -> Iterator[Metric]:
+        """Every metric as it stands after the last look."""
+        yield from self._client_families()
+        yield from self._group_families(int(now_ms))
+        yield from self._traffic_families()
+        yield from self._own_families()
+
+    def _client_families(self) -> Iterator[Metric]:
+        names = ["user", "client_id"]
+        moved = CounterMetricFamily("kquota_bytes", "Bytes produced and fetched.", labels=["kind", *names])
+        throttled = CounterMetricFamily(
+            "kquota_throttled_requests", "Requests delayed, by the quota that caused it.", labels=["cause", *names]
+        )
+        seconds = CounterMetricFamily(
+            "kquota_throttle_seconds", "Delay imposed, by the quota that caused it.", labels=["cause", *names]
+        )
+        busy = CounterMetricFamily("kquota_request_seconds", "Broker time used.", labels=names)
+        mutations = CounterMetricFamily("kquota_mutations", "Partitions created or deleted.", labels=names)
+        for labels, totals in self._clients.series():
+            for index, kind in enumerate(KINDS):
+                amount, count, delay_ms = totals[3 * index : 3 * index + 3]
+                if kind in BYTES:
+                    moved.add_metric([kind.value, *labels], amount)
+                elif amount:
+                    (busy if kind is Kind.REQUEST else mutations).add_metric(
+                        labels, amount / 1000 if kind is Kind.REQUEST else amount
+                    )
+                if kind in BYTES or count:
+                    throttled.add_metric([kind.value, *labels], count)
+                    seconds.add_metric([kind.value, *labels], delay_ms / 1000)
+        yield from (moved, throttled, seconds, busy, mutations)
+
+    def _group_families(self, now: int) -> Iterator[Metric]:
+        names = ["kind", "user", "client_id"]
+        limit = GaugeMetricFamily(
+            "kquota_quota_limit",
+            "The limit: bytes/s (produce, fetch), percent of a thread (request), partitions/s (mutation).",
+            labels=[*names, "mode"],
+        )
+        observed = GaugeMetricFamily(
+            "kquota_quota_observed", "What the limit is compared with, in the same unit.", labels=[*names, "mode"]
+        )
+        tokens = GaugeMetricFamily("kquota_quota_tokens", "Mutation tokens left.", labels=[*names, "mode"])
+        used = GaugeMetricFamily(
+            "kquota_quota_utilisation_ratio", "Used share of the limit; above 1: over it.", labels=[*names, "mode"]
+        )
+        left = GaugeMetricFamily(
+            "kquota_throttle_remaining_seconds", "Until the latest delay of the group ends.", labels=names
+        )
+        owed = GaugeMetricFamily(
+            "kquota_throttle_owed_seconds", "Delay carried over because max_mute cut it.", labels=names
+        )
+        for kind, labels, group in self._limited_groups():
+            mode = [kind.value, *labels, "shadow" if group.shadow else "enforce"]
+            limit.add_metric(mode, group.limit or 0.0)
+            (tokens if kind is Kind.MUTATION else observed).add_metric(mode, group.observed(now))
+            used.add_metric(mode, group.utilisation(now) or 0.0)
+            left.add_metric([kind.value, *labels], max(group.throttled_until - now, 0) / 1000)
+            owed.add_metric([kind.value, *labels], max(group.owed_until - now, 0) / 1000)
+        yield from (limit, observed, tokens, used, left, owed)
+        shadow = CounterMetricFamily(
+            "kquota_shadow_throttled_requests", "Requests that a shadow quota would have delayed.", labels=names
+        )
+        seconds = CounterMetricFamily(
+            "kquota_shadow_throttle_seconds", "Delay that a shadow quota would have imposed.", labels=names
+        )
+        for kind, fold in self._groups.items():
+            for labels, (_, count, delay_ms) in fold.series():
+                if count:
+                    shadow.add_metric([kind.value, *labels], count)
+                    seconds.add_metric([kind.value, *labels], delay_ms / 1000)
+        yield from (shadow, seconds)
+        capped = CounterMetricFamily(
+            "kquota_throttle_capped", "Delays cut to max_mute; the rest is carried over.", labels=["cause"]
+        )
+        for kind in KINDS:
+            capped.add_metric([kind.value], self._capped[kind])
+        yield capped
+
+    def _limited_groups(self) -> Iterator[tuple[Kind, Labels, Group]]:
+        for kind, fold in self._groups.items():
+            for labels, group in fold.shown():
+                if group.limit is not None:
+                    yield kind, labels, group
+
+    def _traffic_families(self) -> Iterator[Metric]:
+        counters = self._counters
+        yield _gauge("kquota_connections_open", "Client connections open now.", counters.connections_open)
+        yield _gauge(
+            "kquota_connections_muted",
+            "Client connections not read now because of a throttle.",
+            counters.connections_muted,
+        )
+        yield _counter("kquota_connections_opened", "Client connections accepted.", counters.connections_opened)
+        yield _by("kquota_connections_closed", "Client connections closed.", "reason", counters.connections_closed)
+        yield _by(
+            "kquota_parse_errors", "Connections closed over bytes that are not Kafka's.", "kind", counters.parse_errors
+        )
+        apis = {API_NAMES.get(key, "unknown"): 0 for key in counters.requests}
+        for key, count in counters.requests.items():
+            apis[API_NAMES.get(key, "unknown")] += count
+        yield _by("kquota_requests", "Requests received, by API.", "api", apis)
+        yield _counter("kquota_upstream_connects", "Connections made to brokers.", counters.upstream_connects)
+        yield _counter(
+            "kquota_upstream_connect_failures",
+            "Connections to brokers that failed.",
+            counters.upstream_connect_failures,
+        )
+        latency = counters.upstream_latency
+        sums = list(accumulate(latency.counts))
+        bounds = [*(str(bound) for bound in LATENCY_BUCKETS_S), "+Inf"]
+        histogram = HistogramMetricFamily(
+            "kquota_upstream_latency_seconds", "Request forwarded until its response began; waiting requests left out."
+        )
+        histogram.add_metric([], list(zip(bounds, sums, strict=True)), latency.sum_s)
+        yield histogram
+        yield _counter(
+            "kquota_fetches_answered", "Fetches over quota, answered empty by the sidecar.", counters.fetches_answered
+        )
+        yield _counter("kquota_fetches_shaped", "Fetches forwarded with a lowered max_bytes.", counters.fetches_shaped)
+        yield _counter(
+            "kquota_addresses_rewritten", "Broker addresses replaced in responses.", counters.addresses_rewritten
+        )
+        yield _counter("kquota_accept_failures", "Connections the system could not accept.", counters.accept_failures)
+
+    def _own_families(self) -> Iterator[Metric]:
+        status, reloads = self._status(), self._reloads
+        yield _gauge("kquota_ready", "1 when /readyz says ready.", status.ready)
+        yield _gauge("kquota_cluster_reached", "1 when a broker answered the last time.", status.cluster_reached)
+        yield _gauge("kquota_draining", "1 while shutting down.", status.draining)
+        yield _counter("kquota_config_reloads", "Configurations put in force after the first.", reloads.reloads)
+        yield _counter("kquota_config_reload_failures", "Changed configurations that were refused.", reloads.failures)
+        yield _gauge(
+            "kquota_config_last_reload_successful", "0 while a refused configuration is on disk.", reloads.successful
+        )
+        yield _gauge(
+            "kquota_config_last_reload_success_timestamp_seconds",
+            "When the configuration in force was loaded.",
+            reloads.success_at_s,
+        )
+        yield _gauge(
+            "kquota_config_restart_required",
+            "1 when the file changed settings that only a restart applies.",
+            bool(reloads.restart_settings),
+        )
+        yield _gauge("kquota_config_quotas", "Quota entries in force.", len(self._ledger.table.entries))
+        yield _gauge("kquota_clients_known", "Clients that the ledger remembers.", self._known_clients)
+        yield _gauge("kquota_clients_folded", "Clients counted as `other` in this exposition.", self._clients.folded)
+        yield _counter("kquota_admin_evicted", "Admin connections closed to make room.", self.admin_evicted)
+        build = GaugeMetricFamily("kquota_build_info", "Always 1.", labels=["version", "python"])
+        build.add_metric([kquota_version(), platform.python_version()], 1)
+        yield build
+
+
+def _labels(user: str, client_id: str) -> Labels:
+    return (label(user), label(client_id))
+
+
+def _client_totals(account: Account) -> tuple[Identity, Labels, Totals]:
+    meters = account.meters
+    totals: list[float] = []
+    for kind in KINDS:
+        meter = meters[kind]
+        totals += (meter.amount, meter.throttled, meter.throttle_ms)
+    return account.identity, _labels(*account.identity), tuple(totals)
+
+
+def _group_totals(group: Group) -> tuple[Group, Labels, Totals]:
+    active = group.usage.charges if group.limit is not None else 0  # without a limit there is nothing to show
+    totals = (float(active), float(group.shadow_throttled), float(group.shadow_throttle_ms))
+    return group, _labels(*group.key.tags), totals
+
+
+def _client_weight(gain: Totals) -> tuple[float, ...]:
+    """Throttled clients first, then by bytes."""
+    return (sum(gain[2::3]), gain[0] + gain[3])
+
+
+def _group_weight(gain: Totals) -> tuple[float, ...]:
+    return (gain[2], gain[0])
+
+
+def _written(family: Metric) -> Iterator[bytes]:
+    """A family as text, in portions of about a millisecond."""
+    samples = family.samples
+    for start in range(0, max(len(samples), 1), PORTION):
+        part = Metric(family.name, family.documentation, family.type)
+        part.samples = samples[start : start + PORTION]
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Family(part))
+        text = generate_latest(registry)
+        yield text if start == 0 else text[text.index(b"\n", text.index(b"\n") + 1) + 1 :]  # HELP and TYPE once
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=float(value))
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, text, value=value)
+
+
+def _by(name: str, text: str, by: str, values: dict[str, int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=[by])
+    for value in sorted(values):
+        family.add_metric([value], values[value])
+    return family

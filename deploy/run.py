@@ -1,0 +1,236 @@
+"""`kquota run`: the parts put together, started in order and ended in order."""
+
+from __future__ import annotations
+
+import gc
+import signal
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from config.fingerprint import Fingerprint, fingerprint
+from config.load import load_bytes, warnings_of
+from config.model import Config
+from config.problems import ConfigError, Problem
+from config.table import to_table
+from deploy import logs
+from deploy.admin import AdminApp, AdminServer, bind, not_ready
+from deploy.metrics import Metrics, Status, kquota_version
+from deploy.watch import ReloadState, Watcher
+from proxy.server import Proxy
+from proxy.settings import ProxySettings
+from quota.ledger import Ledger
+from quota.table import QuotaTable
+
+log = structlog.get_logger("kquota")
+
+EXPIRE_INTERVAL_S: Final = 60.0
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def proxy_settings(config: Config) -> ProxySettings:
+    """What the data path needs of a configuration."""
+    ports = config.listen.broker_ports
+    return ProxySettings(
+        listen_host=config.listen.host,
+        listen_port=config.listen.port,
+        broker_ports=range(ports.first, ports.last + 1),
+        bootstrap=tuple((address.host, address.port) for address in config.upstream.bootstrap),
+        advertised_host=config.listen.advertised_host,
+        static_user=config.identity.static if "static" in config.identity.sources else None,
+        connect_timeout_s=config.upstream.connect_timeout_ms / 1000,
+        max_frame_bytes=config.limits.max_frame_bytes,
+        max_in_flight=config.limits.max_in_flight,
+        drain_timeout_s=config.drain_timeout_s / 1000,
+        max_idle_s=config.connections_max_idle_ms / 1000,
+        metadata_refresh_s=config.upstream.metadata_refresh_ms / 1000,
+    )
+
+
+def new_ledger(config: Config, table: QuotaTable) -> Ledger:
+    """The ledger of a sidecar with this configuration."""
+    return Ledger(
+        table,
+        num_samples=config.window_num,
+        window_ms=config.window_size_seconds * 1000,
+        max_throttle_ms=config.max_mute or None,
+        smooth=config.pacing == "smooth",
+    )
+
+
+def read(path: Path) -> tuple[Config, Fingerprint]:
+    """The configuration and what its file looked like. Raises ConfigError."""
+    found = fingerprint(path)
+    if found.data is None:
+        raise ConfigError([Problem(str(path), "(the whole file)", None, None, None, f"cannot be read: {found.error}")])
+    return load_bytes(str(path), found.data), found
+
+
+def now_ms() -> float:
+    """The data path's clock: monotonic milliseconds."""
+    return trio.current_time() * 1000.0
+
+
+class Sidecar:
+    """Everything of one running sidecar, for those who look at it: tests, the demo."""
+
+    def __init__(self, path: Path, config: Config, found: Fingerprint) -> None:
+        self.path = path
+        self.config = config
+        self.ledger = new_ledger(config, to_table(config))
+        self.proxy = Proxy(proxy_settings(config), self.ledger)
+        self.reloads = ReloadState()
+        self.metrics = Metrics(
+            self.ledger, self.proxy.counters, self.reloads, self._status, max_groups=config.metrics.max_groups
+        )
+        self.watcher = Watcher(path, config, found, self.reloads, self._apply)
+        self.admin_port: int | None = None
+        """The real port of the admin listener; None when it is off."""
+        self.interrupted = False
+        """A second signal ended the drain early."""
+
+    @property
+    def port(self) -> int:
+        """The real bootstrap port."""
+        return self.proxy.port
+
+    def drain(self) -> None:
+        """Stop accepting, let requests in flight finish, then end."""
+        self.proxy.drain()
+
+    def _status(self) -> Status:
+        return Status(not not_ready(self.proxy), self.proxy.cluster_reached, self.proxy.state == "draining")
+
+    def _apply(self, config: Config, table: QuotaTable) -> None:
+        self.ledger.swap(table)
+        configure_logs(config)
+
+    async def serve(
+        self, *, handle_signals: bool, task_status: trio.TaskStatus[Sidecar] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Run until drained. Raises OSError (perhaps inside exception groups) when a port cannot be bound."""
+        config = self.config
+        scope: AbstractContextManager[AsyncIterator[int] | None]
+        scope = trio.open_signal_receiver(*SIGNALS) if handle_signals else nullcontext()
+        with scope as signals:
+            async with trio.open_nursery() as nursery:
+                if config.admin is not None:
+                    listener = bind(config.admin.host, config.admin.port)
+                    self.admin_port = int(listener.getsockname()[1])
+                    app = AdminApp(self.ledger, self.proxy, self.metrics, now_ms)
+                    server = AdminServer(listener, app.asgi, on_evict=self._evicted)
+                    nursery.start_soon(server.serve)
+                if signals is not None:
+                    nursery.start_soon(self._obey, signals, nursery.cancel_scope)
+                nursery.start_soon(self._work, nursery.cancel_scope, task_status)
+
+    async def _work(self, scope: trio.CancelScope, task_status: trio.TaskStatus[Sidecar]) -> None:
+        """The proxy and its helpers; the admin port outlives them, so that probes see the drain."""
+        async with trio.open_nursery() as nursery:
+            proxy_done = trio.Event()
+
+            async def serve_proxy(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+                await self.proxy.serve(task_status=task_status)
+                proxy_done.set()
+
+            await nursery.start(serve_proxy)
+            nursery.start_soon(self.watcher.run)
+            nursery.start_soon(self._expire)
+            admin = None if self.config.admin is None else f"http://{self.config.admin.host}:{self.admin_port}"
+            log.info("kquota is up", version=kquota_version(), port=self.port, admin=admin, config=str(self.path))
+            task_status.started(self)
+            await proxy_done.wait()
+            nursery.cancel_scope.cancel()
+        log.info("stopped")
+        scope.cancel()
+
+    async def _expire(self) -> None:
+        while True:
+            await trio.sleep(EXPIRE_INTERVAL_S)
+            try:
+                forgotten = await self.metrics.expire(now_ms())
+            except Exception:  # housekeeping must not end the traffic
+                log.exception("cannot forget idle clients")
+                continue
+            if forgotten:
+                log.debug("forgot idle clients and groups", count=forgotten)
+
+    async def _obey(self, signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+        drained = False
+        async for number in signals:
+            name = signal.Signals(number).name
+            if number == signal.SIGHUP:
+                log.info("reloading", signal=name)
+                self.watcher.force()
+            elif not drained:
+                drained = True
+                log.info("shutting down, requests in flight may finish", signal=name)
+                self.drain()
+            else:
+                log.warning("shutting down at once", signal=name)
+                self.interrupted = True
+                scope.cancel()
+
+    def _evicted(self) -> None:
+        self.metrics.admin_evicted += 1
+
+
+def configure_logs(config: Config) -> None:
+    """Log as the configuration and the environment say."""
+    level, complaint = logs.effective_level(config.log.level)
+    logs.configure(level, config.log.format)
+    if complaint:
+        log.warning(complaint)
+
+
+async def run_sidecar(
+    config_path: Path | str,
+    *,
+    handle_signals: bool = False,
+    task_status: trio.TaskStatus[Sidecar] = trio.TASK_STATUS_IGNORED,
+) -> Sidecar:
+    """Run a sidecar until it is drained; `task_status` gets it once its ports are bound.
+
+    Raises ConfigError for a bad file, and OSError (perhaps inside exception groups) when a port cannot be bound.
+    """
+    config, found = read(Path(config_path))
+    sidecar = Sidecar(Path(config_path), config, found)
+    for warning in warnings_of(config):
+        log.warning("configuration", warning=str(warning))
+    config.forget_source()
+    await sidecar.serve(handle_signals=handle_signals, task_status=task_status)
+    return sidecar
+
+
+def main(path: Path) -> int:
+    """What `kquota run` does: 0 after a drain, 1 with one line when it cannot run. Raises ConfigError."""
+    config, _ = read(path)
+    configure_logs(config)
+
+    async def go() -> Sidecar:
+        return await run_sidecar(path, handle_signals=True)
+
+    gc.collect()
+    gc.freeze()  # what is loaded now stays for ever: full collections need not walk it while traffic waits
+    try:
+        sidecar = trio.run(go)
+    except (OSError, BaseExceptionGroup) as error:
+        reasons = list(_os_errors(error))
+        if not reasons:
+            raise
+        for reason in reasons:
+            log.error("cannot run", error=reason)
+        return 1
+    return 1 if sidecar.interrupted else 0
+
+
+def _os_errors(error: BaseException) -> Iterable[str]:
+    """The system's complaints in an error; nothing if there is anything else in it, which is then a bug to be seen."""
+    if isinstance(error, BaseExceptionGroup):
+        parts = [list(_os_errors(inner)) for inner in error.exceptions]
+        return [text for part in parts for text in part] if all(parts) else []
+    return [error.strerror or str(error)] if isinstance(error, OSError) else []

@@ -1,0 +1,214 @@
+"""`kquota simulate`: quotas on paper. Events in, decisions of the real ledger out, on a simulated clock.
+
+Kafka's own arithmetic only: no pacing and no cap on one delay, whatever the file says about the running sidecar.
+docs/cli.md describes the events.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import urllib.parse
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from config.load import load_entry
+from config.model import LIMIT_NAMES, Config
+from config.problems import ConfigError, value_text
+from config.table import to_table
+from config.types import DEFAULT_WORD
+from deploy.check import entry_json
+from quota.entity import ANONYMOUS, DEFAULT, Kind, Name
+from quota.ledger import Ledger
+
+_CHARGE_KEYS = ("t_ms", "kind", "user", "client_id", "amount", "strict", "refund")
+_ENTITY_KEYS = ("user", "client-id")
+_LATEST_MS = 2**53  # beyond, JSON readers lose milliseconds
+
+
+class EventError(Exception):
+    """An event that cannot be applied; says what was expected."""
+
+
+class Simulation:
+    """A ledger on a simulated clock."""
+
+    def __init__(self, config: Config) -> None:
+        self._ledger = Ledger(
+            to_table(config),
+            num_samples=config.window_num,
+            window_ms=config.window_size_seconds * 1000,
+            max_throttle_ms=None,
+            smooth=False,
+        )
+        self._now_ms: float = 0
+
+    def apply(self, event: Any) -> dict[str, Any]:
+        """Apply one event and say what came of it. Raises EventError and changes nothing for an event that is wrong."""
+        if not isinstance(event, dict):
+            raise EventError(f"expected an object, got {value_text(event)}")
+        change = next((name for name in ("set", "remove") if name in event), None)
+        known = ("t_ms", change) if change else _CHARGE_KEYS
+        event = _renamed(event, "client-id", "client_id") if change is None else event
+        for key in event:
+            if key not in known:
+                raise EventError(_unknown(key, (*known, "set", "remove")))
+        now_ms = _number(event, "t_ms", most=_LATEST_MS)
+        if now_ms < self._now_ms:
+            raise EventError(f"t_ms: got {now_ms}, but the clock is at {self._now_ms} already: time only goes forward")
+        if change == "set":
+            result = self._set(event["set"])
+        elif change == "remove":
+            result = self._remove(event["remove"])
+        else:
+            result = self._charge(event, now_ms)
+        self._now_ms = now_ms
+        return {"t_ms": now_ms, **result}
+
+    def _charge(self, event: dict[str, Any], now_ms: float) -> dict[str, Any]:
+        kind = _kind(event)
+        user = _text(event, "user") or ANONYMOUS
+        client_id = _text(event, "client_id")
+        amount = _number(event, "amount")
+        strict = _flag(event, "strict", default=True)
+        if "strict" in event and kind is not Kind.MUTATION:
+            raise EventError("strict: expected only with kind mutation")
+        ledger = self._ledger
+        account = ledger.account(user, client_id)
+        accepted, throttle_ms = True, 0
+        if _flag(event, "refund", default=False):
+            ledger.refund(account, kind, amount, now_ms)
+        elif kind is Kind.MUTATION:
+            accepted, throttle_ms = ledger.charge_mutation(account, amount, strict, now_ms)
+        else:
+            throttle_ms = ledger.charge(account, kind, amount, now_ms)
+        resolution = ledger.table.resolve(kind, user, client_id)
+        return {
+            "kind": kind.value,
+            "user": user,
+            "client_id": client_id,
+            "accepted": accepted,
+            "throttle_ms": throttle_ms,
+            "limit": _plain(resolution.limit),
+            "observed": _plain(ledger.observed(account, kind, now_ms)),
+            "group": group_name(*resolution.group),
+        }
+
+    def _set(self, value: Any) -> dict[str, Any]:
+        """Kafka's AlterClientQuotas: limits that are named are set (null: removed), the entity's others stay."""
+        if not isinstance(value, dict):
+            raise EventError(f"set: expected a quota entry, got {value_text(value)}")
+        value = _renamed(value, "client_id", "client-id")
+        entity = (_name(value, "user"), _name(value, "client-id"))
+        table = self._ledger.table
+        old = table.get(*entity)
+        merged = ({} if old is None else entry_json(old)) | value
+        merged = {key: inner for key, inner in merged.items() if inner is not None}
+        if old is not None and not any(name in merged for name in LIMIT_NAMES):
+            return self._remove({key: value[key] for key in _ENTITY_KEYS if key in value})
+        try:
+            entry = load_entry(merged, "set")
+        except ConfigError as error:
+            texts = (
+                f"{one.place}: {f'got {one.value}, ' if one.value else ''}{one.expected}" for one in error.problems
+            )
+            raise EventError("set: " + "; ".join(texts)) from None
+        self._ledger.swap(table.with_entry(entry))
+        return {"set": entry_json(entry)}
+
+    def _remove(self, value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise EventError(f"remove: expected user and/or client-id, got {value_text(value)}")
+        value = _renamed(value, "client_id", "client-id")
+        for key in value:
+            if key not in _ENTITY_KEYS:
+                raise EventError("remove: " + _unknown(key, _ENTITY_KEYS))
+        entity = (_name(value, "user"), _name(value, "client-id"))
+        if entity == (None, None):
+            raise EventError("remove: expected user, client-id or both")
+        table = self._ledger.table
+        removed = table.get(*entity) is not None
+        if removed:
+            self._ledger.swap(table.without(*entity))
+        return {"remove": {key: value[key] for key in _ENTITY_KEYS if value.get(key) is not None}, "removed": removed}
+
+
+def run(config: Config, lines: Iterable[bytes]) -> Iterator[tuple[bool, dict[str, Any]]]:
+    """(True, result) per event and (False, {"line", "error"}) per line that is wrong; wrong lines change nothing."""
+    simulation = Simulation(config)
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            yield True, simulation.apply(json.loads(line))
+        except EventError as error:
+            yield False, {"line": number, "error": str(error)}
+        except (ValueError, RecursionError) as error:
+            yield False, {"line": number, "error": f"expected one JSON object: {error}"}
+
+
+def group_name(user_tag: str, client_tag: str) -> str:
+    """The counter's name as Kafka builds it from its tags: sanitised user, colon, client-id (`Sanitizer.java`)."""
+    sanitised = urllib.parse.quote(user_tag, safe="", errors="surrogatepass").replace("~", "%7E")
+    return f"{sanitised}:{client_tag}"
+
+
+def _renamed(value: dict[str, Any], other: str, right: str) -> dict[str, Any]:
+    """Both spellings of client-id are welcome: events are programs' food, entries are Kafka's words."""
+    if other in value and right not in value:
+        return {right if key == other else key: inner for key, inner in value.items()}
+    return value
+
+
+def _unknown(key: str, known: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"expected {', '.join(dict.fromkeys(known))}"
+    return f"{key}: unknown key, {hint}"
+
+
+def _kind(event: dict[str, Any]) -> Kind:
+    value = event.get("kind")
+    kinds = [kind.value for kind in Kind]
+    if not isinstance(value, str) or value not in kinds:
+        got = "nothing" if "kind" not in event else value_text(value)
+        raise EventError(f"kind: got {got}, expected one of {', '.join(kinds)}")
+    return Kind(value)
+
+
+def _number(event: dict[str, Any], key: str, most: float = math.inf) -> float:
+    value = event.get(key)
+    fine = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf and value <= most
+    if not fine:
+        got = "nothing" if key not in event else value_text(value)
+        raise EventError(f"{key}: got {got}, expected a number of at least 0")
+    assert isinstance(value, int | float)
+    return value
+
+
+def _text(event: dict[str, Any], key: str) -> str:
+    value = event.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise EventError(f"{key}: got {value_text(value)}, expected text or null")
+    return value
+
+
+def _flag(event: dict[str, Any], key: str, *, default: bool) -> bool:
+    value = event.get(key, default)
+    if not isinstance(value, bool):
+        raise EventError(f"{key}: got {value_text(value)}, expected true or false")
+    return value
+
+
+def _name(value: dict[str, Any], key: str) -> Name:
+    name = value.get(key)
+    if name is not None and (not isinstance(name, str) or not name):
+        raise EventError(f"{key}: got {value_text(name)}, expected a name or {DEFAULT_WORD}")
+    return DEFAULT if name == DEFAULT_WORD else name
+
+
+def _plain(value: float | None) -> float | None:
+    """Whole numbers without a trailing .0, everything else as it is."""
+    return int(value) if value is not None and math.isfinite(value) and value == int(value) else value

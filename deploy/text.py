@@ -1,0 +1,42 @@
+"""Small helpers for what people read on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from config.units import readable_bytes
+from quota.entity import DEFAULT, Kind, Name
+
+UNITS = {Kind.PRODUCE: "bytes/s", Kind.FETCH: "bytes/s", Kind.REQUEST: "% of a thread", Kind.MUTATION: "partitions/s"}
+
+
+def readable_limit(kind: Kind, limit: float | None) -> str:
+    """``10 MB/s (10000000)``: readable and exact at once; ``-`` where nothing is limited."""
+    if limit is None:
+        return "-"
+    if kind in (Kind.PRODUCE, Kind.FETCH):
+        short = readable_bytes(limit)
+        return f"{short}/s" if limit < 1000 else f"{short}/s ({limit:.0f})"
+    return f"{limit:g} %" if kind is Kind.REQUEST else f"{limit:g}/s"
+
+
+def readable_name(name: Name) -> str:
+    """A name of a quota entry, safe to print: control characters are escaped, and an empty name can be seen."""
+    if name is None:
+        return "-"
+    if name is DEFAULT:
+        return "<default>"
+    return safe(str(name))
+
+
+def safe(text: str) -> str:
+    """Text from a client or a file, safe on a terminal and impossible to mistake for something else."""
+    plain = text.isprintable() and text == text.strip() and text not in ("", "-", "<default>")
+    return text if plain else '"' + "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) + '"'
+
+
+def columns(rows: Sequence[Sequence[str]], *, indent: str = "  ") -> str:
+    """Rows as aligned text; the first row is the heading. Nothing is wrapped or cut, so that it can be piped."""
+    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    lines = ("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join((indent + line).rstrip() for line in lines)

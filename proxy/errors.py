@@ -1,0 +1,50 @@
+"""Why a connection ends: one word for metrics, one sentence for people, and who is to blame."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class CloseReason(StrEnum):
+    """Label `reason` of `kquota_connections_closed_total`. The name tells the guilty side where there is one."""
+
+    CLIENT_CLOSED = "client_closed"
+    """The client ended the connection, everything it was owed has been sent."""
+    CLIENT_RESET = "client_reset"
+    """The client's socket failed (reset, timed out) while we used it."""
+    CLIENT_MALFORMED = "client_malformed"
+    """What the client sent is not Kafka's protocol; `kquota_parse_errors_total` has the kind."""
+    BROKER_CLOSED = "broker_closed"
+    """The broker ended the connection, its last bytes have been passed on."""
+    BROKER_RESET = "broker_reset"
+    """The broker's socket failed while we used it."""
+    BROKER_MALFORMED = "broker_malformed"
+    """The broker sent something that answers no request, or cannot be read where it must be rewritten."""
+    UPSTREAM_UNREACHABLE = "upstream_unreachable"
+    """No connection to the broker could be made."""
+    NO_BROKER_PORT = "no_broker_port"
+    """A broker appeared for which `listen.broker_ports` has no free port; its address must not leak, so we close."""
+    UNSUPPORTED_VERSION = "unsupported_version"
+    """A newer version of a response that carries broker addresses: passing it would send clients around the sidecar."""
+    IDLE = "idle"
+    """Nothing moved for `connections_max_idle_ms` (Kafka's connections.max.idle.ms)."""
+    DRAINED = "drained"
+    """The sidecar is shutting down and this connection had nothing left in flight."""
+    DRAIN_TIMEOUT = "drain_timeout"
+    """The sidecar is shutting down and `drain_timeout` passed with requests still in flight."""
+    INTERNAL_ERROR = "internal_error"
+    """A bug of ours; the log has the stack trace. Other connections go on."""
+
+
+class SessionError(Exception):
+    """Ends one connection. Never a reason to disturb another one."""
+
+    def __init__(self, reason: CloseReason, message: str, *, kind: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.kind = kind
+        """Label of `kquota_parse_errors_total`, where bytes were to blame."""
+
+
+class UpstreamError(Exception):
+    """No connection to a broker could be made; the message says to which address and why."""

@@ -1,0 +1,172 @@
+"""Fetch requests under a quota: answered here when the group is over it, made smaller when it still has some left.
+
+The delicate part is the incremental fetch session (KIP-227). Client and broker each count its epochs, and a request
+names only the partitions that changed since the last one. If we answer such a request ourselves, the broker misses an
+epoch and the changes. So for each session we remember how many epochs the broker is behind and the changes it has not
+seen, and put both right in the next request that we do forward.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import import_module
+from struct import Struct
+from typing import Any, Final
+
+from kio.serial import entity_reader, entity_writer
+
+from proxy.wire.requests import FetchFields
+
+_INT32: Final = Struct(">i")
+
+FIRST_SESSION_VERSION: Final = 7
+NEWEST_BODY_VERSION: Final = 15
+"""Request bodies of consumers are the same from here on (`proxy.wire.responses.fetch_version_upstream`)."""
+MAX_SESSIONS: Final = 8
+"""Sessions remembered per connection. Clients use one per broker connection; more means somebody is playing."""
+
+
+@dataclass(slots=True)
+class _Missed:
+    """What the broker does not know yet about one session."""
+
+    epochs: int = 0
+    """Requests of this session answered here, ever: the broker's epoch is this much lower than the client's."""
+    partitions: dict[tuple[Any, int], Any] = field(default_factory=dict)
+    """(topic name or id, partition) -> FetchPartition as the client last named it."""
+    forgotten: set[tuple[Any, int]] = field(default_factory=set)
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self.partitions or self.forgotten)
+
+
+@cache
+def _codec(version: int) -> tuple[Any, Any, Any]:
+    """kio's module, reader and writer of a FetchRequest; loaded when the first session of that version is throttled."""
+    module = import_module(f"kio.schema.fetch.v{version}.request")
+    return module, entity_reader(module.FetchRequest), entity_writer(module.FetchRequest)
+
+
+def _topic_key(topic: Any) -> Any:
+    """Topics have a name up to v12 and an id from v13 on."""
+    return topic.topic_id if hasattr(topic, "topic_id") else topic.topic
+
+
+class FetchShaper:
+    """Fetch sessions of one connection, as far as quotas have touched them."""
+
+    __slots__ = ("_missed",)
+
+    def __init__(self) -> None:
+        self._missed: dict[int, _Missed] = {}
+
+    def take_over(self, fields: FetchFields, body: memoryview | bytearray | None, version: int) -> int | None:
+        """Answer this request here instead of forwarding it.
+
+        `body` is the whole request body, None if it is not at hand. Returns the session id for the empty response: 0
+        for sessionless and full fetches (so that no session comes to be), the session's own for incremental ones (the
+        broker does the same, FetchSession.scala). None: it must be forwarded, what it says could not be carried over.
+        """
+        if version < FIRST_SESSION_VERSION or fields.session_epoch <= 0 or fields.session_id == 0:
+            self._missed.pop(fields.session_id, None)
+            return 0
+        if body is None:
+            return None
+        request = self._parse(body, version)
+        if request is None:
+            return None
+        missed = self._missed.get(fields.session_id)
+        if missed is None:
+            if len(self._missed) >= MAX_SESSIONS:
+                return None
+            missed = self._missed[fields.session_id] = _Missed()
+        missed.epochs += 1
+        _merge(missed, request)
+        return fields.session_id
+
+    def forward(
+        self, fields: FetchFields, body: memoryview | bytearray | None, version: int, max_bytes: int | None
+    ) -> bytes | None:
+        """New body for a request that goes to the broker, if it must carry what earlier ones said; else None."""
+        if not self._missed:
+            return None
+        if fields.session_epoch <= 0:  # the session is closed, or begins anew
+            self._missed.pop(fields.session_id, None)
+            return None
+        missed = self._missed.get(fields.session_id)
+        if missed is None or not missed.has_news:
+            return None
+        request = None if body is None else self._parse(body, version)
+        if request is None:
+            # What the broker missed cannot be added to this request. It goes on with the client's own epoch: the broker
+            # answers INVALID_FETCH_SESSION_EPOCH, and the client says everything again in a new session.
+            del self._missed[fields.session_id]
+            return None
+        _merge(missed, request)
+        module, _, write = _codec(min(version, NEWEST_BODY_VERSION))
+        request = replace(
+            request,
+            session_epoch=fields.session_epoch - missed.epochs,
+            max_bytes=_lowered(request.max_bytes, max_bytes),
+            min_bytes=_lowered(request.min_bytes, _lowered(request.max_bytes, max_bytes)),
+            topics=_grouped(missed.partitions, module.FetchTopic),
+            forgotten_topics_data=_grouped(dict.fromkeys(missed.forgotten), module.ForgottenTopic),
+        )
+        missed.partitions.clear()
+        missed.forgotten.clear()
+        sink = io.BytesIO()
+        write(sink, request)
+        return sink.getvalue()
+
+    def patch(self, buf: bytearray | memoryview, fields: FetchFields, max_bytes: int | None) -> None:
+        """Lower max_bytes (and min_bytes with it, as ReplicaManager does) and set the broker's epoch, in place."""
+        if max_bytes is not None and fields.max_bytes is not None and max_bytes < fields.max_bytes:
+            lowered = max(max_bytes, 1)
+            _INT32.pack_into(buf, fields.max_bytes_at, lowered)
+            if fields.min_bytes > lowered:
+                _INT32.pack_into(buf, fields.min_bytes_at, lowered)
+        if self._missed and fields.session_epoch > 0:
+            missed = self._missed.get(fields.session_id)
+            if missed is not None:
+                _INT32.pack_into(buf, fields.session_epoch_at, fields.session_epoch - missed.epochs)
+
+    @staticmethod
+    def _parse(body: memoryview | bytearray, version: int) -> Any | None:
+        """A FetchRequest, or None if it holds something its schema does not know (then it is forwarded as it is)."""
+        _, read, _ = _codec(min(version, NEWEST_BODY_VERSION))
+        raw = bytes(body)
+        try:
+            request, used = read(raw, 0)
+        except Exception:  # kio raises many kinds; whatever it is, the broker shall judge the request, not we
+            return None
+        return request if used == len(raw) else None
+
+
+def _lowered(value: int, limit: int | None) -> Any:
+    return value if limit is None else min(value, max(limit, 1))
+
+
+def _merge(missed: _Missed, request: Any) -> None:
+    """Add what `request` says to what the broker has missed; the later word wins."""
+    for topic in request.topics:
+        key = _topic_key(topic)
+        for partition in topic.partitions:
+            missed.partitions[key, partition.partition] = partition
+            missed.forgotten.discard((key, partition.partition))
+    for topic in request.forgotten_topics_data:
+        key = _topic_key(topic)
+        for index in topic.partitions:
+            missed.partitions.pop((key, index), None)
+            missed.forgotten.add((key, index))
+
+
+def _grouped(partitions: dict[tuple[Any, int], Any], topic_class: Any) -> tuple[Any, ...]:
+    """Group by topic, first come first: (topic, partition) -> value becomes one `topic_class` per topic."""
+    by_topic: dict[Any, list[Any]] = {}
+    for (topic, index), value in partitions.items():
+        by_topic.setdefault(topic, []).append(index if value is None else value)
+    name = "topic_id" if "topic_id" in topic_class.__dataclass_fields__ else "topic"
+    return tuple(topic_class(**{name: topic, "partitions": tuple(values)}) for topic, values in by_topic.items())

@@ -1,0 +1,56 @@
+"""Write-only side exit of the data path: plain integers, read by the metrics module when Prometheus comes by.
+
+Nothing here formats, locks or allocates per request; the exporter can be slow or gone without traffic noticing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+
+LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Histogram:
+    """Counts per bucket (upper bounds in seconds, Prometheus' `le`), not cumulated, the last one being +Inf."""
+
+    __slots__ = ("counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(LATENCY_BUCKETS_S) + 1)
+        self.sum_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one observation of `seconds`."""
+        self.counts[bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
+        self.sum_s += seconds
+
+
+class Counters:
+    """What happened so far, process wide. Increment only; gauges say so."""
+
+    def __init__(self) -> None:
+        self.connections_opened = 0
+        self.connections_closed: Counter[str] = Counter()
+        """By CloseReason."""
+        self.connections_open = 0
+        """Gauge."""
+        self.connections_muted = 0
+        """Gauge: client sockets not being read because of a throttle."""
+        self.parse_errors: Counter[str] = Counter()
+        """By kind: frame_too_large, tls_on_plain_port, ..."""
+        self.requests: Counter[int] = Counter()
+        """By API key; keys that we do not know are counted as -1 (bounded whatever clients send)."""
+        self.upstream_connects = 0
+        self.upstream_connect_failures = 0
+        self.upstream_latency = Histogram()
+        """Request forwarded until the first byte of its response; what the client asked to wait for (Fetch, JoinGroup,
+        SyncGroup, ShareFetch) is left out."""
+        self.fetches_answered = 0
+        """Fetch requests answered with an empty response because their group was over its quota."""
+        self.fetches_shaped = 0
+        """Fetch requests forwarded with a lowered max_bytes."""
+        self.addresses_rewritten = 0
+        """Broker addresses replaced in responses."""
+        self.accept_failures = 0
+        """accept() refused by the system: out of file descriptors or memory."""

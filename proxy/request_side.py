@@ -1,0 +1,265 @@
+"""The client's direction: requests are judged, charged, forwarded, made smaller, or answered here."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+from proxy.errors import CloseReason, SessionError
+from proxy.exchange import Exchange, Pending
+from proxy.fetch import FetchShaper
+from proxy.framing import Buffer, FrameWalker
+from proxy.wire import requests, responses
+from proxy.wire.apis import API_VERSIONS, FETCH, PRODUCE, is_known
+from proxy.wire.frames import WireError, diagnose
+from proxy.wire.schema import APIS
+from proxy.wire.software import client_software
+from quota.entity import Kind
+from quota.ledger import Account
+
+MAX_HELD_REQUEST_BYTES: Final = 65_536
+"""Fetch requests up to this size are looked at whole (a full fetch of about 1 500 partitions). Larger ones are
+forwarded and throttled by their response, so that no request makes us hold more."""
+FETCH_HEAD_BYTES: Final = 512
+"""Of Fetch requests that are not looked at whole: enough for everything before the topics (header tags aside)."""
+MAX_TRACKED_CLIENT_IDS: Final = 8
+"""Client ids remembered for /connections; a connection has one in practice."""
+MAX_INT32: Final = 2**31 - 1
+
+_INT16: Final = Struct(">h")
+
+
+class RequestSide:
+    """Requests of one client connection. Knows nothing of sockets and clocks."""
+
+    __slots__ = (
+        "_account",
+        "_backlog",
+        "_client_id",
+        "_completing",
+        "_exchange",
+        "_max_frame_bytes",
+        "_max_in_flight",
+        "_now_ms",
+        "_saw_request",
+        "_shaper",
+        "_user",
+        "bytes_total",
+        "client_ids",
+        "software",
+        "walker",
+    )
+
+    def __init__(self, exchange: Exchange, user: str, max_frame_bytes: int, max_in_flight: int) -> None:
+        self._exchange = exchange
+        self._user = user
+        self._max_frame_bytes = max_frame_bytes
+        self._max_in_flight = max_in_flight
+        self.walker = FrameWalker()
+        self._now_ms = 0.0
+        self._backlog: bytearray | None = None
+        """Requests that had been read together with the one that brought about the mute."""
+        self._completing: tuple[Account, int, Pending | None] | None = None
+        """Produce request whose last byte is still to come: account, bytes, its pending entry (None for acks=0)."""
+        self._account: Account | None = None
+        self._client_id: str | None = None
+        self._saw_request = False
+        self._shaper = FetchShaper()
+        self.client_ids: list[str] = []
+        self.software: str | None = None
+        """Client library and version, from ApiVersions v3+."""
+        self.bytes_total = 0
+
+    @property
+    def has_backlog(self) -> bool:
+        """True if requests that were already read have to be judged before more is read."""
+        return self._backlog is not None
+
+    @property
+    def in_flight_full(self) -> bool:
+        """True while too many requests wait for their answer."""
+        return len(self._exchange.inflight) >= self._max_in_flight
+
+    def resume(self, now_ms: float) -> list[Buffer]:
+        """Go on with the requests in the backlog; as `take`."""
+        backlog, self._backlog = self._backlog, None
+        return [] if backlog is None else self._walk(memoryview(backlog), now_ms)
+
+    def take(self, view: memoryview, now_ms: float) -> list[Buffer]:
+        """Take bytes read from the client; returns the buffers to send to the broker, in order."""
+        self.bytes_total += len(view)
+        return self._walk(view, now_ms)
+
+    def moved(self, count: int, now_ms: float) -> None:
+        """`count` bytes of the body went to the broker without passing through `take`."""
+        self.bytes_total += count
+        self.walker.skip -= count
+        if self.walker.skip == 0:
+            self._now_ms = now_ms
+            self._complete()
+
+    def _walk(self, view: memoryview, now_ms: float) -> list[Buffer]:
+        self._now_ms = now_ms
+        out, taken = self.walker.walk(view, self._judge, self._complete)
+        if taken < len(view):
+            self._backlog = bytearray(view[taken:])
+        return out
+
+    def _complete(self) -> tuple[()]:
+        """The last byte of a request has been read: charge what is charged then, and mute."""
+        now_ms, exchange = self._now_ms, self._exchange
+        completing, self._completing = self._completing, None
+        if completing is not None:
+            account, size_bytes, pending = completing
+            delay_ms = exchange.ledger.charge(account, Kind.PRODUCE, size_bytes, now_ms)
+            if delay_ms > 0:
+                until_ms = exchange.mute(account, Kind.PRODUCE, delay_ms, now_ms)
+                if pending is not None:
+                    pending.throttle_until_ms = until_ms
+        self.walker.stopped = exchange.mute_until_ms > now_ms or len(exchange.inflight) >= self._max_in_flight
+        return ()
+
+    def _judge(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
+        """Judge the request at `start` (see `framing.Judge`)."""
+        state, now_ms = self.walker, self._now_ms
+        try:
+            header = requests.parse_request_header(buf, start, end, self._max_frame_bytes)
+        except WireError as error:
+            raise self._client_malformed(buf, start, end, error) from error
+        here = end - start
+        if header is None:
+            state.need = _bytes_wanted(buf, start, here)
+            return 0
+        total = 4 + header.size
+        here = min(here, total)
+        self._saw_request = True
+        api_key, version = header.api_key, header.api_version
+        client_id = header.client_id
+        if client_id != self._client_id or self._account is None:
+            self._client_id = client_id
+            self._account = self._exchange.ledger.account(self._user, client_id)
+            if client_id not in self.client_ids and len(self.client_ids) < MAX_TRACKED_CLIENT_IDS:
+                self.client_ids.append(client_id)
+        account = self._account
+        pending = Pending(header.correlation_id, api_key, version, account, now_ms)
+        answered = True
+        if api_key == PRODUCE:
+            try:
+                acks = requests.produce_acks(buf, header.body, start + here, version)
+            except WireError as error:
+                raise self._client_malformed(buf, start, end, error) from error
+            if acks is None:
+                if here == total:
+                    raise self._client_malformed(
+                        buf,
+                        start,
+                        end,
+                        WireError("request_malformed", f"a Produce request of {total - 4} bytes has no acks"),
+                    )
+                state.need = min(total, here + 64)
+                return 0
+            answered = acks != 0
+            self._completing = (account, header.size, pending if answered else None)
+        elif api_key == FETCH:
+            wanted = total if total <= MAX_HELD_REQUEST_BYTES else header.body - start + FETCH_HEAD_BYTES
+            if here < wanted:
+                state.need = wanted
+                return 0
+            self._count_request(FETCH)
+            self._exchange.inflight.append(pending)
+            state.skip = total - here
+            return self._fetch(buf, start, here, total, header, pending, out)
+        elif api_key == API_VERSIONS and not header.known:
+            # Newer than what we could clamp: the client is told so exactly as a broker would, and comes down (KIP-511).
+            pending.local_answer = responses.unsupported_api_versions_response(header.correlation_id)
+            state.dropping = True
+        elif api_key == API_VERSIONS and self.software is None and here == total:
+            self.software = client_software(buf, header.body, start + total, version)
+        self._count_request(api_key)
+        if answered:
+            self._exchange.inflight.append(pending)
+        state.skip = total - here
+        return here
+
+    def _fetch(
+        self,
+        buf: bytearray | memoryview,
+        start: int,
+        here: int,
+        total: int,
+        header: requests.RequestHeader,
+        pending: Pending,
+        out: list[Buffer],
+    ) -> int:
+        """Fetch is decided before the broker works: answered here if over the quota, else made small enough."""
+        exchange, now_ms = self._exchange, self._now_ms
+        version = header.api_version
+        try:
+            fields = requests.parse_fetch(buf, header.body, start + here, version)
+        except WireError as error:
+            raise self._client_malformed(buf, start, start + here, error) from error
+        if fields is None:
+            if is_known(FETCH, version):
+                cut = WireError("request_malformed", f"a Fetch request of {total - 4} bytes has no topics")
+                raise self._client_malformed(buf, start, start + here, cut)
+            if exchange.translate is not None:
+                raise SessionError(
+                    CloseReason.UNSUPPORTED_VERSION,
+                    f"Fetch version {version} is newer than this sidecar, and its response may carry broker addresses",
+                    kind="unsupported_version",
+                )
+            return here  # forwarded untouched, charged and throttled by its response
+        body = buf[header.body : start + here] if here == total <= MAX_HELD_REQUEST_BYTES else None
+        wanted = fields.max_bytes if fields.max_bytes is not None else MAX_INT32
+        admission = exchange.ledger.admit(pending.account, Kind.FETCH, wanted, now_ms)
+        if admission.throttle_ms > 0:
+            session_id = self._shaper.take_over(fields, body, version)
+            if session_id is not None:
+                delay_ms = admission.throttle_ms
+                pending.local_answer = responses.empty_fetch_response(
+                    version, header.correlation_id, delay_ms, session_id
+                )
+                exchange.mute(pending.account, Kind.FETCH, delay_ms, now_ms)
+                exchange.counters.fetches_answered += 1
+                self.walker.dropping = True
+                return here
+        else:
+            pending.admission = admission
+        max_bytes = admission.max_bytes
+        if max_bytes is not None and max_bytes < wanted:
+            exchange.counters.fetches_shaped += 1
+        merged = self._shaper.forward(fields, body, version, max_bytes)
+        if merged is not None:
+            # The requests answered here before this one never reached the broker: this one carries their news too.
+            head = bytearray(buf[start : header.body])
+            head[0:4] = (len(head) - 4 + len(merged)).to_bytes(4, "big")
+            _INT16.pack_into(head, 6, responses.fetch_version_upstream(version))
+            out.append(bytes(head) + merged)
+            return -here
+        self._shaper.patch(buf, fields, max_bytes)
+        upstream_version = responses.fetch_version_upstream(version) if exchange.translate is not None else version
+        if upstream_version != version:
+            _INT16.pack_into(buf, start + 6, upstream_version)
+        return here
+
+    def _count_request(self, api_key: int) -> None:
+        self._exchange.counters.requests[api_key if api_key in APIS else -1] += 1
+
+    def _client_malformed(self, buf: bytearray | memoryview, start: int, end: int, error: WireError) -> SessionError:
+        """Name what the client really speaks if its very first bytes tell."""
+        if error.reason == "unsupported_version":
+            return SessionError(CloseReason.UNSUPPORTED_VERSION, str(error), kind=error.reason)
+        if not self._saw_request:
+            known = diagnose(bytes(buf[start : min(end, start + 16)]))
+            if known is not None:
+                kind, text = known
+                return SessionError(CloseReason.CLIENT_MALFORMED, text, kind=kind)
+        return SessionError(CloseReason.CLIENT_MALFORMED, str(error), kind=error.reason)
+
+
+def _bytes_wanted(buf: bytearray | memoryview, start: int, here: int) -> int:
+    """How much of a request must be there before its header can be judged again; never more than the frame itself."""
+    if here < 4:
+        return 4
+    total = 4 + int.from_bytes(buf[start : start + 4], "big")
+    return min(total, 14 if here < 14 else here + 256)

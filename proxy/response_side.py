@@ -1,0 +1,209 @@
+"""The broker's direction: responses are matched, fetches charged, throttle times set, broker addresses replaced."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from struct import Struct
+from typing import Final
+
+from proxy.errors import CloseReason, SessionError
+from proxy.exchange import Exchange, Pending
+from proxy.framing import Buffer, FrameWalker
+from proxy.wire import responses
+from proxy.wire.apis import FETCH, JOIN_GROUP, SHARE_FETCH, SYNC_GROUP, api_name
+from proxy.wire.frames import WireError
+from proxy.wire.sharefetch import ShareFetchScrubber
+from quota.entity import Kind
+
+WAITING_APIS: Final = frozenset({FETCH, JOIN_GROUP, SYNC_GROUP, SHARE_FETCH})
+"""Requests whose latency is mostly what the client asked to wait for."""
+MAX_HELD_RESPONSE_BYTES: Final = 16 * 1024 * 1024
+"""Responses that must be rewritten (addresses) are held at most this far; ordinary ones are never held."""
+THROTTLE_HEAD_BYTES: Final = 16
+"""Enough of a response to hold a throttle field that comes first."""
+_FLEXIBLE_HEADER: Final = 1
+"""A response header of version 1 is one byte longer: its (empty) tagged fields."""
+
+_SIZE_AND_CORRELATION: Final = Struct(">ii")
+
+
+class ResponseSide:
+    """Responses to one client connection. Knows nothing of sockets and clocks."""
+
+    __slots__ = ("_exchange", "_now_ms", "bytes_total", "walker")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self.walker = FrameWalker()
+        self._now_ms = 0.0
+        self.bytes_total = 0
+
+    def take(self, view: memoryview, now_ms: float) -> list[Buffer]:
+        """Take bytes read from the broker; returns the buffers to send to the client, in order."""
+        self.bytes_total += len(view)
+        self._now_ms = now_ms
+        out, _ = self.walker.walk(view, self._judge, self._ready)
+        return out
+
+    def moved(self, count: int) -> list[Buffer]:
+        """`count` bytes of a response went to the client without passing through `take`; as `ready_answers`."""
+        self.bytes_total += count
+        self.walker.skip -= count
+        return self.ready_answers()
+
+    def ready_answers(self) -> list[Buffer]:
+        """Answers made here whose turn has come: nothing older is owed and no response is half sent."""
+        return self._ready() if self.walker.at_boundary else []
+
+    def _ready(self) -> list[Buffer]:
+        out: list[Buffer] = []
+        inflight = self._exchange.inflight
+        while inflight and inflight[0].local_answer is not None:
+            answer = inflight.popleft().local_answer
+            assert answer is not None
+            self.bytes_total += len(answer)
+            out.append(answer)
+        return out
+
+    def _judge(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
+        """Judge the response at `start` (see `framing.Judge`)."""
+        state, exchange, now_ms = self.walker, self._exchange, self._now_ms
+        here = end - start
+        if here < 8:
+            state.need = 8
+            return 0
+        size: int
+        size, correlation_id = _SIZE_AND_CORRELATION.unpack_from(buf, start)
+        if size < 4:
+            raise SessionError(
+                CloseReason.BROKER_MALFORMED, f"the broker sent a frame of {size} bytes", kind="broker_frame_size"
+            )
+        inflight = exchange.inflight
+        if not inflight:
+            raise SessionError(
+                CloseReason.BROKER_MALFORMED,
+                f"the broker sent a response (correlation id {correlation_id}) that nobody asked for",
+                kind="broker_unasked_response",
+            )
+        pending = inflight[0]
+        if pending.correlation_id != correlation_id:
+            raise SessionError(
+                CloseReason.BROKER_MALFORMED,
+                f"the broker answered correlation id {correlation_id}, expected {pending.correlation_id}",
+                kind="broker_correlation_id",
+            )
+        total = 4 + size
+        here = min(here, total)
+        api_key, version = pending.api_key, pending.api_version
+        throttle_ms = 0
+        if pending.throttle_until_ms > now_ms:
+            throttle_ms = math.ceil(pending.throttle_until_ms - now_ms)
+        used = here
+        if exchange.translate is not None and api_key != SHARE_FETCH and responses.needs_rewrite(api_key, version):
+            used = self._rewrite(buf, start, here, total, pending, throttle_ms, out)
+            if used == 0:
+                return 0
+        elif throttle_ms > 0 or api_key in (FETCH, SHARE_FETCH):
+            wanted = total if responses.needs_whole_frame(api_key, version) else min(total, THROTTLE_HEAD_BYTES)
+            if here < wanted <= MAX_HELD_RESPONSE_BYTES:
+                state.need = wanted
+                return 0
+        inflight.popleft()
+        if api_key not in WAITING_APIS:
+            exchange.counters.upstream_latency.add((now_ms - pending.sent_ms) / 1000.0)
+        elif api_key == FETCH:
+            # Kafka charges 4 + the body. `size` is header + body, the header 4 bytes (v0) or 5 (v1).
+            throttle_ms = self._charge_fetch(pending, size - (_FLEXIBLE_HEADER if version >= 12 else 0))
+        elif api_key == SHARE_FETCH:
+            throttle_ms = self._throttle_by_response(pending, size - _FLEXIBLE_HEADER)
+        state.skip = total - here
+        if throttle_ms > 0 and used > 0:
+            responses.patch_throttle(buf, start, start + here, api_key, version, throttle_ms)
+        if api_key == SHARE_FETCH and exchange.translate is not None:
+            return self._scrub_share_fetch(version, buf[start : start + here], total, out)
+        return used
+
+    def _scrub_share_fetch(self, version: int, head: bytearray | memoryview, total: int, out: list[Buffer]) -> int:
+        """Node endpoints come last in a share response, behind all its records: taken off as it streams by."""
+        try:
+            scrubber = ShareFetchScrubber(version)
+        except WireError as error:
+            raise SessionError(CloseReason.UNSUPPORTED_VERSION, str(error), kind=error.reason) from error
+        scrub = partial(_scrub, scrubber)
+        out.append(scrub(head))
+        if len(head) < total:
+            self.walker.scrub = scrub
+        return -len(head)
+
+    def _rewrite(
+        self,
+        buf: bytearray | memoryview,
+        start: int,
+        here: int,
+        total: int,
+        pending: Pending,
+        throttle_ms: int,
+        out: list[Buffer],
+    ) -> int:
+        """Replace broker addresses (or clamp ApiVersions) at the head of a response; results as `_judge`."""
+        exchange = self._exchange
+        assert exchange.translate is not None
+        api_key, version = pending.api_key, pending.api_version
+        try:
+            done = responses.rewrite(api_key, version, buf, start, start + here, exchange.translate)
+        except WireError as error:
+            reason = (
+                CloseReason.UNSUPPORTED_VERSION
+                if error.reason == "unsupported_version"
+                else CloseReason.BROKER_MALFORMED
+            )
+            raise SessionError(reason, str(error), kind=error.reason) from error
+        if isinstance(done, responses.NeedMore):
+            if here == total:
+                raise SessionError(
+                    CloseReason.BROKER_MALFORMED,
+                    f"{api_name(api_key)} v{version} response of {total} bytes ends before its addresses do",
+                    kind="broker_truncated",
+                )
+            if here >= MAX_HELD_RESPONSE_BYTES:
+                raise SessionError(
+                    CloseReason.BROKER_MALFORMED,
+                    f"{api_name(api_key)} v{version} response needs more than {MAX_HELD_RESPONSE_BYTES} bytes held",
+                    kind="broker_too_large",
+                )
+            # Not just what is missing next: asking again for every few bytes would take quadratic time.
+            self.walker.need = min(total, max(done.wanted, here * 2), MAX_HELD_RESPONSE_BYTES)
+            return 0
+        if done is None:  # nothing to replace
+            return here
+        exchange.counters.addresses_rewritten += 1
+        head = bytearray(done.head)
+        if throttle_ms > 0:
+            responses.patch_throttle(head, 0, len(head), api_key, version, throttle_ms)
+        out.append(head)
+        if here > done.consumed:
+            out.append(bytes(buf[start + done.consumed : start + here]))
+        return -here
+
+    def _charge_fetch(self, pending: Pending, amount_bytes: int) -> int:
+        """Charge a Fetch response; the delay it brings about is 0 where the request was judged before."""
+        if pending.admission is None:
+            return self._throttle_by_response(pending, amount_bytes)
+        self._exchange.ledger.settle(pending.account, Kind.FETCH, pending.admission, amount_bytes, self._now_ms)
+        return 0
+
+    def _throttle_by_response(self, pending: Pending, amount_bytes: int) -> int:
+        """Fetches that could not be judged when they came: charge the response, tell the client, mute it afterwards."""
+        exchange, now_ms = self._exchange, self._now_ms
+        delay_ms = exchange.ledger.charge(pending.account, Kind.FETCH, amount_bytes, now_ms)
+        if delay_ms > 0:
+            exchange.mute(pending.account, Kind.FETCH, delay_ms, now_ms)
+        return delay_ms
+
+
+def _scrub(scrubber: ShareFetchScrubber, data: bytearray | memoryview) -> bytes:
+    try:
+        return scrubber.feed(data)
+    except WireError as error:
+        raise SessionError(CloseReason.BROKER_MALFORMED, str(error), kind=error.reason) from error

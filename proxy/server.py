@@ -1,0 +1,322 @@
+"""Listeners, accept loops, the cluster's brokers and the orderly end: one object that `deploy` starts and drains."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final
+
+import structlog
+import trio
+
+from proxy.addresses import AddressBook, BrokerKey, NoFreePortError
+from proxy.cluster import ClusterError, ask_brokers
+from proxy.connection import Connection, ConnectionInfo, Shared
+from proxy.errors import CloseReason, SessionError, UpstreamError
+from proxy.observer import Counters
+from proxy.session import Session
+from proxy.settings import ProxySettings
+from proxy.splice import PipePool
+from quota.entity import ANONYMOUS
+from quota.ledger import Ledger
+
+log = structlog.get_logger("kquota.proxy")
+
+BACKLOG: Final = 1024
+ACCEPT_CAPACITY_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+ACCEPT_PAUSE_S: Final = 0.1
+"""Out of descriptors: established connections go on, new ones wait in the backlog."""
+FIRST_RETRY_S: Final = 0.2
+"""While no broker has answered yet, ask again this soon (doubling up to `metadata_refresh_s`)."""
+IDLE_CHECKS_PER_LIMIT: Final = 10
+
+BOOTSTRAP: Final = "bootstrap"
+WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})
+
+
+class Proxy:
+    """One sidecar: a bootstrap listener, a listener per broker, and the connections through them."""
+
+    def __init__(self, settings: ProxySettings, ledger: Ledger, counters: Counters | None = None) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self.counters = counters or Counters()
+        self._book = AddressBook(settings.broker_ports, self._bind_broker)
+        self._shared = Shared(
+            counters=self.counters,
+            pipes=PipePool(),
+            buffer=memoryview(bytearray(settings.buffer_bytes)),
+            splice_min_bytes=settings.splice_min_bytes,
+        )
+        self._connections: set[Connection] = set()
+        self._listeners: list[socket.socket] = []
+        self._nursery: trio.Nursery | None = None
+        self._accept_scopes: set[trio.CancelScope] = set()
+        self._drain_asked = trio.Event()
+        self._connection_ended = trio.Event()
+        self._next_bootstrap = 0
+        self._port = settings.listen_port
+        self.state = "starting"
+        """starting, serving, draining, stopped"""
+        self.cluster_reached = False
+        """The cluster answered a Metadata request, the last time it was asked."""
+        self.last_cluster_error: str | None = None
+
+    # ---- what others may know ---------------------------------------------------------------------------------------
+
+    @property
+    def listeners_bound(self) -> bool:
+        """True while clients can connect."""
+        return self.state == "serving" and bool(self._listeners)
+
+    @property
+    def port(self) -> int:
+        """Port of the bootstrap listener (the real one, if 0 was asked for)."""
+        return self._port
+
+    @property
+    def pipes_open(self) -> int:
+        """Kernel pipes held for splicing, for leak checks."""
+        return self._shared.pipes.pipes_open
+
+    def connections(self) -> list[ConnectionInfo]:
+        """All open connections."""
+        return [connection.info() for connection in self._connections]
+
+    def brokers(self) -> list[tuple[int, str, int, int]]:
+        """(node id, host, port, local port) of the brokers seen."""
+        return [(a.key.node_id, a.host, a.port, a.local_port) for a in self._book.brokers() if a.key.kind == "broker"]
+
+    # ---- life -------------------------------------------------------------------------------------------------------
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until drained. Raises OSError if the bootstrap port cannot be bound."""
+        settings = self._settings
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                listener = self._bind(settings.listen_port)
+                self._port = int(listener.getsockname()[1])
+                self.state = "serving"
+                nursery.start_soon(self._accept_loop, listener, BOOTSTRAP, self._dial_bootstrap)
+                nursery.start_soon(self._watch_cluster)
+                nursery.start_soon(self._close_idle)
+                log.info("listening", host=settings.listen_host, port=self.port)
+                task_status.started()
+                await self._drain_asked.wait()
+                await self._finish()
+                nursery.cancel_scope.cancel()
+        finally:
+            self.state = "stopped"
+            for listener in self._listeners:
+                trio.lowlevel.notify_closing(listener)
+                listener.close()
+            self._listeners.clear()
+            self._shared.pipes.close()
+
+    def drain(self) -> None:
+        """Stop accepting, let requests in flight finish, then close; `serve` returns when that is done."""
+        if self.state == "serving":
+            self.state = "draining"
+            log.info("draining", connections=len(self._connections))
+        self._drain_asked.set()
+
+    async def _finish(self) -> None:
+        for scope in self._accept_scopes:
+            scope.cancel()
+        for listener in self._listeners:  # new clients are refused at once instead of waiting in the backlog
+            trio.lowlevel.notify_closing(listener)
+            listener.close()
+        self._listeners.clear()
+        for connection in list(self._connections):
+            connection.drain()
+        with trio.move_on_after(self._settings.drain_timeout_s):
+            await self._no_connections()
+        for connection in list(self._connections):
+            connection.abort(CloseReason.DRAIN_TIMEOUT)
+        await self._no_connections()
+
+    async def _no_connections(self) -> None:
+        while self._connections:
+            await self._connection_ended.wait()
+
+    # ---- listeners --------------------------------------------------------------------------------------------------
+
+    def _bind(self, port: int) -> socket.socket:
+        host = self._settings.listen_host
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+            listener.listen(BACKLOG)
+            listener.setblocking(False)
+        except OSError as error:
+            listener.close()
+            raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
+        self._listeners.append(listener)
+        return listener
+
+    def _bind_broker(self, key: BrokerKey, port: int) -> bool:
+        assert self._nursery is not None
+        try:
+            listener = self._bind(port)
+        except OSError as error:
+            log.warning("broker port is taken, trying the next", port=port, node_id=key.node_id, error=str(error))
+            return False
+        log.info("broker listener", node_id=key.node_id, port=port)
+        self._nursery.start_soon(
+            self._accept_loop, listener, f"{key.kind} {key.node_id}", lambda: self._dial(*self._book.upstream(key))
+        )
+        return True
+
+    async def _accept_loop(
+        self, listener: socket.socket, name: str, dial: Callable[[], Awaitable[socket.socket]]
+    ) -> None:
+        assert self._nursery is not None
+        with trio.CancelScope() as scope:
+            if self._drain_asked.is_set():
+                return
+            self._accept_scopes.add(scope)
+            while True:
+                await trio.lowlevel.wait_readable(listener)
+                try:
+                    client, address = listener.accept()
+                except BlockingIOError:
+                    continue
+                except OSError as error:
+                    if error.errno in ACCEPT_CAPACITY_ERRNOS:
+                        self.counters.accept_failures += 1
+                        log.error("cannot accept", error=str(error), pause_s=ACCEPT_PAUSE_S)
+                        await trio.sleep(ACCEPT_PAUSE_S)
+                    continue  # the client is gone before we accepted it (ECONNABORTED and the like)
+                self._start_connection(client, address, name, dial)
+
+    def _start_connection(
+        self,
+        client: socket.socket,
+        address: tuple[str, int],
+        name: str,
+        dial: Callable[[], Awaitable[socket.socket]],
+    ) -> None:
+        assert self._nursery is not None
+        client.setblocking(False)
+        with suppress(OSError):
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        settings = self._settings
+        advertised = settings.advertised_host or (
+            client.getsockname()[0] if settings.listen_host in WILDCARDS else settings.listen_host
+        )
+        session = Session(
+            self._ledger,
+            self.counters,
+            user=settings.static_user or ANONYMOUS,
+            translate=lambda node_id, host, port, kind: (advertised, self._translate(kind, node_id, host, port)),
+            max_frame_bytes=settings.max_frame_bytes,
+            max_in_flight=settings.max_in_flight,
+        )
+        connection = Connection(client, f"{address[0]}:{address[1]}", name, dial, session, self._shared)
+        self._nursery.start_soon(self._run_connection, connection)
+
+    async def _run_connection(self, connection: Connection) -> None:
+        self._connections.add(connection)
+        self.counters.connections_opened += 1
+        self.counters.connections_open += 1
+        if self._drain_asked.is_set():
+            connection.drain()
+        reason = CloseReason.INTERNAL_ERROR
+        try:
+            reason = await connection.run()
+        finally:
+            self._connections.discard(connection)
+            self.counters.connections_open -= 1
+            self._connection_ended.set()
+            self._connection_ended = trio.Event()
+            self.counters.connections_closed[str(reason)] += 1
+            log.debug("connection closed", reason=str(reason), peer=connection.peer, broker=connection.broker_name)
+
+    # ---- upstream ---------------------------------------------------------------------------------------------------
+
+    def _translate(self, kind: str, node_id: int, host: str, port: int) -> int:
+        try:
+            return self._book.local_port(kind, node_id, host, port)
+        except NoFreePortError as error:
+            raise SessionError(CloseReason.NO_BROKER_PORT, str(error)) from error
+
+    async def _dial(self, host: str, port: int) -> socket.socket:
+        timeout_s = self._settings.connect_timeout_s
+        try:
+            with trio.fail_after(timeout_s):
+                stream = await trio.open_tcp_stream(host, port)
+        except trio.TooSlowError:
+            self.counters.upstream_connect_failures += 1
+            raise UpstreamError(f"{host}:{port} did not accept within {timeout_s:g} s") from None
+        except OSError as error:
+            self.counters.upstream_connect_failures += 1
+            raise UpstreamError(f"{host}:{port}: {error}") from error
+        self.counters.upstream_connects += 1
+        broker = socket.socket(fileno=stream.socket.detach())  # trio's stream has set TCP_NODELAY
+        broker.setblocking(False)
+        return broker
+
+    async def _dial_bootstrap(self) -> socket.socket:
+        """The first bootstrap server that accepts, starting with the one that did last time."""
+        servers = self._settings.bootstrap
+        errors = []
+        for turn in range(len(servers)):
+            index = (self._next_bootstrap + turn) % len(servers)
+            try:
+                broker = await self._dial(*servers[index])
+            except UpstreamError as error:
+                errors.append(str(error))
+                continue
+            self._next_bootstrap = index
+            return broker
+        raise UpstreamError("no bootstrap server accepts: " + "; ".join(errors))
+
+    async def _watch_cluster(self) -> None:
+        """Ask for brokers now and then: new ones get their listener, and readiness tells the truth."""
+        settings = self._settings
+        retry_s = FIRST_RETRY_S
+        while True:
+            try:
+                await self._learn_brokers()
+            except (ClusterError, NoFreePortError) as error:
+                if self.last_cluster_error != str(error):
+                    log.warning("cluster not reached", error=str(error))
+                self.cluster_reached = False
+                self.last_cluster_error = str(error)
+                await trio.sleep(retry_s)
+                retry_s = min(retry_s * 2, settings.metadata_refresh_s)
+            else:
+                if not self.cluster_reached:
+                    log.info("cluster reached", brokers=[broker[0] for broker in self.brokers()])
+                self.cluster_reached = True
+                self.last_cluster_error = None
+                retry_s = FIRST_RETRY_S
+                await trio.sleep(settings.metadata_refresh_s)
+
+    async def _learn_brokers(self) -> None:
+        known = [(address.host, address.port) for address in self._book.brokers() if address.key.kind == "broker"]
+        errors = []
+        for host, port in [*self._settings.bootstrap, *known]:
+            try:
+                brokers = await ask_brokers(host, port, self._settings.connect_timeout_s)
+            except ClusterError as error:
+                errors.append(str(error))
+                continue
+            for node in brokers:
+                self._book.local_port("broker", node.node_id, node.host, node.port)
+            return
+        raise ClusterError("; ".join(dict.fromkeys(errors)))
+
+    async def _close_idle(self) -> None:
+        limit_s = self._settings.max_idle_s
+        while True:
+            await trio.sleep(limit_s / IDLE_CHECKS_PER_LIMIT)
+            now_s = trio.current_time()
+            for connection in list(self._connections):
+                if now_s - connection.last_activity_s > limit_s:
+                    connection.abort(CloseReason.IDLE)

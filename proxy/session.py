@@ -1,0 +1,150 @@
+"""One connection pair as a state machine: bytes and a clock reading in, bytes to send and a mute deadline out.
+
+    client bytes -> RequestSide  --+-- forwarded (perhaps patched), replaced, or dropped and answered here
+                        |          |
+                     Exchange (requests in flight, mute)
+                        |          |
+    broker bytes -> ResponseSide --+-- forwarded (throttle patched), or its head replaced (addresses)
+
+States of the client's side, of which only one is ever true:
+
+    | state    | means                                             | left by                                         |
+    |----------|---------------------------------------------------|-------------------------------------------------|
+    | OPEN     | requests are read and judged                      | a throttle -> MUTED; `max_in_flight` -> FULL    |
+    | MUTED    | nothing is read before `mute_until_ms` (KIP-219); | the deadline -> OPEN, what was already read     |
+    |          | responses go on flowing                           | first (`has_backlog`, `resume`)                 |
+    | FULL     | too many requests wait for their answer           | a response -> OPEN, likewise                    |
+
+Rules that hold in both directions:
+- no sockets, no tasks, no clock: `now_ms` is given (monotonic milliseconds);
+- what is returned is in wire order, and views into the caller's buffer are valid only until the next call;
+- a response is matched to the oldest pending request (Kafka answers in order); anything else ends the connection;
+- muting never stops the broker's direction.
+"""
+
+from __future__ import annotations
+
+from proxy.exchange import AddressTranslator, Exchange
+from proxy.observer import Counters
+from proxy.request_side import RequestSide
+from proxy.response_side import ResponseSide
+from quota.entity import Kind
+from quota.ledger import Ledger
+
+
+class Session:
+    """The two directions of one client connection and its broker connection.
+
+    The shell calls `client_bytes` / `broker_bytes` with what it read and sends what is returned to the other side;
+    while `client_skip` / `broker_skip` is positive it may move that many bytes itself (splice) and report them by
+    `client_moved` / `broker_moved`.
+    """
+
+    __slots__ = (
+        "_exchange",
+        "_requests",
+        "_responses",
+        "broker_bytes",
+        "broker_moved",
+        "client_bytes",
+        "client_moved",
+        "inflight",
+        "ready_answers",
+        "resume",
+        "user",
+    )
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        counters: Counters,
+        *,
+        user: str,
+        translate: AddressTranslator | None,
+        max_frame_bytes: int = 104_857_600,
+        max_in_flight: int = 1024,
+    ) -> None:
+        """`translate(node_id, host, port, kind)` gives the address clients are told instead; None: rewrite nothing."""
+        self.user = user
+        self._exchange = exchange = Exchange(ledger, counters, translate)
+        self._requests = RequestSide(exchange, user, max_frame_bytes, max_in_flight)
+        self._responses = ResponseSide(exchange)
+        self.inflight = exchange.inflight
+        # The sides' own methods, not wrapped: these are called for every read.
+        self.client_bytes = self._requests.take
+        """client_bytes(view, now_ms): take bytes read from the client (a writable view, heads are patched in place).
+        Returns the buffers to send to the broker. Raises SessionError if the bytes are not Kafka's protocol."""
+        self.client_moved = self._requests.moved
+        """client_moved(count, now_ms)"""
+        self.resume = self._requests.resume
+        """resume(now_ms): go on with the backlog after a mute; as `client_bytes`."""
+        self.broker_bytes = self._responses.take
+        """broker_bytes(view, now_ms): take bytes read from the broker. Returns the buffers to send to the client.
+        Raises SessionError if they answer nothing, or cannot be read where they must be rewritten."""
+        self.broker_moved = self._responses.moved
+        """broker_moved(count): returns answers as `ready_answers`."""
+        self.ready_answers = self._responses.ready_answers
+        """ready_answers(): answers made here whose turn has come."""
+
+    @property
+    def mute_until_ms(self) -> float:
+        """The client is not read before this time."""
+        return self._exchange.mute_until_ms
+
+    @property
+    def client_skip(self) -> int:
+        """Bytes from the client that may be moved to the broker without being looked at."""
+        return self._requests.walker.movable
+
+    @property
+    def broker_skip(self) -> int:
+        """Bytes from the broker that may be moved to the client without being looked at."""
+        return self._responses.walker.movable
+
+    @property
+    def client_at_boundary(self) -> bool:
+        """True between two requests: a good place to stop reading."""
+        return self._requests.walker.at_boundary
+
+    @property
+    def has_backlog(self) -> bool:
+        """True if requests that were already read wait to be judged; call `resume` before reading more."""
+        return self._requests.has_backlog
+
+    @property
+    def in_flight_full(self) -> bool:
+        """True while too many requests wait for their answer: do not read the client."""
+        return self._requests.in_flight_full
+
+    @property
+    def quiet(self) -> bool:
+        """True if no answer is owed and none is under way."""
+        return not self.inflight and self._responses.walker.at_boundary
+
+    @property
+    def client_ids(self) -> list[str]:
+        """Client ids seen on this connection (a bounded number of them)."""
+        return self._requests.client_ids
+
+    @property
+    def software(self) -> str | None:
+        """Client library and version, from ApiVersions v3+."""
+        return self._requests.software
+
+    @property
+    def client_bytes_total(self) -> int:
+        """Bytes received from the client."""
+        return self._requests.bytes_total
+
+    @property
+    def broker_bytes_total(self) -> int:
+        """Bytes sent to the client."""
+        return self._responses.bytes_total
+
+    def close(self, now_ms: float) -> None:
+        """The connection ends: what admitted fetches had reserved is free again."""
+        exchange = self._exchange
+        for pending in exchange.inflight:
+            if pending.admission is not None:
+                exchange.ledger.settle(pending.account, Kind.FETCH, pending.admission, 0, now_ms)
+        exchange.inflight.clear()

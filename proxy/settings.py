@@ -1,0 +1,34 @@
+"""What the data path needs to know; built from the configuration by `deploy`, so that `proxy` knows no YAML."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ProxySettings:
+    """Settings of one sidecar. Changing them takes a restart; quotas live in the ledger and do not."""
+
+    listen_host: str
+    listen_port: int
+    broker_ports: range
+    """Local ports for brokers: broker N gets `broker_ports[N]` if free, else the first free one."""
+    bootstrap: tuple[tuple[str, int], ...]
+    """(host, port) of real brokers, tried in turn."""
+    advertised_host: str | None = None
+    """Host that clients are told; None: the address the client itself connected to."""
+    static_user: str | None = None
+    """User of every connection, where no better source of identity is configured; None: ANONYMOUS."""
+    connect_timeout_s: float = 10.0
+    max_frame_bytes: int = 104_857_600
+    """Kafka's socket.request.max.bytes."""
+    max_in_flight: int = 1024
+    """Requests of one connection without an answer; above it the client is not read (back-pressure)."""
+    drain_timeout_s: float = 30.0
+    max_idle_s: float = 600.0
+    metadata_refresh_s: float = 30.0
+    """How often the sidecar itself asks the cluster for its brokers."""
+    buffer_bytes: int = 65_536
+    """Size of the one receive buffer that all connections share (nothing is kept in it between wake-ups)."""
+    splice_min_bytes: int = 32_768
+    """Bodies with at least this much still to come are moved by splice(2), without entering Python; 0: never."""

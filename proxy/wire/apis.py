@@ -1,0 +1,66 @@
+"""What is known about each API and version: looked up in the generated tables, with Kafka's two exceptions.
+
+The exceptions are written in Kafka's code generator and not in its schemas: a ControlledShutdown request of version 0
+has no client id, and an ApiVersions response always has the oldest header, so that a client can read it before it knows
+what the broker speaks (KIP-511).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from proxy.wire import schema
+
+PRODUCE: Final = 0
+FETCH: Final = 1
+METADATA: Final = 3
+CONTROLLED_SHUTDOWN: Final = 7
+JOIN_GROUP: Final = 11
+SYNC_GROUP: Final = 14
+API_VERSIONS: Final = 18
+DESCRIBE_QUORUM: Final = 55
+SHARE_FETCH: Final = 78
+SHARE_ACKNOWLEDGE: Final = 79
+
+HEADERS: Final[dict[int, int]] = {
+    (key << 16) | version: 0 if (key, version) == (CONTROLLED_SHUTDOWN, 0) else 2 if version >= flexible else 1
+    for key, (_, lowest, highest, flexible) in schema.APIS.items()
+    for version in range(lowest, highest + 1)
+}
+"""Request header version of every known API and version, by `api_key << 16 | api_version`."""
+
+
+def api_name(api_key: int) -> str:
+    """`Produce` for 0 and so on; `api 123` for an API that is not in the table."""
+    known = schema.APIS.get(api_key)
+    return known[0] if known else f"api {api_key}"
+
+
+def version_range(api_key: int) -> tuple[int, int] | None:
+    """Lowest and highest version in the table, or None for an unknown API."""
+    known = schema.APIS.get(api_key)
+    return (known[1], known[2]) if known else None
+
+
+def is_known(api_key: int, api_version: int) -> bool:
+    """Whether the table has this API in this version."""
+    known = schema.APIS.get(api_key)
+    return known is not None and known[1] <= api_version <= known[2]
+
+
+def is_flexible(api_key: int, api_version: int) -> bool:
+    """Whether this version has tagged fields and compact lengths (KIP-482). Unknown APIs: False."""
+    known = schema.APIS.get(api_key)
+    return known is not None and api_version >= known[3]
+
+
+def request_header_version(api_key: int, api_version: int) -> int:
+    """0, 1 or 2; for unknown APIs 1, whose fields every header but one has."""
+    if api_key == CONTROLLED_SHUTDOWN and api_version == 0:
+        return 0
+    return 2 if is_flexible(api_key, api_version) else 1
+
+
+def response_header_version(api_key: int, api_version: int) -> int:
+    """0 (correlation id) or 1 (correlation id and tagged fields)."""
+    return 1 if api_key != API_VERSIONS and is_flexible(api_key, api_version) else 0

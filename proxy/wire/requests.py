@@ -1,0 +1,331 @@
+"""Requests: the header of every API and version, and the few body fields that quotas need.
+
+Positions are absolute indexes into the buffer. `frame` is the index of the 4-byte size; `end` is one past the bytes
+that have arrived, which may be before or after the frame's own end. Nothing is copied but the client id.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from proxy.wire.apis import (
+    FETCH,
+    HEADERS,
+    PRODUCE,
+    SHARE_FETCH,
+    api_name,
+    is_known,
+    request_header_version,
+    version_range,
+)
+from proxy.wire.frames import MAX_FRAME_BYTES, MIN_REQUEST_BYTES, WireError, bad_size, diagnose
+from proxy.wire.primitives import FRAME_PREFIX_BYTES, INT16, INT32, Buffer, read_uvarint
+
+MAX_HEADER_BYTES: Final = 40 * 1024
+"""No request header is longer: 14 bytes, a client id of at most 32767 bytes, and room for tagged fields."""
+
+_FIXED: Final = struct.Struct(
+    ">iIih"
+)  # size, api_key and api_version as one number, correlation_id, client id's length
+_FIXED_BYTES: Final = _FIXED.size  # 14
+_NO_CLIENT_ID: Final = struct.Struct(">ihhi")
+_NO_CLIENT_ID_BYTES: Final = _NO_CLIENT_ID.size  # 12
+
+_MAX_CACHED_CLIENT_IDS: Final = 4096
+_client_ids: dict[bytes, str] = {}
+
+
+class RequestHeader:
+    """The header of one request. `size` does not count the 4-byte prefix; `body` is the index of the body's first byte.
+
+    `known` is False when the API or its version is not in the table: the header's common fields are right all the same,
+    but `body` is only where the client id ends, because nobody knows whether tagged fields follow.
+    """
+
+    __slots__ = ("api_key", "api_version", "body", "client_id", "correlation_id", "known", "size")
+
+    def __init__(
+        self, size: int, api_key: int, api_version: int, correlation_id: int, client_id: str, body: int, known: bool
+    ) -> None:
+        self.size = size
+        self.api_key = api_key
+        self.api_version = api_version
+        self.correlation_id = correlation_id
+        self.client_id = client_id
+        self.body = body
+        self.known = known
+
+    def __repr__(self) -> str:
+        return (
+            f"RequestHeader({api_name(self.api_key)} v{self.api_version}, correlation_id={self.correlation_id}, "
+            f"client_id={self.client_id!r}, size={self.size}, body={self.body})"
+        )
+
+
+def parse_request_header(
+    buf: Buffer, frame: int, end: int, max_frame_bytes: int = MAX_FRAME_BYTES
+) -> RequestHeader | None:
+    """The header of the request at `frame`, or None when more bytes are needed.
+
+    Works for every API and version, unknown ones included, because the client id is never compact (KIP-482). Raises
+    WireError for sizes that cannot be, headers that do not fit into their frame, and other protocols.
+    """
+    if end - frame < _FIXED_BYTES:
+        return _parse_short(buf, frame, end, max_frame_bytes)
+    size, key_and_version, correlation_id, length = _FIXED.unpack_from(buf, frame)
+    if not 10 <= size <= max_frame_bytes:
+        return _parse_short(buf, frame, end, max_frame_bytes)
+    header_version = HEADERS.get(key_and_version)
+    if header_version is None:
+        return _parse_unknown(buf, frame, end)
+    pos = frame + _FIXED_BYTES
+    if header_version == 0:
+        return _parse_short(buf, frame, end, max_frame_bytes)
+    if length > 0:
+        body = pos + length
+        if body > frame + 4 + size:
+            raise _cut_header(size)
+        if body > end:
+            return None
+        raw = bytes(buf[pos:body])
+        client_id = _client_ids.get(raw)
+        if client_id is None:
+            client_id = _decode_client_id(raw)
+        pos = body
+    elif length < -1:
+        raise WireError("header_malformed", f"the client id's length is {length}")
+    else:
+        client_id = ""
+    if header_version == 2:
+        if pos >= frame + 4 + size:
+            raise _cut_header(size)
+        if pos >= end:
+            return None
+        if buf[pos] == 0:  # no tagged fields: nobody has defined any for this header yet
+            pos += 1
+        else:
+            after = _skip_header_tags(buf, pos, frame, end, size)
+            if after is None:
+                return None
+            pos = after
+    return RequestHeader(size, key_and_version >> 16, key_and_version & 0xFFFF, correlation_id, client_id, pos, True)
+
+
+def _parse_short(buf: Buffer, frame: int, end: int, max_frame_bytes: int) -> RequestHeader | None:
+    """Fewer than 14 bytes so far, a size out of range, or the one header without a client id."""
+    if end - frame < FRAME_PREFIX_BYTES:
+        return None
+    size = INT32.unpack_from(buf, frame)[0]
+    if not MIN_REQUEST_BYTES <= size <= max_frame_bytes:
+        raise bad_size(buf, frame, size, MIN_REQUEST_BYTES, max_frame_bytes)
+    if end - frame < _NO_CLIENT_ID_BYTES:
+        return None
+    _, api_key, api_version, correlation_id = _NO_CLIENT_ID.unpack_from(buf, frame)
+    if request_header_version(api_key, api_version) == 0:
+        return RequestHeader(size, api_key, api_version, correlation_id, "", frame + _NO_CLIENT_ID_BYTES, True)
+    if size < _FIXED_BYTES - FRAME_PREFIX_BYTES:
+        raise _cut_header(size)
+    return None
+
+
+def _parse_unknown(buf: Buffer, frame: int, end: int) -> RequestHeader | None:
+    """An API or version that is not in the table: only what all headers have in common is read."""
+    other = diagnose(buf[frame : frame + 4])
+    if other is not None:
+        raise WireError(*other)
+    size, api_key, api_version, correlation_id = _NO_CLIENT_ID.unpack_from(buf, frame)
+    length = INT16.unpack_from(buf, frame + _NO_CLIENT_ID_BYTES)[0]
+    pos: int = frame + _FIXED_BYTES
+    body = pos + max(length, 0)
+    if length < -1:
+        raise WireError("header_malformed", f"the client id's length is {length}")
+    if body > frame + FRAME_PREFIX_BYTES + size:
+        raise _cut_header(size)
+    if body > end:
+        return None
+    raw = bytes(buf[pos:body])
+    client_id = _client_ids.get(raw) or _decode_client_id(raw)
+    return RequestHeader(size, api_key, api_version, correlation_id, client_id, body, False)
+
+
+def _cut_header(size: int) -> WireError:
+    return WireError("header_malformed", f"the request header does not fit into its frame of {size} bytes")
+
+
+def _decode_client_id(raw: bytes) -> str:
+    """UTF-8 with replacement characters, as Java decodes it; remembered, because clients repeat it in every request."""
+    text = raw.decode("utf-8", "replace")
+    if len(raw) <= 256:
+        if len(_client_ids) >= _MAX_CACHED_CLIENT_IDS:
+            _client_ids.clear()
+        _client_ids[raw] = text
+    return text
+
+
+def _skip_header_tags(buf: Buffer, pos: int, frame: int, end: int, size: int) -> int | None:
+    """The position after the header's tagged fields, or None when more bytes are needed."""
+    frame_end = frame + FRAME_PREFIX_BYTES + size
+    longest = min(frame_end, frame + MAX_HEADER_BYTES)
+    limit = min(end, longest)
+    count, pos = read_uvarint(buf, pos, limit)
+    left = count
+    while pos >= 0 and left:
+        _, pos = read_uvarint(buf, pos, limit)
+        if pos < 0:
+            break
+        length, pos = read_uvarint(buf, pos, limit)
+        if pos < 0:
+            break
+        pos += length
+        if pos > longest:
+            break
+        left -= 1
+    if pos == -2 or pos > longest or (pos == -1 and limit == longest) or (left and count > longest - frame):
+        raise WireError("header_malformed", f"the request header's {count} tagged fields do not fit into its frame")
+    return None if pos < 0 or pos > end else pos
+
+
+def _unsupported(api_key: int, version: int) -> WireError:
+    return WireError(
+        "unsupported_version",
+        f"{api_name(api_key)} version {version} is not known; the table has {version_range(api_key)}",
+    )
+
+
+def produce_acks(buf: Buffer, body: int, end: int, version: int) -> int | None:
+    """The `acks` of a Produce request (0: the broker will not answer), or None when more bytes are needed.
+
+    Raises WireError for versions that are not in the table: a guess would lose count of the answers.
+    """
+    if not 0 <= version <= _PRODUCE_MAX:
+        raise _unsupported(PRODUCE, version)
+    if version >= 9:  # compact: length + 1, 0 is null
+        if body >= end:
+            return None
+        length = buf[body]
+        if length < 0x80:
+            pos = body + (length or 1)
+        else:
+            length, pos = read_uvarint(buf, body, end)
+            if pos == -2:
+                raise WireError("request_malformed", "the transactional id's length is not a number")
+            if pos == -1:
+                return None
+            pos += length - 1
+    elif version >= 3:
+        if body + 2 > end:
+            return None
+        length = INT16.unpack_from(buf, body)[0]
+        if length < -1:
+            raise WireError("request_malformed", f"the transactional id's length is {length}")
+        pos = body + 2 + max(length, 0)
+    else:
+        pos = body
+    if pos + 2 > end:
+        return None
+    acks: int = INT16.unpack_from(buf, pos)[0]
+    return acks
+
+
+class FetchFields:
+    """The head of a Fetch or ShareFetch request. Positions (`*_at`) are absolute, -1 when the version lacks the field.
+
+    `replica_id` is -1 for consumers and for versions that tell it in a tagged field at the end (15 on, KIP-903).
+    Without a session, `session_id` is 0 and `session_epoch` -1 (KIP-227). For ShareFetch, `session_epoch` is the share
+    session's and `session_id` always 0. `rest` is where the fields end that were read: the topics for a Fetch.
+    """
+
+    __slots__ = (
+        "max_bytes", "max_bytes_at", "max_wait_ms", "min_bytes", "min_bytes_at", "replica_id", "rest", "session_epoch",
+        "session_epoch_at", "session_id", "session_id_at",
+    )  # fmt: skip
+
+    def __init__(self, replica_id: int, max_wait_ms: int, min_bytes: int, min_bytes_at: int) -> None:
+        self.replica_id = replica_id
+        self.max_wait_ms = max_wait_ms
+        self.min_bytes = min_bytes
+        self.min_bytes_at = min_bytes_at
+        self.max_bytes: int | None = None
+        self.max_bytes_at = -1
+        self.session_id = 0
+        self.session_id_at = -1
+        self.session_epoch = -1
+        self.session_epoch_at = -1
+        self.rest = min_bytes_at + 4
+
+
+_FETCH_0: Final = struct.Struct(">iii")  # replica_id, max_wait_ms, min_bytes
+_FETCH_3: Final = struct.Struct(">iiii")  # ..., max_bytes (and from version 4 isolation_level, int8)
+_FETCH_7: Final = struct.Struct(">iiiibii")  # ..., max_bytes, isolation_level, session_id, session_epoch
+_FETCH_15: Final = struct.Struct(
+    ">iiibii"
+)  # max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch
+_SHARE_FETCH: Final = struct.Struct(">iiii")  # share_session_epoch, max_wait_ms, min_bytes, max_bytes
+
+_PRODUCE_MAX: Final = (version_range(PRODUCE) or (0, 0))[1]
+_FETCH_MAX: Final = (version_range(FETCH) or (0, 0))[1]
+
+
+def parse_fetch(buf: Buffer, body: int, end: int, version: int) -> FetchFields | None:
+    """The fields of a Fetch request that bound its answer; None: more bytes are needed, or the version is unknown."""
+    if not 0 <= version <= _FETCH_MAX:
+        return None
+    if version >= 15:
+        if body + 21 > end:
+            return None
+        wait, least, most, _, session_id, epoch = _FETCH_15.unpack_from(buf, body)
+        fields = FetchFields(-1, wait, least, body + 4)
+    elif version >= 7:
+        if body + 25 > end:
+            return None
+        replica, wait, least, most, _, session_id, epoch = _FETCH_7.unpack_from(buf, body)
+        fields = FetchFields(replica, wait, least, body + 8)
+    elif version >= 3:
+        if body + 16 + (version >= 4) > end:
+            return None
+        replica, wait, least, most = _FETCH_3.unpack_from(buf, body)
+        fields = FetchFields(replica, wait, least, body + 8)
+        fields.max_bytes = most
+        fields.max_bytes_at = body + 12
+        fields.rest = body + 16 + (version >= 4)
+        return fields
+    else:
+        if body + 12 > end:
+            return None
+        replica, wait, least = _FETCH_0.unpack_from(buf, body)
+        return FetchFields(replica, wait, least, body + 8)
+    at = fields.min_bytes_at
+    fields.max_bytes = most
+    fields.max_bytes_at = at + 4
+    fields.session_id = session_id
+    fields.session_id_at = at + 9
+    fields.session_epoch = epoch
+    fields.session_epoch_at = at + 13
+    fields.rest = at + 17
+    return fields
+
+
+def parse_share_fetch(buf: Buffer, body: int, end: int, version: int) -> FetchFields | None:
+    """The same for a ShareFetch request (KIP-932). Raises WireError when its strings have impossible lengths."""
+    if not is_known(SHARE_FETCH, version):
+        return None
+    pos = body
+    for name in ("group id", "member id"):
+        length, pos = read_uvarint(buf, pos, end)
+        if pos == -2:
+            raise WireError("request_malformed", f"the {name}'s length is not a number")
+        if pos == -1:
+            return None
+        pos += max(length - 1, 0)
+    if pos + 16 + (8 if version else 0) > end:
+        return None
+    epoch, wait, least, most = _SHARE_FETCH.unpack_from(buf, pos)
+    fields = FetchFields(-1, wait, least, pos + 8)
+    fields.max_bytes = most
+    fields.max_bytes_at = pos + 12
+    fields.session_epoch = epoch
+    fields.session_epoch_at = pos
+    # Version 1 added max_records and batch_size, version 2 the acquire mode and is_renew_ack (one byte each).
+    fields.rest = pos + 16 + (8 if version >= 1 else 0) + (2 if version >= 2 else 0)
+    return fields

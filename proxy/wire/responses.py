@@ -1,0 +1,453 @@
+"""Responses: the throttle field is set, brokers' addresses are replaced, ApiVersions is clamped; all else stays.
+
+Positions are absolute indexes into the buffer. `start` is the index of the frame's 4-byte size; `end` is one past the
+bytes that have arrived, which may be before or after the frame's own end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple, TypeAlias
+
+from proxy.wire import schema
+from proxy.wire.apis import (
+    API_VERSIONS,
+    FETCH,
+    METADATA,
+    PRODUCE,
+    api_name,
+    response_header_version,
+    version_range,
+)
+from proxy.wire.frames import WireError
+from proxy.wire.messages import (
+    api_versions_request,
+    empty_fetch_response,
+    empty_share_fetch_response,
+    metadata_request,
+    unsupported_api_versions_response,
+)
+from proxy.wire.primitives import (
+    INT16,
+    INT32,
+    SKIP,
+    TAGS,
+    UINT16,
+    Buffer,
+    Program,
+    compact_string,
+    read_uvarint,
+    string,
+    uvarint,
+)
+from proxy.wire.walk import Address, Short, Walker
+
+__all__ = [
+    "NeedMore",
+    "NodeAddress",
+    "Rewritten",
+    "Translate",
+    "api_versions_request",
+    "carries_addresses",
+    "empty_fetch_response",
+    "empty_share_fetch_response",
+    "fetch_version_upstream",
+    "metadata_request",
+    "needs_rewrite",
+    "needs_whole_frame",
+    "patch_throttle",
+    "read_api_versions",
+    "read_brokers",
+    "response_header_bytes",
+    "rewrite",
+    "rewrite_addresses",
+    "throttle_offset",
+    "unsupported_api_versions_response",
+]
+
+UNSUPPORTED_VERSION: Final = 35
+"""Kafka's error code for an API version that the broker does not have."""
+
+WritableBuffer: TypeAlias = bytearray | memoryview
+
+
+class NodeAddress(NamedTuple):
+    """Where a node listens."""
+
+    node_id: int
+    host: str
+    port: int
+
+
+Translate: TypeAlias = Callable[[int, str, int, str], tuple[str, int]]
+"""(node id, host, port, "broker" or "controller") -> the (host, port) that the client shall see."""
+
+
+class Rewritten(NamedTuple):
+    """`head` replaces the first `consumed` bytes of the frame (the size prefix included); the rest passes unchanged."""
+
+    head: bytes
+    consumed: int
+
+
+class NeedMore:
+    """The bytes do not reach far enough; at least `wanted` bytes of the frame, prefix included, are needed."""
+
+    __slots__ = ("wanted",)
+
+    def __init__(self, wanted: int) -> None:
+        self.wanted = wanted
+
+
+_WALK: Final = -1
+_PRODUCE_FIRST_FLEXIBLE: Final = schema.APIS[PRODUCE][3]
+_PRODUCE_FIRST_TOPIC_ID: Final = 13
+_FETCH_WITHOUT_ENDPOINTS: Final = 15
+
+
+def _by_version(table: dict[int, tuple[tuple[int, int, Program], ...]]) -> dict[int, Program]:
+    return {
+        key << 16 | version: walk
+        for key, runs in table.items()
+        for first, last, walk in runs
+        for version in range(first, last + 1)
+    }
+
+
+def _throttle_offsets() -> dict[int, int]:
+    """Offset from the frame's start by `api_key << 16 | version`: 4 bytes size, 4 or 5 header, then the body."""
+    return {
+        key << 16 | version: at if at < 0 else 8 + response_header_version(key, version) + at
+        for key, runs in schema.THROTTLE_POSITIONS.items()
+        for first, last, at in runs
+        for version in range(first, last + 1)
+    }
+
+
+_THROTTLE_AT: Final = _throttle_offsets()
+_THROTTLE_WALKS: Final = _by_version(schema.THROTTLE_WALKS)
+_ADDRESS_WALKS: Final = _by_version(schema.ADDRESS_WALKS)
+
+# Fetch is not looked into: brokers are asked with a version that has no addresses (fetch_version_upstream).
+_NEEDS_REWRITE: Final = {
+    key << 16 | version: key == API_VERSIONS or (key != FETCH and key << 16 | version in _ADDRESS_WALKS)
+    for key in (*schema.ADDRESS_WALKS, API_VERSIONS)
+    for version in range(schema.APIS[key][1], schema.APIS[key][2] + 1)
+}
+_REWRITTEN_APIS: Final = frozenset((*schema.ADDRESS_WALKS, API_VERSIONS))
+
+
+def fetch_version_upstream(version: int) -> int:
+    """The Fetch version to ask a broker with, for a client that asked with `version`: 15 instead of 16 to 18.
+
+    From 16 on a response can name brokers' addresses in its last bytes, behind data that is never held (KIP-951). A
+    consumer's requests of 15 to 18 have equal bodies, and a response of 15 is a valid response of 16 to 18. Versions
+    that are not in the table stay as they are.
+    """
+    return _FETCH_WITHOUT_ENDPOINTS if _FETCH_WITHOUT_ENDPOINTS < version <= schema.APIS[FETCH][2] else version
+
+
+def response_header_bytes(api_key: int, version: int) -> int:
+    """Length of the response header without tagged fields: 4 (correlation id), or 5 in flexible versions."""
+    return 4 + response_header_version(api_key, version)
+
+
+# ---- throttle time ---------------------------------------------------------------------------------------------------
+
+
+def throttle_offset(api_key: int, version: int) -> int | None:
+    """Offset of throttle_time_ms from the frame's start (size prefix included), if all such responses have it there.
+
+    None when there is no such field, or when fields of varying length come first (`needs_whole_frame`). In flexible
+    versions the offset is right for a header without tagged fields, which is the only one that brokers send.
+    """
+    at = _THROTTLE_AT.get(api_key << 16 | version, _WALK)
+    return None if at == _WALK else at
+
+
+def needs_whole_frame(api_key: int, version: int) -> bool:
+    """Whether the throttle field comes behind fields of varying length (Produce, ApiVersions, delegation tokens)."""
+    return _THROTTLE_AT.get(api_key << 16 | version) == _WALK
+
+
+def patch_throttle(frame: WritableBuffer, start: int, end: int, api_key: int, version: int, throttle_ms: int) -> bool:
+    """Set throttle_time_ms to `throttle_ms`, unless the broker's own is higher. False: no field within reach.
+
+    The frame may be cut behind the field. Nothing is raised for malformed frames: the client shall judge them.
+    """
+    at = _THROTTLE_AT.get(api_key << 16 | version)
+    if at is None or end - start < 8:
+        return False
+    frame_end = start + 4 + INT32.unpack_from(frame, start)[0]
+    limit = min(end, frame_end)
+    if at != _WALK and (
+        response_header_version(api_key, version) == 0 or (limit - start > 8 and frame[start + 8] == 0)
+    ):
+        pos = start + at
+    else:
+        pos = _find_throttle(frame, start, limit, frame_end, api_key, version, at)
+    if pos < 0 or pos + 4 > limit:
+        return False
+    if throttle_ms > INT32.unpack_from(frame, pos)[0]:
+        INT32.pack_into(frame, pos, throttle_ms)
+    return True
+
+
+def _find_throttle(frame: Buffer, start: int, limit: int, frame_end: int, api_key: int, version: int, at: int) -> int:
+    """Position of the field, or -1."""
+    if api_key == PRODUCE and limit == frame_end:
+        pos = _plain_produce(frame, start, frame_end, version)
+        if pos >= 0:
+            return pos
+    if (
+        api_key == API_VERSIONS
+        and limit - start >= 10
+        and INT16.unpack_from(frame, start + 8)[0] == UNSUPPORTED_VERSION
+    ):
+        return -1  # such a response always has the layout of version 0, which lacks the field
+    walker = Walker(frame, limit, frame_end)
+    try:
+        pos = _body(walker, start, api_key, version)
+        if at != _WALK:
+            return pos + at - 9  # behind a header with tagged fields: 9 is where the body begins without
+        walker.run(_THROTTLE_WALKS[api_key << 16 | version], pos)
+    except (Short, WireError):
+        return -1
+    return walker.throttle_at
+
+
+def _plain_produce(frame: Buffer, start: int, frame_end: int, version: int) -> int:
+    """Position of the throttle field in the commonest produce responses, whole and without node endpoints; else -1.
+
+    Up to version 8 it is the last field. From version 9 on, a response for one partition without errors and unknown
+    tags has a fixed form, shown here for version 9 to 12 (from 13 on 16 bytes of topic id instead of the name):
+
+        size4 corr4 tags=0 | topics=1+1 name | partitions=1+1 index4 error2 offset8 time8 start8 | record_errors=1+0
+        message=null tags=0 | tags=0 | throttle4 tags=0
+    """
+    if version < _PRODUCE_FIRST_FLEXIBLE:
+        return frame_end - 4 if version > 0 else -1
+    if frame_end - start < 52:
+        return -1
+    # A compact string shorter than 127 bytes: one byte says length + 1, so that byte is also the whole field's length.
+    name_bytes = frame[start + 10] if version < _PRODUCE_FIRST_TOPIC_ID else 16
+    partitions = start + 10 + name_bytes
+    tail = partitions + 31
+    if (
+        tail + 9 == frame_end
+        and frame[start + 8] == 0
+        and frame[start + 9] == 2
+        and frame[partitions] == 2
+        and frame[tail] == 1
+        and frame[tail + 1] == 0
+        and frame[tail + 2] == 0
+        and frame[tail + 3] == 0
+        and frame[tail + 8] == 0
+        and name_bytes < 0x80
+    ):
+        return tail + 4
+    return -1
+
+
+# ---- addresses -------------------------------------------------------------------------------------------------------
+
+
+def carries_addresses(api_key: int, version: int) -> bool:
+    """Whether a response of this version can name brokers' (or controllers') addresses.
+
+    Raises WireError ("unsupported_version") for an unknown version of an API that can: it must not pass unread.
+    """
+    if api_key not in schema.ADDRESS_WALKS:
+        return False
+    _check_known(api_key, version)
+    return api_key << 16 | version in _ADDRESS_WALKS
+
+
+def needs_rewrite(api_key: int, version: int) -> bool:
+    """Whether `rewrite` must see this response in rewrite mode. True also for unknown versions, which it refuses."""
+    return api_key in _REWRITTEN_APIS and _NEEDS_REWRITE.get(api_key << 16 | version, True)
+
+
+def _check_known(api_key: int, version: int) -> None:
+    known = version_range(api_key)
+    if known is None or not known[0] <= version <= known[1]:
+        raise WireError(
+            "unsupported_version",
+            f"{api_name(api_key)} version {version} can carry addresses and is not known; the table has {known}",
+        )
+
+
+def rewrite(
+    api_key: int, version: int, buf: Buffer, start: int, end: int, translate: Translate
+) -> Rewritten | NeedMore | None:
+    """What rewrite mode changes in this response: addresses, or the versions that ApiVersions offers. None: nothing."""
+    if api_key == API_VERSIONS:
+        return clamp_api_versions(buf, start, end, version)
+    return rewrite_addresses(api_key, version, buf, start, end, translate)
+
+
+def rewrite_addresses(
+    api_key: int, version: int, buf: Buffer, start: int, end: int, translate: Translate
+) -> Rewritten | NeedMore | None:
+    """Replace every broker address by what `translate` says; None when nothing has to change.
+
+    Only the frame's head through the last address is needed and copied. Nodes that do not exist (id -1, or no host)
+    stay. Everything but hosts, ports and the sizes around them stays byte for byte, unknown tagged fields included.
+    Raises WireError for unknown versions and malformed responses.
+    """
+    if end - start < 9:
+        return NeedMore(9)
+    frame_end = start + 4 + INT32.unpack_from(buf, start)[0]
+    if (
+        api_key == PRODUCE
+        and frame_end <= end
+        and _plain_produce(buf, start, frame_end, version) >= 0
+        and version in _KNOWN_PRODUCE
+    ):
+        return None
+    if not carries_addresses(api_key, version):
+        return None
+    walker = Walker(buf, end, frame_end)
+    try:
+        walker.run(_ADDRESS_WALKS[api_key << 16 | version], _body(walker, start, api_key, version))
+    except Short as short:
+        return NeedMore(short.wanted - start)
+    return _replace(walker, buf, start, frame_end, translate)
+
+
+_KNOWN_PRODUCE: Final = range(schema.APIS[PRODUCE][1], schema.APIS[PRODUCE][2] + 1)
+_TAGS_ONLY: Final[Program] = ((TAGS, ()),)
+_BODY: Final[tuple[Program, Program]] = (((SKIP, 8),), ((SKIP, 8), (TAGS, ())))
+
+
+def _body(walker: Walker, start: int, api_key: int, version: int) -> int:
+    """Index of the response body's first byte. Raises Short or WireError."""
+    return walker.run(_BODY[response_header_version(api_key, version)], start)
+
+
+def _read(buf: Buffer, at: Address) -> NodeAddress:
+    if at.compact:
+        length, pos = read_uvarint(buf, at.host_at, at.host_end)
+        host = bytes(buf[pos : pos + max(length - 1, 0)])
+    else:
+        host = bytes(buf[at.host_at + 2 : at.host_end])
+    port: int = (UINT16 if at.port_bytes == 2 else INT32).unpack_from(buf, at.port_at)[0]
+    return NodeAddress(at.node_id, host.decode("utf-8", "replace"), port)
+
+
+def _replace(walker: Walker, buf: Buffer, start: int, frame_end: int, translate: Translate) -> Rewritten | None:
+    """The head of the frame with translated addresses, or None when all stay as they are."""
+    edits: list[tuple[int, int, bytes]] = []  # from, to, what stands there instead
+    for at in walker.addresses:
+        node = _read(buf, at)
+        if node.node_id < 0 or not node.host:
+            continue
+        host, port = translate(*node, "controller" if at.controller else "broker")
+        if (host, port) == node[1:]:
+            continue
+        edits.append((at.host_at, at.host_end, compact_string(host) if at.compact else string(host)))
+        edits.append((at.port_at, at.port_at + at.port_bytes, port.to_bytes(at.port_bytes, "big")))
+    if not edits:
+        return None
+    for scope in reversed(walker.scopes):  # inner before outer: the new length of an inner size counts for the outer
+        grown = sum(len(new) - (to - at) for at, to, new in edits if scope.size_end <= at < scope.content_end)
+        edits.append((scope.size_at, scope.size_end, uvarint(scope.content_end - scope.size_end + grown)))
+    edits.sort()
+    size = frame_end - start - 4 + sum(len(new) - (to - at) for at, to, new in edits)
+    parts: list[Buffer] = [INT32.pack(size)]
+    done = start + 4
+    view = memoryview(buf)
+    for first, to, new in edits:
+        parts += (view[done:first], new)
+        done = to
+    return Rewritten(b"".join(parts), done - start)
+
+
+def read_brokers(version: int, buf: Buffer, start: int, end: int) -> list[NodeAddress]:
+    """The brokers in a Metadata response of `version`. Raises WireError when it is malformed or cut."""
+    _check_known(METADATA, version)
+    return [_read(buf, at) for at in _walked(buf, start, end, METADATA, version).addresses]
+
+
+def _walked(buf: Buffer, start: int, end: int, api_key: int, version: int) -> Walker:
+    walker = Walker(buf, end, start + 4 + INT32.unpack_from(buf, start)[0])
+    try:
+        walker.run(_ADDRESS_WALKS[api_key << 16 | version], _body(walker, start, api_key, version))
+    except Short as short:
+        raise WireError("response_malformed", f"the {api_name(api_key)} response is cut: {short}") from None
+    return walker
+
+
+# ---- ApiVersions -----------------------------------------------------------------------------------------------------
+
+
+def clamp_api_versions(buf: Buffer, start: int, end: int, version: int) -> Rewritten | NeedMore | None:
+    """Lower the highest versions of APIs whose responses are rewritten to what the table knows; None: nothing to do.
+
+    Needs the response through its last API. Raises WireError ("unsupported_version") for an unknown layout, and when a
+    broker offers only versions of such an API that are not known.
+    """
+    try:
+        offered = _offered(buf, start, end, version)
+    except Short as short:
+        return NeedMore(short.wanted - start)
+    edits: list[tuple[int, int]] = []
+    for api_key, (lowest, highest, at) in offered.items():
+        known = version_range(api_key)
+        if api_key not in _REWRITTEN_APIS or known is None or highest <= known[1]:
+            continue
+        if lowest > known[1]:
+            raise WireError(
+                "unsupported_version",
+                f"the broker offers {api_name(api_key)} from version {lowest} on, the table ends with {known[1]}",
+            )
+        edits.append((at - start, known[1]))
+    if not edits:
+        return None
+    consumed = max(at for at, _ in edits) + 2
+    head = bytearray(buf[start : start + consumed])
+    for at, highest in edits:
+        INT16.pack_into(head, at, highest)
+    return Rewritten(bytes(head), consumed)
+
+
+def read_api_versions(version: int, buf: Buffer, start: int, end: int) -> dict[int, tuple[int, int]]:
+    """API key -> (lowest, highest) version from an ApiVersions response. Raises WireError when malformed or cut."""
+    try:
+        return {key: (lowest, highest) for key, (lowest, highest, _) in _offered(buf, start, end, version).items()}
+    except Short as short:
+        raise WireError("response_malformed", f"the ApiVersions response is cut: {short}") from None
+
+
+def _offered(buf: Buffer, start: int, end: int, version: int) -> dict[int, tuple[int, int, int]]:
+    """API key -> (lowest, highest, position of highest). The header is always version 0. Raises Short or WireError."""
+    if end - start < 4:
+        raise Short(start + 14)
+    walker = Walker(buf, end, start + 4 + INT32.unpack_from(buf, start)[0])
+    walker.need(start + 10)
+    if INT16.unpack_from(buf, start + 8)[0] == UNSUPPORTED_VERSION:
+        version = 0  # whatever was asked for: the broker could not know how to read it (KIP-511)
+    _check_known(API_VERSIONS, version)
+    pos = start + 10
+    if version >= 3:
+        walker.need(pos + 1)
+        count, after = read_uvarint(buf, pos, walker.limit)
+        if after == -1:
+            walker.need(walker.limit + 1)
+        count -= 1
+        pos = after
+    else:
+        walker.need(pos + 4)
+        count = INT32.unpack_from(buf, pos)[0]
+        pos += 4
+    if pos < 0 or count * 6 > walker.frame_end - pos:
+        raise WireError("response_malformed", f"the ApiVersions response says it has {count} APIs")
+    found: dict[int, tuple[int, int, int]] = {}
+    for _ in range(count):
+        walker.need(pos + 6)
+        api_key, lowest, highest = (INT16.unpack_from(buf, pos + offset)[0] for offset in (0, 2, 4))
+        found[api_key] = (lowest, highest, pos + 4)
+        pos += 6
+        if version >= 3:
+            pos = walker.run(_TAGS_ONLY, pos)
+    return found

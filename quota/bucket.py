@@ -1,0 +1,64 @@
+"""The token bucket of partition mutations (KIP-599; Kafka's ``TokenBucket``)."""
+
+from typing import NamedTuple
+
+from quota.rate import MAX_THROTTLE_MS, round_half_up
+
+
+class Mutation(NamedTuple):
+    """What became of one charge of partition mutations."""
+
+    accepted: bool
+    """False only in strict mode: the topic is refused with THROTTLING_QUOTA_EXCEEDED and nothing was charged."""
+    throttle_ms: int
+
+
+class TokenBucket:
+    """Tokens of one counter: refilled at the limit's rate, never above the burst, as far below zero as it takes.
+
+    `burst_s` is the burst in seconds of the rate (Kafka: number of samples times sample length). A bucket starts full.
+    The rate is handed in with each call: when a quota changes, the tokens stay and the new burst caps them at the
+    next touch. Doubles as in Kafka, so that even a residue of -1.7e-16 tokens counts as a violation there and here.
+    """
+
+    __slots__ = ("_burst_s", "_last_ms", "tokens")
+
+    def __init__(self, burst_s: float) -> None:
+        self._burst_s = burst_s
+        self._last_ms: int | None = None
+        self.tokens = float("inf")  # full, whatever the rate will be: the first touch cuts it down to the burst
+
+    def burst(self, rate: float) -> float:
+        """The most tokens the bucket holds at this rate."""
+        return self._burst_s * rate
+
+    def measure(self, rate: float, now: int) -> float:
+        """Refill and return the tokens at `now`."""
+        if self._last_ms is not None:
+            self.tokens += rate * ((now - self._last_ms) / 1000.0)
+        self.tokens = min(self._burst_s * rate, self.tokens)
+        self._last_ms = now
+        return self.tokens
+
+    def peek(self, rate: float, now: int) -> float:
+        """The tokens at `now`, changing nothing."""
+        gained = 0.0 if self._last_ms is None else rate * ((now - self._last_ms) / 1000.0)
+        return min(self._burst_s * rate, self.tokens + gained)
+
+    def take(self, amount: float, rate: float, now: int) -> float:
+        """Refill, subtract `amount` (negative gives back, up to the burst), return what is left."""
+        self.tokens = min(self._burst_s * rate, self.measure(rate, now) - amount)
+        return self.tokens
+
+    def fill(self, now: int) -> None:
+        """Forget every debt: what happens to a bucket that is used while no limit applies to it."""
+        self.tokens = float("inf")
+        self._last_ms = now
+
+
+def bucket_throttle_ms(tokens: float, rate: float) -> int:
+    """How long until `tokens` below zero are back at zero; 0 when they are not below. Half up, clamped to int32."""
+    if tokens >= 0:
+        return 0
+    delay = -tokens / rate * 1000.0
+    return MAX_THROTTLE_MS if delay >= MAX_THROTTLE_MS else round_half_up(delay)

@@ -1,0 +1,87 @@
+"""Who is charged: kinds of quota, identities, the eight levels of precedence, and the keys of shared counters."""
+
+from enum import Enum, IntEnum, StrEnum
+from typing import Final, NamedTuple
+
+ANONYMOUS: Final = "ANONYMOUS"
+"""Kafka's principal name for a client that did not authenticate (``KafkaPrincipal.ANONYMOUS``)."""
+
+
+class Kind(StrEnum):
+    """What a quota limits, in Kafka's own split (``QuotaType``)."""
+
+    PRODUCE = "produce"
+    """Bytes of produce requests; limit ``producer_byte_rate`` in bytes/s (KIP-13)."""
+    FETCH = "fetch"
+    """Bytes of fetch responses; limit ``consumer_byte_rate`` in bytes/s (KIP-13)."""
+    REQUEST = "request"
+    """Busy time, charged in milliseconds; limit ``request_percentage`` in percent of one thread (KIP-124)."""
+    MUTATION = "mutation"
+    """Partitions created or deleted; limit ``controller_mutation_rate`` in partitions/s (KIP-599)."""
+
+
+class Default(Enum):
+    """The ``<default>`` entity of a quota entry: an enum, so that a user really called ``<default>`` stays distinct."""
+
+    DEFAULT = "<default>"
+
+    def __repr__(self) -> str:
+        return "<default>"
+
+
+DEFAULT: Final = Default.DEFAULT
+Name = str | Default | None
+"""How an entry names one side of its entity: a name, every name without an entry of its own, or not named at all."""
+
+
+class Identity(NamedTuple):
+    """The raw (not sanitised) names that a request arrives with; a null client-id is the empty string."""
+
+    user: str
+    client_id: str
+
+
+class Level(IntEnum):
+    """The eight levels of precedence, most specific first (``ClientQuotaManager``'s DefaultQuotaCallback)."""
+
+    USER_CLIENT = 1
+    USER_DEFAULT_CLIENT = 2
+    USER = 3
+    DEFAULT_USER_CLIENT = 4
+    DEFAULT_USER_DEFAULT_CLIENT = 5
+    DEFAULT_USER = 6
+    CLIENT = 7
+    DEFAULT_CLIENT = 8
+
+    @property
+    def label(self) -> str:
+        """The level as people write it, e.g. ``user+<default client-id>``."""
+        return _LABELS[self]
+
+
+_LABELS: Final = {
+    Level.USER_CLIENT: "user+client-id",
+    Level.USER_DEFAULT_CLIENT: "user+<default client-id>",
+    Level.USER: "user",
+    Level.DEFAULT_USER_CLIENT: "<default user>+client-id",
+    Level.DEFAULT_USER_DEFAULT_CLIENT: "<default user>+<default client-id>",
+    Level.DEFAULT_USER: "<default user>",
+    Level.CLIENT: "client-id",
+    Level.DEFAULT_CLIENT: "<default client-id>",
+}
+
+
+class GroupKey(NamedTuple):
+    """Which clients share one counter. ``None`` means: this name plays no part (Kafka writes an empty tag there).
+
+    An empty *name* is not the same as no name: with ``empty_client_id: share_default`` the client-id "" is a name
+    like any other, so (alice, "") and (alice, None) are two counters although both are shown with an empty client tag.
+    """
+
+    user: str | None
+    client_id: str | None
+
+    @property
+    def tags(self) -> tuple[str, str]:
+        """Kafka's metric tags (user, client-id), with "" for a name that plays no part."""
+        return (self.user or "", self.client_id or "")

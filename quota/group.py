@@ -1,0 +1,164 @@
+"""One shared counter: what a group of clients used, what it may use now, and what it still owes."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Final, NamedTuple
+
+from quota.entity import GroupKey, Kind, Level
+from quota.rate import MAX_THROTTLE_MS
+from quota.table import Entry, Limit
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a ledger counts; the same for all its groups."""
+
+    num_samples: int = 11
+    window_ms: int = 1000
+    max_throttle_ms: int | None = 30_000
+    smooth: bool = True
+
+
+class Usage:
+    """Running totals, for metrics; never reset while the object lives."""
+
+    __slots__ = ("amount", "charges", "throttle_ms", "throttled")
+
+    def __init__(self) -> None:
+        self.amount: float = 0
+        """Everything charged, in the kind's unit (bytes, busy milliseconds, partitions); refunds are taken off."""
+        self.charges = 0
+        """How many charges that were."""
+        self.throttled = 0
+        """Requests delayed because of this quota."""
+        self.throttle_ms = 0
+        """The sum of those delays."""
+
+
+class Group:
+    """What every kind of counter has. Times are integer milliseconds that never run backwards."""
+
+    __slots__ = (
+        "capped",
+        "entry",
+        "key",
+        "kind",
+        "last_ms",
+        "level",
+        "limit",
+        "max_throttle_ms",
+        "owed_until",
+        "shadow",
+        "shadow_throttle_ms",
+        "shadow_throttled",
+        "throttled_until",
+        "usage",
+    )
+
+    carries: ClassVar[bool] = True
+    """Whether the part of a delay beyond the cap has to be carried, because the counter itself would forget it."""
+
+    def __init__(self, kind: Kind, key: GroupKey, settings: Settings, now: int) -> None:
+        self.kind = kind
+        self.key = key
+        self.limit: float | None = None
+        self.level: Level | None = None
+        self.entry: Entry | None = None
+        self.shadow = False
+        self.max_throttle_ms = settings.max_throttle_ms
+        self.last_ms = now
+        self.owed_until = 0
+        """Where the uncapped delay would have ended: the next delay ends there at the earliest (DESIGN: max_mute)."""
+        self.throttled_until = 0
+        self.usage = Usage()
+        self.capped = 0
+        """How many delays were cut to the longest one allowed."""
+        self.shadow_throttled = 0
+        """Requests that would have been delayed or refused if the entry were enforced."""
+        self.shadow_throttle_ms = 0
+
+    def apply_limit(self, limit: Limit) -> None:
+        """Take over a limit; whatever was counted stays, so it takes effect at the next charge, as in Kafka."""
+        old = self.limit
+        self.limit, self.level, self.entry = limit
+        if old is not None and self.limit is not None and old != self.limit:
+            self._rescale(old / self.limit)
+        self.shadow = limit.entry is not None and limit.entry.mode == "shadow"
+
+    def charge(self, amount: float, now: int) -> int:
+        """Count `amount`, then check: the delay in milliseconds, 0 for none."""
+        raise NotImplementedError
+
+    def record(self, amount: float, now: int) -> None:
+        """Count `amount` without asking for a delay."""
+        raise NotImplementedError
+
+    def refund(self, amount: float, now: int) -> None:
+        """Take back what was charged."""
+        raise NotImplementedError
+
+    def check(self, now: int) -> int:
+        """The delay that is due now, counting nothing."""
+        return self.due(now)
+
+    def due(self, now: int) -> int:
+        """The delay that is due now, changing nothing at all (for explanations)."""
+        raise NotImplementedError
+
+    def allowance(self, now: int) -> int | None:
+        """How much may be used now without a delay; None for no limit."""
+        raise NotImplementedError
+
+    def observed(self, now: int) -> float:
+        """What the limit is compared with: the rate in the window, or the tokens left."""
+        raise NotImplementedError
+
+    def utilisation(self, now: int) -> float | None:
+        """The used share of the limit, None without a limit."""
+        raise NotImplementedError
+
+    def owes(self, now: int) -> bool:
+        """Whether forgetting this group now would forgive a delay or a debt."""
+        return max(self.owed_until, self.throttled_until) > now
+
+    def _rescale(self, factor: float) -> None:
+        """What is owed is an amount: under another limit it takes another time."""
+        self.owed_until = self.last_ms + int(max(self.owed_until - self.last_ms, 0) * factor)
+
+    def _impose(self, delay: int, now: int) -> int:
+        """Turn a delay into the one to tell the client: carry, cap, shadow."""
+        if self.shadow:
+            if delay > 0:
+                self.shadow_throttled += 1
+                self.shadow_throttle_ms += delay
+            return 0
+        delay = max(delay, self.owed_until - now)
+        if delay <= 0:
+            return 0
+        delay = self._capped(delay, now, count=True)
+        self.throttled_until = max(self.throttled_until, now + delay)
+        return delay
+
+    def _capped(self, delay: int, now: int, *, count: bool) -> int:
+        longest = self.max_throttle_ms
+        if longest is None or delay <= longest:
+            return min(delay, MAX_THROTTLE_MS)
+        if count:
+            self.capped += 1
+            if self.carries:
+                self.owed_until = now + delay
+        return longest
+
+
+class Admission(NamedTuple):
+    """The answer to "may this fetch go to the broker", to be handed back with the size of its response."""
+
+    throttle_ms: int
+    """> 0: not now; answer with an empty response and mute for this long."""
+    max_bytes: int | None
+    """The most it may ask for; None for no limit."""
+    group: Group | None = None
+    reserved: float = 0.0
+    paced_ms: float = 0.0
+
+
+NOT_LIMITED: Final = Admission(0, None)

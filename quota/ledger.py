@@ -1,0 +1,343 @@
+"""The one mutable thing: charges, checks, refunds, reloads. Everything else in this package is a value or arithmetic.
+
+Times are monotonic milliseconds handed in by the caller; Kafka counts in whole milliseconds, so they are cut to
+integers here, at the edge. One thread only: the sidecar's event loop.
+"""
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from quota.bucket import Mutation
+from quota.entity import ANONYMOUS, GroupKey, Identity, Kind
+from quota.group import NOT_LIMITED, Admission, Group, Settings, Usage
+from quota.mutation import BucketGroup
+from quota.table import Candidate, Entry, QuotaTable
+from quota.window import WindowGroup
+
+EXPIRE_AFTER_MS: Final = 3_600_000
+"""Kafka forgets a sensor that nothing was recorded on for an hour."""
+
+
+class Meter(Usage):
+    """What one account used of one kind, and the counter it shares."""
+
+    __slots__ = ("generation", "group")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.group: Group | None = None  # None: no quota of this kind exists, only totals are kept
+        self.generation = -1  # of the table that `group` was looked up in
+
+
+class Account:
+    """A client, (user, client-id), as its connections hold it: cheap to charge, valid for ever, also over a reload.
+
+    The totals in :attr:`meters` are for metrics. Only the ledger changes them.
+    """
+
+    __slots__ = ("__weakref__", "identity", "last_ms", "meters")
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity: Final = identity
+        self.meters: Final = {kind: Meter() for kind in Kind}
+        self.last_ms = 0
+
+    def __repr__(self) -> str:
+        return f"Account({self.identity.user!r}, {self.identity.client_id!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSnapshot:
+    """One counter at one moment, for ``/quotas`` and metrics."""
+
+    kind: Kind
+    user: str
+    """Kafka's user tag, "" when the user plays no part."""
+    client_id: str
+    limit: float | None
+    level: str | None
+    """The level that the limit comes from, as people write it."""
+    mode: str
+    observed: float
+    """bytes/s, percent of one thread, or tokens left."""
+    utilisation: float | None
+    throttled_until_ms: int
+    """End of the latest delay handed out; in the past when nobody waits."""
+    owed_ms: int
+    """What the next delay is at least, because an earlier one was cut to the longest allowed."""
+    paced: bool
+    """Whether smooth pacing is at work."""
+    amount: float
+    """Everything charged to this counter since it exists (bytes, busy ms, partitions)."""
+    charges: int
+    throttled: int
+    throttle_ms: int
+    capped: int
+    shadow_throttled: int
+    shadow_throttle_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class KindExplanation:
+    """Why a client has the limit that it has, for one kind."""
+
+    kind: Kind
+    candidates: list[Candidate]
+    """The eight levels, most specific first, with what is configured there."""
+    winner: Candidate | None
+    """The level in force. Not always the first one configured: see ``docs/quota-arithmetic.md``."""
+    group: tuple[str, str]
+    limit: float | None
+    mode: str
+    observed: float
+    throttle_ms: int
+    """The delay due now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """All of a client's quotas, explained."""
+
+    user: str
+    client_id: str
+    kinds: list[KindExplanation]
+
+
+class Ledger:
+    """All counters and all accounts, under one table of limits.
+
+    `num_samples` and `window_ms` are Kafka's ``quota.window.num`` and ``quota.window.size.seconds``. `max_throttle_ms`
+    caps one delay (None: no cap, as Kafka); what is cut off is carried by the group. `smooth` adds pacing (ADR 0004).
+    """
+
+    def __init__(
+        self,
+        table: QuotaTable,
+        *,
+        num_samples: int = 11,
+        window_ms: int = 1000,
+        max_throttle_ms: int | None = 30_000,
+        smooth: bool = True,
+    ) -> None:
+        if num_samples < 1 or window_ms < 1:
+            raise ValueError(f"a window has at least 1 sample of at least 1 ms, not {num_samples} of {window_ms} ms")
+        self.settings: Final = Settings(num_samples, window_ms, max_throttle_ms, smooth)
+        self._table = table
+        self._generation = 0
+        self._accounts: dict[Identity, Account] = {}
+        self._groups: dict[tuple[Kind, GroupKey], Group] = {}
+
+    @property
+    def table(self) -> QuotaTable:
+        """The limits in force."""
+        return self._table
+
+    def account(self, user: str, client_id: str) -> Account:
+        """The account of a client; the same object for the same names. An empty user is ANONYMOUS."""
+        identity = Identity(user or ANONYMOUS, client_id)
+        found = self._accounts.get(identity)
+        if found is None:
+            found = self._accounts[identity] = Account(identity)
+        return found
+
+    def charge(self, account: Account, kind: Kind, amount: float, now_ms: float) -> int:
+        """Record `amount` (bytes, busy milliseconds, partitions; not negative), then check.
+
+        Returns the delay in milliseconds, 0 for none. Mutations are charged the permissive way.
+        """
+        meter = account.meters[kind]
+        meter.amount += amount
+        meter.charges += 1
+        now = int(now_ms)
+        account.last_ms = now
+        if meter.generation != self._generation:
+            self._resolve(account, kind, meter, now)
+        group = meter.group
+        return 0 if group is None else group.charge(amount, now)
+
+    def charge_no_throttle(self, account: Account, kind: Kind, amount: float, now_ms: float) -> None:
+        """Record only: for what was admitted before, like the response of a fetch."""
+        group = self._use(account, kind, amount, 1, now_ms)
+        if group is not None:
+            group.record(amount, int(now_ms))
+
+    def charge_mutation(self, account: Account, amount: float, strict: bool, now_ms: float) -> Mutation:
+        """Charge partition mutations (KIP-599). Strict: refused, and not charged, while the bucket is below zero."""
+        group = self._group(account, Kind.MUTATION, int(now_ms))
+        outcome = Mutation(True, 0)
+        if isinstance(group, BucketGroup):
+            outcome = group.charge_mutation(amount, strict=strict, now=int(now_ms))
+        if outcome.accepted:
+            self._use(account, Kind.MUTATION, amount, 1, now_ms)
+        return outcome
+
+    def refund(self, account: Account, kind: Kind, amount: float, now_ms: float) -> None:
+        """Take back `amount` of what was charged (an unfetched fetch, a topic that the broker refused)."""
+        group = self._use(account, kind, -amount, 0, now_ms)
+        if group is not None:
+            group.refund(amount, int(now_ms))
+
+    def check(self, account: Account, kind: Kind, now_ms: float) -> int:
+        """The delay that is due now (over the limit, paced, or owed), recording nothing; 0 for none."""
+        group = self._group(account, kind, int(now_ms))
+        return 0 if group is None else group.check(int(now_ms))
+
+    def allowance(self, account: Account, kind: Kind, now_ms: float) -> int | None:
+        """How much may be used now without a delay, never negative; None for no limit."""
+        group = self._group(account, kind, int(now_ms))
+        return None if group is None else group.allowance(int(now_ms))
+
+    def admit(self, account: Account, kind: Kind, wanted: int, now_ms: float) -> Admission:
+        """check() and allowance() for a fetch asking for `wanted` bytes, with a reservation until settle().
+
+        Use it in place of the two where several connections share a group: it keeps them from being promised the same
+        bytes, and spreads the moments at which they ask again. Every admission with throttle_ms == 0 goes to settle().
+        """
+        group = self._group(account, kind, int(now_ms))
+        return group.admit(wanted, int(now_ms)) if isinstance(group, WindowGroup) else NOT_LIMITED
+
+    def settle(self, account: Account, kind: Kind, admission: Admission, amount: float, now_ms: float) -> None:
+        """Charge an admitted fetch with the size of its response; 0 when there will be none."""
+        if isinstance(admission.group, WindowGroup):
+            admission.group.settle(admission, amount)
+        if amount:
+            self.charge_no_throttle(account, kind, amount, now_ms)
+
+    def note_throttle(self, account: Account, kind: Kind, throttle_ms: int) -> None:
+        """Count a delay that was really imposed, under the quota that caused it. For metrics only."""
+        meter = account.meters[kind]
+        meter.throttled += 1
+        meter.throttle_ms += throttle_ms
+        if meter.group is not None:
+            meter.group.usage.throttled += 1
+            meter.group.usage.throttle_ms += throttle_ms
+
+    def swap(self, table: QuotaTable) -> None:
+        """Put other limits in force. Counters stay; a client whose levels changed may move to another counter, and
+        finds that one's history when it comes back (Kafka's metric tags)."""
+        self._table = table
+        self._generation += 1
+        for (kind, key), group in self._groups.items():
+            group.apply_limit(table.limit_of(kind, key))
+
+    def expire(self, now_ms: float) -> int:
+        """Forget groups and accounts unused for an hour; returns how many. Never a group that still owes, nor an
+        account that a connection holds."""
+        now = int(now_ms)
+        horizon = now - EXPIRE_AFTER_MS
+        idle = [key for key, group in self._groups.items() if group.last_ms <= horizon and not group.owes(now)]
+        for key in idle:
+            del self._groups[key]
+        if idle:
+            self._generation += 1  # accounts that are still held must not go on charging a forgotten group
+        stale = [identity for identity, account in self._accounts.items() if account.last_ms <= horizon]
+        forgotten = sum(self._forget(identity) for identity in stale)
+        return len(idle) + forgotten
+
+    def accounts(self) -> Iterator[Account]:
+        """Every known account, with its totals."""
+        return iter(self._accounts.values())
+
+    def groups(self) -> Iterator[Group]:
+        """Every counter itself, for readers that cannot afford :meth:`snapshot` of all of them at once. Read only."""
+        return iter(self._groups.values())
+
+    def snapshot(self, now_ms: float) -> list[GroupSnapshot]:
+        """Every counter as it stands now."""
+        now = int(now_ms)
+        return [_snapshot(group, now) for group in self._groups.values()]
+
+    def explain(self, user: str, client_id: str, now_ms: float) -> Explanation:
+        """Per kind: the eight levels, which one won, the counter and how it stands. Creates no account."""
+        user = user or ANONYMOUS
+        return Explanation(user, client_id, [self._explain(kind, user, client_id, int(now_ms)) for kind in Kind])
+
+    def observed(self, account: Account, kind: Kind, now_ms: float) -> float:
+        """What the limit is compared with now: bytes/s, percent, or tokens left; 0 where nothing is recorded."""
+        group = self._group(account, kind, int(now_ms))
+        return 0.0 if group is None else group.observed(int(now_ms))
+
+    def _use(self, account: Account, kind: Kind, amount: float, charges: int, now_ms: float) -> Group | None:
+        meter = account.meters[kind]
+        meter.amount += amount
+        meter.charges += charges
+        account.last_ms = int(now_ms)
+        return self._group(account, kind, int(now_ms))
+
+    def _group(self, account: Account, kind: Kind, now: int) -> Group | None:
+        meter = account.meters[kind]
+        if meter.generation != self._generation:
+            self._resolve(account, kind, meter, now)
+        return meter.group
+
+    def _resolve(self, account: Account, kind: Kind, meter: Meter, now: int) -> None:
+        """Look the account's counter up in the table in force, creating it when it is new."""
+        table = self._table
+        user, client_id = account.identity
+        resolution = table.resolve(kind, user, client_id)
+        if not resolution.recorded:
+            meter.group = None
+        else:
+            place = (kind, resolution.key)
+            group = self._groups.get(place)
+            if group is None:
+                sort = BucketGroup if kind is Kind.MUTATION else WindowGroup
+                group = self._groups[place] = sort(kind, resolution.key, self.settings, now)
+                group.apply_limit(table.limit_of(kind, resolution.key))
+            meter.group = group
+        meter.generation = self._generation
+
+    def _forget(self, identity: Identity) -> bool:
+        held = weakref.ref(self._accounts.pop(identity))
+        account = held()  # gone at once, unless a connection still holds it
+        if account is None:
+            return True
+        self._accounts[identity] = account
+        return False
+
+    def _explain(self, kind: Kind, user: str, client_id: str, now: int) -> KindExplanation:
+        resolution = self._table.resolve(kind, user, client_id)
+        candidates = self._table.candidates(kind, user, client_id)
+        winner = next((one for one in candidates if one.level == resolution.level), None)
+        group = self._groups.get((kind, resolution.key))
+        return KindExplanation(
+            kind=kind,
+            candidates=candidates,
+            winner=winner,
+            group=resolution.group,
+            limit=resolution.limit,
+            mode=_mode(resolution.entry),
+            observed=0.0 if group is None else group.observed(now),
+            throttle_ms=0 if group is None else group.due(now),
+        )
+
+
+def _mode(entry: Entry | None) -> str:
+    return "none" if entry is None else entry.mode
+
+
+def _snapshot(group: Group, now: int) -> GroupSnapshot:
+    user, client_id = group.key.tags
+    usage = group.usage
+    return GroupSnapshot(
+        kind=group.kind,
+        user=user,
+        client_id=client_id,
+        limit=group.limit,
+        level=None if group.level is None else group.level.label,
+        mode=_mode(group.entry),
+        observed=group.observed(now),
+        utilisation=group.utilisation(now),
+        throttled_until_ms=group.throttled_until,
+        owed_ms=max(group.owed_until - now, 0),
+        paced=isinstance(group, WindowGroup) and group.pacer.active,
+        amount=usage.amount,
+        charges=usage.charges,
+        throttled=usage.throttled,
+        throttle_ms=usage.throttle_ms,
+        capped=group.capped,
+        shadow_throttled=group.shadow_throttled,
+        shadow_throttle_ms=group.shadow_throttle_ms,
+    )

@@ -1,0 +1,116 @@
+"""Smooth pacing of a group that is at its limit: our addition to Kafka's formula, see docs/adr/0004-smooth-pacing.md.
+
+Kafka's window lets ten seconds' worth of bytes pass at once, holds the client until that burst leaves the window some
+eleven seconds later, and then lets the same burst pass again. The pacer breaks that echo: from the moment a group
+violates its quota (an *episode*) every byte also costs time on a clock that runs at the limit's rate, and a client
+waits for the later of the two. It never shortens a delay of Kafka's.
+"""
+
+from collections import deque
+from typing import Final
+
+TOLERANCE_MS: Final = 1000
+"""How far the pacing clock may lag behind real time: what a client was late by (round trips, a pause) up to this much
+is made up for, so that the achieved rate is the limit and not a little less. Anything beyond is lost, not saved up."""
+FETCH_TOLERANCE_MS: Final = 2000
+"""The same for fetches: they come in portions of up to half a second, and answers from far away take a while."""
+SLACK_MS: Final = 100
+"""The same for time that a client spent waiting for a delay of Kafka's: little of it may become credit, for that credit
+would be a burst, and the burst would come back from the window eleven seconds later."""
+LONGEST_QUEUE_MS: Final = 30_000
+"""Refused fetchers queue no further ahead than this: most likely those in front have gone away."""
+CROWDING: Final = 0.6
+"""Refused fetchers come back at intervals of this share of what one usually takes. At intervals of all of it, a few of
+them with nothing to read would be enough to waste what the limit allows; some come too early now, and come again."""
+PLENTY: Final = 1.5
+"""Credit worth this many portions means that nobody wanted it."""
+MAX_COUNTED: Final = 32
+"""Waiting fetchers are counted up to this many."""
+CALM_SHARE: Final = 0.9
+"""Below this share of the limit a group counts as calm; two whole windows of calm end the episode."""
+
+
+class Pacer:
+    """The pacing clock of one group: the virtual time at which everything charged so far is paid for (GCRA's TAT)."""
+
+    __slots__ = ("_calm_since", "_held_until", "_tolerance_ms", "_turn", "_turns", "active", "paid_at")
+
+    def __init__(self, tolerance_ms: int = TOLERANCE_MS) -> None:
+        self.active = False
+        self.paid_at = 0.0
+        self._tolerance_ms = tolerance_ms
+        self._turn = 0.0
+        self._turns: deque[float] | None = None  # the latest ones; made when needed, few groups ever do
+        self._held_until = 0  # by a delay of Kafka's
+        self._calm_since: int | None = None
+
+    def begin(self, now: int, kafka_delay_ms: int) -> None:
+        """Start an episode with the clock at the end of Kafka's delay: no credit is left from before."""
+        self.active = True
+        self.paid_at = float(now + kafka_delay_ms)
+        self._held_until = now + kafka_delay_ms
+        self._turn = 0.0
+        self._turns = None
+        self._calm_since = None
+
+    def take(self, cost_ms: float, now: int, kafka_delay_ms: int = 0, slack_ms: float = SLACK_MS) -> float:
+        """Charge bytes worth `cost_ms` of the limit; returns the milliseconds until they are paid for (<= 0: none)."""
+        self.paid_at = max(self.paid_at, now - self._tolerance_ms) + cost_ms
+        if kafka_delay_ms > 0:
+            self.hold(now + kafka_delay_ms, slack_ms)
+        return self.paid_at - now
+
+    def hold(self, until: int, slack_ms: float = SLACK_MS) -> None:
+        """A delay of Kafka's keeps the group waiting until then, of which `slack_ms` may become credit."""
+        self.paid_at = max(self.paid_at, until - slack_ms)
+        self._held_until = max(self._held_until, until)
+
+    def credit_ms(self, now: int) -> float:
+        """How much time's worth may pass at once now; negative while something is still unpaid."""
+        return min(now - self.paid_at, self._tolerance_ms)
+
+    def give_back(self, cost_ms: float) -> None:
+        """Undo part of a :meth:`take`."""
+        self.paid_at -= cost_ms
+
+    def turn(self, now: int, earliest: float, spacing_ms: float) -> float:
+        """When the next of several waiting fetchers shall ask again: after those that wait already, each of which is
+        expected to use `spacing_ms` worth. So they come one by one, in order, not all at the same moment."""
+        self._turn = max(self._turn + spacing_ms, earliest) if self._turn > now else earliest
+        if self._turn > earliest + LONGEST_QUEUE_MS:
+            self._turn = earliest
+        if self._turns is None:
+            self._turns = deque(maxlen=MAX_COUNTED)
+        self._turns.append(self._turn)
+        return self._turn
+
+    def shorten_queue(self, now: int) -> None:
+        """There is credit that nobody took: those in front of the queue have nothing to read."""
+        self._turn = min(self._turn, float(now))
+
+    def waiting(self, now: int) -> int:
+        """About how many refused fetchers still wait for their turn; counted no further than `MAX_COUNTED`."""
+        turns = self._turns
+        if not turns:
+            return 0
+        while turns and turns[0] <= now:
+            turns.popleft()
+        return len(turns)
+
+    def note_idle(self, empty_since: int) -> None:
+        """Nothing was charged for so long that the window has been empty since `empty_since`."""
+        if self._calm_since is None:
+            self._calm_since = empty_since
+
+    def note_rate(self, share: float, now: int) -> None:
+        """The group's rate is `share` of its limit at `now`."""
+        if share >= CALM_SHARE:
+            self._calm_since = None
+        elif self._calm_since is None:
+            self._calm_since = now
+
+    def end_if_calm(self, now: int, calm_ms: int, owed_until: int) -> None:
+        """End the episode if the group was calm for `calm_ms`. Being silent because Kafka's delay (or what is left of
+        a capped one, until `owed_until`) demands it is not calm."""
+        if self._calm_since is not None and now - max(self._calm_since, self._held_until, owed_until) >= calm_ms:
+            self.active = False

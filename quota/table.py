@@ -1,0 +1,238 @@
+"""The limits: immutable, built from quota entries, answering "which counter and which limit" in constant time."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from quota.entity import DEFAULT, GroupKey, Kind, Level, Name
+
+Mode = Literal["enforce", "shadow"]
+EmptyClientId = Literal["share_default", "kafka"]
+
+RATE_FIELD: Final[Mapping[Kind, str]] = {
+    Kind.PRODUCE: "producer_byte_rate",
+    Kind.FETCH: "consumer_byte_rate",
+    Kind.REQUEST: "request_percentage",
+    Kind.MUTATION: "controller_mutation_rate",
+}
+"""Kafka's name of the limit of each kind; also the names of the fields of :class:`Entry`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One quota entry: an entity (user and/or client-id, each a name or ``<default>``) and its limits.
+
+    ``None`` for a limit means that this entry says nothing about that kind. Limits are > 0 and finite, as Kafka's
+    AlterClientQuotas demands (KIP-546); anything else raises ValueError. ``shadow`` limits are measured, never applied.
+    """
+
+    user: Name = None
+    client_id: Name = None
+    producer_byte_rate: float | None = None
+    consumer_byte_rate: float | None = None
+    request_percentage: float | None = None
+    controller_mutation_rate: float | None = None
+    mode: Mode = "enforce"
+
+    def __post_init__(self) -> None:
+        if self.user is None and self.client_id is None:
+            raise ValueError("a quota entry names a user, a client-id, or both")
+        if self.user == "":
+            raise ValueError("the user of a quota entry is not empty")
+        for kind in Kind:
+            limit = self.limit(kind)
+            if limit is not None and not (limit > 0 and math.isfinite(limit)):
+                raise ValueError(f"{RATE_FIELD[kind]} is {limit}, a quota is a finite number above 0")
+
+    def limit(self, kind: Kind) -> float | None:
+        """The limit for `kind` in its own unit (bytes/s, percent, partitions/s), None where the entry has none."""
+        value: float | None = getattr(self, RATE_FIELD[kind])
+        return value
+
+    @property
+    def entity(self) -> tuple[Name, Name]:
+        """What the entry is about: (user, client-id). At most one entry of a table has it."""
+        return (self.user, self.client_id)
+
+
+class Limit(NamedTuple):
+    """The limit that applies to a counter, and where it comes from. All None: nothing is limited."""
+
+    value: float | None
+    level: Level | None
+    entry: Entry | None
+
+
+class Resolution(NamedTuple):
+    """The answer of :meth:`QuotaTable.resolve`."""
+
+    limit: float | None
+    """The limit in force, None where there is none."""
+    level: Level | None
+    key: GroupKey
+    """The counter that the client shares; two keys may have equal tags (see :class:`GroupKey`)."""
+    entry: Entry | None
+    recorded: bool
+    """Whether usage is counted at all: Kafka counts nothing of a kind until some quota of that kind exists."""
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """The counter's tags as Kafka shows them: (user, client-id)."""
+        return self.key.tags
+
+
+class Candidate(NamedTuple):
+    """One of the eight levels as seen by one client, for ``explain``."""
+
+    level: Level
+    entry: Entry | None
+    limit: float | None
+
+
+# Which sorts of levels are configured for a kind: a set of bits, as Kafka's ``quotaTypesEnabled``.
+_CLIENT: Final = 1
+_USER: Final = 2
+_USER_CLIENT: Final = 4
+
+_NO_LIMIT: Final = Limit(None, None, None)
+_PER_USER_AND_CLIENT: Final = (1, 2, 4, 5)
+
+
+class QuotaTable:
+    """All quotas at one moment. Never changes: a reload builds another one and hands it to ``Ledger.swap``.
+
+    `empty_client_id` says what a null or empty client-id means: ``share_default`` (a name like any other, KIP-13's
+    intention) or ``kafka`` (what a broker does: such clients escape every limit that names a client-id).
+    Raises ValueError when two entries are about the same entity.
+    """
+
+    def __init__(self, entries: Iterable[Entry] = (), *, empty_client_id: EmptyClientId = "share_default") -> None:
+        self.entries: Final = tuple(entries)
+        self.empty_client_id: Final = empty_client_id
+        self._by_entity: dict[tuple[Name, Name], Entry] = {}
+        self._limits: dict[Kind, dict[tuple[Name, Name], tuple[float, Entry]]] = {kind: {} for kind in Kind}
+        self._shape: dict[Kind, int] = dict.fromkeys(Kind, 0)
+        for entry in self.entries:
+            if entry.entity in self._by_entity:
+                raise ValueError(f"two quota entries for user {entry.user!r}, client-id {entry.client_id!r}")
+            self._by_entity[entry.entity] = entry
+            for kind in Kind:
+                limit = entry.limit(kind)
+                if limit is not None:
+                    self._limits[kind][entry.entity] = (limit, entry)
+                    self._shape[kind] |= _shape_of(entry)
+
+    def records(self, kind: Kind) -> bool:
+        """Whether any quota of this kind exists; without one, nothing of the kind is counted in windows."""
+        return self._shape[kind] != 0
+
+    def resolve(self, kind: Kind, user: str, client_id: str) -> Resolution:
+        """The counter of (user, client-id) for `kind` and its limit. At most twelve dictionary look-ups."""
+        key = self._key(kind, user, client_id)
+        limit = self.limit_of(kind, key)
+        return Resolution(limit.value, limit.level, key, limit.entry, self.records(kind))
+
+    def limit_of(self, kind: Kind, key: GroupKey) -> Limit:
+        """The limit of a counter, which follows from its key alone (Kafka looks it up by metric tags)."""
+        limits = self._limits[kind]
+        user, client_id = key
+        levels: tuple[tuple[Level, tuple[Name, Name]], ...]
+        if user is not None and client_id is not None:
+            levels = tuple(
+                (level, entity) for level, entity in _ladder(user, client_id) if level in _PER_USER_AND_CLIENT
+            )
+        elif user is not None:
+            levels = ((Level.USER, (user, None)), (Level.DEFAULT_USER, (DEFAULT, None)))
+        elif client_id is not None:
+            levels = ((Level.CLIENT, (None, client_id)), (Level.DEFAULT_CLIENT, (None, DEFAULT)))
+        else:
+            return _NO_LIMIT
+        for level, entity in levels:
+            found = limits.get(entity)
+            if found is not None:
+                return Limit(found[0], level, found[1])
+        return _NO_LIMIT
+
+    def candidates(self, kind: Kind, user: str, client_id: str) -> list[Candidate]:
+        """All eight levels for this client with what is configured there, most specific first."""
+        limits = self._limits[kind]
+        found = ((level, limits.get(entity)) for level, entity in _ladder(user, client_id))
+        return [Candidate(level, hit[1] if hit else None, hit[0] if hit else None) for level, hit in found]
+
+    def get(self, user: Name, client_id: Name) -> Entry | None:
+        """The entry about exactly this entity."""
+        return self._by_entity.get((user, client_id))
+
+    def with_entry(self, entry: Entry) -> "QuotaTable":
+        """A table in which `entry` stands in place of whatever was said about its entity."""
+        others = (other for other in self.entries if other.entity != entry.entity)
+        return QuotaTable((*others, entry), empty_client_id=self.empty_client_id)
+
+    def merged(self, entry: Entry) -> "QuotaTable":
+        """Like Kafka's AlterClientQuotas: the limits that `entry` names are set, the entity's other limits stay."""
+        old = self.get(*entry.entity)
+        if old is None:
+            return self.with_entry(entry)
+        return self.with_entry(
+            Entry(
+                *entry.entity,
+                producer_byte_rate=_first(entry.producer_byte_rate, old.producer_byte_rate),
+                consumer_byte_rate=_first(entry.consumer_byte_rate, old.consumer_byte_rate),
+                request_percentage=_first(entry.request_percentage, old.request_percentage),
+                controller_mutation_rate=_first(entry.controller_mutation_rate, old.controller_mutation_rate),
+                mode=entry.mode,
+            )
+        )
+
+    def without(self, user: Name, client_id: Name) -> "QuotaTable":
+        """A table that says nothing about this entity. Removing what is not there is fine, as in Kafka."""
+        kept = (other for other in self.entries if other.entity != (user, client_id))
+        return QuotaTable(kept, empty_client_id=self.empty_client_id)
+
+    def _key(self, kind: Kind, user: str, client_id: str) -> GroupKey:
+        """Kafka's rule of metric tags: which of the two names takes part depends on the levels configured anywhere."""
+        shape = self._shape[kind]
+        if shape in (0, _CLIENT):
+            key = GroupKey(None, client_id)
+        elif shape == _USER:
+            key = GroupKey(user, None)
+        elif shape == _USER_CLIENT:
+            key = GroupKey(user, client_id)
+        else:
+            key = self._key_of_mixture(kind, user, client_id)
+        if key.client_id == "" and self.empty_client_id == "kafka":
+            # A broker cannot tell an empty client-id from "no client-id tag": the limit is then looked up without one.
+            return GroupKey(key.user, None)
+        return key
+
+    def _key_of_mixture(self, kind: Kind, user: str, client_id: str) -> GroupKey:
+        limits = self._limits[kind]
+        for level, entity in _ladder(user, client_id):
+            if level < Level.CLIENT and entity in limits:
+                return GroupKey(user, client_id if level in _PER_USER_AND_CLIENT else None)
+        return GroupKey(None, client_id)
+
+
+def _ladder(user: str, client_id: str) -> tuple[tuple[Level, tuple[Name, Name]], ...]:
+    """The eight entities that can speak for a client, most specific first."""
+    return (
+        (Level.USER_CLIENT, (user, client_id)),
+        (Level.USER_DEFAULT_CLIENT, (user, DEFAULT)),
+        (Level.USER, (user, None)),
+        (Level.DEFAULT_USER_CLIENT, (DEFAULT, client_id)),
+        (Level.DEFAULT_USER_DEFAULT_CLIENT, (DEFAULT, DEFAULT)),
+        (Level.DEFAULT_USER, (DEFAULT, None)),
+        (Level.CLIENT, (None, client_id)),
+        (Level.DEFAULT_CLIENT, (None, DEFAULT)),
+    )
+
+
+def _shape_of(entry: Entry) -> int:
+    if entry.user is None:
+        return _CLIENT
+    return _USER if entry.client_id is None else _USER_CLIENT
+
+
+def _first(new: float | None, old: float | None) -> float | None:
+    return old if new is None else new

@@ -1,0 +1,275 @@
+"""A shared counter of bytes or busy time: Kafka's sampled window, with our pacing for bytes (ADR 0004)."""
+
+from typing import Final
+
+from quota.entity import GroupKey, Kind
+from quota.group import NOT_LIMITED, Admission, Group, Settings
+from quota.pacing import CROWDING, FETCH_TOLERANCE_MS, PLENTY, SLACK_MS, TOLERANCE_MS, Pacer
+from quota.portion import SHORTEST_MS, Portions
+from quota.rate import MAX_THROTTLE_MS, SampledRate, round_half_up, throttle_ms
+
+_LEARN: Final = 1 / 16
+"""Weight of the newest response in the running mean of response sizes."""
+
+
+class WindowGroup(Group):
+    """A counter of bytes or busy time in Kafka's sampled window, with pacing for bytes."""
+
+    __slots__ = (
+        "_bounded_ms",
+        "_calm_ms",
+        "_outstanding",
+        "_portions",
+        "_scale",
+        "_smooth",
+        "_typical",
+        "pacer",
+        "rate",
+    )
+
+    def __init__(self, kind: Kind, key: GroupKey, settings: Settings, now: int) -> None:
+        super().__init__(kind, key, settings, now)
+        self.rate = SampledRate(settings.num_samples, settings.window_ms)
+        self.pacer = Pacer(FETCH_TOLERANCE_MS if kind is Kind.FETCH else TOLERANCE_MS)
+        is_request = kind is Kind.REQUEST
+        # 1 ms of busy time is 0.1 percent-seconds of one thread; the request quota's delay is at most one sample long.
+        self._scale = 0.1 if is_request else 1
+        self._bounded_ms = settings.window_ms if is_request else None
+        self._smooth = settings.smooth and not is_request
+        self._portions = Portions() if kind is Kind.FETCH else None  # a produce request is as large as it is
+        self._calm_ms = 2 * settings.num_samples * settings.window_ms
+        self._outstanding = 0.0  # bytes that admitted fetches are expected to bring, not yet counted
+        self._typical: float | None = None  # running mean of the sizes of responses; None before the first
+
+    def charge(self, amount: float, now: int) -> int:
+        """See :meth:`Group.charge`. Recorded first, checked after: the amount that violates is counted (KIP-13)."""
+        if now < self.last_ms:
+            now = self.last_ms
+        usage = self.usage
+        usage.amount += amount
+        usage.charges += 1
+        if self.pacer.active:
+            return self._charge_in_episode(amount, now)
+        self.last_ms = now
+        rate = self.rate
+        rate.record(amount * self._scale, now)
+        limit = self.limit
+        if limit is None:
+            return 0
+        observed = rate.measure(now)
+        if observed <= limit:
+            return self._impose(0, now) if self.owed_until > now else 0
+        delay = self._kafka_delay(observed, limit, rate.window_ms)
+        if self._smooth and not self.shadow:
+            self.pacer.begin(now, delay)
+        return self._impose(delay, now)
+
+    def record(self, amount: float, now: int) -> None:
+        """See :meth:`Group.record`. A violation starts an episode all the same; its delay is found by check()."""
+        now = max(now, self.last_ms)
+        usage = self.usage
+        usage.amount += amount
+        usage.charges += 1
+        self._count(amount, now)
+
+    def refund(self, amount: float, now: int) -> None:
+        """See :meth:`Group.refund`: a negative amount in the current sample, as Kafka unrecords (KIP-13, fetch)."""
+        now = max(now, self.last_ms)
+        self.last_ms = now
+        self.usage.amount -= amount
+        self.rate.record(-amount * self._scale, now)
+        if self.pacer.active and self.limit is not None:
+            self.pacer.give_back(amount / self.limit * 1000.0)
+
+    def check(self, now: int) -> int:
+        """See :meth:`Group.check`. With pacing also the wait until a useful portion is allowed."""
+        if self._smooth:
+            self._begin_if_used_up(max(now, self.last_ms))
+        return self.due(now)
+
+    def due(self, now: int) -> int:
+        """See :meth:`Group.due`."""
+        now = max(now, self.last_ms)
+        if self.limit is None or self.shadow:
+            return 0
+        kafka, wait = self._due(self.limit, self._grain_ms(self.limit, now), now)
+        delay = max(kafka, wait, self.owed_until - now)
+        return self._capped(delay, now, count=False) if delay > 0 else 0
+
+    def allowance(self, now: int) -> int | None:
+        """See :meth:`Group.allowance`: what the window has room for, in an episode also what the pace allows."""
+        limit = self.limit
+        if limit is None or self.shadow:
+            return None
+        now = max(now, self.last_ms)
+        return self._room(limit, self._grain_ms(limit, now), now)
+
+    def admit(self, wanted: int, now: int) -> Admission:
+        """Check, allowance and a reservation in one, for a fetch that is about to go to the broker.
+
+        The reservation keeps many connections from being promised the same bytes. Give the admission back to
+        :meth:`settle` when the response came (or will never come: amount 0).
+        """
+        limit = self.limit
+        if limit is None or self.shadow:
+            return NOT_LIMITED
+        now = max(now, self.last_ms)
+        pacer = self.pacer
+        if self._smooth:
+            self._begin_if_used_up(now)
+        grain_ms = self._grain_ms(limit, now)
+        kafka, wait = self._due(limit, grain_ms, now)
+        if max(kafka, wait, self.owed_until - now) > 0:
+            delay = max(self._impose(kafka, now), self._wait_in_turn(kafka, wait, grain_ms, now))
+            self.throttled_until = max(self.throttled_until, now + delay)
+            return Admission(delay, 0)
+        granted = self._room(limit, grain_ms, now)
+        if not self._smooth:
+            return Admission(0, granted)
+        paced = pacer.active
+        if not paced:
+            granted = min(granted, int(limit * TOLERANCE_MS / 1000.0))
+        # Reserved in full while nothing is known, else by experience: most consumers wait at the end of a log and ask
+        # for far more than they get, and others must not be held up by what those will not take.
+        expected = max(min(granted, wanted), 1) if self._typical is None else min(granted, self._typical)
+        if paced and self._portions is not None:
+            granted = self._portions.grant(granted, limit, pacer.credit_ms(now))
+        granted = max(min(granted, wanted), 1)
+        self._outstanding += expected
+        paced_ms = 0.0
+        if paced:
+            paced_ms = expected / limit * 1000.0
+            if pacer.credit_ms(now) > PLENTY * grain_ms:
+                pacer.shorten_queue(now)
+            pacer.take(paced_ms, now)
+        return Admission(0, granted, self, expected, paced_ms)
+
+    def settle(self, admission: Admission, amount: float) -> None:
+        """Release what :meth:`admit` reserved and learn from the real size, which the caller then records."""
+        self._outstanding = max(self._outstanding - admission.reserved, 0.0)
+        if admission.paced_ms and self.pacer.active:
+            self.pacer.give_back(admission.paced_ms)
+        if not amount:
+            return  # there was no response to learn from
+        typical = amount if self._typical is None else self._typical
+        self._typical = typical + (amount - typical) * _LEARN
+        if self._portions is not None and admission.max_bytes is not None:
+            self._portions.learn(admission.max_bytes, amount)
+
+    def observed(self, now: int) -> float:
+        """The rate in the window: bytes/s, or percent of one thread."""
+        total, window_ms = self.rate.peek(max(now, self.last_ms))
+        return total / (window_ms / 1000.0)
+
+    def utilisation(self, now: int) -> float | None:
+        """Rate over limit."""
+        return None if self.limit is None else self.observed(now) / self.limit
+
+    def owes(self, now: int) -> bool:
+        """See :meth:`Group.owes`."""
+        return super().owes(now) or (self.pacer.active and self.pacer.paid_at > now)
+
+    def _rescale(self, factor: float) -> None:
+        super()._rescale(factor)
+        self.pacer.paid_at = self.last_ms + (self.pacer.paid_at - self.last_ms) * factor
+
+    def _charge_in_episode(self, amount: float, now: int) -> int:
+        limit = self.limit
+        delay, paced = self._count(amount, now)
+        if limit is None or self.shadow:
+            return self._impose(delay, now)
+        if paced > delay:
+            delay = min(round_half_up(paced), MAX_THROTTLE_MS)
+            longest = self.max_throttle_ms
+            if longest is not None and delay > longest:
+                # The pace is there to smooth, not to keep books: only Kafka's own delay is carried beyond the cap.
+                self.pacer.paid_at = float(now + longest)
+                delay = longest
+        return self._impose(delay, now)
+
+    def _count(self, amount: float, now: int) -> tuple[int, float]:
+        """Record, and keep the episode's books. Returns Kafka's delay and the pace's, in ms."""
+        rate = self.rate
+        pacer = self.pacer
+        if pacer.active:
+            empty_since = self.last_ms + self._calm_ms // 2  # one window after the last charge
+            if now > empty_since:
+                pacer.note_idle(empty_since)
+            pacer.end_if_calm(now, self._calm_ms, self.owed_until)
+        self.last_ms = now
+        rate.record(amount * self._scale, now)
+        limit = self.limit
+        if limit is None:
+            pacer.active = False
+            return 0, 0.0
+        observed = rate.measure(now)
+        delay = self._kafka_delay(observed, limit, rate.window_ms) if observed > limit else 0
+        if pacer.active:
+            pacer.note_rate(observed / limit, now)
+            return delay, pacer.take(amount / limit * 1000.0, now, delay, self._slack_ms(limit, now) if delay else 0)
+        if observed > limit and self._smooth and not self.shadow:
+            pacer.begin(now, delay)
+        return delay, 0.0
+
+    def _kafka_delay(self, observed: float, limit: float, window_ms: int) -> int:
+        delay = throttle_ms(observed, limit, window_ms)
+        bounded = self._bounded_ms
+        return delay if bounded is None or delay < bounded else bounded
+
+    def _due(self, limit: float, grain_ms: float, now: int) -> tuple[int, int]:
+        """Kafka's delay at `now`, and with pacing the time until a grain's worth is allowed."""
+        total, window_ms = self.rate.peek(now)
+        observed = total / (window_ms / 1000.0)
+        kafka = self._kafka_delay(observed, limit, window_ms) if observed > limit else 0
+        if not self._smooth:
+            return kafka, 0
+        available_ms = window_ms - (total + self._outstanding) / limit * 1000.0
+        if self.pacer.active:
+            # One grain above the window is what a client at exactly its limit has anyway (the fence-post effect).
+            available_ms = min(available_ms + grain_ms, self.pacer.credit_ms(now))
+        if available_ms >= grain_ms / 2:
+            return kafka, 0
+        return kafka, min(round_half_up(grain_ms - available_ms), MAX_THROTTLE_MS)
+
+    def _room(self, limit: float, grain_ms: float, now: int) -> int:
+        total, window_ms = self.rate.peek(now)
+        room = (limit * window_ms / 1000.0 - total - self._outstanding) / self._scale
+        if self.pacer.active:
+            room = min(room + grain_ms * limit / 1000.0, self.pacer.credit_ms(now) * limit / 1000.0)
+        return max(int(room), 0)
+
+    def _grain_ms(self, limit: float, now: int) -> float:
+        """Fetches wait until this much time's worth is allowed. One that comes when half of it is there is let through:
+        it may have waited its time, and the clock be a little behind."""
+        portions = self._portions
+        if portions is None:
+            return 0.0
+        return portions.grain_ms(limit, self.pacer.waiting(now)) if self.pacer.active else SHORTEST_MS
+
+    def _slack_ms(self, limit: float, now: int) -> float:
+        """How much of the time that a delay of Kafka's lasts may become credit. For fetches, the next portion: each one
+        that the window had little room for brings about such a delay, and consumers would never reach their limit."""
+        return max(self._grain_ms(limit, now), SLACK_MS)
+
+    def _wait_in_turn(self, kafka: int, wait: int, grain_ms: float, now: int) -> int:
+        """How long a refused fetcher waits besides Kafka's delay: the pace, and its turn among the others. No debt."""
+        pacer = self.pacer
+        limit = self.limit
+        if pacer.active and limit is not None:
+            if kafka > 0:
+                pacer.hold(now + kafka, max(grain_ms, SLACK_MS))
+            usual_ms = (self._typical or 0.0) / limit * 1000.0
+            if self._portions is not None:
+                # Portions from before the episode were larger than those that are due now.
+                usual_ms = min(usual_ms, max(grain_ms, self._portions.batch / limit * 1000.0))
+            wait = round_half_up(pacer.turn(now, now + max(wait, kafka), usual_ms * CROWDING) - now)
+        longest = self.max_throttle_ms
+        return wait if longest is None else min(wait, longest)
+
+    def _begin_if_used_up(self, now: int) -> None:
+        """Fetches stop short of a violation, so for them an episode begins when less than a grain is left."""
+        if self.limit is None or self.shadow or self.pacer.active:
+            return
+        total, window_ms = self.rate.peek(now)
+        if window_ms - total / self.limit * 1000.0 < self._grain_ms(self.limit, now) / 2:
+            self.pacer.begin(now, 0)

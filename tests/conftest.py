@@ -1,0 +1,72 @@
+"""Shared fixtures: real Kafka clusters, started when the first test asks and stopped at the end of the session.
+
+Nothing heavy is imported here, so that a run of unit tests alone stays quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from deploy.kafka import KafkaCluster
+
+    JavaTool = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Warnings are errors; the one exception is a client library's own habit, named here."""
+    # kafka-python reads its schemas with a function that Python 3.11 deprecates and Python 3.13 takes back.
+    config.addinivalue_line("filterwarnings", "ignore:(read|open)_text is deprecated:DeprecationWarning")
+
+
+@contextmanager
+def _cluster(brokers: int, version: str) -> Iterator[KafkaCluster]:
+    from deploy.kafka import KafkaCluster
+
+    # pytest captures this: it is shown only when the start fails.
+    with KafkaCluster.start(brokers, version, progress=print) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[KafkaCluster]:
+    """One broker, the default version. Shared: use topics and groups of your own, see `topic`."""
+    with _cluster(1, "4.2.0") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def kafka_391() -> Iterator[KafkaCluster]:
+    """One broker of the last 3.9 release, which still serves the old protocol versions."""
+    with _cluster(1, "3.9.1") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def kafka3() -> Iterator[KafkaCluster]:
+    """Three brokers, the default version. Whoever stops one starts it again before the test ends."""
+    with _cluster(3, "4.2.0") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def java_tool() -> JavaTool:
+    """`deploy.kafka.run_tool`: Kafka's own Java programs."""
+    from deploy.kafka import run_tool
+
+    return run_tool
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic name no other test uses, so that tests can share a cluster."""
+    import re
+    import uuid
+
+    return f"{re.sub('[^a-zA-Z0-9._-]', '-', request.node.name)[:60]}-{uuid.uuid4().hex[:8]}"

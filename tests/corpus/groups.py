@@ -1,0 +1,291 @@
+"""Consumer groups: members come and go, partitions move, offsets are committed; both group protocols."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tests.corpus.job import Job, item, wait_for
+from tests.corpus.records import Record, send_confluent
+from tests.corpus.tools import create_topic, leave_out
+
+PARTITIONS = 4
+PER_PARTITION = 25
+EVERYTHING = {(partition, offset) for partition in range(PARTITIONS) for offset in range(PER_PARTITION)}
+
+
+def _filled_topic(job: Job, suffix: str) -> str:
+    topic = create_topic(job, suffix, partitions=PARTITIONS)
+    send_confluent(
+        job,
+        topic,
+        [
+            Record(None, f"{partition}/{number}".encode(), partition=partition)
+            for partition in range(PARTITIONS)
+            for number in range(PER_PARTITION)
+        ],
+    )
+    return topic
+
+
+class Member:
+    """A consumer in a thread of its own, polled until it is told to leave."""
+
+    def __init__(self, poll: Callable[[], tuple[set[int], set[tuple[int, int]]]], close: Callable[[], None]) -> None:
+        """`poll` returns the partitions that the member has and the (partition, offset) of records just read."""
+        self.assigned: set[int] = set()
+        self.read: set[tuple[int, int]] = set()
+        self.error: BaseException | None = None
+        self._poll, self._close = poll, close
+        self._leave = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._leave.is_set():
+                self.assigned, read = self._poll()
+                self.read |= read
+            self._close()
+        except BaseException as error:
+            self.error = error
+
+    def leave(self) -> None:
+        """Close the consumer in peace."""
+        self._leave.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "the consumer does not close"
+        if self.error is not None:
+            raise self.error
+
+
+def _rebalances(
+    join: Callable[[str], Member], describe: Callable[[], Any], committed: Callable[[], Mapping[int, int]]
+) -> Any:
+    """One member has all partitions, then two have half each, then the second one is left alone; all is committed."""
+    steps: list[Any] = []
+    first = join("first")
+    second: Member | None = None
+    try:
+        wait_for("the first member gets everything", lambda: first.error or first.assigned == set(range(PARTITIONS)))
+        wait_for("it reads everything", lambda: first.error or first.read >= EVERYTHING)
+        steps.append(("one member", sorted(first.assigned), describe()))
+        second = join("second")
+        two = (first, second)
+        wait_for(
+            "half each",
+            lambda: (
+                any(each.error for each in two)
+                or sorted(len(each.assigned) for each in two) == [PARTITIONS // 2, PARTITIONS // 2]
+            ),
+        )
+        both = first.assigned | second.assigned
+        steps.append(("two members", sorted(both), describe()))
+        first.leave()
+        wait_for("the second gets everything", lambda: second.error or second.assigned == set(range(PARTITIONS)))
+        steps.append(("the other member", sorted(second.assigned), describe()))
+        # Nothing that was committed comes again, and nothing is lost.
+        steps.append(("read by the first", len(first.read & EVERYTHING)))
+    finally:
+        for each in (first, second):
+            if each is not None:
+                each.leave()
+    steps.append(("committed", dict(committed())))
+    steps.append(("nobody", describe()))
+    return steps
+
+
+def _description(job: Job, group: str) -> Any:
+    """What kafka-python's admin client says about a classic group, without ids and times."""
+    from kafka import KafkaAdminClient
+
+    admin = KafkaAdminClient(bootstrap_servers=job.bootstrap)
+    try:
+        found = admin.describe_groups([group])[group]
+    finally:
+        admin.close()
+    found["members"].sort(key=lambda member: repr(member["member_assignment"]))
+    return leave_out(found, "member_id", "client_id")
+
+
+def _committed(job: Job, group: str, topic: str) -> dict[int, int]:
+    from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+    asked = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+    admin = AdminClient({"bootstrap.servers": job.bootstrap})
+    answer = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group, asked)])[group].result(60)
+    return {each.partition: each.offset for each in answer.topic_partitions}
+
+
+@item()
+def classic_kafka_python(job: Job) -> Any:
+    from kafka import KafkaConsumer
+
+    topic, group = _filled_topic(job, "classic-kp"), job.name("classic-kp")
+
+    def join(name: str) -> Member:
+        consumer = KafkaConsumer(
+            topic,
+            bootstrap_servers=job.bootstrap,
+            group_id=group,
+            client_id=name,
+            auto_offset_reset="earliest",
+            heartbeat_interval_ms=200,
+            auto_commit_interval_ms=100,
+        )
+
+        def poll() -> tuple[set[int], set[tuple[int, int]]]:
+            read = {(each.partition, each.offset) for batch in consumer.poll(100).values() for each in batch}
+            return {each.partition for each in consumer.assignment()}, read
+
+        return Member(poll, consumer.close)
+
+    return _rebalances(join, lambda: _description(job, group), lambda: _committed(job, group, topic))
+
+
+@item()
+def static_membership(job: Job) -> Any:
+    """A member with a group.instance.id stays a member while it is away (KIP-345)."""
+    from confluent_kafka import Consumer
+
+    topic, group = _filled_topic(job, "static"), job.name("static")
+
+    def session(instance: str) -> list[int]:
+        consumer = Consumer(
+            {
+                "bootstrap.servers": job.bootstrap,
+                "group.id": group,
+                "group.instance.id": instance,
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+            }
+        )
+        try:
+            consumer.subscribe([topic])
+            wait_for("assignment", lambda: consumer.poll(0.1) or consumer.assignment())
+            return sorted(each.partition for each in consumer.assignment())
+        finally:
+            consumer.close()
+
+    return {"had": session("one"), "has": session("one"), "group": _description(job, group)}
+
+
+@item()
+def classic_aiokafka(job: Job) -> Any:
+    from aiokafka import AIOKafkaConsumer
+
+    topic, group = _filled_topic(job, "classic-aio"), job.name("classic-aio")
+
+    def join(name: str) -> Member:
+        loop = asyncio.new_event_loop()
+
+        def make() -> Any:
+            async def start() -> Any:
+                consumer = AIOKafkaConsumer(
+                    topic,
+                    bootstrap_servers=job.bootstrap,
+                    group_id=group,
+                    client_id=name,
+                    auto_offset_reset="earliest",
+                    heartbeat_interval_ms=200,
+                    auto_commit_interval_ms=100,
+                )
+                await consumer.start()
+                return consumer
+
+            return loop.run_until_complete(start())
+
+        consumer: Any = None
+
+        def poll() -> tuple[set[int], set[tuple[int, int]]]:
+            nonlocal consumer
+            if consumer is None:  # in the member's own thread, where its event loop runs
+                consumer = make()
+            batches = loop.run_until_complete(consumer.getmany(timeout_ms=100))
+            read = {(each.partition, each.offset) for batch in batches.values() for each in batch}
+            return {each.partition for each in consumer.assignment()}, read
+
+        def close() -> None:
+            loop.run_until_complete(consumer.stop())
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+        return Member(poll, close)
+
+    return _rebalances(join, lambda: _description(job, group), lambda: _committed(job, group, topic))
+
+
+def _confluent(job: Job, suffix: str, settings: Mapping[str, Any]) -> Any:
+    from confluent_kafka import Consumer
+    from confluent_kafka.admin import AdminClient
+
+    topic, group = _filled_topic(job, suffix), job.name(suffix)
+    admin = AdminClient({"bootstrap.servers": job.bootstrap})
+
+    def join(name: str) -> Member:
+        consumer = Consumer(
+            {
+                "bootstrap.servers": job.bootstrap,
+                "group.id": group,
+                "client.id": name,
+                "auto.offset.reset": "earliest",
+                "auto.commit.interval.ms": 100,
+            }
+            | settings
+        )
+        consumer.subscribe([topic])
+
+        def poll() -> tuple[set[int], set[tuple[int, int]]]:
+            read = set()
+            for message in consumer.consume(100, 0.1):
+                assert message.error() is None, message.error()
+                read.add((message.partition(), message.offset()))
+            return {each.partition for each in consumer.assignment()}, read
+
+        return Member(poll, consumer.close)
+
+    def describe() -> Any:
+        found = admin.describe_consumer_groups([group])[group].result(60)
+        return {
+            "state": found.state.name,
+            "type": found.type.name,
+            "assignor": found.partition_assignor,
+            "simple": found.is_simple_consumer_group,
+            "members": sorted(
+                (each.client_id, each.host, len(each.assignment.topic_partitions)) for each in found.members
+            ),
+        }
+
+    def settled() -> Any:
+        """A group of the new protocol settles in steps: what the coordinator tells may lag behind the members."""
+        wait_for("a settled group", lambda: _settled(describe()))
+        return describe()
+
+    return _rebalances(join, settled, lambda: _committed(job, group, topic))
+
+
+def _settled(description: Mapping[str, Any]) -> bool:
+    assigned = sum(member[2] for member in description["members"])
+    return (description["state"], assigned) in (("STABLE", PARTITIONS), ("EMPTY", 0))
+
+
+@item()
+def classic_confluent(job: Job) -> Any:
+    settings = {"partition.assignment.strategy": "range", "heartbeat.interval.ms": 200}
+    return _confluent(job, "classic-c", settings)
+
+
+@item()
+def cooperative_confluent(job: Job) -> Any:
+    """Incremental rebalances: members keep what stays theirs (KIP-429)."""
+    settings = {"partition.assignment.strategy": "cooperative-sticky", "heartbeat.interval.ms": 200}
+    return _confluent(job, "cooperative", settings)
+
+
+@item(ConsumerGroupHeartbeat=1)
+def consumer_protocol_confluent(job: Job) -> Any:
+    """The new protocol, where the broker computes assignments (KIP-848)."""
+    return _confluent(job, "kip-848", {"group.protocol": "consumer"})

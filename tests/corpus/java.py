@@ -1,0 +1,186 @@
+"""Kafka's own Java clients, through the tools of the cluster's version."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import threading
+from typing import Any
+
+from deploy.kafka import GuardedProcess, run_tool, start_tool
+from tests.corpus.job import Job, item, wait_for
+from tests.corpus.records import Record, read_kafka_python, send_confluent
+from tests.corpus.tools import create_topic, read_from_the_start
+
+TOOLS = "org.apache.kafka.tools."
+PARTITIONS = 4
+PER_PARTITION = 25
+
+
+def _is_3(job: Job) -> bool:
+    return job.version.startswith("3.")
+
+
+@item()
+def console_producer(job: Job) -> Any:
+    """The Java producer, idempotent as it is by default, with keys, headers and compression."""
+    topic = create_topic(job, "java-producer", partitions=3)
+    main_class = "kafka.tools.ConsoleProducer" if _is_3(job) else f"{TOOLS}ConsoleProducer"
+    reader = "--property" if _is_3(job) else "--reader-property"
+    options = ["--bootstrap-server", job.bootstrap, "--topic", topic, "--compression-codec", "zstd"]
+    for setting in ("parse.key=true", "parse.headers=true"):
+        options += [reader, setting]
+    lines = "".join(f"number:{number},odd:{number % 2}\tkey-{number}\tvalue {number}\n" for number in range(50))
+    run_tool(main_class, options, job.version, stdin=lines)
+    seen = read_kafka_python(job, topic, 3, 50)
+    return [each._replace(timestamp_ms=0) for each in seen]
+
+
+class _VerifiableConsumer:
+    """Kafka's VerifiableConsumer, which tells what happens to it as lines of JSON."""
+
+    def __init__(self, job: Job, topic: str, group: str, protocol: str) -> None:
+        options = ["--bootstrap-server", job.bootstrap, "--topic", topic, "--group-id", group, "--verbose"]
+        options += ["--group-protocol", protocol]
+        self.process: GuardedProcess = start_tool(f"{TOOLS}VerifiableConsumer", options, job.version)
+        self.events: list[dict[str, Any]] = []
+        self.errors: list[str] = []
+        self._threads = [
+            threading.Thread(target=self._read_events, daemon=True),
+            threading.Thread(target=self._read_errors, daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _read_events(self) -> None:
+        for line in self.process.stdout or ():
+            self.events.append(json.loads(line))
+
+    def _read_errors(self) -> None:
+        self.errors += self.process.stderr or ()
+
+    def assigned(self) -> set[int]:
+        """Partitions that it has now."""
+        now: set[int] = set()
+        for event in list(self.events):
+            if event["name"] in ("partitions_assigned", "partitions_revoked"):
+                changed = {each["partition"] for each in event["partitions"]}
+                now = now | changed if event["name"] == "partitions_assigned" else now - changed
+        return now
+
+    def read(self) -> set[tuple[int, int]]:
+        """(partition, offset) of all records."""
+        return {(event["partition"], event["offset"]) for event in list(self.events) if event["name"] == "record_data"}
+
+    def committed(self) -> dict[int, int]:
+        """What it committed last, by partition."""
+        found: dict[int, int] = {}
+        for event in list(self.events):
+            if event["name"] == "offsets_committed":
+                assert event["success"], event
+                found |= {each["partition"]: each["offset"] for each in event["offsets"]}
+        return found
+
+    def alive(self) -> bool:
+        """False once it has ended by itself, which it should not."""
+        return self.process.poll() is None
+
+    def stop(self) -> None:
+        """Let it leave the group in peace."""
+        self.process.terminate()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        finally:
+            for thread in self._threads:
+                thread.join(10)
+            for pipe in (self.process.stdout, self.process.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+
+def _rebalance(job: Job, suffix: str, protocol: str) -> Any:
+    topic, group = create_topic(job, suffix, partitions=PARTITIONS), job.name(suffix)
+    send_confluent(
+        job,
+        topic,
+        [
+            Record(None, f"{partition}/{number}".encode(), partition=partition)
+            for partition in range(PARTITIONS)
+            for number in range(PER_PARTITION)
+        ],
+    )
+    every, half = set(range(PARTITIONS)), PARTITIONS // 2
+    members = [_VerifiableConsumer(job, topic, group, protocol)]
+    try:
+        first = members[0]
+        wait_for("the first has everything", lambda: not first.alive() or first.assigned() == every)
+        wait_for("all is read", lambda: not first.alive() or len(first.read()) == PARTITIONS * PER_PARTITION)
+        wait_for("all is committed", lambda: set(first.committed().values()) == {PER_PARTITION} or not first.alive())
+        members.append(second := _VerifiableConsumer(job, topic, group, protocol))
+        wait_for("half each", lambda: [len(each.assigned()) for each in members] == [half, half])
+        both = first.assigned() | second.assigned()
+        send_confluent(job, topic, [Record(None, b"more", partition=partition) for partition in range(PARTITIONS)])
+        wait_for("more is read", lambda: len(first.read() | second.read()) == PARTITIONS * (PER_PARTITION + 1))
+        wait_for("and committed", lambda: set((first.committed() | second.committed()).values()) == {PER_PARTITION + 1})
+        first.stop()
+        wait_for("the second has everything", lambda: not second.alive() or second.assigned() == every)
+        described = "" if protocol == "classic" else _describe_group(job, group)
+        result = {
+            "both": both,
+            "first read": len(first.read()) - half,
+            "second read": sorted(offset for _, offset in second.read()),
+            "described": _offsets_table(described, topic),
+        }
+    finally:
+        for each in members:
+            if each.process.returncode is None:
+                each.stop()
+    errors = [line for each in members for line in each.errors if " WARN " in line or " ERROR " in line]
+    return result | {"exit codes": [each.process.returncode for each in members], "errors": errors}
+
+
+def _describe_group(job: Job, group: str) -> str:
+    options = ["--bootstrap-server", job.bootstrap, "--describe", "--group", group]
+    return run_tool(f"{TOOLS}consumer.group.ConsumerGroupCommand", options, job.version).stdout
+
+
+def _offsets_table(text: str, topic: str) -> list[tuple[str, ...]]:
+    """Partition, committed offset, end of the log and lag, as kafka-consumer-groups shows them."""
+    rows = (line.split() for line in text.splitlines())
+    return sorted(tuple(row[2:6]) for row in rows if len(row) > 6 and row[1] == topic)
+
+
+@item()
+def rebalance_classic(job: Job) -> Any:
+    return _rebalance(job, "java-classic", "classic")
+
+
+@item(ConsumerGroupHeartbeat=0)
+def rebalance_consumer_protocol(job: Job) -> Any:
+    """The new protocol (KIP-848) as Kafka's own client speaks it, also with 3.9, which has its first version."""
+    return _rebalance(job, "java-kip-848", "consumer")
+
+
+@item(ShareGroupHeartbeat=1, ShareFetch=1, ShareAcknowledge=1)
+def share_consumer(job: Job) -> Any:
+    topic, group = create_topic(job, "java-share", partitions=3), job.name("java-share")
+    read_from_the_start(job, group)
+    send_confluent(job, topic, [Record(b"%d" % n, b"share %02d" % n, partition=n % 3) for n in range(30)])
+    options = ["--bootstrap-server", job.bootstrap, "--topic", topic, "--group", group, "--max-messages", "30"]
+    for setting in ("print.key=true", "print.partition=true", "print.delivery=true"):
+        options += ["--formatter-property", setting]
+    done = run_tool(f"{TOOLS}consumer.ConsoleShareConsumer", options, job.version)
+    return sorted(done.stdout.splitlines())
+
+
+@item()
+def topics_tool(job: Job) -> Any:
+    """kafka-topics --describe asks with DescribeTopicPartitions where the broker has it."""
+    topic = create_topic(job, "java-topics", partitions=3, configs={"retention.ms": "90000"})
+    options = ["--bootstrap-server", job.bootstrap, "--describe", "--topic", topic]
+    done = run_tool(f"{TOOLS}TopicCommand", options, job.version)
+    return [re.sub(r"TopicId: \S+", "TopicId", line) for line in done.stdout.splitlines()]

@@ -1,0 +1,136 @@
+"""What an item of the corpus gets and how its result is made comparable.
+
+An item is a function of a `Job` that does real client work and returns what came of it: plain values without times,
+addresses and ids that the cluster makes up. Every item runs in two processes, one straight at the brokers and one
+through the sidecar; names of topics, groups and users begin with the job's prefix, which is taken out of the results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+PREFIX_PLACEHOLDER = "~"
+LIMIT_S = 60.0
+POLL_S = 0.02
+
+
+@dataclass
+class Job:
+    """The cluster as one process sees it."""
+
+    bootstrap: str
+    """Comma-separated addresses."""
+    prefix: str
+    version: str
+    """Kafka's version, also that of the Java tools to use."""
+    brokers: int
+    learned: set[tuple[str, str, int]] = field(default_factory=set)
+    """(who says so, host, port): every broker address a client was told."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def name(self, suffix: str) -> str:
+        """A name for a topic, group or user that the other process does not use."""
+        return f"{self.prefix}-{suffix}"
+
+    def learn(self, source: str, addresses: Iterable[tuple[str, int]]) -> None:
+        """Note addresses that a client was told."""
+        with self._lock:
+            self.learned |= {(source, host, port) for host, port in addresses}
+
+    @property
+    def replicas(self) -> int:
+        """Replication factor of topics."""
+        return self.brokers
+
+
+Item = Callable[[Job], Any]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An item of the corpus."""
+
+    run: Item
+    needs: Mapping[str, int]
+    """API -> the version that the broker must offer at least."""
+
+
+ITEMS: dict[str, Entry] = {}
+
+
+def item(**needs: int) -> Callable[[Item], Item]:
+    """Add a function to the corpus. `needs`: APIs, each with the least newest version that the broker must offer."""
+
+    def add(function: Item) -> Item:
+        name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
+        assert name not in ITEMS
+        ITEMS[name] = Entry(function, needs)
+        return function
+
+    return add
+
+
+def plain(value: Any, prefix: str) -> Any:
+    """A result as JSON can carry it, with the prefix taken out of every text."""
+    if isinstance(value, Enum):
+        return value.name
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        return value.replace(prefix, PREFIX_PLACEHOLDER)
+    if isinstance(value, bytes):
+        return f"b:{value.decode('utf-8', 'backslashreplace')}".replace(prefix, PREFIX_PLACEHOLDER)
+    if isinstance(value, type):
+        return value.__name__
+    if isinstance(value, BaseException):
+        return problem(value).replace(prefix, PREFIX_PLACEHOLDER)
+    if isinstance(value, Mapping):
+        return {str(plain(key, prefix)): plain(each, prefix) for key, each in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted((plain(each, prefix) for each in value), key=repr)
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict(), prefix)
+    if isinstance(value, Iterable):
+        return [plain(each, prefix) for each in value]
+    raise TypeError(f"{type(value).__name__} {value!r} is not fit for comparing")
+
+
+def problem(error: BaseException) -> str:
+    """An error by its kind: texts of clients may name addresses and ids."""
+    kafka_error = error.args[0] if error.args else None
+    if hasattr(kafka_error, "name") and hasattr(kafka_error, "code"):  # confluent-kafka
+        return f"{type(error).__name__} {kafka_error.name()}"
+    return type(error).__name__
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """What a call returns, or the error it raises: both are results."""
+    try:
+        return call()
+    except Exception as error:
+        return error
+
+
+def digest(parts: Iterable[bytes]) -> str:
+    """A short fingerprint of much data."""
+    sha = hashlib.sha256()
+    for part in parts:
+        sha.update(len(part).to_bytes(8, "big"))
+        sha.update(part)
+    return sha.hexdigest()[:16]
+
+
+def wait_for(what: str, look: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
+    """Look again and again until the answer is true, and return it. Raises TimeoutError."""
+    deadline = time.monotonic() + limit_s
+    while not (answer := look()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {limit_s:g} s")
+        time.sleep(POLL_S)
+    return answer

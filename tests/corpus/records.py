@@ -1,0 +1,348 @@
+"""Records: idempotent producers, compression, headers, odd keys and values, and messages of 20 MB."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from tests.corpus.job import Job, digest, item, outcome
+from tests.corpus.tools import create_topic
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+BATCH_RECORDS = 60
+LARGE_BYTES = 20 * 1024 * 1024
+MAX_BYTES = 32 * 1024 * 1024
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+class Record(NamedTuple):
+    """A record to send, and what is left of it to compare when it was read."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+    timestamp_ms: int = 1_700_000_000_000
+    partition: int = 0
+
+
+class Read(NamedTuple):
+    """A record as a consumer shows it."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+
+
+def records(count: int, seed: int, value_bytes: int = 1000) -> list[Record]:
+    """Records that compress well, in part."""
+    source = random.Random(seed)
+    return [
+        Record(
+            f"key-{number % 7}".encode(),
+            f"{number:06d} ".encode() + source.randbytes(value_bytes // 4) + b"a" * (value_bytes - value_bytes // 4),
+            [("number", str(number).encode())],
+            1_700_000_000_000 + number,
+        )
+        for number in range(count)
+    ]
+
+
+# --- the same thing with three client libraries; each returns the offsets that the broker gave
+
+
+def send_kafka_python(job: Job, topic: str, sent: Sequence[Record], **settings: Any) -> list[int]:
+    from kafka import KafkaProducer
+
+    with KafkaProducer(bootstrap_servers=job.bootstrap, linger_ms=20, **settings) as producer:
+        futures = [
+            producer.send(
+                topic,
+                key=each.key,
+                value=each.value,
+                headers=list(each.headers),
+                timestamp_ms=each.timestamp_ms,
+                partition=each.partition,
+            )
+            for each in sent
+        ]
+        producer.flush(60)
+        return [future.get(60).offset for future in futures]
+
+
+def send_aiokafka(job: Job, topic: str, sent: Sequence[Record], **settings: Any) -> list[int]:
+    from aiokafka import AIOKafkaProducer
+
+    async def run() -> list[int]:
+        async with AIOKafkaProducer(bootstrap_servers=job.bootstrap, linger_ms=20, **settings) as producer:
+            futures = [
+                await producer.send(
+                    topic,
+                    key=each.key,
+                    value=each.value,
+                    headers=list(each.headers),
+                    timestamp_ms=each.timestamp_ms,
+                    partition=each.partition,
+                )
+                for each in sent
+            ]
+            return [(await future).offset for future in futures]
+
+    return asyncio.run(run())
+
+
+def send_confluent(job: Job, topic: str, sent: Sequence[Record], **settings: Any) -> list[int]:
+    from confluent_kafka import KafkaException, Producer
+
+    offsets: dict[int, int] = {}
+
+    def delivered(number: int) -> Callable[[Any, Any], None]:
+        def note(error: Any, message: Any) -> None:
+            if error is not None:
+                raise KafkaException(error)
+            offsets[number] = message.offset()
+
+        return note
+
+    producer = Producer({"bootstrap.servers": job.bootstrap, "linger.ms": 20} | settings)
+    for number, each in enumerate(sent):
+        producer.produce(
+            topic,
+            key=each.key,
+            value=each.value,
+            headers=list(each.headers),
+            timestamp=each.timestamp_ms,
+            partition=each.partition,
+            on_delivery=delivered(number),
+        )
+    assert producer.flush(60) == 0, "records not delivered"
+    return [offsets[number] for number in range(len(sent))]
+
+
+SENDERS = {"kafka-python": send_kafka_python, "aiokafka": send_aiokafka, "confluent-kafka": send_confluent}
+
+
+def read_kafka_python(job: Job, topic: str, partitions: int, count: int, **settings: Any) -> list[Read]:
+    from kafka import KafkaConsumer, TopicPartition
+
+    found: list[Read] = []
+    settings = {"auto_offset_reset": "earliest", "consumer_timeout_ms": 60_000} | settings
+    with KafkaConsumer(bootstrap_servers=job.bootstrap, **settings) as consumer:
+        consumer.assign([TopicPartition(topic, number) for number in range(partitions)])
+        for each in consumer:
+            found.append(Read(each.partition, each.offset, each.timestamp, each.key, each.value, list(each.headers)))
+            if len(found) == count:
+                break
+    return sorted(found)[:count] if len(found) == count else found
+
+
+def read_aiokafka(job: Job, topic: str, partitions: int, count: int, **settings: Any) -> list[Read]:
+    from aiokafka import AIOKafkaConsumer, TopicPartition
+
+    async def run() -> list[Read]:
+        found: list[Read] = []
+        consumer = AIOKafkaConsumer(bootstrap_servers=job.bootstrap, auto_offset_reset="earliest", **settings)
+        consumer.assign([TopicPartition(topic, number) for number in range(partitions)])
+        async with consumer, asyncio.timeout(60):
+            while len(found) < count:
+                for batch in (await consumer.getmany(timeout_ms=200)).values():
+                    found += [
+                        Read(each.partition, each.offset, each.timestamp, each.key, each.value, list(each.headers))
+                        for each in batch
+                    ]
+        return sorted(found)
+
+    return asyncio.run(run())
+
+
+def read_confluent(job: Job, topic: str, partitions: int, count: int, **settings: Any) -> list[Read]:
+    from confluent_kafka import Consumer, TopicPartition
+
+    found: list[Read] = []
+    consumer = Consumer(
+        {"bootstrap.servers": job.bootstrap, "group.id": job.name("reads"), "enable.auto.commit": False} | settings
+    )
+    try:
+        consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
+        while len(found) < count:
+            message = consumer.poll(60)
+            assert message is not None, f"{len(found)} of {count} records after a minute"
+            assert message.error() is None, message.error()
+            found.append(
+                Read(
+                    message.partition(),
+                    message.offset(),
+                    message.timestamp()[1],
+                    message.key(),
+                    message.value(),
+                    message.headers() or [],
+                )
+            )
+    finally:
+        consumer.close()
+    return sorted(found)
+
+
+READERS = {"kafka-python": read_kafka_python, "aiokafka": read_aiokafka, "confluent-kafka": read_confluent}
+
+
+# --- items
+
+
+def _compression(job: Job, codec: str) -> Any:
+    """Every client writes to a partition of its own with this codec, every client reads all of them."""
+    topic = create_topic(job, f"codec-{codec}", partitions=len(SENDERS))
+    result: dict[str, Any] = {}
+    for partition, (name, send) in enumerate(SENDERS.items()):
+        sent = [each._replace(partition=partition) for each in records(BATCH_RECORDS, seed=partition)]
+        setting = {"compression.type": codec} if name == "confluent-kafka" else {"compression_type": codec}
+        result[f"sent by {name}"] = send(job, topic, sent, **(setting if codec != "none" else {}))
+    total = BATCH_RECORDS * len(SENDERS)
+    for name, read in READERS.items():
+        seen = read(job, topic, len(SENDERS), total)
+        assert len({(each.partition, each.offset) for each in seen}) == total
+        result[f"read by {name}"] = digest(repr(each).encode() for each in seen)
+    assert len({result[f"read by {name}"] for name in READERS}) == 1, result
+    return result
+
+
+@item()
+def compression_none(job: Job) -> Any:
+    return _compression(job, "none")
+
+
+@item()
+def compression_gzip(job: Job) -> Any:
+    return _compression(job, "gzip")
+
+
+@item()
+def compression_snappy(job: Job) -> Any:
+    return _compression(job, "snappy")
+
+
+@item()
+def compression_lz4(job: Job) -> Any:
+    return _compression(job, "lz4")
+
+
+@item()
+def compression_zstd(job: Job) -> Any:
+    return _compression(job, "zstd")
+
+
+ODD_RECORDS = [
+    Record(None, b"no key"),
+    Record(b"tombstone", None),
+    Record(b"", b""),
+    Record("ключ".encode(), "значение 値 🦀".encode()),
+    Record(b"k", b"v", [("same", b"1"), ("same", b"2"), ("", b"empty name"), ("empty", b""), ("ü", b"\x00\xff")]),
+    Record(b"k", b"null header", [("null", None)]),
+    Record(b"k", b"many headers", [(f"h{number}", b"x" * number) for number in range(100)]),
+    Record(b"k" * 10_000, b"long key", timestamp_ms=1),
+    Record(b"k", bytes(range(256)) * 20, timestamp_ms=1_000),
+]
+
+
+@item()
+def headers_and_odd_records(job: Job) -> Any:
+    topic = create_topic(job, "odd", partitions=2)
+    sent = {}
+    for partition, name in enumerate(("confluent-kafka", "aiokafka")):
+        odd = [each._replace(partition=partition) for each in ODD_RECORDS]
+        sent[name] = SENDERS[name](job, topic, odd)
+    seen = {name: read(job, topic, 2, 2 * len(ODD_RECORDS)) for name, read in READERS.items()}
+    return {"sent": sent, "seen": seen}
+
+
+@item(InitProducerId=1)
+def idempotent_producers(job: Job) -> Any:
+    """Numbered by the producer: each record once and in order, whatever retries there were."""
+    topic = create_topic(job, "idempotent", partitions=3)
+    settings: dict[str, dict[str, Any]] = {
+        "kafka-python": {"enable_idempotence": True, "acks": "all"},
+        "aiokafka": {"enable_idempotence": True, "acks": "all"},
+        "confluent-kafka": {"enable.idempotence": True, "max.in.flight.requests.per.connection": 5},
+    }
+    result: dict[str, Any] = {}
+    for partition, (name, send) in enumerate(SENDERS.items()):
+        numbered = [each._replace(partition=partition) for each in records(300, seed=5, value_bytes=200)]
+        result[name] = send(job, topic, numbered, **settings[name])
+        assert result[name] == list(range(300))
+    seen = read_confluent(job, topic, 3, 900)
+    values = [each.value or b"" for each in seen]
+    assert [int(value[:6]) for value in values] == 3 * list(range(300))
+    return {"offsets": result, "values": digest(values)}
+
+
+@item()
+def acknowledgements(job: Job) -> Any:
+    """acks 0 (no answer at all), 1 and all, on one connection each."""
+    topic = create_topic(job, "acks", partitions=3)
+    result: dict[str, Any] = {}
+    for partition, acks in enumerate((0, 1, "all")):
+        sent = [each._replace(partition=partition) for each in records(50, seed=9, value_bytes=100)]
+        offsets = send_kafka_python(job, topic, sent, acks=acks, enable_idempotence=False)
+        result[f"acks={acks}"] = None if acks == 0 else offsets
+    seen = read_confluent(job, topic, 3, 150)
+    return result | {"seen": [(each.partition, each.offset, (each.value or b"")[:6]) for each in seen]}
+
+
+def _large(seed: int) -> bytes:
+    return random.Random(seed).randbytes(LARGE_BYTES)
+
+
+@item()
+def large_messages(job: Job) -> Any:
+    """20 MB that nothing can compress, written and read by each client."""
+    topic = create_topic(job, "large", partitions=3, configs={"max.message.bytes": str(MAX_BYTES)})
+    sent: dict[str, Any] = {}
+    settings: dict[str, dict[str, Any]] = {
+        "kafka-python": {"max_request_size": MAX_BYTES},
+        "aiokafka": {"max_request_size": MAX_BYTES},
+        "confluent-kafka": {"message.max.bytes": MAX_BYTES},
+    }
+    for partition, (name, send) in enumerate(SENDERS.items()):
+        large = Record(b"large", _large(partition), [("codec", b"none")], partition=partition)
+        sent[name] = send(job, topic, [large, Record(b"small", b"after it", partition=partition)], **settings[name])
+    reading: dict[str, dict[str, Any]] = {
+        "kafka-python": {"max_partition_fetch_bytes": MAX_BYTES, "fetch_max_bytes": 2 * MAX_BYTES},
+        "aiokafka": {"max_partition_fetch_bytes": MAX_BYTES, "fetch_max_bytes": 2 * MAX_BYTES},
+        "confluent-kafka": {"fetch.message.max.bytes": MAX_BYTES, "fetch.max.bytes": 2 * MAX_BYTES},
+    }
+    seen: dict[str, Any] = {}
+    for name, read in READERS.items():
+        found = read(job, topic, 3, 6, **reading[name])
+        seen[name] = [
+            (each.partition, each.offset, each.key, len(each.value or b""), zlib.crc32(each.value or b""))
+            for each in found
+        ]
+    expected = [(zlib.crc32(_large(partition)), zlib.crc32(b"after it")) for partition in range(3)]
+    for name, rows in seen.items():
+        assert [row[4] for row in rows] == [crc for pair in expected for crc in pair], name
+    return {"sent": sent, "seen": seen}
+
+
+@item()
+def too_large_messages(job: Job) -> Any:
+    """What the topic does not take is refused by the broker, and the connection goes on."""
+    topic = create_topic(job, "too-large", partitions=2, configs={"max.message.bytes": "100000"})
+    sizes = (1_000, 5_000_000, 2_000)
+    settings: dict[str, dict[str, Any]] = {
+        "aiokafka": {"max_request_size": MAX_BYTES},
+        "confluent-kafka": {"message.max.bytes": MAX_BYTES},
+    }
+    return {
+        name: [
+            outcome(partial(SENDERS[name], job, topic, [Record(None, b"x" * size, partition=partition)], **more))
+            for size in sizes
+        ]
+        for partition, (name, more) in enumerate(settings.items())
+    }

@@ -1,0 +1,74 @@
+"""Share groups (KIP-932): records are handed out one by one, acknowledged, released and handed out again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.corpus.job import Job, item, wait_for
+from tests.corpus.records import Record, send_confluent
+from tests.corpus.tools import create_topic, read_from_the_start
+
+RECORDS = 40
+
+
+@item(ShareGroupHeartbeat=1, ShareFetch=1, ShareAcknowledge=1)
+def two_members(job: Job) -> Any:
+    """Two members share the records of several partitions: each record goes to one of them."""
+    from confluent_kafka import ShareConsumer
+
+    topic, group = create_topic(job, "share", partitions=3), job.name("share")
+    read_from_the_start(job, group)
+    send_confluent(job, topic, [Record(None, b"%03d" % number, partition=number % 3) for number in range(RECORDS)])
+    members = [
+        ShareConsumer({"bootstrap.servers": job.bootstrap, "group.id": group, "max.poll.records": 5}) for _ in range(2)
+    ]
+    seen: list[bytes] = []
+    for member in members:
+        member.subscribe([topic])
+
+    def look() -> bool:
+        for member in members:
+            for message in member.poll(0.2) or []:
+                assert message.error() is None, message.error()
+                seen.append(message.value())
+        return len(seen) >= RECORDS
+
+    wait_for(f"{RECORDS} records", look)
+    for member in members:
+        member.commit_sync()
+        member.close()
+    return sorted(seen)
+
+
+@item(ShareGroupHeartbeat=1, ShareFetch=1, ShareAcknowledge=1)
+def acknowledgements(job: Job) -> Any:
+    """Accepted records are done, rejected ones too, released ones come again with a higher delivery count."""
+    from confluent_kafka import AcknowledgeType, ShareConsumer
+
+    topic, group = create_topic(job, "share-ack"), job.name("share-ack")
+    read_from_the_start(job, group)
+    send_confluent(job, topic, [Record(b"%d" % (number % 3), b"%03d" % number) for number in range(30)])
+    kinds = {b"0": AcknowledgeType.ACCEPT, b"1": AcknowledgeType.RELEASE, b"2": AcknowledgeType.REJECT}
+    deliveries: dict[bytes, int] = {}
+
+    def session(until: int) -> None:
+        consumer = ShareConsumer(
+            {"bootstrap.servers": job.bootstrap, "group.id": group, "share.acknowledgement.mode": "explicit"}
+        )
+        consumer.subscribe([topic])
+
+        def look() -> bool:
+            for message in consumer.poll(0.2) or []:
+                assert message.error() is None, message.error()
+                value = message.value()
+                deliveries[value] = deliveries.get(value, 0) + 1
+                again = deliveries[value] > 1
+                consumer.acknowledge(message, AcknowledgeType.ACCEPT if again else kinds[message.key()])
+            consumer.commit_sync()
+            return sum(deliveries.values()) >= until
+
+        wait_for("records", look)
+        consumer.close()
+
+    session(40)  # 30, and the ten released ones once more
+    return sorted(deliveries.items())

@@ -1,0 +1,115 @@
+"""Small things that many items do.
+
+Brokers learn of changes one after the other. An item that goes on before all of them know would compare luck with
+luck: what is changed here is waited for on every broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.corpus.job import Job, wait_for
+from tests.raw_client import RawClient
+
+FOREVER = {"retention.ms": "-1"}
+"""Records here have old timestamps, and half a minute after its start a broker begins to delete what is too old."""
+GROUP_CONFIGS = 32  # ConfigResource.Type.GROUP
+
+
+def create_topic(job: Job, suffix: str, *, partitions: int = 1, configs: Mapping[str, str] | None = None) -> str:
+    """A topic of the job's own, with its leaders spread over all brokers; ready to be used."""
+    nodes = list(range(1, job.brokers + 1))
+    # Chosen here, so that both processes get the same leaders: broker 1 leads partition 0 and so on.
+    return create_topic_on(
+        job,
+        suffix,
+        {number: [nodes[(number + turn) % len(nodes)] for turn in range(job.replicas)] for number in range(partitions)},
+        configs,
+    )
+
+
+def create_topic_on(
+    job: Job, suffix: str, assignments: Mapping[int, list[int]], configs: Mapping[str, str] | None = None
+) -> str:
+    """A topic with these brokers for each partition, the first one leading; known to all brokers."""
+    from kafka import KafkaAdminClient
+
+    name = job.name(suffix)
+    admin = KafkaAdminClient(bootstrap_servers=job.bootstrap)
+    try:
+        admin.create_topics({name: {"assignments": dict(assignments), "configs": {**FOREVER, **(configs or {})}}})
+    finally:
+        admin.close()
+    wait_until_known(job, name, assignments)
+    return name
+
+
+def wait_until_known(job: Job, topic: str, assignments: Mapping[int, list[int]]) -> None:
+    """Wait until every broker tells that these brokers have the partitions, in sync, with the first one leading."""
+    expected = {partition: (nodes[0], sorted(nodes), sorted(nodes)) for partition, nodes in sorted(assignments.items())}
+    for node, address in broker_addresses(job).items():
+        with RawClient(address) as client:
+            wait_for(f"{expected} for {topic} on broker {node}", lambda: _partitions(client, topic) == expected)
+
+
+def broker_addresses(job: Job) -> dict[int, tuple[str, int]]:
+    """Node id -> where the bootstrap server says that it is."""
+    from kafka.protocol.metadata import MetadataRequest
+
+    with RawClient(job.bootstrap.split(",")[0]) as client:
+        answer = client.ask(MetadataRequest(version=8, topics=[])).message
+    found = {each.node_id: (each.host, each.port) for each in answer.brokers}
+    job.learn("MetadataRequest v8", found.values())
+    return found
+
+
+def _partitions(client: RawClient, topic: str) -> dict[int, tuple[int, list[int], list[int]]]:
+    from kafka.protocol.metadata import MetadataRequest
+
+    wanted = MetadataRequest.MetadataRequestTopic(version=8, name=topic)
+    (found,) = client.ask(MetadataRequest(version=8, topics=[wanted])).message.topics
+    return {
+        each.partition_index: (each.leader_id, sorted(each.replica_nodes), sorted(each.isr_nodes))
+        for each in found.partitions
+    }
+
+
+def leave_out(value: Any, *names: str) -> Any:
+    """A nested result without some of its keys."""
+    if isinstance(value, Mapping):
+        return {key: leave_out(each, *names) for key, each in value.items() if key not in names}
+    if isinstance(value, list | tuple):
+        return [leave_out(each, *names) for each in value]
+    return value
+
+
+def read_from_the_start(job: Job, group: str) -> None:
+    """Let a share group begin at the first record: an option of the group, not of its members."""
+    from kafka import KafkaAdminClient
+    from kafka.admin import ConfigResource, ConfigResourceType
+
+    admin = KafkaAdminClient(bootstrap_servers=job.bootstrap)
+    try:
+        configs = {"share.auto.offset.reset": "earliest"}
+        admin.alter_configs([ConfigResource(ConfigResourceType.GROUP, group, configs)], raise_on_unknown=False)
+    finally:
+        admin.close()
+    for node, address in broker_addresses(job).items():
+        with RawClient(address) as client:
+            wait_for(f"the option of {group} on broker {node}", lambda: _reset(client, group) == "earliest")
+
+
+def _reset(client: RawClient, group: str) -> str | None:
+    from kafka.protocol.admin import DescribeConfigsRequest
+
+    name = "share.auto.offset.reset"
+    resource = DescribeConfigsRequest.DescribeConfigsResource(
+        version=4, resource_type=GROUP_CONFIGS, resource_name=group, configuration_keys=[name]
+    )
+    request = DescribeConfigsRequest(
+        version=4, resources=[resource], include_synonyms=False, include_documentation=False
+    )
+    (result,) = client.ask(request).message.results
+    (value,) = [each.value for each in result.configs if each.name == name] or [None]
+    return value

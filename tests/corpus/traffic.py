@@ -1,0 +1,189 @@
+"""Producers and consumers of several kinds that work until they are told to stop, while the cluster changes.
+
+A process of its own: `python -m tests.corpus.traffic`. To each line "count" on stdin it answers when every producer
+has got ten more acknowledgements; after another line it stops, reads everything back and writes its findings as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import KafkaException
+
+from deploy.kafka import start_tool
+from tests.corpus.job import Job, wait_for
+from tests.corpus.records import read_confluent
+
+PAUSE_S = 0.02
+Acknowledged = Callable[[], None]
+
+
+def produce_confluent(job: Job, topic: str, stop: threading.Event, acknowledged: Acknowledged) -> int:
+    """librdkafka, idempotent: finds new leaders by the answers themselves (KIP-951) and by Metadata."""
+    from confluent_kafka import Producer
+
+    def delivered(error: Any, _message: Any) -> None:
+        if error is not None:
+            raise KafkaException(error)
+        acknowledged()
+
+    producer = Producer({"bootstrap.servers": job.bootstrap, "enable.idempotence": True})
+    number = 0
+    while not stop.wait(PAUSE_S):
+        producer.produce(topic, b"%06d" % number, partition=0, on_delivery=delivered)
+        producer.poll(0)
+        number += 1
+    assert producer.flush(60) == 0, "records not delivered"
+    job.learn("librdkafka", {(each.host, each.port) for each in producer.list_topics().brokers.values()})
+    return number
+
+
+def produce_aiokafka(job: Job, topic: str, stop: threading.Event, acknowledged: Acknowledged) -> int:
+    """aiokafka, idempotent."""
+    from aiokafka import AIOKafkaProducer
+
+    async def run() -> int:
+        number = 0
+        async with AIOKafkaProducer(bootstrap_servers=job.bootstrap, enable_idempotence=True) as producer:
+            while not stop.is_set():
+                await producer.send_and_wait(topic, b"%06d" % number, partition=0)
+                acknowledged()
+                number += 1
+                await asyncio.sleep(PAUSE_S)
+        return number
+
+    return asyncio.run(run())
+
+
+def produce_java(job: Job, topic: str, stop: threading.Event, acknowledged: Acknowledged) -> int:
+    """Kafka's ConsoleProducer, idempotent. It tells no acknowledgements: the end of the log is watched instead."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    options = ["--bootstrap-server", job.bootstrap, "--topic", topic]
+    # The console tool's own defaults are three attempts of 1.5 s each, and a second of lingering.
+    options += ["--message-send-max-retries", "1000", "--request-timeout-ms", "30000"]
+    option = "--producer-property" if job.version.startswith("3.") else "--command-property"
+    for setting in ("enable.idempotence=true", "linger.ms=5"):
+        options += [option, setting]
+    watcher = Consumer({"bootstrap.servers": job.bootstrap, "group.id": job.name("watcher")})
+    number = acknowledgements = 0
+    with start_tool("org.apache.kafka.tools.ConsoleProducer", options, job.version, stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        while not stop.wait(PAUSE_S):
+            process.stdin.write(f"{number:06d}\n")
+            process.stdin.flush()
+            number += 1
+            if number % 10 == 0:
+                try:
+                    _, end = watcher.get_watermark_offsets(TopicPartition(topic, 0), timeout=5)
+                except KafkaException:  # no leader at the moment
+                    continue
+                while acknowledgements < end:
+                    acknowledgements += 1
+                    acknowledged()
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        assert " ERROR " not in errors, errors
+    watcher.close()
+    return number
+
+
+PRODUCERS = {"confluent-kafka": produce_confluent, "aiokafka": produce_aiokafka, "java": produce_java}
+
+
+def main() -> None:
+    """Exit code 0 also after failures: they are in the findings."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("bootstrap", "prefix", "version"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--brokers", type=int, required=True)
+    parser.add_argument("--topic", action="append", required=True, help="one for each producer, with one partition")
+    options = parser.parse_args()
+    job = Job(options.bootstrap, options.prefix, options.version, options.brokers)
+    stop = threading.Event()
+    counts = dict.fromkeys(PRODUCERS, 0)
+    sent: dict[str, int] = {}
+    failures: dict[str, str] = {}
+
+    def run(name: str, topic: str) -> None:
+        def acknowledged() -> None:
+            counts[name] += 1
+
+        try:
+            sent[name] = PRODUCERS[name](job, topic, stop, acknowledged)
+        except BaseException:
+            failures[name] = traceback.format_exc()
+
+    topics = dict(zip(PRODUCERS, options.topic, strict=True))
+    threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in topics.items()]
+    for thread in threads:
+        thread.start()
+    try:
+        for line in sys.stdin:  # "count": answer as soon as everybody has got ten more acknowledgements
+            if line.strip() != "count":
+                break
+            before = dict(counts)
+            wait_for(
+                f"progress of all after {before}",
+                lambda before=before: failures or all(counts[name] >= before[name] + 10 for name in PRODUCERS),
+            )
+            print(json.dumps({"counts": counts, "failures": failures}), flush=True)
+    except TimeoutError:
+        failures["progress"] = traceback.format_exc()
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+    read = {}
+    for name, topic in topics.items():
+        if name in sent:
+            read[name] = [(each.value or b"").decode() for each in read_confluent(job, topic, 1, sent[name])]
+    print(json.dumps({"sent": sent, "read": read, "failures": failures, "learned": sorted(job.learned)}), flush=True)
+
+
+class Traffic:
+    """The process, as a test sees it."""
+
+    def __init__(self, command: list[str], **popen: Any) -> None:
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **popen)
+
+    def _ask(self, line: str) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        assert answer, "the process with the clients has ended"
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+    def wait_for_progress(self) -> None:
+        """Return when every producer has got ten more acknowledgements."""
+        answer = self._ask("count")
+        assert answer.get("failures") == {}, answer
+
+    def finish(self) -> dict[str, Any]:
+        """Stop the clients and return their findings."""
+        return self._ask("stop")
+
+    def close(self) -> None:
+        """End the process; not needed after `finish`, harmless then."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Transactions: committed, aborted, consume-transform-produce, and producers that are fenced off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from tests.corpus.job import Job, item, outcome
+from tests.corpus.records import Record, read_aiokafka, read_confluent, read_kafka_python, send_confluent
+from tests.corpus.tools import create_topic
+
+
+def _seen(job: Job, topic: str, committed: int, written: int) -> Any:
+    """The records of a topic for readers of both isolation levels, in all three clients."""
+    only_committed, everything = "read_committed", "read_uncommitted"
+    reads: dict[str, Callable[[str, int], list[Any]]] = {
+        "kafka-python": lambda level, count: read_kafka_python(job, topic, 1, count, isolation_level=level),
+        "aiokafka": lambda level, count: read_aiokafka(job, topic, 1, count, isolation_level=level),
+        "confluent-kafka": lambda level, count: read_confluent(job, topic, 1, count, **{"isolation.level": level}),
+    }
+    return {
+        f"{name} {level}": [(each.offset, each.value) for each in read(level, count)]
+        for name, read in reads.items()
+        for level, count in ((only_committed, committed), (everything, written))
+    }
+
+
+def _committed_offset(job: Job, group: str, topic: str) -> int:
+    from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": job.bootstrap})
+    asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])
+    # Stable: a transaction is committed before its markers are everywhere, and until then its offsets are pending.
+    answer = admin.list_consumer_group_offsets([asked], require_stable=True)[group].result(60)
+    (found,) = answer.topic_partitions
+    return int(found.offset)
+
+
+@item(InitProducerId=1)
+def confluent(job: Job) -> Any:
+    from confluent_kafka import Consumer, Producer, TopicPartition
+
+    source, target = create_topic(job, "tx-c-source"), create_topic(job, "tx-c-target")
+    send_confluent(job, source, [Record(None, b"in %d" % number) for number in range(10)])
+    group = job.name("tx-c-group")
+    settings = {"bootstrap.servers": job.bootstrap, "transactional.id": job.name("tx-c")}
+    producer = Producer(settings)
+    producer.init_transactions(60)
+    steps = []
+    for number, commit in enumerate((True, False, True)):
+        producer.begin_transaction()
+        for part in range(3):
+            producer.produce(target, b"%d/%d" % (number, part), partition=0)
+        if commit:
+            producer.commit_transaction(60)
+        else:
+            producer.flush(60)  # written, so that a reader without isolation sees it
+            producer.abort_transaction(60)
+    # Consume, transform, produce: the group's offsets are part of the transaction.
+    consumer = Consumer({"bootstrap.servers": job.bootstrap, "group.id": group, "enable.auto.commit": False})
+    consumer.assign([TopicPartition(source, 0, 0)])
+    for commit in (False, True):
+        taken = consumer.consume(5, 60)
+        producer.begin_transaction()
+        for message in taken:
+            producer.produce(target, b"out of " + message.value(), partition=0)
+        producer.flush(60)
+        offsets = [TopicPartition(source, 0, taken[-1].offset() + 1)]
+        producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata(), 60)
+        (producer.commit_transaction if commit else producer.abort_transaction)(60)
+        steps.append((commit, _committed_offset(job, group, source)))
+    consumer.close()
+    # A second producer with the same id takes over; the first one is fenced off.
+    successor = Producer(settings)
+    successor.init_transactions(60)
+    successor.begin_transaction()
+    successor.produce(target, b"successor", partition=0)
+    producer.begin_transaction()
+    producer.produce(target, b"fenced", partition=0)
+    steps.append(outcome(lambda: producer.commit_transaction(60)))
+    successor.commit_transaction(60)
+    return {"steps": steps, "seen": _seen(job, target, committed=12, written=20)}
+
+
+@item(InitProducerId=1)
+def aiokafka(job: Job) -> Any:
+    from aiokafka import AIOKafkaProducer, TopicPartition
+
+    topic, group = create_topic(job, "tx-aio"), job.name("tx-aio-group")
+
+    async def run() -> None:
+        producer = AIOKafkaProducer(bootstrap_servers=job.bootstrap, transactional_id=job.name("tx-aio"))
+        async with producer:
+            for number, commit in enumerate((True, False, True)):
+                await producer.begin_transaction()
+                for part in range(3):
+                    await producer.send_and_wait(topic, b"%d/%d" % (number, part), partition=0)
+                await (producer.commit_transaction() if commit else producer.abort_transaction())
+            async with producer.transaction():
+                await producer.send_and_wait(topic, b"with offsets", partition=0)
+                await producer.send_offsets_to_transaction({TopicPartition(topic, 0): 7}, group)
+
+    asyncio.run(run())
+    seen = _seen(job, topic, committed=7, written=10)
+    return {"seen": seen, "committed offset": _committed_offset(job, group, topic)}
+
+
+@item(InitProducerId=1)
+def kafka_python(job: Job) -> Any:
+    from kafka import KafkaAdminClient, KafkaProducer
+
+    topic = create_topic(job, "tx-kp")
+    states = []
+    transactional_id = job.name("tx-kp")
+    admin = KafkaAdminClient(bootstrap_servers=job.bootstrap)
+    with KafkaProducer(bootstrap_servers=job.bootstrap, transactional_id=transactional_id, acks="all") as producer:
+        producer.init_transactions()
+        for number, commit in enumerate((True, False, True)):
+            producer.begin_transaction()
+            for part in range(3):
+                producer.send(topic, b"%d/%d" % (number, part), partition=0).get(60)
+            found = admin.describe_transactions([transactional_id])[transactional_id]
+            states.append((found.state, found.topic_partitions))
+            if commit:
+                producer.commit_transaction()
+            else:
+                producer.abort_transaction()
+    admin.close()
+    return {"states": states, "seen": _seen(job, topic, committed=6, written=9)}

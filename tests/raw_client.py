@@ -1,0 +1,318 @@
+"""A Kafka client with nothing automatic: frames go out when told, answers come back with the times of their bytes.
+
+For tests that watch the wire: an answer leaves at once and tells a throttle time, and then no byte is read until it
+is over. Messages are kafka-python's, at any version it knows (Produce 3 to 13, Fetch 4 to 18); raw bytes go as well.
+
+    with RawClient(address, "greedy") as client:
+        answer = client.ask(produce_message(9, client.topic("t"), [record(0, 500_000)]))
+        assert answer.message.throttle_time_ms > 0
+        stall = client.push(another_frame)    # who stops reading is seen here
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import selectors
+import socket
+import struct
+import termios
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+TIMEOUT_S = 30.0
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+SIOCOUTQ = termios.TIOCOUTQ  # bytes sent that the peer's kernel has not acknowledged
+
+
+class ClosedByPeerError(Exception):
+    """The connection ended; `received` is what came of an unfinished frame."""
+
+    def __init__(self, received: bytes, at: float) -> None:
+        super().__init__(f"closed by the peer after {len(received)} bytes of a frame")
+        self.received = received
+        self.at = at
+
+
+class Topic(NamedTuple):
+    """A topic by both of its names: Produce 13 and Fetch 13 know it by its id only."""
+
+    name: str
+    id: uuid.UUID
+
+
+@dataclass
+class Frame:
+    """A frame as it came in; times are of the monotonic clock."""
+
+    payload: bytes
+    """Without the size in front."""
+    first_byte_at: float
+    last_byte_at: float
+    asked_at: float = 0.0
+    """When the last byte of the request had been given to the kernel."""
+    message: Any = None
+    """The decoded answer, if it was asked for with `ask`."""
+
+    @property
+    def correlation_id(self) -> int:
+        """As every answer's header begins."""
+        (number,) = struct.unpack_from(">i", self.payload)
+        return int(number)
+
+
+@dataclass
+class Push:
+    """How a large amount of data left: (when, bytes the kernel had taken so far)."""
+
+    points: list[tuple[float, int]] = field(default_factory=list)
+
+    def stalls(self, at_least_s: float) -> list[tuple[float, float]]:
+        """Pauses in which the kernel took nothing, as (begin, end): the peer's buffer was full and nobody read it."""
+        times = [at for at, _ in self.points]
+        return [(a, b) for a, b in itertools.pairwise(times) if b - a >= at_least_s]
+
+
+class RawClient:
+    """One connection. Requests may be pipelined with `send`; `read_frame` gives the answers in their order."""
+
+    def __init__(
+        self,
+        address: str | tuple[str, int],
+        client_id: str | None = "raw",
+        *,
+        send_buffer_bytes: int | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        if isinstance(address, str):
+            host, _, port = address.rpartition(":")
+            address = (host, int(port))
+        self.client_id = client_id
+        self.timeout_s = timeout_s
+        self.socket = socket.socket()
+        if send_buffer_bytes is not None:  # before connecting; the kernel doubles it
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
+        self.socket.settimeout(timeout_s)
+        try:
+            self.socket.connect(address)
+        except BaseException:
+            self.socket.close()
+            raise
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._correlation_id = 0
+
+    def frame(self, message: Any) -> bytes:
+        """A kafka-python request as a whole frame, with a correlation id of its own (`last_correlation_id`)."""
+        self._correlation_id += 1
+        message.with_header(self._correlation_id, self.client_id)
+        return bytes(message.encode(header=True, framed=True))
+
+    @property
+    def last_correlation_id(self) -> int:
+        """Of the request framed last."""
+        return self._correlation_id
+
+    def send(self, frame: bytes) -> float:
+        """Send bytes as they are; returns when the kernel had taken the last one."""
+        self.socket.settimeout(self.timeout_s)
+        self.socket.sendall(frame)
+        return time.monotonic()
+
+    def read_frame(self, timeout_s: float | None = None) -> Frame:
+        """The next frame.
+
+        Raises:
+            TimeoutError: nothing came within `timeout_s`.
+            ClosedByPeerError: the connection ended before a whole frame had come.
+        """
+        self.socket.settimeout(self.timeout_s if timeout_s is None else timeout_s)
+        head = self._receive(1)
+        first_byte_at = time.monotonic()
+        self.socket.settimeout(self.timeout_s)
+        head += self._receive(3, head)
+        (size,) = struct.unpack(">i", head)
+        assert 0 <= size <= MAX_FRAME_BYTES, f"a frame of {size} bytes"
+        payload = self._receive(size)
+        return Frame(payload, first_byte_at, time.monotonic())
+
+    def ask(self, message: Any, timeout_s: float | None = None) -> Frame:
+        """Send a kafka-python request, read the next frame, and decode it as the answer.
+
+        Raises:
+            AssertionError: the answer is to another request.
+        """
+        asked_at = self.send(self.frame(message))
+        answer = self.read_frame(timeout_s)
+        assert answer.correlation_id == self._correlation_id
+        answer.asked_at = asked_at
+        answer.message = decode(message, answer.payload)
+        return answer
+
+    def push(self, data: bytes, limit_s: float = 60.0) -> Push:
+        """Send much data as fast as the peer takes it, and note how it went.
+
+        Raises:
+            TimeoutError: not all was taken within `limit_s`.
+        """
+        push = Push()
+        view, sent, deadline = memoryview(data), 0, time.monotonic() + limit_s
+        self.socket.setblocking(False)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.socket, selectors.EVENT_WRITE)
+            push.points.append((time.monotonic(), 0))
+            while sent < len(data):
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    raise TimeoutError(f"{sent} of {len(data)} bytes taken after {limit_s:g} s")
+                if selector.select(left_s):
+                    sent += self.socket.send(view[sent:])
+                    push.points.append((time.monotonic(), sent))
+        return push
+
+    def unsent_bytes(self) -> int:
+        """Bytes in our kernel's queue that the peer's kernel has not taken (Linux, SIOCOUTQ)."""
+        answer = fcntl.ioctl(self.socket.fileno(), SIOCOUTQ, struct.pack("i", 0))
+        (count,) = struct.unpack("i", answer)
+        return int(count)
+
+    def is_silent(self, for_s: float) -> bool:
+        """True if neither a byte nor the end of the connection comes within `for_s`; what comes is left to be read."""
+        self.socket.settimeout(for_s)
+        try:
+            self.socket.recv(1, socket.MSG_PEEK)
+        except TimeoutError:
+            return True
+        return False
+
+    def topic(self, name: str) -> Topic:
+        """A topic's name and id; the broker creates it if it is new, and this waits until it has a leader."""
+        from kafka.protocol.metadata import MetadataRequest
+
+        deadline = time.monotonic() + self.timeout_s
+        while True:
+            request = MetadataRequest(
+                version=10,
+                topics=[MetadataRequest.MetadataRequestTopic(topic_id=uuid.UUID(int=0), name=name)],
+                allow_auto_topic_creation=True,
+                include_cluster_authorized_operations=False,
+                include_topic_authorized_operations=False,
+            )
+            found = self.ask(request).message.topics[0]
+            if found.error_code == 0 and all(partition.error_code == 0 for partition in found.partitions):
+                return Topic(name, found.topic_id)
+            assert time.monotonic() < deadline, f"no leader for {name}: error {found.error_code}"
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        """End the connection."""
+        self.socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def _receive(self, size: int, before: bytes = b"") -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            chunk = self.socket.recv(min(size - len(parts), 1 << 20))
+            if not chunk:
+                raise ClosedByPeerError(before + bytes(parts), time.monotonic())
+            parts += chunk
+        return bytes(parts)
+
+
+def decode(request: Any, payload: bytes) -> Any:
+    """The answer to a kafka-python request, from a frame's payload (header included)."""
+    response = request.header.get_response_class()
+    return response.decode(payload, version=request.API_VERSION, header=True)
+
+
+def batch(values: Sequence[bytes]) -> bytes:
+    """A record batch (format 2, not compressed) of these values without keys, of now: retention deletes old times."""
+    from kafka.record import MemoryRecordsBuilder
+
+    builder = MemoryRecordsBuilder(
+        magic=2, compression_type=0, batch_size=sum(map(len, values)) + 1024 * len(values) + 1024
+    )
+    for value in values:
+        assert builder.append(timestamp=int(time.time() * 1000), key=None, value=value, headers=[]) is not None
+    builder.close()
+    return bytes(builder.buffer())
+
+
+def produce_message(version: int, topic: Topic, values: Sequence[bytes], *, acks: int = 1, partition: int = 0) -> Any:
+    """A Produce request of kafka-python with one batch."""
+    from kafka.protocol.producer import ProduceRequest
+
+    data = ProduceRequest.TopicProduceData
+    return ProduceRequest(
+        version=version,
+        transactional_id=None,
+        acks=acks,
+        timeout_ms=30_000,
+        topic_data=[
+            data(
+                version=version,
+                name=topic.name,
+                topic_id=topic.id,
+                partition_data=[data.PartitionProduceData(version=version, index=partition, records=batch(values))],
+            )
+        ],
+    )
+
+
+def fetch_message(
+    version: int,
+    topic: Topic | None,
+    *,
+    offset: int = 0,
+    max_bytes: int = 50 * 1024 * 1024,
+    min_bytes: int = 1,
+    max_wait_ms: int = 500,
+    session: tuple[int, int] = (0, -1),
+    partition: int = 0,
+) -> Any:
+    """A Fetch request of kafka-python. `session` is (id, epoch): (0, -1) none, (0, 0) a new one, (id, 1) and so on.
+
+    `topic` None names no partition: an incremental fetch of what the session knows.
+    """
+    from kafka.protocol.consumer import FetchRequest
+
+    item = FetchRequest.FetchTopic
+    topics = []
+    if topic is not None:
+        wanted = item.FetchPartition(
+            version=version, partition=partition, fetch_offset=offset, partition_max_bytes=max_bytes
+        )
+        topics = [item(version=version, topic=topic.name, topic_id=topic.id, partitions=[wanted])]
+    return FetchRequest(
+        version=version,
+        replica_id=-1,
+        max_wait_ms=max_wait_ms,
+        min_bytes=min_bytes,
+        max_bytes=max_bytes,
+        isolation_level=0,
+        session_id=session[0],
+        session_epoch=session[1],
+        topics=topics,
+        forgotten_topics_data=[],
+        rack_id="",
+    )
+
+
+def fetched_values(answer: Any) -> list[bytes]:
+    """The values of all records in a decoded Fetch answer; a batch cut off at the end counts for nothing."""
+    from kafka.record import MemoryRecords
+
+    values = []
+    for topic in answer.responses:
+        for partition in topic.partitions:
+            records = MemoryRecords(bytes(partition.records or b""))
+            while (found := records.next_batch()) is not None:
+                values += [each.value for each in found]
+    return values

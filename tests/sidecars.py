@@ -1,0 +1,126 @@
+"""The real sidecar, `kquota run`, as a process of its own in front of a real cluster.
+
+with sidecar(kafka.bootstrap, [{"client-id": "etl", "producer_byte_rate": 1_000_000}]) as proxy:
+    KafkaProducer(bootstrap_servers=proxy.bootstrap, client_id="etl")
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+import yaml
+
+from deploy.kafka.ports import free_ports
+
+READY_LIMIT_S = 20.0
+STOP_LIMIT_S = 40.0
+BROKER_PORTS = 20
+
+
+@dataclass
+class Sidecar:
+    """A running sidecar."""
+
+    bootstrap: str
+    admin: str
+    config: Path
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def port(self) -> int:
+        """Bootstrap port on 127.0.0.1."""
+        return int(self.bootstrap.rsplit(":", 1)[1])
+
+    def get(self, path: str) -> Any:
+        """The JSON that the admin port answers."""
+        return httpx.get(self.admin + path, timeout=10).raise_for_status().json()
+
+    def metrics(self) -> str:
+        """The text of /metrics."""
+        return httpx.get(self.admin + "/metrics", timeout=10).raise_for_status().text
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of all samples of this name whose labels include these; 0 if there is none."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(self.metrics())
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    def broker_addresses(self) -> set[tuple[str, int]]:
+        """Where clients may connect: the bootstrap listener and one listener per broker."""
+        ports = yaml.safe_load(self.config.read_text())["listen"]["broker_ports"]
+        first, last = map(int, ports.split("-"))
+        return {("127.0.0.1", port) for port in (self.port, *range(first, last + 1))}
+
+
+@contextmanager
+def sidecar(bootstrap: Sequence[str], quotas: Sequence[Mapping[str, Any]] = (), **settings: Any) -> Iterator[Sidecar]:
+    """Start `kquota run` and wait until /readyz says yes; at the end SIGTERM must make it exit 0.
+
+    `settings` are further keys of the configuration.
+    """
+    port, admin_port = free_ports(2)
+    # A run of adjacent ports for the brokers, found free as a whole by looking at its ends and trusting the rest: the
+    # sidecar itself goes on to the next one if a port is taken.
+    (first,) = free_ports(1, avoid={port, admin_port})
+    config = {
+        "mode": "rewrite",
+        "listen": {"host": "127.0.0.1", "port": port, "broker_ports": f"{first}-{first + BROKER_PORTS - 1}"},
+        "upstream": {"bootstrap": list(bootstrap), "metadata_refresh_ms": 1000},
+        "quotas": [dict(quota) for quota in quotas],
+        "admin": {"host": "127.0.0.1", "port": admin_port},
+        "log": {"level": "debug", "format": "json"},
+    } | settings
+    with TemporaryDirectory(prefix="kquota-test-") as directory:
+        path = Path(directory, "kquota.yaml")
+        path.write_text(yaml.safe_dump(config))
+        log = Path(directory, "kquota.log")
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "deploy.cli", "run", "--config", str(path)], stdout=out, stderr=out
+            )
+        running = Sidecar(f"127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}", path, log, process)
+        try:
+            _wait_ready(running)
+            yield running
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(STOP_LIMIT_S) == 0, log.read_text()[-3000:]
+            text = log.read_text()
+            assert "Traceback" not in text, text[-3000:]
+        except BaseException:
+            print(log.read_text()[-5000:])  # pytest shows it with the failure
+            raise
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def _wait_ready(running: Sidecar) -> None:
+    deadline = time.monotonic() + READY_LIMIT_S
+    while True:
+        assert running.process.poll() is None, running.log.read_text()
+        try:
+            answer = httpx.get(running.admin + "/readyz", timeout=2)
+            if answer.status_code == 200:
+                return
+            reason = answer.text
+        except httpx.HTTPError as error:
+            reason = repr(error)
+        assert time.monotonic() < deadline, f"not ready: {reason}\n{running.log.read_text()}"
+        time.sleep(0.05)

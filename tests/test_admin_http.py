@@ -1,0 +1,309 @@
+"""The admin port over real sockets: every endpoint, and scrapers that hang, dribble, flood or talk nonsense."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import trio
+from prometheus_client.parser import text_string_to_metric_families
+
+from deploy.admin import AdminApp, AdminServer, bind
+from deploy.metrics import Metrics, Status
+from deploy.run import now_ms
+from deploy.watch import ReloadState
+from proxy.connection import ConnectionInfo
+from proxy.observer import Counters
+from quota.entity import DEFAULT, Kind
+from quota.ledger import Ledger
+from quota.table import Entry, QuotaTable
+
+TABLE = QuotaTable(
+    [
+        Entry(None, DEFAULT, producer_byte_rate=1000.0),
+        Entry("alice", None, consumer_byte_rate=500.0, mode="shadow"),
+    ]
+)
+
+
+@dataclass
+class FakeProxy:
+    """The part of the proxy that the admin port looks at, in any state that a test needs."""
+
+    state: str = "serving"
+    cluster_reached: bool = True
+    last_cluster_error: str | None = None
+    listeners_bound: bool = True
+    found: list[ConnectionInfo] = field(default_factory=list)
+
+    def connections(self) -> list[ConnectionInfo]:
+        return self.found
+
+
+@dataclass
+class Admin:
+    """A running admin port."""
+
+    port: int
+    ledger: Ledger
+    proxy: FakeProxy
+    metrics: Metrics
+    server: AdminServer
+
+    async def request(self, raw: bytes) -> bytes:
+        stream = await trio.open_tcp_stream("127.0.0.1", self.port)
+        async with stream:
+            await stream.send_all(raw)
+            answer = b""
+            async for piece in stream:
+                answer += piece
+            return answer
+
+    async def get(self, path: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
+        with trio.fail_after(20):
+            raw = await self.request(f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        head, _, body = raw.partition(b"\r\n\r\n")
+        status, *headers = head.decode().split("\r\n")
+        pairs = (line.split(": ", 1) for line in headers)
+        return int(status.split()[1]), {name.lower(): text for name, text in pairs}, body
+
+    async def json(self, path: str) -> Any:
+        _, headers, body = await self.get(path)
+        assert headers["content-type"] == "application/json"
+        return json.loads(body)
+
+
+@asynccontextmanager
+async def admin(**options: Any) -> AsyncIterator[Admin]:
+    ledger, proxy = Ledger(TABLE, smooth=False), FakeProxy()
+    status = Status(ready=True, cluster_reached=True, draining=False)
+    metrics = Metrics(ledger, Counters(), ReloadState(), lambda: status, max_groups=10)
+    listener = bind("127.0.0.1", 0)
+    server = AdminServer(listener, AdminApp(ledger, proxy, metrics, now_ms).asgi, **options)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.serve)
+        yield Admin(listener.getsockname()[1], ledger, proxy, metrics, server)
+        nursery.cancel_scope.cancel()
+        started_s = trio.current_time()
+    assert trio.current_time() - started_s < 5, "whoever hangs held up the end"
+
+
+@pytest.mark.trio
+async def test_metrics_are_served_as_prometheus_wants_them() -> None:
+    async with admin() as running:
+        running.ledger.charge(running.ledger.account("u", "c"), Kind.PRODUCE, 5, now_ms())
+        status, headers, body = await running.get("/metrics")
+        assert (status, headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+        names = {family.name for family in text_string_to_metric_families(body.decode())}
+        assert {"kquota_bytes", "kquota_quota_limit", "kquota_build_info", "process_resident_memory_bytes"} <= names
+
+
+@pytest.mark.trio
+async def test_health_is_about_the_process_and_readiness_about_the_work() -> None:
+    async with admin() as running:
+        proxy = running.proxy
+        assert (await running.get("/healthz"))[::2] == (200, b"ok\n")
+        assert (await running.get("/readyz"))[0] == 200
+        assert await running.json("/readyz") == {"ready": True, "reasons": []}
+        proxy.state, proxy.listeners_bound, proxy.cluster_reached = "starting", False, False
+        assert (await running.get("/readyz"))[0] == 503
+        assert (await running.json("/readyz"))["reasons"] == [
+            "the listener is not bound",
+            "the cluster is not reached: no answer yet",
+        ]
+        proxy.state, proxy.listeners_bound, proxy.last_cluster_error = "serving", True, "kafka:9092: refused"
+        assert (await running.json("/readyz"))["reasons"] == ["the cluster is not reached: kafka:9092: refused"]
+        proxy.state, proxy.cluster_reached = "draining", True
+        assert (await running.get("/readyz"))[0] == 503
+        assert (await running.json("/readyz"))["reasons"] == ["the sidecar is draining"]
+        assert (await running.get("/healthz"))[0] == 200
+
+
+@pytest.mark.trio
+async def test_quotas_shows_every_counter_the_fullest_first() -> None:
+    async with admin() as running:
+        ledger = running.ledger
+        ledger.charge(ledger.account("bob", "half"), Kind.PRODUCE, 5000, now_ms())
+        full = ledger.account("bob", "full")
+        delay_ms = ledger.charge(full, Kind.PRODUCE, 20_000, now_ms())  # 2000 B/s against 1000: about 10 s
+        ledger.note_throttle(full, Kind.PRODUCE, delay_ms)
+        ledger.charge_no_throttle(ledger.account("alice", "\ud800"), Kind.FETCH, 100, now_ms())
+        answer = await running.json("/quotas")
+        assert (answer["total"], answer["shown"]) == (3, 3)
+        first, second, third = answer["groups"]
+        assert (first["kind"], first["user"], first["client_id"]) == ("produce", None, "full")
+        assert (first["limit"], first["level"], first["mode"]) == (1000, "<default client-id>", "enforce")
+        assert first["observed"] == pytest.approx(2000, rel=0.1)
+        assert first["utilisation"] == pytest.approx(2, rel=0.1)
+        assert 8000 < first["throttled_for_ms"] <= 10_000
+        assert first["totals"]["amount"] == 20_000
+        assert first["totals"]["throttled"] == 1
+        assert second["client_id"] == "half"
+        assert (third["user"], third["client_id"], third["mode"]) == ("alice", None, "shadow")
+        assert [one["client_id"] for one in (await running.json("/quotas?limit=1"))["groups"]] == ["full"]
+        assert (await running.json("/quotas?limit=x"))["shown"] == 3
+        assert (await running.json("/quotas?limit=-5"))["shown"] == 0
+
+
+@pytest.mark.trio
+async def test_explain_answers_for_any_client_and_creates_none() -> None:
+    async with admin() as running:
+        answer = await running.json("/explain?user=alice&client_id=a%20b%26c")
+        assert (answer["user"], answer["client_id"]) == ("alice", "a b&c")
+        produce, fetch = answer["kinds"][:2]
+        assert (produce["level"], produce["limit"]) == ("<default client-id>", 1000)
+        assert (fetch["level"], fetch["mode"]) == ("user", "shadow")
+        assert [level["wins"] for level in fetch["levels"]].index(True) == 2
+        assert (await running.json("/explain"))["user"] == "ANONYMOUS"
+        assert list(running.ledger.accounts()) == []
+
+
+@pytest.mark.trio
+async def test_connections_shows_who_is_muted_first() -> None:
+    async with admin() as running:
+        running.proxy.found = [
+            ConnectionInfo("1.2.3.4:5", "broker 1", "u", ("c",), "lib 1.0", 0, muted, 10, 20, 0.5)
+            for muted in (0.0, 700.0)
+        ]
+        answer = await running.json("/connections")
+        assert answer["total"] == 2
+        assert [one["muted_for_ms"] for one in answer["connections"]] == [700.0, 0.0]
+        assert answer["connections"][0]["client_ids"] == ["c"]
+
+
+@pytest.mark.trio
+async def test_an_index_for_people_and_honest_errors() -> None:
+    async with admin() as running:
+        assert b"/readyz" in (await running.get("/"))[2]
+        assert (await running.get("/nothing"))[0] == 404
+        assert (await running.get("/metrics", "POST"))[0] == 405
+        status, _, body = await running.get("/healthz", "HEAD")
+        assert (status, body) == (200, b"")
+
+
+async def hang(running: Admin) -> trio.SocketStream:
+    """Asks for much and never reads, with the smallest window there is."""
+    raw = trio.socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+    await raw.connect(("127.0.0.1", running.port))
+    stream = trio.SocketStream(raw)
+    await stream.send_all(b"GET /quotas?limit=10000 HTTP/1.1\r\nHost: x\r\n\r\n" * 20)
+    return stream
+
+
+async def dribble(running: Admin) -> trio.SocketStream:
+    """Begins a request and never ends it."""
+    stream = await trio.open_tcp_stream("127.0.0.1", running.port)
+    await stream.send_all(b"GET /metr")
+    return stream
+
+
+async def silent(running: Admin) -> trio.SocketStream:
+    """Connects, and that is all."""
+    return await trio.open_tcp_stream("127.0.0.1", running.port)
+
+
+async def closed_by_the_server(stream: trio.SocketStream) -> bool:
+    with trio.move_on_after(10):
+        try:
+            while await stream.receive_some(65_536):
+                pass
+        except trio.BrokenResourceError:
+            pass
+        return True
+    return False
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("behave", [hang, dribble, silent])
+async def test_bad_scrapers_are_cut_off_and_disturb_nobody(
+    behave: Callable[[Admin], Awaitable[trio.SocketStream]],
+) -> None:
+    async with admin(lifetime_s=0.3) as running:
+        for index in range(3000):  # an answer of about 1 MB, more than socket buffers take
+            running.ledger.charge(running.ledger.account("u", f"client-{index}"), Kind.PRODUCE, 1, now_ms())
+        streams = [await behave(running) for _ in range(5)]
+        assert (await running.get("/healthz"))[0] == 200
+        assert (await running.get("/metrics"))[0] == 200
+        for stream in streams:
+            assert await closed_by_the_server(stream)
+            await stream.aclose()
+        with trio.fail_after(5):
+            while running.server.open_connections:  # noqa: ASYNC110 - the server has no event for this
+                await trio.sleep(0.01)
+
+
+@pytest.mark.trio
+async def test_a_hanging_scraper_does_not_hold_up_the_end() -> None:
+    async with admin(lifetime_s=1000) as running:
+        for index in range(3000):
+            running.ledger.charge(running.ledger.account("u", f"client-{index}"), Kind.PRODUCE, 1, now_ms())
+        stream = await hang(running)
+        await trio.sleep(0.2)
+    await stream.aclose()  # leaving the block within its deadline is the assertion
+
+
+@pytest.mark.trio
+async def test_when_too_many_are_connected_the_oldest_makes_room() -> None:
+    evicted = []
+    async with admin(most_connections=3, lifetime_s=1000, on_evict=lambda: evicted.append(1)) as running:
+        streams = [await silent(running) for _ in range(10)]
+        assert (await running.get("/healthz"))[0] == 200
+        assert len(evicted) == 8  # eleven came, three may stay
+        assert await closed_by_the_server(streams[0])
+        for stream in streams:
+            await stream.aclose()
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"\x00\x00\x00\x10\x00\x12\x00\x03\x00\x00\x00\x01\x00\x00\x00\x00",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n",
+        b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"POST /quotas HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100,
+        b"\r\n" * 1000,
+    ],
+)
+async def test_nonsense_closes_only_its_own_connection(raw: bytes) -> None:
+    async with admin(lifetime_s=0.3) as running:
+        with trio.fail_after(10):
+            stream = await trio.open_tcp_stream("127.0.0.1", running.port)
+            with suppress(trio.BrokenResourceError):
+                await stream.send_all(raw)
+            assert await closed_by_the_server(stream)
+            await stream.aclose()
+        assert (await running.get("/healthz"))[0] == 200
+
+
+@pytest.mark.trio
+async def test_keep_alive_serves_many_requests_beyond_one_lifetime() -> None:
+    async with admin(lifetime_s=0.2) as running:
+        stream = await trio.open_tcp_stream("127.0.0.1", running.port)
+        for _ in range(6):  # 0.6 s: each request moves the deadline on
+            await stream.send_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            answer = b""
+            with trio.fail_after(5):
+                while not answer.endswith(b"ok\n"):
+                    piece = await stream.receive_some(4096)
+                    assert piece
+                    answer += piece
+            await trio.sleep(0.1)
+        await stream.aclose()
+
+
+def test_a_port_in_use_is_named() -> None:
+    taken = bind("127.0.0.1", 0)
+    port = taken.getsockname()[1]
+    with pytest.raises(OSError, match=rf"cannot listen on 127.0.0.1:{port} \(admin\): Address already in use"):
+        bind("127.0.0.1", port)
+    taken.close()

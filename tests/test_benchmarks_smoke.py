@@ -1,0 +1,347 @@
+"""The benchmark program: what it computes, checked on paper, and one tiny run against a real broker."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from benchmarks import javatools, rawclient, report, runner, scenarios, stats, variants
+from benchmarks.__main__ import main
+from benchmarks.plan import FULL, QUICK, TINY
+from benchmarks.procstat import MachineTime, cpu_s, cpu_s_from_stat, resident_bytes
+
+# ---- what Kafka's tools print ----------------------------------------
+
+PRODUCED = """\
+20000 records sent, 3999.2 records/sec (3.91 MB/sec), 12.3 ms avg latency, 300.0 ms max latency.
+300000 records sent, 75528.700906 records/sec (73.76 MB/sec), 326.13 ms avg latency, 730.00 ms max latency, \
+313 ms 50th, 648 ms 95th, 710 ms 99th, 726 ms 99.9th.
+"""
+CONSUMED = """\
+start.time, end.time, data.consumed.in.MB, MB.sec, data.consumed.in.nMsg, nMsg.sec, rebalance.time.ms, \
+fetch.time.ms, fetch.MB.sec, fetch.nMsg.sec
+2026-11-21 10:16:59:585, 2026-11-21 10:17:01:776, 976.5625, 445.7154, 1000000, 456412.5970, 297, 1894, 515.6085, \
+527983.1045
+"""
+
+
+def test_the_producers_summary_is_the_line_with_percentiles() -> None:
+    done = javatools.parse_producer(PRODUCED)
+    assert (done.records, done.p50_ms, done.p99_ms) == (300_000, 313, 710)
+    assert done.bytes_per_s == pytest.approx(73.76 * 1024 * 1024)  # the tool's MB are MiB
+
+
+def test_the_consumers_row_is_read_by_the_names_in_its_header() -> None:
+    done = javatools.parse_consumer(CONSUMED)
+    assert done.records == 1_000_000
+    assert done.bytes_per_s == pytest.approx(445.7154 * 1048576)
+    assert done.fetch_bytes_per_s == pytest.approx(515.6085 * 1048576)
+    # A column that some later Kafka puts in front changes nothing.
+    moved = "\n".join(f"{first}, {line}" for first, line in zip(("9.new", "9"), CONSUMED.splitlines(), strict=True))
+    assert javatools.parse_consumer(moved) == done
+
+
+@pytest.mark.parametrize("text", ["", "org.apache.kafka.common.KafkaException: no", PRODUCED[:90]])
+def test_other_output_is_named(text: str) -> None:
+    with pytest.raises(javatools.UnreadableOutputError, match="ProducerPerformance"):
+        javatools.parse_producer(text)
+    with pytest.raises(javatools.UnreadableOutputError, match="ConsumerPerformance"):
+        javatools.parse_consumer(text)
+
+
+def test_a_row_without_numbers_is_named() -> None:
+    with pytest.raises(javatools.UnreadableOutputError, match=r"fetch\.MB\.sec"):
+        javatools.parse_consumer("data.consumed.in.nMsg, MB.sec\n20, 3.5\n")
+
+
+# ---- statistics ----------------------------------------
+
+
+def test_percentile_is_the_nearest_rank() -> None:
+    ordered = [float(n) for n in range(1, 201)]
+    # 99 % of 200 values are 198: the 198th.
+    assert [stats.percentile(ordered, p) for p in (0, 50, 99, 100)] == [1, 100, 198, 200]
+    assert stats.percentile([7.0], 99) == 7.0
+    with pytest.raises(ValueError, match="no values"):
+        stats.percentile([], 50)
+
+
+def test_ratios_pair_the_same_round() -> None:
+    # Round 1 was slow for both, so the ratio of medians (30/20) would mislead: 2, 1.5, 3 have the median 2.
+    mine, other = {0: 20.0, 1: 30.0, 2: 60.0, 3: 1.0}, {0: 10.0, 1: 20.0, 2: 20.0}
+    assert stats.ratio(mine, other) == stats.Spread(2.0, 1.5, 3.0, 3)
+    assert stats.difference(mine, other) == stats.Spread(10.0, 10.0, 40.0, 3)
+
+
+def test_a_ratio_to_nothing_is_left_out() -> None:
+    assert stats.ratio({0: 1.0, 1: 1.0}, {0: 0.0, 1: -2.0}) is None
+    assert stats.ratio({0: 1.0}, {1: 1.0}) is None
+    assert stats.Spread.of([]) is None
+
+
+# ---- processes and the machine ----------------------------------------
+
+
+def test_cpu_of_a_process() -> None:
+    import os
+    import time
+
+    ticks = os.sysconf("SC_CLK_TCK")
+    # A command may contain spaces and parentheses; utime and stime are fields 14 and 15.
+    line = "42 (a b) c) S " + " ".join(["1"] * 10) + " 250 150 " + " ".join(["9"] * 30)
+    assert cpu_s_from_stat(line) == 400 / ticks
+    before = time.process_time()
+    mine = cpu_s(os.getpid())
+    assert before <= mine <= time.process_time()
+    assert resident_bytes(os.getpid()) > 5_000_000
+
+
+def test_an_ended_process_is_named() -> None:
+    with pytest.raises(ProcessLookupError, match="has ended"):
+        cpu_s(2**22 + 1)  # above the kernel's largest process id
+
+
+def test_machine_time_leaves_idle_and_waiting_out() -> None:
+    import os
+
+    ticks = os.sysconf("SC_CLK_TCK")
+    now = MachineTime.parse("cpu  100 20 30 9999 8888 4 6 7 0 0\ncpu0 ...\n")
+    assert now == MachineTime(busy_s=160 / ticks, stolen_s=7 / ticks)
+
+
+# ---- the wire client ----------------------------------------
+
+
+def test_crc32c_check_value() -> None:
+    assert rawclient.crc32c(b"123456789") == 0xE3069283  # the check value of CRC-32C in every catalogue
+
+
+def test_the_produce_frame_is_what_a_typed_decoder_reads() -> None:
+    from io import BytesIO
+
+    from kio.schema.produce.v11.request import ProduceRequest
+    from kio.serial import entity_reader
+
+    frame = bytes(rawclient.produce_frame("some-topic", value_bytes=100))
+    size, key, version, correlation_id, length = struct.unpack_from(">ihhih", frame)
+    assert (size, key, version, correlation_id) == (len(frame) - 4, 0, 11, 0)
+    assert frame[14 : 14 + length] == rawclient.CLIENT_ID
+    body = frame[14 + length + 1 :]
+    request, used = entity_reader(ProduceRequest)(BytesIO(body).getvalue(), 0)
+    assert used == len(body)
+    assert request.acks == 1
+    (topic,) = request.topic_data
+    (partition,) = topic.partition_data
+    assert (topic.name, partition.index) == ("some-topic", 0)
+    assert partition.records == rawclient.record_batch(b"x" * 100)
+
+
+# ---- which variants ----------------------------------------
+
+
+def test_variants_by_number_name_and_part() -> None:
+    def keys(*names: str) -> list[str]:
+        return [variant.key for variant in variants.find(list(names))]
+
+    assert keys("kquota", "01") == ["01-direct", "04-kquota", "05-kquota-quotas"]
+    assert keys("haproxy") == ["02-haproxy"]
+    assert keys("splice", "envoy") == ["03-envoy", "06-haproxy-splice"]
+    with pytest.raises(ValueError, match="no variant 'nginx'"):
+        keys("nginx")
+
+
+# ---- order, errors and limits of a run ----------------------------------------
+
+
+def _running(*keys: str) -> list[variants.Running]:
+    return [variants.Running(replace(variants.DIRECT, key=key), ("127.0.0.1", 1), None) for key in keys]
+
+
+def _take(plan: Any, scenario: scenarios.Scenario, began: float = float("inf")) -> dict[str, Any]:
+    result: dict[str, Any] = {"samples": [], "errors": []}
+    context = scenarios.Context(plan, 0, 1, plan.patience_s)
+    runner._measure(plan, context, _running("01-a", "02-b"), [scenario], began, result, lambda _: None)
+    return result
+
+
+def test_rounds_turn_around() -> None:
+    scenario = scenarios.Scenario("s", "", (), lambda _context, _running: {"v": 1.0})
+    result = _take(replace(TINY, rounds=3), scenario)
+    order = [(sample["round"], sample["variant"]) for sample in result["samples"]]
+    assert order == [(0, "01-a"), (0, "02-b"), (1, "02-b"), (1, "01-a"), (2, "01-a"), (2, "02-b")]
+
+
+def test_a_failed_sample_is_kept_as_an_error_and_the_others_go_on() -> None:
+    def fail_b(_context: scenarios.Context, running: variants.Running) -> scenarios.Values:
+        if running.variant.key == "02-b":
+            raise rawclient.BenchmarkRequestError("no answer")
+        return {"v": 1.0}
+
+    result = _take(TINY, scenarios.Scenario("s", "", (), fail_b))
+    assert [sample["variant"] for sample in result["samples"]] == ["01-a"]
+    assert result["errors"] == [
+        {"scenario": "s", "round": 0, "variant": "02-b", "error": "BenchmarkRequestError: no answer"}
+    ]
+
+
+def test_a_disturbed_sample_is_taken_again_and_the_calmest_counts() -> None:
+    shares = {"01-a": iter([0.5, 0.2, 0.3]), "02-b": iter([0.4, 0.05])}
+
+    def noisy(_context: scenarios.Context, running: variants.Running) -> scenarios.Values:
+        return {"stranger_share": next(shares[running.variant.key])}
+
+    plan = replace(TINY, attempts=3, calm_wait_s=0.0, patience_s=100.0)
+    result = _take(plan, scenarios.Scenario("s", "", (), noisy))
+    # 01-a is never calm: the second of three is the best. 02-b is calm the second time: no third.
+    assert [sample["values"] for sample in result["samples"]] == [
+        {"stranger_share": 0.2, "attempts": 2},
+        {"stranger_share": 0.05, "attempts": 2},
+    ]
+
+
+def test_patience_ends() -> None:
+    noisy = scenarios.Scenario("s", "", (), lambda _context, _running: {"stranger_share": 0.9})
+    result = _take(replace(TINY, attempts=3, patience_s=0.0), noisy)
+    assert [sample["values"]["attempts"] for sample in result["samples"]] == [1, 1]
+
+
+def test_the_time_limit_ends_a_run_after_the_first_round() -> None:
+    scenario = scenarios.Scenario("s", "", (), lambda _context, _running: {"v": 1.0})
+    result = _take(replace(TINY, rounds=3), scenario, began=0.0)  # the machine runs for longer than the limit
+    assert {sample["round"] for sample in result["samples"]} == {0}
+
+
+# ---- reports ----------------------------------------
+
+
+def _result() -> dict[str, Any]:
+    """Two rounds: kquota needs 0.3 and 0.4 s/GB where HAProxy needs 0.5 and 0.4; direct is at 100 MB/s."""
+
+    def sample(variant: str, number: int, **values: float) -> dict[str, Any]:
+        return {"scenario": "fetch", "round": number, "variant": variant, "values": values}
+
+    from dataclasses import asdict
+
+    return {
+        "schema": 1,
+        "what": "full",
+        "started": "2026-01-02T03:04:05+00:00",
+        "took_s": 1.0,
+        "project": {"commit": "abc", "uncommitted_changes": False},
+        "machine": {"cpu_model": "X", "virtual": True, "cores": 2, "memory_gib": 8.0, "kernel": "Linux 6"},
+        "versions": {"Kafka": "4.2.0"},
+        "plan": json.loads(json.dumps(asdict(FULL))),
+        "variants": [
+            {"key": v.key, "title": v.title, "detail": v.detail}
+            for v in (variants.DIRECT, variants.HAPROXY, variants.KQUOTA)
+        ],
+        "skipped": {"03-envoy": "no envoy"},
+        "samples": [
+            sample("01-direct", 0, mb_per_s=100.0, stranger_share=0.25),
+            sample("01-direct", 1, mb_per_s=100.0),
+            sample("02-haproxy", 0, mb_per_s=90.0, cpu_s_per_gb=0.5),
+            sample("02-haproxy", 1, mb_per_s=100.0, cpu_s_per_gb=0.4),
+            sample("05-kquota-quotas", 0, mb_per_s=98.0, cpu_s_per_gb=0.3),
+            sample("05-kquota-quotas", 1, mb_per_s=99.0, cpu_s_per_gb=0.4),
+        ],
+        "errors": [{"scenario": "small", "variant": "02-haproxy", "round": 0, "error": "OSError: gone\nmore"}],
+    }
+
+
+def test_markdown_has_medians_ranges_ratios_and_what_went_wrong() -> None:
+    text = report.markdown(_result())
+    assert "| throughput, MB/s | 100 (100–100) | 95 (90–100) | 98 (98–99) |" in text
+    # 0.3/0.5 = 0.6 and 0.4/0.4 = 1: median 0.8
+    assert "| … × HAProxy | – | – | 0.80 (0.60–1.00) |" in text
+    assert "| fetch: CPU per GB, × HAProxy | ≤ 0.75 | 0.80 (0.60–1.00) | 0.78 | **missed** |" in text
+    # ... of the medians, 0.35 and 0.45, which need no pairs: 0.78
+    # 98/100 and 99/100: 0.985
+    assert "| consumer throughput, × direct | ≥ 0.97 | 0.98 (0.98–0.99) | 0.98 | met |" in text
+    assert "03-envoy was left out: no envoy" in text
+    assert "failed: small 02-haproxy, round 1: OSError: gone\n" in text
+    assert "while something was measured: 25 % (25–25 %); 1 of 1 samples are disturbed by more than 10%" in text
+
+
+def test_the_verdict_follows_undisturbed_samples_where_there_are_some() -> None:
+    result = _result()
+    _, _, *haproxy_and_mine = result["samples"]
+    title = "fetch: CPU per GB, × HAProxy"
+    # HAProxy's first and kquota's second are disturbed: of different rounds 0.3 / 0.4 = 0.75 is left.
+    haproxy_and_mine[0]["values"]["stranger_share"] = haproxy_and_mine[3]["values"]["stranger_share"] = 0.3
+    (target,) = (target for target in report.targets(result) if target.title == title)
+    assert (target.reached.median, target.calm) == (pytest.approx(0.8), pytest.approx(0.75))
+    assert target.verdict == "met"
+    # Nothing of kquota's is left: the median over all must do, and says so.
+    haproxy_and_mine[2]["values"]["stranger_share"] = 0.3
+    (target,) = (target for target in report.targets(result) if target.title == title)
+    assert (target.calm, target.verdict) == (None, "missed, disturbed")
+
+
+def test_results_are_stored_beside_older_ones_and_read_back(tmp_path: Path) -> None:
+    result = _result()
+    first, second = report.store(result, tmp_path, "full"), report.store(result, tmp_path, "full")
+    assert (first.name, second.name) == ("2026-01-02-full.json", "2026-01-02-full-2.json")
+    assert report.load(second) == result
+    assert second.with_suffix(".md").read_text(encoding="utf-8") == report.markdown(result)
+    (tmp_path / "other.json").write_text('{"schema": 2}', encoding="utf-8")
+    with pytest.raises(ValueError, match="not a result"):
+        report.load(tmp_path / "other.json")
+
+
+def test_the_document_keeps_everything_around_the_table(tmp_path: Path) -> None:
+    document = tmp_path / "benchmarks.md"
+    document.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n", encoding="utf-8")
+    report.put_into(document, "new \\1\n", "results/x.json")
+    text = document.read_text(encoding="utf-8")
+    assert text.startswith(f"before\n{report.BEGIN}\n")
+    assert text.endswith(f"new \\1\n\n{report.END}\nafter\n")
+    assert "old" not in text
+    document.write_text("no marks", encoding="utf-8")
+    with pytest.raises(ValueError, match="no place"):
+        report.put_into(document, "new", "x")
+
+
+def test_wrong_use_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--variants", "nginx"], Console()) == 2
+    assert main(["--only", "speed"], Console()) == 2
+    assert "no variant 'nginx'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("plan", [FULL, QUICK, TINY], ids=lambda plan: plan.name)
+def test_every_plan_has_every_kind_of_scenario(plan: Any) -> None:
+    keys = {scenario.key for scenario in scenarios.scenarios(plan)}
+    assert {"memory", "produce", "fetch", "small", "busy"} <= keys
+
+
+# ---- a real run ----------------------------------------
+
+
+@pytest.mark.broker
+@pytest.mark.timeout(120)
+def test_a_tiny_run_measures_kquota_beside_direct(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["--plan", "tiny", "--variants", "direct,05", "--output", str(tmp_path)], Console(width=180))
+    out = capsys.readouterr().out
+    (file,) = tmp_path.glob("*.json")
+    result = report.load(file)
+    assert result["errors"] == [], out
+    assert code == 0
+    samples = {(sample["scenario"], sample["variant"]): sample["values"] for sample in result["samples"]}
+    both = {
+        (key, variant)
+        for key in ("produce", "fetch", "small", "busy")
+        for variant in ("01-direct", variants.KQUOTA.key)
+    }
+    assert samples.keys() == both | {("memory", variants.KQUOTA.key), ("memory-after", variants.KQUOTA.key)}
+    small = samples["small", variants.KQUOTA.key]
+    assert small["requests"] == TINY.small_rate_per_s * TINY.small_s
+    assert small["cpu_us_per_request"] > 0
+    assert samples["fetch", variants.KQUOTA.key]["cpu_s_per_gb"] > 0
+    assert samples["memory", variants.KQUOTA.key]["rss_mb_0"] > 5
+    assert "kquota, quotas" in out
+    assert file.with_suffix(".md").is_file()

@@ -1,0 +1,271 @@
+"""What a person sees: check, explain, simulate, schema; exit codes; stdout for results, stderr for complaints."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from deploy.cli import app
+from deploy.text import columns, safe
+
+GOOD = """upstream: {bootstrap: ["kafka-0.kafka:9092"]}
+identity: {sources: [sasl, static], static: web}
+quotas:
+  - {user: <default>, producer_byte_rate: 2M, consumer_byte_rate: 4Mi}
+  - {user: web, client-id: etl, producer_byte_rate: 10M, controller_mutation_rate: 5, mode: shadow}
+"""
+BAD = 'upstream: {bootstrap: ["kafka-0.kafka:9092"]}\nquotas: [{user: a, producer_byte_rat: 1}, {usr: b}]\n'
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> str:
+    path = tmp_path / "kquota.yaml"
+    path.write_text(GOOD)
+    return str(path)
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> str:
+    path = tmp_path / "bad.yaml"
+    path.write_text(BAD)
+    return str(path)
+
+
+def kquota(*arguments: str, stdin: str = "") -> Result:
+    return CliRunner().invoke(app, arguments, input=stdin)
+
+
+def test_check_prints_what_the_file_means(good: str) -> None:
+    result = kquota("check", "--config", good)
+    assert result.exit_code == 0
+    assert (
+        result.stdout
+        == f"""{good}: ok
+  mode              rewrite
+  listen            127.0.0.1:9092, brokers on ports 19092-19191
+  upstream          kafka-0.kafka:9092
+  user              web for every connection
+  window            11 samples of 1 s, pacing smooth, one throttle holds a client at most 30 s
+  empty client-id   share_default
+  largest request   100 MiB
+  admin             http://127.0.0.1:9404
+
+2 quotas, most specific level first:
+  level            user        client-id   produce              fetch               partition mutations   mode
+  user+client-id   web         etl         10 MB/s (10000000)   -                   5/s                   shadow
+  <default user>   <default>   -           2 MB/s (2000000)     4 MiB/s (4194304)   -                     enforce
+"""
+    )
+    assert result.stderr.splitlines() == [
+        f'warning: {good}:2:22: identity.sources[0]: got "sasl", users from sasl are not observed yet; '
+        "such connections count as web",
+        f"warning: {good}:5:84: quotas[1].controller_mutation_rate: got 5, is not enforced by the sidecar yet "
+        "(kquota explain and simulate know it)",
+    ]
+
+
+def test_check_names_every_problem_on_stderr(bad: str) -> None:
+    result = kquota("check", "--config", bad)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.splitlines() == [
+        f"error: {bad}:2:20: quotas[0].producer_byte_rat: unknown key, did you mean producer_byte_rate?",
+        f"error: {bad}:2:44: quotas[1].usr: unknown key, did you mean user?",
+    ]
+
+
+def test_check_as_json(good: str, bad: str) -> None:
+    fine = json.loads(kquota("check", "--config", good, "--json").stdout)
+    assert (fine["ok"], fine["problems"], len(fine["warnings"])) == (True, [], 2)
+    assert fine["quotas"][1] == {
+        "user": "web",
+        "client-id": "etl",
+        "producer_byte_rate": 10_000_000,
+        "controller_mutation_rate": 5,
+        "mode": "shadow",
+        "level": "user+client-id",
+    }
+    result = kquota("check", "--config", bad, "--json")
+    wrong = json.loads(result.stdout)
+    assert (result.exit_code, wrong["ok"]) == (2, False)
+    assert wrong["problems"][0] == {
+        "file": bad,
+        "place": "quotas[0].producer_byte_rat",
+        "line": 2,
+        "column": 20,
+        "value": None,
+        "expected": "unknown key, did you mean producer_byte_rate?",
+    }
+
+
+def test_a_file_full_of_mistakes_does_not_flood_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "q.yaml"
+    path.write_text('upstream: {bootstrap: ["k:1"]}\nquotas:\n' + "- {usr: a}\n" * 300)
+    lines = kquota("check", "--config", str(path)).stderr.splitlines()
+    assert len(lines) == 51
+    assert lines[-1] == "error: … and 250 more problems"
+
+
+def test_many_quotas_are_cut_in_the_table_and_whole_in_json(tmp_path: Path) -> None:
+    path = tmp_path / "q.yaml"
+    path.write_text(
+        'upstream: {bootstrap: ["k:1"]}\nquotas:\n'
+        + "".join(f"- {{client-id: c{index}, producer_byte_rate: 1}}\n" for index in range(100))
+    )
+    text = kquota("check", "--config", str(path)).stdout
+    assert "100 quotas" in text
+    assert text.endswith("… and 40 more (--json shows all)\n")
+    assert len(json.loads(kquota("check", "--config", str(path), "--json").stdout)["quotas"]) == 100
+
+
+def test_explain_shows_eight_levels_the_winner_and_who_shares(good: str) -> None:
+    result = kquota("explain", "--config", good, "--user", "web", "--client-id", "etl")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0] == "user web, client-id etl, levels from most to least specific:"
+    levels = [line.split("   ")[0].strip() for line in lines[2:10]]
+    assert levels == [
+        "user+client-id",
+        "user+<default client-id>",
+        "user",
+        "<default user>+client-id",
+        "<default user>+<default client-id>",
+        "<default user>",
+        "client-id",
+        "<default client-id>",
+    ]
+    assert lines[2].split("   ")[-1].strip() == "5/s <- in force"
+    assert "10 MB/s (10000000) <- in force" in lines[2]
+    assert "2 MB/s (2000000)  " in lines[7]
+    assert "4 MiB/s (4194304) <- in force" in lines[7]
+    assert lines[11:] == [
+        "produce   10 MB/s (10000000) from user+client-id, shadow: measured, never applied; "
+        "one counter for all connections of user web with client-id etl",
+        "fetch     4 MiB/s (4194304) from <default user>; "
+        "one counter for all connections of user web, whatever their client-id",
+        "request   no limit",
+        "mutation  5/s from user+client-id, shadow: measured, never applied; "
+        "one counter for all connections of user web with client-id etl",
+    ]
+
+
+def test_explain_as_json(good: str) -> None:
+    answer = json.loads(kquota("explain", "--config", good, "--user", "x", "--json").stdout)
+    produce = answer["kinds"][0]
+    assert (answer["user"], answer["client_id"]) == ("x", "")
+    assert (produce["limit"], produce["level"], produce["group"]) == (
+        2_000_000,
+        "<default user>",
+        {"user": "x", "client_id": ""},
+    )
+    assert [level["wins"] for level in produce["levels"]] == [False] * 5 + [True, False, False]
+
+
+def test_explain_says_when_an_empty_client_id_escapes(tmp_path: Path) -> None:
+    path = tmp_path / "q.yaml"
+    path.write_text(
+        'upstream: {bootstrap: ["k:1"]}\nempty_client_id: kafka\n'
+        "quotas: [{client-id: <default>, producer_byte_rate: 1}]\n"
+    )
+    lines = kquota("explain", "--config", str(path), "--client-id", "").stdout.splitlines()
+    assert lines[11].startswith("produce   no limit (the levels above do not reach this client")
+
+
+def test_explain_needs_a_file_or_a_sidecar(good: str) -> None:
+    result = kquota("explain", "--user", "x")
+    assert result.exit_code == 2
+    assert "expected --config FILE or --admin URL" in result.stderr
+    for url, expected in (("http://127.0.0.1:1", "Connection refused"), ("ftp://x", "is no URL"), ("x", "is no URL")):
+        result = kquota("explain", "--admin", url)
+        assert result.exit_code == 1
+        assert expected in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+
+
+def test_simulate_reports_wrong_lines_goes_on_and_ends_with_2(good: str) -> None:
+    event = '{"t_ms":0,"user":"web","kind":"produce","amount":400}'
+    result = kquota("simulate", "--config", good, stdin=f"{event}\nnonsense\n\n{event}\n")
+    assert result.exit_code == 2
+    assert [json.loads(line)["observed"] for line in result.stdout.splitlines()] == [40, 80]
+    assert [json.loads(line)["line"] for line in result.stderr.splitlines()] == [2]
+    assert kquota("simulate", "--config", good, stdin=f"{event}\n").exit_code == 0
+    assert kquota("simulate", "--config", good, stdin="").stdout == ""
+
+
+def test_simulate_answers_each_line_at_once(good: str) -> None:
+    command = [sys.executable, "-m", "deploy.cli", "simulate", "--config", good]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for t_ms in range(3):
+            process.stdin.write(f'{{"t_ms":{t_ms},"kind":"fetch","amount":1}}\n')
+            process.stdin.flush()
+            assert json.loads(process.stdout.readline())["t_ms"] == t_ms
+        process.stdin.close()
+        assert process.wait(timeout=20) == 0
+
+
+def test_a_reader_that_goes_away_is_no_stack_trace(good: str) -> None:
+    command = [sys.executable, "-m", "deploy.cli", "simulate", "--config", good]
+    event = b'{"t_ms":0,"kind":"fetch","amount":1}\n'
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stdin is not None
+        process.stdin.write(event * 10)
+        process.stdin.close()
+        assert process.wait(timeout=20) == 1
+        assert process.stderr is not None
+        errors = process.stderr.read()
+    assert errors == b""
+
+
+def test_schema_is_json() -> None:
+    result = kquota("schema")
+    assert result.exit_code == 0
+    assert "quota.window.num" in json.loads(result.stdout)["properties"]
+
+
+@pytest.mark.parametrize("command", ["run", "check", "explain", "simulate", "schema", "demo"])
+def test_every_command_has_help(command: str) -> None:
+    result = kquota(command, "--help")
+    assert result.exit_code == 0
+    assert "Options:" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["run", "check", "simulate"])
+def test_a_missing_file_is_wrong_use(command: str) -> None:
+    result = kquota(command, "--config", "/nowhere.yaml")
+    assert result.exit_code == 2
+    assert result.stderr == "error: /nowhere.yaml: (the whole file): cannot be read: No such file or directory\n"
+
+
+def test_names_cannot_play_tricks_on_the_terminal() -> None:
+    assert safe("plain name") == "plain name"
+    assert safe("") == '""'
+    assert safe("<default>") == '"<default>"'
+    assert safe("\x1b[2J") == '"\\x1b[2J"'
+    assert safe("a\nb") == '"a\\nb"'
+
+
+def test_columns_align() -> None:
+    assert columns([["a", "b"], ["long", "x"]]) == "  a      b\n  long   x"
+
+
+def test_quotas_can_be_tried_on_paper_without_an_upstream(tmp_path: Path) -> None:
+    """simulate and explain connect to nothing, so `upstream` may be missing; run and check still want it."""
+    path = tmp_path / "paper.yaml"
+    path.write_text("quotas: [{client-id: etl, producer_byte_rate: 500}]\n")
+    event = '{"t_ms": 0, "client_id": "etl", "kind": "produce", "amount": 6000}\n'
+    done = kquota("simulate", "--config", str(path), stdin=event)
+    # 6 000 B in 10 s are 600 B/s: (600 - 500) / 500 * 10 s = 2 s
+    assert (done.exit_code, json.loads(done.stdout)["throttle_ms"]) == (0, 2000)
+    assert json.loads(done.stdout)["user"] == "ANONYMOUS"
+    assert kquota("explain", "--config", str(path), "--user", "u", "--client-id", "etl").exit_code == 0
+    checked = kquota("check", "--config", str(path))
+    assert checked.exit_code == 2
+    assert "upstream" in checked.stderr

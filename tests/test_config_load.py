@@ -1,0 +1,328 @@
+"""Loading: what a good file means, and that a bad one is described so that its author can mend it at once."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config.load import load, load_bytes, load_entry, warnings_of
+from config.problems import ConfigError, Problem
+from config.schema import json_schema
+from config.table import entries, to_table
+from config.types import HostPort, PortRange
+from quota.entity import DEFAULT
+from quota.table import Entry
+
+MINIMAL = 'upstream: {bootstrap: ["kafka:9092"]}\n'
+
+
+def problems_of(text: str) -> list[Problem]:
+    with pytest.raises(ConfigError) as caught:
+        load_bytes("q.yaml", text.encode())
+    return caught.value.problems
+
+
+def only_problem(text: str) -> str:
+    (problem,) = problems_of(text)
+    return str(problem)
+
+
+def test_design_example_loads() -> None:
+    config = load_bytes(
+        "q.yaml",
+        b"""
+mode: rewrite
+listen: {host: 127.0.0.1, port: 9092, broker_ports: 19092-19191}
+upstream: {bootstrap: ["kafka-0.kafka:9092"], tls: null}
+identity: {sources: [tls, sasl, static], static: null}
+quotas:
+  - {user: <default>, producer_byte_rate: 2M, consumer_byte_rate: 2M}
+  - {user: alice, client-id: etl, producer_byte_rate: 10M, controller_mutation_rate: 5, mode: shadow}
+admin: {host: 0.0.0.0, port: 9404}
+export: {directory: /var/lib/kquota/usage, interval_s: 10, kafka_topic: null}
+""",
+    )
+    assert config.listen.broker_ports == PortRange(19_092, 19_191)
+    assert config.upstream.bootstrap == [HostPort("kafka-0.kafka", 9092)]
+    assert entries(config) == [
+        Entry(DEFAULT, None, 2_000_000.0, 2_000_000.0),
+        Entry("alice", "etl", 10_000_000.0, None, None, 5.0, "shadow"),
+    ]
+    assert to_table(config) is not None
+    assert config.export is not None
+    assert config.export.interval_s == 10_000
+    assert any("usage records are not written" in str(warning) for warning in warnings_of(config))
+
+
+def test_defaults_are_kafkas() -> None:
+    config = load_bytes("q.yaml", MINIMAL.encode())
+    assert (config.window_num, config.window_size_seconds) == (11, 1)  # quota.window.num, quota.window.size.seconds
+    assert config.limits.max_frame_bytes == 104_857_600  # socket.request.max.bytes
+    assert config.connections_max_idle_ms == 600_000  # connections.max.idle.ms
+    assert config.max_mute == 30_000
+    assert config.empty_client_id == "share_default"
+    assert (config.listen.host, config.listen.port, config.admin and config.admin.host) == (
+        "127.0.0.1",
+        9092,
+        "127.0.0.1",
+    )
+
+
+def test_static_form_of_kip_13_means_client_id_entries() -> None:
+    config = load_bytes(
+        "q.yaml",
+        (
+            MINIMAL
+            + "quota.producer.default: 2M\n"
+            + 'quota.producer.override: "clientA:4M,clientB:10M,a:b:1Ki"\n'
+            + "quota.consumer.override: clientA:1\n"
+        ).encode(),
+    )
+    assert entries(config) == [
+        Entry(None, DEFAULT, producer_byte_rate=2_000_000.0),
+        Entry(None, "clientA", producer_byte_rate=4_000_000.0, consumer_byte_rate=1.0),
+        Entry(None, "clientB", producer_byte_rate=10_000_000.0),
+        Entry(None, "a:b", producer_byte_rate=1024.0),  # the last colon divides
+    ]
+
+
+def test_every_problem_is_reported_at_once_in_the_order_of_the_file() -> None:
+    found = problems_of(
+        """mode: transparent
+listen: {port: 99999, broker_ports: 19092-1}
+upstream: {bootstrap: [kafka-0.kafka], tls: {ca: x}}
+quotas:
+  - {user: <default>, producer_byte_rat: 2M}
+  - {user: alice, client_id: etl, producer_byte_rate: 10X, mode: shadwo}
+  - {user: 1234, producer_byte_rate: -1}
+  - {producer_byte_rate: 1}
+  - {user: bob}
+  - 17
+quota.windows.num: 11
+max_mute: 30
+export: {directory: 7}
+"""
+    )
+    assert [(problem.line, problem.column, problem.place) for problem in found] == [
+        (1, 7, "mode"),
+        (2, 16, "listen.port"),
+        (2, 37, "listen.broker_ports"),
+        (3, 24, "upstream.bootstrap[0]"),
+        (3, 45, "upstream.tls"),
+        (5, 23, "quotas[0].producer_byte_rat"),
+        (6, 19, "quotas[1].client_id"),
+        (6, 55, "quotas[1].producer_byte_rate"),
+        (6, 66, "quotas[1].mode"),
+        (7, 12, "quotas[2].user"),
+        (7, 38, "quotas[2].producer_byte_rate"),
+        (8, 5, "quotas[3]"),
+        (9, 5, "quotas[4]"),
+        (10, 5, "quotas[5]"),
+        (11, 1, "quota.windows.num"),
+        (12, 11, "max_mute"),
+        (13, 21, "export.directory"),
+    ]
+    texts = [str(problem) for problem in found]
+    assert texts[5] == "q.yaml:5:23: quotas[0].producer_byte_rat: unknown key, did you mean producer_byte_rate?"
+    assert texts[6] == "q.yaml:6:19: quotas[1].client_id: unknown key, did you mean client-id?"
+    assert texts[7] == (
+        'q.yaml:6:55: quotas[1].producer_byte_rate: got "10X", '
+        "expected bytes per second of at least 1, such as 4000000, 4M or 4MiB"
+    )
+    for index in (0, 4):
+        assert texts[index].endswith("is not available yet")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("listn: {}", "unknown key, did you mean listen?"),
+        ("zzz: 1", "unknown key, expected one of: mode, listen, upstream, "),
+        ("listen: 9092", "got 9092, expected a mapping"),
+        ("quotas: {user: a}", "got a mapping with user, expected a list"),
+        ("listen: {port: true}", "got true, expected a port"),
+        ('listen: {port: "9092"}', 'got "9092", expected a port'),
+        ("quota.window.num: 0", "got 0, expected samples, a whole number from 1"),
+        ("quota.window.num: 1.5", "got 1.5, expected samples, a whole number from 1"),
+        ("drain_timeout_s: fast", 'got "fast", expected a duration'),
+        ("identity: {sources: [static, static]}", "expected each source once"),
+        ("identity: {static: 7}", "expected a user name as text: write it in quotas".replace("quotas", "quotes")),
+        ("quota.producer.override: a=4M", '"a=4M" is not one'),
+        ("quota.producer.override: 'a:1,a:2'", '"a" is there twice'),
+        (
+            "quotas: [{client-id: '', producer_byte_rate: 1}]",
+            'got "", expected a client-id or <default>: text that is not empty',
+        ),
+        ("quotas: [{user: u, producer_byte_rate: 0}]", "got 0, expected bytes per second of at least 1"),
+        ("quotas: [{user: u, producer_byte_rate: 10000.5}]", "got 10000.5, expected bytes per second"),
+        ("quotas: [{user: u, producer_byte_rate: 9223372036854775808}]", "expected bytes per second"),
+        ("quotas: [{user: u, request_percentage: 0}]", "expected percent of one thread, a number above 0"),
+        ("quotas: [{user: u, request_percentage: .nan}]", "expected percent of one thread, a number above 0"),
+        ("quotas: [{user: u, connection_creation_rate: 5}]", "connection_creation_rate (KIP-612) is not available yet"),
+        ("? [a]\n: 1", "expected plain names as keys"),
+        ("admin: {port: 1}\nadmin: {port: 2}", "expected each key once; it is already there at line 2"),
+        ("quotas: [", "expected YAML: "),
+        ("a: &a [*a]", "aliases"),
+        ("quotas:\n\t- x", "expected YAML: "),
+        ("x: 2024-13-45", "month must be in 1..12"),
+    ],
+)
+def test_one_problem_says_what_was_expected(line: str, expected: str) -> None:
+    assert expected in only_problem(MINIMAL + line)
+
+
+def test_kafkas_largest_and_smallest_limits() -> None:
+    # semantics: byte rates are longs, the other two doubles above 0
+    entry = load_entry({"user": "u", "producer_byte_rate": 2**63 - 1, "request_percentage": 250.5}, "-")
+    assert (entry.producer_byte_rate, entry.request_percentage) == (float(2**63 - 1), 250.5)
+    assert load_entry({"user": "u", "request_percentage": "50%"}, "-").request_percentage == 50.0
+    assert load_entry({"user": "u", "controller_mutation_rate": 0.5}, "-").controller_mutation_rate == 0.5
+
+
+def test_names_keep_every_character() -> None:
+    for name in ("O=A client,CN=localhost", "client@#$%", "наталья", "a:b", "*", "~", "a b", "\u2028", "quota: {"):
+        text = MINIMAL + f"quotas: [{{user: {json.dumps(name)}, client-id: {json.dumps(name)}, producer_byte_rate: 1}}]"
+        (entry,) = entries(load_bytes("q.yaml", text.encode()))
+        assert (entry.user, entry.client_id) == (name, name)
+
+
+def test_null_names_are_names_left_out() -> None:
+    entry = load_entry({"user": None, "client-id": "c", "producer_byte_rate": 1}, "-")
+    assert (entry.user, entry.client_id) == (None, "c")
+
+
+def test_an_entity_may_be_configured_once() -> None:
+    text = """upstream: {bootstrap: ["kafka:9092"]}
+quotas:
+  - {user: a, client-id: c, producer_byte_rate: 1}
+  - {client-id: c, producer_byte_rate: 1}
+  - {user: a, client-id: c, consumer_byte_rate: 1}
+quota.consumer.override: "c:5"
+"""
+    assert [str(problem) for problem in problems_of(text)] == [
+        "q.yaml:5:5: quotas[2]: expected each user and client-id once; user a, client-id c has an entry already, "
+        "quotas[0] at line 3",
+        "q.yaml:6:1: quota.consumer.override: sets a limit of a client-id that has an entry already, "
+        "quotas[1] at line 4",
+    ]
+
+
+def test_two_listeners_on_one_port_and_a_sidecar_before_itself() -> None:
+    text = """upstream: {bootstrap: ["kafka:9092", "localhost:9092", "127.0.0.1:9093"]}
+listen: {host: 127.0.0.1, port: 9092}
+admin: {port: 9092}
+"""
+    assert [str(problem) for problem in problems_of(text)] == [
+        'q.yaml:1:38: upstream.bootstrap[1]: got "localhost:9092", expected a broker, '
+        "this is the sidecar's own listener",
+        "q.yaml:3:15: admin.port: got 9092, expected another port than listen.port",
+    ]
+    # listening on one address only, another one of the machine may well be a broker's
+    load_bytes("q.yaml", b'upstream: {bootstrap: ["localhost:9092"]}\nlisten: {host: 10.0.0.1}')
+    load_bytes("q.yaml", b'upstream: {bootstrap: ["k:1"]}\nlisten: {port: 0}\nadmin: {port: 0}')
+
+
+def test_anchors_and_merge_keys_work() -> None:
+    text = MINIMAL + "quotas:\n- &base {user: a, producer_byte_rate: 1M}\n- {<<: *base, user: b}\n"
+    assert entries(load_bytes("q.yaml", text.encode())) == [
+        Entry("a", None, producer_byte_rate=1e6),
+        Entry("b", None, producer_byte_rate=1e6),
+    ]
+    wrong = MINIMAL + "quotas:\n- &base {user: a, producer_byte_rate: 1X}\n- {<<: *base, user: b}\n"
+    assert [problem.place for problem in problems_of(wrong)] == [
+        "quotas[0].producer_byte_rate",
+        "quotas[1].producer_byte_rate",
+    ]
+
+
+def test_a_short_file_cannot_expand_without_bound() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, 9)]
+    assert "too many values" in only_problem("\n".join(lines))  # 10**9 values, refused after 4 million
+
+
+@pytest.mark.parametrize("data", [b"", b"# nothing\n", b"---\n"])
+def test_an_empty_file_is_said_to_be_empty(data: bytes) -> None:
+    with pytest.raises(ConfigError, match="the file is empty"):
+        load_bytes("q.yaml", data)
+
+
+def test_text_that_is_not_utf_8() -> None:
+    with pytest.raises(ConfigError, match="expected UTF-8 text: invalid start byte at byte 3"):
+        load_bytes("q.yaml", b"a: \xff")
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape("none.yaml: (the whole file): cannot be read: No such file")):
+        load(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        load(tmp_path)
+
+
+def test_missing_upstream() -> None:
+    assert only_problem("quotas: []") == (
+        "q.yaml:1:1: upstream: expected a value: The real cluster. It needs: bootstrap."
+    )
+    assert "upstream.bootstrap: expected a value: host:port of some brokers" in only_problem("upstream: {}")
+    assert "expected at least one item" in only_problem("upstream: {bootstrap: []}")
+
+
+def warnings_in(text: str) -> list[str]:
+    return [str(problem) for problem in warnings_of(load_bytes("q.yaml", (MINIMAL + text).encode()))]
+
+
+def test_what_is_not_done_yet_is_a_warning_that_names_the_place() -> None:
+    quotas = "quotas: [{client-id: <default>, producer_byte_rate: 1M}]\n"
+    assert warnings_in(quotas) == []
+    assert warnings_in(quotas + "identity: {sources: [tls, static], static: web}") == [
+        'q.yaml:3:22: identity.sources[0]: got "tls", users from tls are not observed yet; '
+        "such connections count as web"
+    ]
+    assert warnings_in(quotas + "identity: {sources: [sasl], static: web}") == [
+        'q.yaml:3:22: identity.sources[0]: got "sasl", users from sasl are not observed yet; '
+        "such connections count as ANONYMOUS",
+        'q.yaml:3:37: identity.static: got "web", is not used: identity.sources does not list static',
+    ]
+    assert warnings_in("quotas: [{user: a, producer_byte_rate: 1}, {user: b, producer_byte_rate: 1}]") == [
+        'q.yaml:2:17: quotas[0].user: got "a", matches no connection yet: with this file every connection\'s user is '
+        "ANONYMOUS (and 1 more of the quotas)"
+    ]
+    assert warnings_in("quotas: [{user: <default>, request_percentage: 1}]") == [
+        "q.yaml:2:48: quotas[0].request_percentage: got 1, is not enforced by the sidecar yet "
+        "(kquota explain and simulate know it)"
+    ]
+    assert warnings_in("") == ["q.yaml:1:1: quotas: no quotas at all: nothing will be throttled"]
+
+
+def test_settings_that_need_a_restart_are_everything_but_quotas_and_logging() -> None:
+    first = load_bytes("q.yaml", MINIMAL.encode()).restart_settings()
+    live = "quotas: [{user: a, producer_byte_rate: 1}]\nquota.producer.default: 1\n"
+    live += "empty_client_id: kafka\nlog: {level: debug}"
+    assert load_bytes("q.yaml", (MINIMAL + live).encode()).restart_settings() == first
+    other = load_bytes(
+        "q.yaml", (MINIMAL + "listen: {port: 1}\nquota.window.num: 5\nadmin: null").encode()
+    ).restart_settings()
+    changed = {name for name in first | other if first.get(name) != other.get(name)}
+    assert changed >= {"listen.port", "quota.window.num"}
+
+
+def keys_of(schema: Any) -> set[str]:
+    if isinstance(schema, dict):
+        own = set(schema.get("properties", {}))
+        return own.union(*(keys_of(value) for value in schema.values())) if schema else own
+    return set().union(*(keys_of(value) for value in schema)) if isinstance(schema, list) and schema else set()
+
+
+def test_schema_names_every_setting_as_it_is_written_and_forbids_others() -> None:
+    schema = json_schema()
+    names = keys_of(schema)
+    assert {"quota.window.num", "quota.producer.override", "client-id", "producer_byte_rate", "broker_ports"} <= names
+    assert "client_id" not in names
+    assert "window_num" not in names
+    assert all(part["additionalProperties"] is False for part in (schema, *schema["$defs"].values()))
+    assert schema["required"] == ["upstream"]
+    assert json.loads(json.dumps(schema)) == schema

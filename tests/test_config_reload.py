@@ -1,0 +1,172 @@
+"""Hot reload with real files: changes are applied, bad files refused, the last good one stays in force."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog.testing
+import trio
+
+from config.fingerprint import fingerprint
+from config.load import load
+from config.model import Config
+from deploy.watch import ReloadState, Watcher
+from quota.entity import Kind
+from quota.table import QuotaTable
+
+UPSTREAM = 'upstream: {bootstrap: ["kafka:9092"]}\n'
+
+
+def quota(limit: str) -> str:
+    return UPSTREAM + f"quotas: [{{client-id: c, producer_byte_rate: {limit}}}]\n"
+
+
+class Running:
+    """A watcher at work, and what it put in force."""
+
+    def __init__(self, path: Path) -> None:
+        self.state = ReloadState()
+        self.limits: list[float | None] = []
+        self.watcher = Watcher(
+            path, load(path), fingerprint(path), self.state, self._apply, poll_s=0.01, settle_s=0.005
+        )
+
+    def _apply(self, config: Config, table: QuotaTable) -> None:
+        self.limits.append(table.resolve(Kind.PRODUCE, "u", "c").limit)
+
+    async def until(self, what: Callable[[], bool]) -> None:
+        """Real files and real threads: look again until it is so, or fail."""
+        with trio.fail_after(20):
+            while not what():  # noqa: ASYNC110 - the state changes in the code under test, which raises no events
+                await trio.sleep(0.005)
+
+    async def polls(self) -> None:
+        """Long enough for a change to be seen, if one would be."""
+        await trio.sleep(0.15)
+
+
+@asynccontextmanager
+async def watching(path: Path) -> Any:
+    running = Running(path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(running.watcher.run)
+        yield running
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_a_changed_file_is_put_in_force(tmp_path: Path) -> None:
+    path = tmp_path / "q.yaml"
+    path.write_text(quota("1M"))
+    async with watching(path) as running:
+        path.write_text(quota("2M"))
+        await running.until(lambda: running.limits == [2_000_000])
+        path.write_text(quota("3M"))
+        await running.until(lambda: running.limits == [2_000_000, 3_000_000])
+        assert (running.state.reloads, running.state.failures, running.state.successful) == (2, 0, True)
+
+
+@pytest.mark.trio
+async def test_a_bad_file_changes_nothing_and_is_counted_once(tmp_path: Path) -> None:
+    path = tmp_path / "q.yaml"
+    path.write_text(quota("1M"))
+    with structlog.testing.capture_logs() as logs:
+        async with watching(path) as running:
+            path.write_text(quota("2X"))
+            await running.until(lambda: running.state.failures == 1)
+            await running.polls()
+            assert (running.limits, running.state.failures, running.state.successful) == ([], 1, False)
+            path.unlink()
+            await running.until(lambda: running.state.failures == 2)
+            await running.polls()
+            assert running.state.failures == 2
+            path.write_text(quota("1M"))  # the very content in force: whole again
+            await running.until(lambda: running.state.successful)
+            assert running.limits == [1_000_000]
+    errors = [entry for entry in logs if entry["log_level"] == "error"]
+    assert [entry["problems"] for entry in errors] == [
+        [
+            f'{path}:2:45: quotas[0].producer_byte_rate: got "2X", '
+            "expected bytes per second of at least 1, such as 4000000, 4M or 4MiB"
+        ],
+        [f"{path}: cannot be read: No such file or directory"],
+    ]
+
+
+@pytest.mark.trio
+async def test_configmap_symlink_swap(tmp_path: Path) -> None:
+    def publish(generation: str, text: str) -> None:
+        directory = tmp_path / f"..{generation}"
+        directory.mkdir()
+        (directory / "kquota.yaml").write_text(text)
+        (tmp_path / "..data_tmp").symlink_to(directory.name)
+        os.replace(tmp_path / "..data_tmp", tmp_path / "..data")
+
+    publish("2025_01", quota("1M"))
+    path = tmp_path / "kquota.yaml"
+    path.symlink_to(Path("..data") / "kquota.yaml")
+    async with watching(path) as running:
+        publish("2025_02", quota("2M"))
+        await running.until(lambda: running.limits == [2_000_000])
+        publish("2025_03", quota("oops"))
+        await running.until(lambda: running.state.failures == 1)
+        publish("2025_04", quota("4M"))
+        await running.until(lambda: running.limits == [2_000_000, 4_000_000])
+        publish("2025_05", quota("4M"))  # another directory, the same content
+        await running.polls()
+        assert running.limits == [2_000_000, 4_000_000]
+
+
+@pytest.mark.trio
+async def test_a_forced_reload_loads_an_unchanged_file(tmp_path: Path) -> None:
+    path = tmp_path / "q.yaml"
+    path.write_text(quota("1M"))
+    async with watching(path) as running:
+        await running.polls()
+        assert running.limits == []
+        running.watcher.force()
+        await running.until(lambda: running.limits == [1_000_000])
+
+
+@pytest.mark.trio
+async def test_settings_that_take_a_restart_are_named_and_quotas_apply_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "q.yaml"
+    path.write_text(quota("1M"))
+    with structlog.testing.capture_logs() as logs:
+        async with watching(path) as running:
+            path.write_text(quota("2M") + "listen: {port: 1}\nquota.window.num: 5\n")
+            await running.until(lambda: running.limits == [2_000_000])
+            assert running.state.restart_settings == ("listen.port", "quota.window.num")
+            path.write_text(quota("3M"))
+            await running.until(lambda: running.limits[-1] == 3_000_000)
+            assert running.state.restart_settings == ()
+    named = [entry["settings"] for entry in logs if "settings" in entry]
+    assert named == [["listen.port", "quota.window.num"]]
+
+
+@pytest.mark.trio
+async def test_a_file_in_the_middle_of_being_written_is_not_half_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "q.yaml"
+    path.write_text(quota("1M"))
+    running = Running(path)
+    running.watcher._settle_s = 0.05
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(running.watcher.run)
+        with path.open("w") as file:  # each prefix of this is a file that loads, with other limits
+            file.write(UPSTREAM)
+            for piece in (
+                "quotas:\n",
+                "- {client-id: a, producer_byte_rate: 1}\n",
+                "- {client-id: c, producer_byte_rate: 7}\n",
+            ):
+                file.flush()
+                await trio.sleep(0.02)
+                file.write(piece)
+        await running.until(lambda: bool(running.limits))
+        assert running.limits == [7]
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,89 @@
+"""Sizes and durations: what is accepted, what it means, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from config.units import parse_duration_ms, parse_size, readable_bytes, readable_ms
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", 0),
+        ("1", 1),
+        ("10_000", 10_000),
+        ("4M", 4_000_000),  # SI, as in Kubernetes: 4 * 1000**2
+        ("4m", 4_000_000),
+        ("4MB", 4_000_000),
+        ("4MB/s", 4_000_000),
+        ("4Mi", 4_194_304),  # 4 * 1024**2
+        ("4MiB", 4_194_304),
+        ("2.5k", 2_500),
+        ("0.5KiB", 512),
+        ("1G", 10**9),
+        ("1T", 10**12),
+        (" 7 kB ", 7_000),
+        ("100B", 100),
+    ],
+)
+def test_sizes(text: str, expected: int) -> None:
+    assert parse_size(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "M", "4X", "-4M", "4MM", "4 M B", "1.5", "0.0001k", "1e6", "٤M", "4Mbit", "nan", "inf"]
+)
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(ValueError, match=r"size|whole"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "bare_unit", "expected_ms"),
+    [
+        ("30s", None, 30_000),
+        ("500ms", None, 500),
+        ("1.5s", None, 1_500),
+        ("2m", None, 120_000),
+        ("2 min", None, 120_000),
+        ("1h", None, 3_600_000),
+        ("0", None, 0),
+        ("250", "ms", 250),
+        ("3", "s", 3_000),
+        ("0.25", "s", 250),
+    ],
+)
+def test_durations(text: str, bare_unit: str | None, expected_ms: int) -> None:
+    assert parse_duration_ms(text, bare_unit=bare_unit) == expected_ms
+
+
+@pytest.mark.parametrize(
+    ("text", "bare_unit"), [("30", None), ("s", "s"), ("-1s", "s"), ("1y", None), ("0.1ms", None), ("1 2s", "s")]
+)
+def test_no_durations(text: str, bare_unit: str | None) -> None:
+    with pytest.raises(ValueError, match=r"duration|unit|finer"):
+        parse_duration_ms(text, bare_unit=bare_unit)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0, "0 B"),
+        (500, "500 B"),
+        (2_000_000, "2 MB"),
+        (1_500, "1.5 kB"),
+        (4_194_304, "4 MiB"),
+        (1_024, "1 KiB"),
+        (10**9, "1 GB"),
+        (123_456_789, "123.457 MB"),
+        (2**63 - 1, "9223.37 PB"),
+        (1234.56, "1.235 kB"),
+    ],
+)
+def test_readable_bytes(value: float, expected: str) -> None:
+    assert readable_bytes(value) == expected
+
+
+def test_readable_ms() -> None:
+    assert [readable_ms(value) for value in (0, 250, 1000, 1500, 30_000)] == ["0 ms", "250 ms", "1 s", "1.5 s", "30 s"]

@@ -1,0 +1,161 @@
+"""Bounded labels: a client can invent names for ever, the exposition stays small, exact and monotonic."""
+
+from __future__ import annotations
+
+import random
+
+from deploy.fold import IDLE_MS, OTHER, Fold, Labels, Totals, label
+
+REST = (OTHER, OTHER)
+
+
+def weight(gain: Totals) -> tuple[float, ...]:
+    return (gain[0],)
+
+
+class Clients:
+    """A ledger of one total per client, and the fold of it."""
+
+    def __init__(self, most: int) -> None:
+        self.totals: dict[str, float] = {}
+        self.fold: Fold[str] = Fold(most, 1, weight)
+
+    def add(self, name: str, amount: float) -> None:
+        self.totals[name] = self.totals.get(name, 0) + amount
+
+    def look(self, now_ms: float = 0) -> dict[Labels, float]:
+        items = [(name, (name, "c"), (total,)) for name, total in self.totals.items()]
+        for _ in self.fold.look(items, now_ms):
+            pass
+        return self.series()
+
+    def series(self) -> dict[Labels, float]:
+        return {labels: values[0] for labels, values in self.fold.series()}
+
+
+def test_few_clients_are_exact() -> None:
+    clients = Clients(3)
+    clients.add("a", 5)
+    clients.add("b", 7)
+    assert clients.look() == {("b", "c"): 7, ("a", "c"): 5}
+    clients.add("a", 1)
+    assert clients.look() == {("b", "c"): 7, ("a", "c"): 6}
+
+
+def test_the_most_active_get_the_places_and_keep_them() -> None:
+    clients = Clients(2)
+    for name, amount in (("small", 1), ("big", 100), ("bigger", 200), ("tiny", 0.5)):
+        clients.add(name, amount)
+    assert clients.look() == {("bigger", "c"): 200, ("big", "c"): 100, REST: 1.5}
+    clients.add("small", 10_000)  # comes too late, but is counted
+    assert clients.look() == {("bigger", "c"): 200, ("big", "c"): 100, REST: 10_001.5}
+
+
+def test_a_hundred_thousand_invented_clients_make_no_more_series() -> None:
+    clients = Clients(50)
+    for index in range(40):
+        clients.add(f"real-{index}", 1000)
+    clients.look()
+    for index in range(100_000):
+        clients.add(f"invented-{index}", 2)
+    series = clients.look()
+    assert len(series) == 51
+    assert all(series[f"real-{index}", "c"] == 1000 for index in range(40))
+    assert sum(series.values()) == 40 * 1000 + 100_000 * 2
+    assert clients.fold.folded == 100_000 - 10
+
+
+def test_idle_series_give_way_after_fifteen_minutes_and_only_if_wanted() -> None:
+    clients = Clients(1)
+    clients.add("old", 1)
+    clients.look(0)
+    clients.look(IDLE_MS * 10)
+    assert clients.series() == {("old", "c"): 1}  # nobody is waiting
+    clients.add("new", 5)
+    assert clients.look(IDLE_MS * 10) == {("new", "c"): 5, REST: 0}
+    clients.add("old", 2)
+    assert clients.look(IDLE_MS * 10 + 1) == {("new", "c"): 5, REST: 2}  # what it did before is not counted again
+    clients.add("new", 1)
+    assert clients.look(IDLE_MS * 10 + 2) == {("new", "c"): 6, REST: 2}
+
+
+def test_forgotten_clients_free_their_place_and_start_anew() -> None:
+    clients = Clients(1)
+    clients.add("a", 9)
+    clients.add("b", 1)
+    assert clients.look() == {("a", "c"): 9, REST: 1}
+    clients.totals.clear()
+    clients.fold.forget(clients.totals.__contains__)
+    clients.add("a", 4)  # a new account of the same name, less than before
+    clients.add("b", 3)
+    series = clients.look()
+    assert series == {("a", "c"): 13, REST: 4}  # the series went on, because nobody looked in between
+    del clients.totals["a"]
+    clients.look()
+    clients.add("b", 2)
+    assert clients.look() == {("b", "c"): 2, REST: 4}
+
+
+def test_refunds_never_make_a_series_go_back() -> None:
+    clients = Clients(1)
+    values = []
+    for amount in (10, -4, 1, 3, 5):
+        clients.add("a", amount)
+        values.append(clients.look()["a", "c"])
+    assert values == [10, 10, 10, 10, 15]  # totals 10, 6, 7, 10, 15
+
+
+def test_a_client_called_other_is_no_duplicate() -> None:
+    fold: Fold[str] = Fold(5, 1, weight)
+    for _ in fold.look([("x", REST, (3.0,)), ("y", ("y", "c"), (1.0,))], 0):
+        pass
+    assert sorted(fold.series()) == [(REST, [3.0]), (("y", "c"), [1.0])]
+
+
+def test_no_places_at_all() -> None:
+    clients = Clients(0)
+    clients.add("a", 3)
+    assert clients.look() == {REST: 3}
+
+
+def test_random_histories_are_counted_exactly_once_and_never_go_back() -> None:
+    for seed in range(20):
+        rng = random.Random(seed)
+        clients = Clients(4)
+        ended = 0.0
+        added = 0
+        before: dict[Labels, float] = {}
+        now_ms = 0.0
+        for _ in range(60):
+            for _ in range(rng.randrange(6)):
+                amount = rng.randrange(1, 100)
+                clients.add(f"u{rng.randrange(12)}", amount)
+                added += amount
+            now_ms += rng.choice((1000, 60_000, IDLE_MS))
+            if rng.random() < 0.1 and clients.totals:  # the ledger expires a client, as Metrics.expire does it
+                clients.look(now_ms)
+                series = clients.series()
+                ended += sum(value for labels, value in before.items() if labels not in series)
+                before = series
+                del clients.totals[rng.choice(list(clients.totals))]
+                clients.fold.forget(clients.totals.__contains__)
+            after = clients.look(now_ms)
+            ended += sum(value for labels, value in before.items() if labels not in after)
+            # One that ended and began within a single look shows as a smaller value: a counter reset, as Prometheus
+            # knows it. Only ended series may do that, never `other`.
+            assert after.get(REST, 0) >= before.get(REST, 0)
+            for labels, value in before.items():
+                if labels in after and after[labels] < value:
+                    ended += value
+            assert len(after) <= 5
+            before = after
+        assert sum(before.values()) + ended == added
+
+
+def test_labels_are_short_and_valid() -> None:
+    assert label("plain") == "plain"
+    assert label("\ud800x") == "\\ud800x"
+    long = label("a" * 32_000)
+    assert len(long) == 120
+    assert label("a" * 32_000 + "b") != long
+    assert label("a" * 120) == "a" * 120

@@ -1,0 +1,237 @@
+"""Byte quotas against Kafka's numbers (ClientQuotaManagerTest: cases A), KIP-13's example and the request quota (C).
+
+Default configuration unless said: 11 samples of 1 s, quota 500 B/s for every client-id. Kafka has no pacing and no
+cap on a delay, so neither have these ledgers.
+"""
+
+from collections.abc import Callable
+
+import pytest
+
+from quota.entity import DEFAULT, Kind
+from quota.ledger import Account, Ledger
+from quota.rate import MAX_THROTTLE_MS
+from quota.table import Entry, QuotaTable
+
+PRODUCE = Kind.PRODUCE
+LIMIT_500 = Entry(client_id=DEFAULT, producer_byte_rate=500)
+
+
+def kafka_ledger(*entries: Entry, num_samples: int = 11, window_ms: int = 1000) -> Ledger:
+    table = QuotaTable(entries)
+    return Ledger(table, num_samples=num_samples, window_ms=window_ms, max_throttle_ms=None, smooth=False)
+
+
+Charge = Callable[[float, int], int]
+
+
+def charger(ledger: Ledger, account: Account, kind: Kind = PRODUCE) -> Charge:
+    return lambda amount, now: ledger.charge(account, kind, amount, now)
+
+
+def client(*entries: Entry, kind: Kind = PRODUCE) -> Charge:
+    ledger = kafka_ledger(*entries)
+    return charger(ledger, ledger.account("", "client1"), kind)
+
+
+def test_quota_violation() -> None:
+    charge = client(LIMIT_500)
+    # A1: 400 each second is under 500
+    assert [charge(400, t) for t in range(0, 10_000, 1000)] == [0] * 10
+    # A2: 4000 + 2300 = 6300 in 10.5 s = 600 B/s; (600 - 500) / 500 * 10 500 = 2100
+    assert charge(2300, 10_500) == 2100
+    # A4, A5 (A3 is about channels): after the delay, 400 each second. The window holds 400 for each second plus the
+    # 2300, so it stays over until the spike's sample (last event at 10 500) is 11 s old.
+    assert [charge(400, t) for t in range(12_600, 22_600, 1000)] == [1200] * 8 + [1700, 0]
+    assert charge(0, 22_600) == 0
+
+
+def test_changing_quotas_keeps_the_history() -> None:
+    client1, default_client = (
+        Entry(client_id="client1", producer_byte_rate=2000),
+        Entry(client_id=DEFAULT, producer_byte_rate=4000),
+    )
+    table = QuotaTable([client1, Entry(client_id="client2", producer_byte_rate=4000)])
+    ledger = Ledger(table, max_throttle_ms=None, smooth=False)
+    charge = charger(ledger, ledger.account("ANONYMOUS", "client1"))
+    # A10: overrides only, so a third client has no limit
+    assert table.resolve(PRODUCE, "ANONYMOUS", "random").limit is None
+    assert table.resolve(PRODUCE, "ANONYMOUS", "client2").limit == 4000
+    # 27 500 / 10 s = 2750 B/s; 750 / 2000 * 10 000 = 3750
+    assert charge(2500 * 11, 0) == 3750
+    # A7: 2750 < 3000
+    ledger.swap(ledger.table.with_entry(Entry(client_id="client1", producer_byte_rate=3000)))
+    assert charge(0, 0) == 0
+    # 2750 against 500: 2250 / 500 * 10 000 = 45 000
+    ledger.swap(ledger.table.with_entry(Entry(client_id="client1", producer_byte_rate=500)))
+    assert charge(0, 0) == 45_000
+    # A9: override removed, default 4000: 38 500 / 10 = 3850
+    ledger.swap(ledger.table.without(None, "client1").with_entry(default_client))
+    assert charge(11_000, 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "limit", "expected"),
+    [
+        (4, None, None),  # A11: no quota
+        (4, 10, 30),  # A11: 10 B/s over 3 whole samples
+        (11, None, None),  # A12
+        (11, 500, 5000),  # A12: ten times the quota
+    ],
+)
+def test_most_that_fits_into_the_window(num_samples: int, limit: float | None, expected: int | None) -> None:
+    entries = [] if limit is None else [Entry(user=DEFAULT, consumer_byte_rate=limit)]
+    ledger = kafka_ledger(*entries, num_samples=num_samples)
+    assert ledger.allowance(ledger.account("userA", "client1"), Kind.FETCH, 0) == expected
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        Entry(user=DEFAULT, producer_byte_rate=10),  # A13
+        Entry(user="userA", producer_byte_rate=10),  # A14
+        Entry(user="userA", client_id="client1", producer_byte_rate=10),  # A14
+    ],
+)
+def test_set_and_remove_a_quota(entry: Entry) -> None:
+    ledger = kafka_ledger()
+    charge = charger(ledger, ledger.account("userA", "client1"))
+    assert charge(11_000, 0) == 0  # no quota of this kind exists: not even recorded
+    ledger.swap(ledger.table.with_entry(entry))
+    # 11 000 / 10 s = 1100 B/s; (1100 - 10) / 10 * 10 000 = 1 090 000
+    assert charge(11_000, 0) == 1_090_000
+    ledger.swap(ledger.table.without(*entry.entity))
+    assert charge(11_000, 0) == 0
+
+
+def test_usage_without_a_limit_counts_once_a_limit_comes() -> None:
+    # Kafka records every client once any quota of the kind exists, with a limit of Long.MAX
+    ledger = kafka_ledger(Entry(user="userB", producer_byte_rate=1))
+    charge = charger(ledger, ledger.account("userA", "client1"))
+    assert charge(11_000, 0) == 0
+    ledger.swap(ledger.table.with_entry(Entry(user="userA", producer_byte_rate=10)))
+    assert charge(0, 0) == 1_090_000  # same tags (userA, ""), same history
+
+
+def test_the_throttle_time_sensor_plays_no_part() -> None:
+    # A15: 100, then 10 000 in the same ms: 10 100 / 10 s = 1010; 510 / 500 * 10 000 = 10 200
+    charge = client(LIMIT_500)
+    assert charge(100, 0) == 0
+    assert charge(10_000, 0) == 10_200
+
+
+def test_forgotten_counters_are_made_anew_with_the_same_tags() -> None:
+    # A16, A17: client-id quotas only, so the user part of the tags is empty, and the client-id is raw text
+    ledger = kafka_ledger(LIMIT_500)
+    account = ledger.account("", "client@#$%")
+    assert ledger.charge(account, PRODUCE, 100, 0) == 0
+    assert ledger.expire(3_600_000) >= 1
+    assert ledger.snapshot(3_600_000) == []
+    # 10 000 / 10 s = 1000; 500 / 500 * 10 000
+    assert ledger.charge(account, PRODUCE, 10_000, 3_600_000) == 10_000
+    (group,) = ledger.snapshot(3_600_000)
+    assert (group.user, group.client_id) == ("", "client@#$%")
+
+
+def test_sustained_double_rate() -> None:
+    # A22: 1000 each second against 500. At t = 5000: 6000 / 10 s = 600; 100 / 500 * 10 000 = 2000; then 2000 more
+    # each second; from t = 10 000 on always eleven records in 10.0 s = 1100 B/s: 600 / 500 * 10 000 = 12 000
+    charge = client(LIMIT_500)
+    delays = [charge(1000, t) for t in range(0, 30_000, 1000)]
+    assert delays == [0] * 5 + [2000, 4000, 6000, 8000, 10_000] + [12_000] * 20
+
+
+def test_exactly_at_the_quota_meets_the_fence_post() -> None:
+    # A23: 500 each second: eleven records in 10.0 s = 550 B/s; 50 / 500 * 10 000 = 1000
+    charge = client(LIMIT_500)
+    assert [charge(500, t) for t in range(0, 20_000, 1000)] == [0] * 10 + [1000] * 10
+
+
+def test_small_steps_at_the_quota_meet_a_smaller_fence_post() -> None:
+    # Semantics 1.4: 50 B each 100 ms are throttled by 100 ms from t = 10 000 on
+    charge = client(LIMIT_500)
+    delays = [charge(50, t) for t in range(0, 12_000, 100)]
+    assert delays == [0] * 100 + [100] * 20
+
+
+def test_an_unfetched_fetch_is_unrecorded() -> None:
+    # A25: 8000 / 10 s = 800; 300 / 500 * 10 000 = 6000
+    ledger = kafka_ledger(Entry(client_id=DEFAULT, consumer_byte_rate=500))
+    account = ledger.account("", "c")
+    assert ledger.charge(account, Kind.FETCH, 8000, 0) == 6000
+    ledger.refund(account, Kind.FETCH, 8000, 0)
+    assert ledger.charge(account, Kind.FETCH, 400, 0) == 0
+
+
+def test_idle_time_does_not_shrink_the_window() -> None:
+    # A27: 6000 / 10 s = 600; 100 / 500 * 10 000 = 2000, now and an hour later
+    charge = client(LIMIT_500)
+    assert charge(6000, 0) == 2000
+    assert charge(6000, 3_600_000) == 2000
+
+
+def test_the_delay_does_not_forgive_before_the_sample_leaves() -> None:
+    # Semantics 1.5: 6000 B at 0 -> 2000; still 2000 at t = 2000, 3000, ...; 0 once the sample is 11 s old
+    charge = client(LIMIT_500)
+    assert charge(6000, 0) == 2000
+    assert [charge(0, t) for t in range(2000, 11_000, 1000)] == [2000] * 9
+    assert charge(0, 11_000) == 0
+
+
+def test_the_example_of_kip_13() -> None:
+    # 5 MB/s, 60 MB in ten windows of 1 s: 6 MB each second from 0 to 9 s, observed 6 MB/s over 10 s:
+    # (6 - 5) / 5 * 10 s = 2 s
+    mb = 1_000_000
+    charge = client(Entry(client_id=DEFAULT, producer_byte_rate=5 * mb))
+    delays = [charge(6 * mb, t) for t in range(0, 10_000, 1000)]
+    assert delays[-1] == 2000
+
+
+def test_a_violation_is_strictly_above_and_is_counted() -> None:
+    # D13: at the bound nothing happens; one byte more violates, and stays counted
+    ledger = kafka_ledger(LIMIT_500)
+    account = ledger.account("", "c")
+    assert ledger.charge(account, PRODUCE, 5000, 0) == 0
+    assert ledger.charge(account, PRODUCE, 1, 0) == 2  # 0.1 / 500 * 10 000 = 2
+    assert ledger.observed(account, PRODUCE, 0) == 500.1
+
+
+def test_a_violation_can_round_to_no_delay() -> None:
+    # 0.1 B/s over 1 MB/s for 10 s is a thousandth of a ms
+    charge = client(Entry(client_id=DEFAULT, producer_byte_rate=1e6))
+    assert charge(10_000_001, 0) == 0
+
+
+def test_a_delay_beyond_int32_is_clamped() -> None:
+    # Semantics 1.5: one 100-byte request at 1 B/s takes 90 s: (10 - 1) / 1 * 10 000; Kafka wraps beyond int32
+    charge = client(Entry(client_id=DEFAULT, producer_byte_rate=1))
+    assert charge(100, 0) == 90_000
+    assert charge(1e12, 0) == MAX_THROTTLE_MS
+
+
+# Request quota, charged in milliseconds of busy time: 1 ms is 0.1 percent-seconds. Quota 1 %.
+
+
+def test_request_percentage_violation() -> None:
+    charge = client(Entry(client_id=DEFAULT, request_percentage=1), kind=Kind.REQUEST)
+    # C1: 4 ms each second = 0.4 %
+    assert [charge(4, t) for t in range(0, 10_000, 1000)] == [0] * 10
+    # C2: (4.0 + 6.71) / 10.5 s = 1.02 %; 0.02 / 1 * 10 500 = 210
+    assert charge(67.1, 10_500) == 210
+    # C3, C4, C5: after the 210 ms, 4 ms each second
+    assert [charge(4, t) for t in range(10_710, 21_710, 1000)] == [400] * 10 + [900]
+    assert charge(0, 21_710) == 0
+
+
+def test_request_delay_is_at_most_one_window() -> None:
+    charge = client(Entry(client_id=DEFAULT, request_percentage=1), kind=Kind.REQUEST)
+    # C6: 500 ms = 50 percent-seconds / 10 s = 5 %: 4 / 1 * 10 000 = 40 s, capped at one window
+    assert charge(500, 0) == 1000
+    assert [charge(0, t) for t in range(1000, 11_000, 1000)] == [1000] * 10
+    assert charge(0, 11_000) == 0
+
+
+def test_request_delay_is_capped_by_the_configured_window() -> None:
+    # D12's bound: 10 samples of 500 ms, cap 500; 100 % observed against 50 % would be 4.5 s
+    ledger = kafka_ledger(Entry(client_id=DEFAULT, request_percentage=50), num_samples=10, window_ms=500)
+    assert ledger.charge(ledger.account("", "c"), Kind.REQUEST, 4500, 0) == 500

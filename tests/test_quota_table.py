@@ -1,0 +1,255 @@
+"""Who shares which counter and which limit applies: the eight levels, Kafka's tag rules, empty client-ids (cases B)."""
+
+import time
+from itertools import product
+
+import pytest
+
+from quota.entity import DEFAULT, GroupKey, Kind, Level, Name
+from quota.ledger import Ledger
+from quota.table import EmptyClientId, Entry, QuotaTable
+
+PRODUCE = Kind.PRODUCE
+
+
+def rate(user: Name, client_id: Name, limit: float) -> Entry:
+    return Entry(user=user, client_id=client_id, producer_byte_rate=limit)
+
+
+ALL_LEVELS = {
+    Level.USER_CLIENT: rate("u", "c", 1),
+    Level.USER_DEFAULT_CLIENT: rate("u", DEFAULT, 2),
+    Level.USER: rate("u", None, 3),
+    Level.DEFAULT_USER_CLIENT: rate(DEFAULT, "c", 4),
+    Level.DEFAULT_USER_DEFAULT_CLIENT: rate(DEFAULT, DEFAULT, 5),
+    Level.DEFAULT_USER: rate(DEFAULT, None, 6),
+    Level.CLIENT: rate(None, "c", 7),
+    Level.DEFAULT_CLIENT: rate(None, DEFAULT, 8),
+}
+
+
+class Precedence:
+    """A ledger under ClientQuotaManagerTest's quotas; `n` is sent times eleven, everything in the same millisecond."""
+
+    def __init__(self) -> None:
+        table = QuotaTable(
+            [
+                rate(DEFAULT, None, 1000),
+                rate(None, DEFAULT, 2000),
+                rate(DEFAULT, DEFAULT, 3000),
+                rate("userA", None, 4000),
+                rate("userA", "client1", 5000),
+                rate("userB", None, 6000),
+                rate("userB", "client1", 7000),
+                rate("userB", DEFAULT, 8000),
+                rate("userC", None, 10_000),
+                rate(None, "client1", 9000),
+            ]
+        )
+        self.ledger = Ledger(table, max_throttle_ms=None, smooth=False)
+
+    def set(self, user: Name, client_id: Name, limit: float) -> None:
+        self.ledger.swap(self.ledger.table.with_entry(rate(user, client_id, limit)))
+
+    def remove(self, user: Name, client_id: Name) -> None:
+        self.ledger.swap(self.ledger.table.without(user, client_id))
+
+    def check(self, user: str, client_id: str, n: int) -> tuple[float | None, int]:
+        limit = self.ledger.table.resolve(PRODUCE, user, client_id).limit
+        return limit, self.ledger.charge(self.ledger.account(user, client_id), PRODUCE, n * 11, 0)
+
+
+def test_precedence() -> None:
+    quotas = Precedence()
+    check = quotas.check
+    assert check("userA", "client1", 4500) == (5000, 0)  # B1: 49 500 / 10 s = 4950
+    assert check("userA", "client2", 4500) == (4000, 2375)  # B2: (4950 - 4000) / 4000 * 10 000
+    assert check("userA", "client3", 0) == (4000, 2375)  # B3: shares userA's counter
+    assert check("userA", "client1", 0) == (5000, 0)  # B4: a counter of its own
+    assert check("userB", "client1", 8000) == (7000, 2571)  # 8800 / 7000: 1800 / 7000 * 10 000 = 2571.4
+    assert check("userB", "client2", 7000) == (8000, 0)  # 7700
+    assert check("userB", "client3", 7000) == (8000, 0)  # the default client-id is one counter per client-id
+    assert check("userD", "client1", 3500) == (3000, 2833)  # B8: (3850 - 3000) / 3000 * 10 000 = 2833.3
+    assert check("userD", "client2", 2500) == (3000, 0)  # B9: 2750
+    assert check("userE", "client1", 2500) == (3000, 0)  # B10
+    quotas.remove(DEFAULT, DEFAULT)
+    assert check("userD", "client1", 0) == (1000, 0)  # back to <default user>: other tags, a new counter
+    assert check("userE", "client4", 1500) == (1000, 6500)  # 1650: 650 / 1000 * 10 000
+    assert check("userF", "client4", 800) == (1000, 0)  # 880
+    assert check("userF", "client5", 800) == (1000, 7600)  # same user: 1760
+    quotas.remove(DEFAULT, None)
+    assert check("userF", "client4", 0) == (2000, 0)  # B15
+    assert check("userF", "client5", 0) == (2000, 0)  # B16
+    assert check("userF", "client5", 2500) == (2000, 3750)  # B17: (2750 - 2000) / 2000 * 10 000
+    assert check("userG", "client5", 0) == (2000, 3750)  # one counter per client-id, whoever uses it
+    quotas.set("userA", None, 8000)
+    quotas.set("userA", "client1", 10_000)
+    assert check("userA", "client2", 0) == (8000, 0)  # B19: 4950
+    assert check("userA", "client2", 4500) == (8000, 2375)  # 9900: 1900 / 8000 * 10 000
+    assert check("userA", "client1", 0) == (10_000, 0)  # B21: 4950
+    quotas.remove("userA", "client1")
+    assert check("userA", "client6", 0) == (8000, 2375)  # B23: userA's counter again
+    quotas.set("userA", "client6", 11_000)
+    assert check("userA", "client6", 8500) == (11_000, 0)  # B24: 9350
+    quotas.set("userA", DEFAULT, 12_000)
+    quotas.remove("userA", "client6")
+    # B25: same tags (userA, client6), so 93 500 + 44 000 = 137 500 / 10 s; 1750 / 12 000 * 10 000 = 1458.3
+    assert check("userA", "client6", 4000) == (12_000, 1458)
+
+
+def test_every_level_wins_over_the_ones_below() -> None:
+    # All 256 sets of configured levels. Removing the winner lets the next one win - by Kafka's rule, which walks the
+    # levels to find the tags and then looks the limit up by tags.
+    for present in product((False, True), repeat=8):
+        levels = [level for level, there in zip(Level, present, strict=True) if there]
+        table = QuotaTable(ALL_LEVELS[level] for level in levels)
+        resolution = table.resolve(PRODUCE, "u", "c")
+        if not levels:
+            assert (resolution.limit, resolution.recorded) == (None, False)
+            continue
+        assert resolution.recorded
+        assert resolution.level == levels[0]
+        assert resolution.limit == int(levels[0])
+        assert resolution.entry is ALL_LEVELS[levels[0]]
+
+
+@pytest.mark.parametrize(
+    ("levels", "expected"),
+    [
+        ([], GroupKey(None, "c")),
+        ([Level.CLIENT], GroupKey(None, "c")),
+        ([Level.DEFAULT_CLIENT], GroupKey(None, "c")),
+        ([Level.USER], GroupKey("u", None)),
+        ([Level.DEFAULT_USER], GroupKey("u", None)),
+        ([Level.USER_CLIENT], GroupKey("u", "c")),
+        ([Level.DEFAULT_USER_DEFAULT_CLIENT], GroupKey("u", "c")),
+        ([Level.USER, Level.DEFAULT_CLIENT], GroupKey("u", None)),
+        ([Level.DEFAULT_USER, Level.USER_DEFAULT_CLIENT], GroupKey("u", "c")),
+        ([Level.DEFAULT_USER, Level.CLIENT], GroupKey("u", None)),
+    ],
+)
+def test_tags(levels: list[Level], expected: GroupKey) -> None:
+    table = QuotaTable(ALL_LEVELS[level] for level in levels)
+    assert table.resolve(PRODUCE, "u", "c").key == expected
+    assert table.resolve(PRODUCE, "u", "c").group == expected.tags
+
+
+def test_tags_of_clients_that_no_quota_is_about() -> None:
+    # One sort of level: its tags, with no limit. A mixture without a hit: the client-id's tags (Kafka's last resort).
+    assert QuotaTable([rate("u", None, 1)]).resolve(PRODUCE, "v", "d").key == GroupKey("v", None)
+    assert QuotaTable([rate("u", "c", 1)]).resolve(PRODUCE, "v", "d").key == GroupKey("v", "d")
+    mixture = QuotaTable([rate("u", "c", 1), rate("u", None, 1), rate(None, "c", 3)])
+    assert mixture.resolve(PRODUCE, "v", "d").key == GroupKey(None, "d")
+    assert mixture.resolve(PRODUCE, "v", "d").limit is None
+    assert mixture.resolve(PRODUCE, "v", "c").limit == 3
+
+
+def test_kinds_are_apart() -> None:
+    table = QuotaTable([Entry(user="u", consumer_byte_rate=5), Entry(client_id=DEFAULT, producer_byte_rate=7)])
+    assert table.resolve(Kind.FETCH, "u", "c").key == GroupKey("u", None)
+    assert table.resolve(Kind.PRODUCE, "u", "c").key == GroupKey(None, "c")
+    assert not table.resolve(Kind.REQUEST, "u", "c").recorded
+    assert [table.records(kind) for kind in Kind] == [True, True, False, False]
+
+
+def test_a_user_called_default_is_a_name() -> None:
+    table = QuotaTable([rate("<default>", None, 1), rate(DEFAULT, None, 2)])
+    assert table.resolve(PRODUCE, "<default>", "c").limit == 1
+    assert table.resolve(PRODUCE, "other", "c").limit == 2
+
+
+# An empty (or null) client-id.
+
+
+@pytest.mark.parametrize(("mode", "limit"), [("share_default", 500), ("kafka", None)])
+def test_empty_client_id_under_client_quotas(mode: EmptyClientId, limit: float | None) -> None:
+    # B26: with `kafka` it escapes even the default client-id quota; by default it is a name like any other
+    table = QuotaTable([rate(None, DEFAULT, 500)], empty_client_id=mode)
+    assert table.resolve(PRODUCE, "u", "").limit == limit
+    assert table.resolve(PRODUCE, "u", "c").limit == 500
+    ledger = Ledger(table, max_throttle_ms=None, smooth=False)
+    delay = ledger.charge(ledger.account("u", ""), PRODUCE, 6000, 0)
+    assert delay == (2000 if limit else 0)
+    # and all such clients share one counter: 12 000 / 10 s = 1200; 700 / 500 * 10 000 = 14 000
+    assert ledger.charge(ledger.account("v", ""), PRODUCE, 6000, 0) == (14_000 if limit else 0)
+
+
+def test_empty_client_id_matched_by_a_users_default_client() -> None:
+    entries = [rate("u", DEFAULT, 100), rate("u", None, 300), rate(None, DEFAULT, 500)]
+    # As a name: level 2. Kafka's quirk: the empty tag makes the look-up happen at user level, so level 3 applies ...
+    assert QuotaTable(entries).resolve(PRODUCE, "u", "").level == Level.USER_DEFAULT_CLIENT
+    quirk = QuotaTable(entries, empty_client_id="kafka")
+    assert quirk.resolve(PRODUCE, "u", "").level == Level.USER
+    # ... and without one there is no limit at all.
+    assert quirk.without("u", None).resolve(PRODUCE, "u", "").limit is None
+
+
+def test_an_empty_client_id_does_not_share_its_users_counter() -> None:
+    # Equal tags ("u", ""), two counters: the name "" and no name
+    table = QuotaTable([rate("u", "", 100), rate("u", None, 300)])
+    named, unnamed = table.resolve(PRODUCE, "u", ""), table.resolve(PRODUCE, "u", "c")
+    assert named.group == unnamed.group == ("u", "")
+    assert named.key != unnamed.key
+    assert (named.limit, unnamed.limit) == (100, 300)
+
+
+# The table as a value.
+
+
+def test_changing_a_table_makes_another_one() -> None:
+    one = QuotaTable([rate("u", None, 1)], empty_client_id="kafka")
+    two = one.with_entry(rate("u", None, 2))
+    assert (one.resolve(PRODUCE, "u", "c").limit, two.resolve(PRODUCE, "u", "c").limit) == (1, 2)
+    assert two.without("u", None).entries == ()
+    assert two.without("nobody", None).entries == two.entries
+    assert two.empty_client_id == two.without("u", None).empty_client_id == "kafka"
+
+
+def test_merging_keeps_the_limits_that_are_not_named() -> None:
+    table = QuotaTable([Entry(user="u", producer_byte_rate=1, request_percentage=3)])
+    merged = table.merged(Entry(user="u", producer_byte_rate=2, consumer_byte_rate=4)).get("u", None)
+    assert merged == Entry(user="u", producer_byte_rate=2, consumer_byte_rate=4, request_percentage=3)
+    assert table.merged(rate("v", None, 9)).get("v", None) == rate("v", None, 9)
+
+
+@pytest.mark.parametrize("limit", [0, -1, float("nan"), float("inf")])
+def test_limits_are_finite_and_above_zero(limit: float) -> None:
+    with pytest.raises(ValueError, match="producer_byte_rate"):
+        rate("u", None, limit)
+
+
+def test_an_entry_is_about_somebody() -> None:
+    with pytest.raises(ValueError, match="names a user, a client-id, or both"):
+        Entry(producer_byte_rate=1)
+    with pytest.raises(ValueError, match="not empty"):
+        rate("", None, 1)
+
+
+def test_two_entries_about_one_entity_are_refused() -> None:
+    with pytest.raises(ValueError, match="two quota entries for user 'u'"):
+        QuotaTable([rate("u", None, 1), Entry(user="u", consumer_byte_rate=2)])
+
+
+def test_candidates_are_the_eight_levels_in_order() -> None:
+    table = QuotaTable(ALL_LEVELS.values())
+    candidates = table.candidates(PRODUCE, "u", "c")
+    assert [one.level for one in candidates] == list(Level)
+    assert [one.limit for one in candidates] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert candidates[1].level.label == "user+<default client-id>"
+
+
+def test_resolving_takes_the_same_time_whatever_the_number_of_entries() -> None:
+    # O(1): a thousand times the entries, and the slowest of the levels. The bound is loose, a linear search would
+    # be off by a factor of hundreds.
+    def best(table: QuotaTable) -> float:
+        runs = []
+        for _ in range(20):
+            start = time.perf_counter()
+            for _ in range(100):
+                table.resolve(PRODUCE, "nobody", "nothing")
+            runs.append(time.perf_counter() - start)
+        return min(runs)
+
+    few = QuotaTable([*ALL_LEVELS.values()])
+    many = QuotaTable([*ALL_LEVELS.values(), *(rate(f"user{i}", f"client{i}", 1) for i in range(8000))])
+    assert best(many) < best(few) * 5

@@ -1,0 +1,244 @@
+"""`kquota simulate`: Kafka's own numbers come out (cases A, B, C, E of Kafka's tests), wrong events are refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from config.load import load_bytes
+from deploy.simulate import run
+
+BASE = 'upstream: {bootstrap: ["kafka:9092"]}\n'
+
+
+def simulate(quotas: str, *events: dict[str, Any] | str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(results, errors) of events against the quotas of a file."""
+    config = load_bytes("q.yaml", (BASE + quotas).encode())
+    lines = [event.encode() if isinstance(event, str) else json.dumps(event).encode() for event in events]
+    outcome = list(run(config, lines))
+    return [line for good, line in outcome if good], [line for good, line in outcome if not good]
+
+
+def throttles(quotas: str, *events: dict[str, Any]) -> list[int]:
+    results, errors = simulate(quotas, *events)
+    assert errors == []
+    return [result["throttle_ms"] for result in results if "throttle_ms" in result]
+
+
+def produce(t_ms: int, amount: float, user: str | None = "u", client_id: str | None = "c") -> dict[str, Any]:
+    return {"t_ms": t_ms, "user": user, "client_id": client_id, "kind": "produce", "amount": amount}
+
+
+CLIENT_500 = "quotas: [{client-id: c, producer_byte_rate: 500, consumer_byte_rate: 500}]"
+
+
+def test_the_output_has_exactly_the_promised_keys() -> None:
+    (result,), _ = simulate(CLIENT_500, produce(7, 8000))
+    assert result == {
+        "t_ms": 7,
+        "kind": "produce",
+        "user": "u",
+        "client_id": "c",
+        "accepted": True,
+        "throttle_ms": 6000,  # 8000 B / 10 s = 800 B/s; (800 - 500) / 500 * 10 000 ms
+        "limit": 500,
+        "observed": 800,
+        "group": ":c",
+    }
+
+
+def test_quota_violation_as_in_clientquotamanagertest() -> None:
+    # A1: 400 each second for ten seconds: no delay. A2: then 2300 at 10.5 s: 6300 B / 10.5 s = 600 B/s,
+    # (600 - 500) / 500 * 10 500 ms = 2100 ms
+    events = [produce(t_ms, 400) for t_ms in range(0, 10_000, 1000)]
+    assert throttles(CLIENT_500, *events, produce(10_500, 2300)) == [0] * 10 + [2100]
+
+
+def test_sustained_twice_the_quota() -> None:
+    # A22
+    events = [produce(t_ms, 1000) for t_ms in range(0, 13_000, 1000)]
+    assert throttles(CLIENT_500, *events) == [0] * 5 + [2000, 4000, 6000, 8000, 10_000, 12_000, 12_000, 12_000]
+
+
+def test_a_refund_takes_back() -> None:
+    # A25: 8000 -> 6000 ms; taken back; 400 -> 0
+    fetch = {"t_ms": 0, "user": "u", "client_id": "c", "kind": "fetch"}
+    events = [fetch | {"amount": 8000}, fetch | {"amount": 8000, "refund": True}, fetch | {"amount": 400}]
+    results, _ = simulate(CLIENT_500, *events)
+    assert [(one["throttle_ms"], one["observed"], one["accepted"]) for one in results] == [
+        (6000, 800, True),
+        (0, 0, True),
+        (0, 40, True),
+    ]
+
+
+def test_delays_are_not_capped_and_not_paced() -> None:
+    quotas = "max_mute: 1s\npacing: smooth\nquotas: [{client-id: c, producer_byte_rate: 1}]"
+    assert throttles(quotas, produce(0, 100)) == [90_000]  # (10 - 1) / 1 * 10 000 ms
+
+
+def test_kip_13s_example() -> None:
+    # 5 MB/s, 60 MB in ten windows of 1 s: 6 MB/s, (6 - 5) / 5 * 10 s = 2 s
+    events = [produce(t_ms, 6_000_000) for t_ms in range(0, 10_000, 1000)]
+    assert throttles("quotas: [{client-id: c, producer_byte_rate: 5M}]", *events)[-1] == 2000
+
+
+def test_windows_come_from_the_file() -> None:
+    # D10: 3 samples of 1 s: window of 2 s; 200 B / 2 s = 100 B/s against 50: 2000 ms
+    quotas = "quota.window.num: 3\nquotas: [{client-id: c, producer_byte_rate: 50}]"
+    assert throttles(quotas, produce(0, 200)) == [2000]
+
+
+def test_precedence_and_shared_groups() -> None:
+    # B1..B4: the amount is n * 11 at one moment, over the 10 s window
+    quotas = """
+quotas:
+  - {user: <default>, producer_byte_rate: 1000}
+  - {client-id: <default>, producer_byte_rate: 2000}
+  - {user: <default>, client-id: <default>, producer_byte_rate: 3000}
+  - {user: userA, producer_byte_rate: 4000}
+  - {user: userA, client-id: client1, producer_byte_rate: 5000}
+"""
+    results, errors = simulate(
+        quotas,
+        produce(0, 4500 * 11, "userA", "client1"),
+        produce(0, 4500 * 11, "userA", "client2"),
+        produce(0, 0, "userA", "client3"),
+        produce(0, 0, "userA", "client1"),
+        produce(0, 3500 * 11, "userD", "client1"),
+    )
+    assert errors == []
+    assert [(one["limit"], one["throttle_ms"], one["group"]) for one in results] == [
+        (5000, 0, "userA:client1"),
+        (4000, 2375, "userA:"),
+        (4000, 2375, "userA:"),
+        (5000, 0, "userA:client1"),
+        (3000, 2833, "userD:client1"),
+    ]
+
+
+def test_strict_and_permissive_mutations() -> None:
+    # E4, E5: rate 10, ten samples of 1 s: burst 100
+    quotas = "quota.window.num: 10\nquotas: [{client-id: c, controller_mutation_rate: 10}]"
+    event = {"t_ms": 0, "client_id": "c", "kind": "mutation", "amount": 90}
+    results, _ = simulate(quotas, *[event | {"strict": True}] * 3, event | {"t_ms": 5000, "amount": 0})
+    assert [(one["accepted"], one["throttle_ms"], one["observed"]) for one in results] == [
+        (True, 0, 10),
+        (True, 0, -80),
+        (False, 8000, -80),
+        (False, 3000, -30),  # strict is the default
+    ]
+    results, _ = simulate(quotas, *[event | {"strict": False}] * 3)
+    assert [(one["accepted"], one["throttle_ms"]) for one in results] == [(True, 0), (True, 8000), (True, 17_000)]
+
+
+def test_request_time_is_capped_at_one_window() -> None:
+    # C6: 1 % of a thread, 500 ms busy: exactly 1000 ms
+    event = {"t_ms": 0, "client_id": "c", "kind": "request", "amount": 500}
+    assert throttles("quotas: [{client-id: c, request_percentage: 1}]", event) == [1000]
+
+
+def test_no_user_is_anonymous_and_no_client_id_is_empty() -> None:
+    quotas = "quotas: [{user: ANONYMOUS, producer_byte_rate: 10}]"
+    results, _ = simulate(
+        quotas, {"t_ms": 0, "kind": "produce", "amount": 1}, produce(0, 1, None, None), produce(0, 1, "", "")
+    )
+    assert [(one["user"], one["client_id"], one["limit"]) for one in results] == [("ANONYMOUS", "", 10)] * 3
+    assert results[-1]["observed"] == 0.3
+
+
+def test_no_quota_is_no_limit() -> None:
+    (result,), _ = simulate("quotas: []", produce(0, 1e12))
+    assert (result["limit"], result["throttle_ms"], result["accepted"]) == (None, 0, True)
+
+
+def test_group_names_are_kafkas_sensor_names() -> None:
+    # semantics 1.9: the user sanitised, the client-id raw
+    quotas = "quotas: [{user: <default>, client-id: <default>, producer_byte_rate: 1}]"
+    (result,), _ = simulate(quotas, produce(0, 0, "O=A client,CN=localhost~", "client@#$%"))
+    assert result["group"] == "O%3DA%20client%2CCN%3Dlocalhost%7E:client@#$%"
+
+
+def test_quotas_change_on_the_way_and_history_stays() -> None:
+    # A7: raised, the history stays. Lowered to 2000, t=1: the window is 10 001 ms, (27 500 - 20 002) / 2000 s = 3749 ms
+    results, errors = simulate(
+        CLIENT_500,
+        produce(0, 27_500),
+        {"t_ms": 0, "set": {"client-id": "c", "producer_byte_rate": 3000}},
+        produce(0, 0),
+        {"t_ms": 1, "set": {"client_id": "c", "producer_byte_rate": "2k"}},
+        produce(1, 0),
+        {"t_ms": 2, "remove": {"client-id": "c"}},
+        produce(2, 0),
+        {"t_ms": 2, "remove": {"client-id": "c"}},
+    )
+    assert errors == []
+    assert [one.get("throttle_ms") for one in results] == [45_000, None, 0, None, 3749, None, 0, None]
+    assert results[1] == {
+        "t_ms": 0,  # Kafka's way: limits that are not named stay
+        "set": {"client-id": "c", "producer_byte_rate": 3000, "consumer_byte_rate": 500, "mode": "enforce"},
+    }
+    assert results[5] == {"t_ms": 2, "remove": {"client-id": "c"}, "removed": True}
+    assert results[7]["removed"] is False
+
+
+def test_null_takes_one_limit_away_and_the_last_one_takes_the_entry() -> None:
+    results, _ = simulate(
+        CLIENT_500,
+        {"t_ms": 0, "set": {"client-id": "c", "producer_byte_rate": None}},
+        {"t_ms": 0, "set": {"client-id": "c", "consumer_byte_rate": None}},
+    )
+    assert results[0]["set"] == {"client-id": "c", "consumer_byte_rate": 500, "mode": "enforce"}
+    assert results[1] == {"t_ms": 0, "remove": {"client-id": "c"}, "removed": True}
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        ("{", "expected one JSON object: Expecting property name"),
+        ("[]", "expected an object, got []"),
+        ('"x"', 'expected an object, got "x"'),
+        ("[" * 100_000, "expected one JSON object: "),
+        (
+            {"t_ms": 0, "kind": "prodce", "amount": 1},
+            'kind: got "prodce", expected one of produce, fetch, request, mutation',
+        ),
+        ({"t_ms": 0, "amount": 1}, "kind: got nothing, expected one of"),
+        ({"t_ms": 0, "kind": "produce"}, "amount: got nothing, expected a number of at least 0"),
+        ({"t_ms": 0, "kind": "produce", "amount": -1}, "amount: got -1, expected"),
+        ({"t_ms": 0, "kind": "produce", "amount": True}, "amount: got true, expected"),
+        ('{"t_ms":0,"kind":"produce","amount":NaN}', "amount: got NaN, expected"),
+        ({"kind": "produce", "amount": 1}, "t_ms: got nothing, expected"),
+        ({"t_ms": 2**60, "kind": "produce", "amount": 1}, "t_ms: got"),
+        ({"t_ms": 0, "kind": "produce", "amount": 1, "user": 5}, "user: got 5, expected text or null"),
+        ({"t_ms": 0, "kind": "produce", "amount": 1, "refund": 1}, "refund: got 1, expected true or false"),
+        ({"t_ms": 0, "kind": "produce", "amount": 1, "strict": True}, "strict: expected only with kind mutation"),
+        ({"t_ms": 0, "kind": "produce", "amont": 1}, "amont: unknown key, did you mean amount?"),
+        (
+            {"t_ms": 0, "set": {"client-id": "c", "producer_byte_rate": "4X"}},
+            'set: producer_byte_rate: got "4X", expected',
+        ),
+        ({"t_ms": 0, "set": {"client-id": "c", "producer_rate": 4}}, "set: producer_rate: unknown key, did you mean"),
+        ({"t_ms": 0, "set": {"producer_byte_rate": 4}}, "expected user, client-id or both"),
+        ({"t_ms": 0, "set": 5}, "set: expected a quota entry, got 5"),
+        ({"t_ms": 0, "set": {"client-id": ""}}, 'client-id: got "", expected a name or <default>'),
+        ({"t_ms": 0, "set": {"user": "x", "producer_byte_rate": 1}, "kind": "produce"}, "kind: unknown key"),
+        ({"t_ms": 0, "remove": {}}, "remove: expected user, client-id or both"),
+        ({"t_ms": 0, "remove": {"usr": "x"}}, "remove: usr: unknown key, did you mean user?"),
+        ({"t_ms": 0, "remove": "x"}, 'remove: expected user and/or client-id, got "x"'),
+    ],
+)
+def test_wrong_events_are_named_with_their_line_and_change_nothing(event: Any, expected: str) -> None:
+    results, errors = simulate(CLIENT_500, produce(0, 100), event, "", produce(0, 100))
+    assert [one["observed"] for one in results] == [10, 20]
+    (error,) = errors
+    assert error["line"] == 2
+    assert expected in error["error"]
+
+
+def test_time_only_goes_forward() -> None:
+    results, errors = simulate(CLIENT_500, produce(10, 1), produce(9, 1), produce(10, 1))
+    assert len(results) == 2
+    assert errors == [{"line": 2, "error": "t_ms: got 9, but the clock is at 10 already: time only goes forward"}]
