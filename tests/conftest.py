@@ -25,6 +25,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:(read|open)_text is deprecated:DeprecationWarning")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Real brokers and clients on a small, busy machine stumble now and then: one second try, shown in the summary.
+
+    A defect of ours fails twice; one that comes and goes shows as R in the summary of run after run.
+    """
+    for item in items:
+        if item.get_closest_marker("broker") is not None:
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
+
 @contextmanager
 def _cluster(brokers: int, version: str) -> Iterator[KafkaCluster]:
     from deploy.kafka import KafkaCluster

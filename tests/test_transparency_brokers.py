@@ -23,7 +23,7 @@ from deploy.kafka.probe import ProbeError, brokers_seen_by
 from tests.corpus.connections import ConnectionWatch
 from tests.corpus.job import Job, wait_for
 from tests.corpus.records import Record, read_confluent, send_aiokafka, send_confluent, send_kafka_python
-from tests.corpus.tools import create_topic, create_topic_on, wait_until_known
+from tests.corpus.tools import create_topic, create_topic_on, leaders, wait_until_known
 from tests.corpus.traffic import Traffic
 from tests.raw_client import RawClient, Topic, fetch_message, produce_message
 from tests.sidecars import Sidecar, sidecar
@@ -208,7 +208,13 @@ def move_leader(job: Job, topic: str, replicas: list[int]) -> None:
     try:
         admin.alter_partition_reassignments({TopicPartition(topic, 0): replicas})
         wait_for("the end of the move", lambda: not admin.list_partition_reassignments({topic: [0]}))
-        admin.elect_leaders(0, {topic: [0]}, raise_errors=False)
+
+        def elected() -> bool:
+            # Refused while the wanted broker, just started again, is not in sync: asked again then.
+            admin.elect_leaders(0, {topic: [0]}, raise_errors=False)
+            return leaders(job, topic) == {0: replicas[0]}
+
+        wait_for("the election", elected)
     finally:
         admin.close()
     wait_until_known(job, topic, {0: replicas})

@@ -53,6 +53,12 @@ def wait_until_known(job: Job, topic: str, assignments: Mapping[int, list[int]])
             wait_for(f"{expected} for {topic} on broker {node}", lambda: _partitions(client, topic) == expected)
 
 
+def leaders(job: Job, topic: str) -> dict[int, int]:
+    """Partition -> its leader, as the bootstrap server tells it."""
+    with RawClient(job.bootstrap.split(",")[0]) as client:
+        return {partition: found[0] for partition, found in _partitions(client, topic).items()}
+
+
 def broker_addresses(job: Job) -> dict[int, tuple[str, int]]:
     """Node id -> where the bootstrap server says that it is."""
     from kafka.protocol.metadata import MetadataRequest

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from tests.corpus.job import Job, item, outcome
+from tests.corpus.job import Job, item, outcome, wait_for
 from tests.corpus.records import Record, read_aiokafka, read_confluent, read_kafka_python, send_confluent
 from tests.corpus.tools import create_topic
 
@@ -32,10 +32,15 @@ def _committed_offset(job: Job, group: str, topic: str) -> int:
 
     admin = AdminClient({"bootstrap.servers": job.bootstrap})
     asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])
-    # Stable: a transaction is committed before its markers are everywhere, and until then its offsets are pending.
-    answer = admin.list_consumer_group_offsets([asked], require_stable=True)[group].result(60)
-    (found,) = answer.topic_partitions
-    return int(found.offset)
+
+    def stable() -> TopicPartition | None:
+        # A transaction is committed before its markers are everywhere. Until then its offsets are pending, and asking
+        # for stable ones gives the error UNSTABLE_OFFSET_COMMIT beside an offset that means nothing.
+        answer = admin.list_consumer_group_offsets([asked], require_stable=True)[group].result(60)
+        (found,) = answer.topic_partitions
+        return found if found.error is None else None
+
+    return int(wait_for("a stable offset", stable).offset)
 
 
 @item(InitProducerId=1)
