@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from quota.bucket import Mutation
+from quota.connections import ConnectionGate
 from quota.entity import ANONYMOUS, GroupKey, Identity, Kind
 from quota.group import NOT_LIMITED, Admission, Group, Settings, Usage
 from quota.mutation import BucketGroup
@@ -128,6 +129,10 @@ class Ledger:
         self._generation = 0
         self._accounts: dict[Identity, Account] = {}
         self._groups: dict[tuple[Kind, GroupKey], Group] = {}
+        self.connections: Final = ConnectionGate(
+            lambda: self._table.connections, num_samples=num_samples, window_ms=window_ms
+        )
+        """Counters of connections, under the same table of limits."""
 
     @property
     def table(self) -> QuotaTable:

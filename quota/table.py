@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
+from quota.connections import NO_CONNECTION_LIMITS, ConnectionLimits
 from quota.entity import DEFAULT, GroupKey, Kind, Level, Name
 
 Mode = Literal["enforce", "shadow"]
@@ -104,11 +105,19 @@ class QuotaTable:
 
     `empty_client_id` says what a null or empty client-id means: ``share_default`` (a name like any other, KIP-13's
     intention) or ``kafka`` (what a broker does: such clients escape every limit that names a client-id).
+    `connections` are the limits of another sort that come and go with these (:mod:`quota.connections`).
     Raises ValueError when two entries are about the same entity.
     """
 
-    def __init__(self, entries: Iterable[Entry] = (), *, empty_client_id: EmptyClientId = "share_default") -> None:
+    def __init__(
+        self,
+        entries: Iterable[Entry] = (),
+        *,
+        empty_client_id: EmptyClientId = "share_default",
+        connections: ConnectionLimits = NO_CONNECTION_LIMITS,
+    ) -> None:
         self.entries: Final = tuple(entries)
+        self.connections: Final = connections
         self.empty_client_id: Final = empty_client_id
         self._by_entity: dict[tuple[Name, Name], Entry] = {}
         self._limits: dict[Kind, dict[tuple[Name, Name], tuple[float, Entry]]] = {kind: {} for kind in Kind}
@@ -167,7 +176,11 @@ class QuotaTable:
     def with_entry(self, entry: Entry) -> "QuotaTable":
         """A table in which `entry` stands in place of whatever was said about its entity."""
         others = (other for other in self.entries if other.entity != entry.entity)
-        return QuotaTable((*others, entry), empty_client_id=self.empty_client_id)
+        return QuotaTable((*others, entry), empty_client_id=self.empty_client_id, connections=self.connections)
+
+    def with_connections(self, connections: ConnectionLimits) -> "QuotaTable":
+        """The same quotas with other connection limits."""
+        return QuotaTable(self.entries, empty_client_id=self.empty_client_id, connections=connections)
 
     def merged(self, entry: Entry) -> "QuotaTable":
         """Like Kafka's AlterClientQuotas: the limits that `entry` names are set, the entity's other limits stay."""
@@ -188,7 +201,7 @@ class QuotaTable:
     def without(self, user: Name, client_id: Name) -> "QuotaTable":
         """A table that says nothing about this entity. Removing what is not there is fine, as in Kafka."""
         kept = (other for other in self.entries if other.entity != (user, client_id))
-        return QuotaTable(kept, empty_client_id=self.empty_client_id)
+        return QuotaTable(kept, empty_client_id=self.empty_client_id, connections=self.connections)
 
     def _key(self, kind: Kind, user: str, client_id: str) -> GroupKey:
         """Kafka's rule of metric tags: which of the two names takes part depends on the levels configured anywhere."""

@@ -1,0 +1,400 @@
+"""Connections: how fast they may be made (KIP-612) and how many may be open, per peer address and per user.
+
+The arithmetic is that of ``ConnectionQuotas`` in Kafka's ``SocketServer``: a connection records 1.0 in a sampled rate,
+a rate above the limit refuses it and takes the 1.0 back, and the refused socket is to be left unserved for the delay of
+KIP-13's formula, at most one sample long. A cap refuses at once. Kafka has rates and caps per address only; both per
+user are our addition. ADR 0011 says what differs and why.
+"""
+
+import ipaddress
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+from typing import Final, Literal, NamedTuple
+
+from quota.entity import DEFAULT, Default
+from quota.rate import SampledRate, throttle_ms
+
+FORGET_EACH_TIME: Final = 8
+"""Idle names dropped per attempt: more than one attempt can add, so that the tables shrink while traffic goes on."""
+
+
+class Scope(StrEnum):
+    """What a connection limit counts by."""
+
+    IP = "ip"
+    """The peer's address, Kafka's entity type ``ip``."""
+    USER = "user"
+    """The connection's user, once it is known. Not in Kafka."""
+
+
+class Cause(StrEnum):
+    """Which limit refused a connection."""
+
+    IP_RATE = "ip_connection_rate"
+    IP_CAP = "ip_max_connections"
+    USER_RATE = "user_connection_rate"
+    USER_CAP = "user_max_connections"
+
+
+_RATE_CAUSE: Final = {Scope.IP: Cause.IP_RATE, Scope.USER: Cause.USER_RATE}
+_CAP_CAUSE: Final = {Scope.IP: Cause.IP_CAP, Scope.USER: Cause.USER_CAP}
+
+
+def canonical_address(text: str) -> str:
+    """An IP address in the one spelling that limits and peers are compared in. ValueError when it is none.
+
+    An IPv4 address that an IPv6 socket shows as ``::ffff:10.0.0.1`` is 10.0.0.1, as in Java; zone ids are dropped.
+    """
+    address = ipaddress.ip_address(text)
+    if isinstance(address, ipaddress.IPv6Address):
+        return str(address.ipv4_mapped or str(address).partition("%")[0])
+    return str(address)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionEntry:
+    """The limits of one address or user, or of all those without limits of their own (``DEFAULT``).
+
+    0 refuses everybody: a cap of 0 may be configured, a rate of 0 may not (Kafka's AlterClientQuotas refuses it too).
+    Raises ValueError for an address that is none, and for numbers below 0 or infinite.
+    """
+
+    scope: Scope
+    name: str | Default
+    connection_creation_rate: float | None = None
+    """Connections per second."""
+    max_connections: int | None = None
+    """Connections open at once."""
+    mode: Literal["enforce", "shadow"] = "enforce"
+
+    def __post_init__(self) -> None:
+        if self.scope is Scope.IP and self.name is not DEFAULT:
+            object.__setattr__(self, "name", canonical_address(str(self.name)))
+        if self.name == "":
+            raise ValueError("the user of a connection limit is not empty")
+        rate, cap = self.connection_creation_rate, self.max_connections
+        if rate is not None and not 0 <= rate < inf:
+            raise ValueError(f"connection_creation_rate is {rate}, a rate is a finite number of at least 0")
+        if cap is not None and cap < 0:
+            raise ValueError(f"max_connections is {cap}, a cap is at least 0")
+
+    @property
+    def entity(self) -> tuple[Scope, str | Default]:
+        """What the entry is about. At most one entry of a table has it."""
+        return (self.scope, self.name)
+
+    @property
+    def label(self) -> str:
+        """The level as people write it."""
+        return f"<default {self.scope}>" if self.name is DEFAULT else str(self.scope)
+
+
+class ConnectionLimits:
+    """All connection limits at one moment. Never changes, as the :class:`~quota.table.QuotaTable` that carries it.
+
+    Raises ValueError when two entries are about the same entity.
+    """
+
+    def __init__(self, entries: Iterable[ConnectionEntry] = ()) -> None:
+        self.entries: Final = tuple(entries)
+        self._by_entity: Final = {entry.entity: entry for entry in self.entries}
+        if len(self._by_entity) < len(self.entries):
+            raise ValueError("two connection limits for the same address or user")
+
+    def get(self, scope: Scope, name: str | Default) -> ConnectionEntry | None:
+        """The entry about exactly this entity."""
+        return self._by_entity.get((scope, name))
+
+    def rate(self, scope: Scope, name: str) -> ConnectionEntry | None:
+        """The entry whose ``connection_creation_rate`` applies; None where there is no limit."""
+        for entity in ((scope, name), (scope, DEFAULT)):
+            entry = self._by_entity.get(entity)
+            if entry is not None and entry.connection_creation_rate is not None:
+                return entry
+        return None
+
+    def cap(self, scope: Scope, name: str) -> ConnectionEntry | None:
+        """The entry whose ``max_connections`` applies; None where there is no limit."""
+        for entity in ((scope, name), (scope, DEFAULT)):
+            entry = self._by_entity.get(entity)
+            if entry is not None and entry.max_connections is not None:
+                return entry
+        return None
+
+    def with_entry(self, entry: ConnectionEntry) -> "ConnectionLimits":
+        """Limits in which `entry` stands in place of whatever was said about its entity."""
+        return ConnectionLimits((*(one for one in self.entries if one.entity != entry.entity), entry))
+
+    def without(self, scope: Scope, name: str | Default) -> "ConnectionLimits":
+        """Limits that say nothing about this entity."""
+        return ConnectionLimits(one for one in self.entries if one.entity != (scope, name))
+
+
+NO_CONNECTION_LIMITS: Final = ConnectionLimits()
+
+
+class Refusal(NamedTuple):
+    """Why a connection is not served."""
+
+    cause: Cause
+    name: str
+    """The address or the user."""
+    limit: float
+    observed: float
+    """Connections per second in the window, this one included; or connections open, without this one."""
+    delay_ms: int
+    """How long the refused socket is to be left open and unserved; 0: closed at once."""
+
+
+class Ticket:
+    """An admitted connection: what has to be given back when it ends."""
+
+    __slots__ = ("address", "user")
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.user: str | None = None
+        """None until it is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How one address or user stands, for ``explain``."""
+
+    scope: Scope
+    name: str
+    rate: ConnectionEntry | None
+    """The entry that limits the creation rate."""
+    observed: float
+    """Connections made per second in the window; 0 where nothing limits them, for then nothing is recorded."""
+    delay_ms: int
+    """How long a connection made now would be held before it is closed; 0: it would be admitted by the rate."""
+    cap: ConnectionEntry | None
+    """The entry that caps open connections."""
+    open: int
+
+
+class ConnectionGate:
+    """All counters of connections, under the limits that `limits()` gives at each decision, so a reload just works.
+
+    Rates are kept for names that have a limit, and only while their window is not empty; open connections are counted
+    for all, so that a cap that comes with a reload knows them. Times are monotonic milliseconds.
+    """
+
+    def __init__(self, limits: Callable[[], ConnectionLimits], *, num_samples: int = 11, window_ms: int = 1000) -> None:
+        self._limits = limits
+        self._rates: Final = {scope: _Rates(num_samples, window_ms) for scope in Scope}
+        self._open: Final[dict[Scope, dict[str, int]]] = {scope: {} for scope in Scope}
+        self.refused: Final[Counter[Cause]] = Counter()
+        self.shadow_refused: Final[Counter[Cause]] = Counter()
+        """Connections that limits in shadow mode would have refused."""
+
+    def admit(self, address: str, user: str | None, now_ms: float) -> Ticket | Refusal:
+        """A connection was accepted from `address`; `user` is None while nobody knows it (then call :meth:`identify`).
+
+        First the rates, then the caps, as in Kafka: a rate that refuses takes back what this connection recorded
+        anywhere, a cap does not. Give the ticket to :meth:`leave` when the connection ends.
+        """
+        now = int(now_ms)
+        recorded, refusal = self._rate(Scope.IP, address, now)
+        if refusal is None and user is not None:
+            _, refusal = self._rate(Scope.USER, user, now)
+            if refusal is not None and recorded:
+                self._rates[Scope.IP].take_back(address, now)
+        refusal = refusal or self._cap(Scope.IP, address)
+        if refusal is None and user is not None:
+            refusal = self._cap(Scope.USER, user)
+        if refusal is not None:
+            self.refused[refusal.cause] += 1
+            return refusal
+        ticket = Ticket(address)
+        _add(self._open[Scope.IP], address)
+        if user is not None:
+            self._name(ticket, user)
+        return ticket
+
+    def identify(self, ticket: Ticket, user: str, now_ms: float) -> Refusal | None:
+        """The user of an admitted connection became known (TLS, SASL): charge it now.
+
+        When this refuses, the address keeps what it recorded, for the connection was served until here. The same user
+        again (re-authentication) is charged nothing.
+        """
+        if ticket.user == user:
+            return None
+        _, refusal = self._rate(Scope.USER, user, int(now_ms))
+        refusal = refusal or self._cap(Scope.USER, user)
+        if refusal is not None:
+            self.refused[refusal.cause] += 1
+            return refusal
+        self._name(ticket, user)
+        return None
+
+    def leave(self, ticket: Ticket) -> None:
+        """An admitted connection has ended."""
+        _take(self._open[Scope.IP], ticket.address)
+        if ticket.user is not None:
+            _take(self._open[Scope.USER], ticket.user)
+            ticket.user = None
+
+    def forget(self, now_ms: float, most: int) -> int:
+        """Drop up to `most` names of each scope whose window has become empty; returns how many that were."""
+        return sum(rates.forget(int(now_ms), most) for rates in self._rates.values())
+
+    def open(self, scope: Scope) -> Mapping[str, int]:
+        """Open connections by name; only names that have any. Read only."""
+        return self._open[scope]
+
+    def tracked(self, scope: Scope) -> int:
+        """How many names have a rate that is not forgotten yet."""
+        return len(self._rates[scope])
+
+    def standing(self, scope: Scope, name: str, now_ms: float) -> Standing:
+        """How an address or a user stands now, changing nothing."""
+        limits = self._limits()
+        rate, cap = limits.rate(scope, name), limits.cap(scope, name)
+        observed, delay_ms = 0.0, 0
+        if rate is not None:
+            assert rate.connection_creation_rate is not None
+            observed, delay_ms = self._rates[scope].peek(name, rate.connection_creation_rate, int(now_ms))
+        return Standing(scope, name, rate, observed, delay_ms, cap, self._open[scope].get(name, 0))
+
+    def _rate(self, scope: Scope, name: str, now: int) -> tuple[bool, Refusal | None]:
+        """Whether the connection is recorded now, and whether it is refused."""
+        rates = self._rates[scope]
+        rates.forget(now, FORGET_EACH_TIME)
+        entry = self._limits().rate(scope, name)
+        if entry is None:
+            return False, None  # as in Kafka, nothing is recorded without a limit
+        limit = entry.connection_creation_rate
+        assert limit is not None
+        observed, delay_ms = rates.attempt(name, limit, now)
+        if delay_ms <= 0:
+            return True, None
+        return False, self._refuse(entry, Refusal(_RATE_CAUSE[scope], name, limit, observed, delay_ms))
+
+    def _cap(self, scope: Scope, name: str) -> Refusal | None:
+        entry = self._limits().cap(scope, name)
+        if entry is None:
+            return None
+        most, count = entry.max_connections, self._open[scope].get(name, 0)
+        assert most is not None
+        return None if count < most else self._refuse(entry, Refusal(_CAP_CAUSE[scope], name, most, count, 0))
+
+    def _refuse(self, entry: ConnectionEntry, refusal: Refusal) -> Refusal | None:
+        if entry.mode == "shadow":
+            self.shadow_refused[refusal.cause] += 1
+            return None
+        return refusal
+
+    def _name(self, ticket: Ticket, user: str) -> None:
+        opened = self._open[Scope.USER]
+        if ticket.user is not None:
+            _take(opened, ticket.user)
+        ticket.user = user
+        _add(opened, user)
+
+
+class _Rate(SampledRate):
+    """A sampled rate that remembers its last event."""
+
+    __slots__ = ("last",)
+
+    def __init__(self, num_samples: int, window_ms: int) -> None:
+        super().__init__(num_samples, window_ms)
+        self.last = 0
+
+    def add(self, value: float, now: int) -> None:
+        self.record(value, now)
+        self.last = now
+
+
+class _Rates:
+    """Creation rates of many names, the longest idle one first.
+
+    A name that was seen once is kept as the time of that one connection; its samples are made at the second one. That
+    is what most of a million addresses would be.
+    """
+
+    def __init__(self, num_samples: int, window_ms: int) -> None:
+        self._num_samples = num_samples
+        self._sample_ms = window_ms
+        self._expire_ms = num_samples * window_ms
+        self._once = 1000.0 / max((num_samples - 1) * window_ms, 1)
+        """What a lone connection is as a rate."""
+        self._by_name: OrderedDict[str, int | _Rate] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def attempt(self, name: str, limit: float, now: int) -> tuple[float, int]:
+        """Record one connection; (rate, delay in ms). With a delay it is refused, and was taken back."""
+        known = self._by_name.get(name)
+        if known is None or now - _last(known) >= self._expire_ms:
+            if self._once <= limit:
+                self._by_name[name] = now
+                self._by_name.move_to_end(name)
+                return self._once, 0
+            known = None
+        rate = self._samples(known)
+        rate.add(1.0, max(now, rate.last))
+        observed = rate.measure(rate.last)
+        delay_ms = self._delay(observed, limit, rate.window_ms)
+        if delay_ms > 0:
+            rate.add(-1.0, rate.last)
+        self._by_name[name] = rate
+        self._by_name.move_to_end(name)
+        return observed, delay_ms
+
+    def take_back(self, name: str, now: int) -> None:
+        """Un-record the connection that :meth:`attempt` recorded just now."""
+        rate = self._by_name[name] = self._samples(self._by_name[name])
+        rate.add(-1.0, max(now, rate.last))
+
+    def peek(self, name: str, limit: float, now: int) -> tuple[float, int]:
+        """(rate now, delay in ms that one more connection would meet), changing nothing."""
+        known = self._by_name.get(name)
+        if known is None or now - _last(known) >= self._expire_ms:
+            return 0.0, self._delay(self._once, limit, round(1000.0 / self._once))
+        total, window_ms = self._samples(known).peek(max(now, _last(known)))
+        return total * 1000.0 / window_ms, self._delay((total + 1.0) * 1000.0 / window_ms, limit, window_ms)
+
+    def forget(self, now: int, most: int) -> int:
+        """Drop up to `most` of those whose samples have all expired."""
+        horizon = now - self._expire_ms
+        count = 0
+        while self._by_name and count < most and _last(self._by_name[next(iter(self._by_name))]) <= horizon:
+            self._by_name.popitem(last=False)
+            count += 1
+        return count
+
+    def _samples(self, known: int | _Rate | None) -> _Rate:
+        if isinstance(known, _Rate):
+            return known
+        rate = _Rate(self._num_samples, self._sample_ms)
+        if known is not None:
+            rate.add(1.0, known)
+        return rate
+
+    def _delay(self, observed: float, limit: float, window_ms: int) -> int:
+        if observed <= limit:
+            return 0
+        return min(throttle_ms(observed, limit, window_ms), self._sample_ms) if limit else self._sample_ms
+
+
+def _last(known: int | _Rate) -> int:
+    return known if isinstance(known, int) else known.last
+
+
+def _add(counts: dict[str, int], name: str) -> None:
+    counts[name] = counts.get(name, 0) + 1
+
+
+def _take(counts: dict[str, int], name: str) -> None:
+    left = counts[name] - 1
+    if left:
+        counts[name] = left
+    else:
+        del counts[name]
