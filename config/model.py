@@ -214,6 +214,23 @@ class Config(_Model):
     window_size_seconds: Annotated[int, whole(1, 86_400, "seconds")] = Field(
         default=1, alias="quota.window.size.seconds", description="Length of one sample, as in Kafka."
     )
+    controller_window_num: Annotated[int, whole(1, 10_000, "samples")] = Field(
+        default=11,
+        alias="controller.quota.window.num",
+        description="Samples of partition mutations: with their length and the rate they make the burst, as in Kafka.",
+    )
+    controller_window_size_seconds: Annotated[int, whole(1, 86_400, "seconds")] = Field(
+        default=1,
+        alias="controller.quota.window.size.seconds",
+        description="Length of one sample of partition mutations, as in Kafka.",
+    )
+    controller_mutation_algorithm: Annotated[
+        Literal["token_bucket", "windowed_burst"], choice("an algorithm", "token_bucket", "windowed_burst")
+    ] = Field(
+        default="token_bucket",
+        description="How partition mutations are counted. token_bucket: as Kafka does (KIP-599); windowed_burst: the "
+        "windowed rate that Kafka had planned before, whose bursts are spread over the windows.",
+    )
     empty_client_id: Annotated[Literal["share_default", "kafka"], choice("a rule", "share_default", "kafka")] = Field(
         default="share_default",
         description="Clients without a client-id: share_default: a name like any other; kafka: as a broker does, "

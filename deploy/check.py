@@ -49,6 +49,11 @@ def summary_text(file: str, config: Config) -> str:
             f"{config.window_num} samples of {config.window_size_seconds} s, pacing {config.pacing}, "
             f"one throttle holds a client {cap}",
         ],
+        [
+            "mutation window",
+            f"{config.controller_window_num} samples of {config.controller_window_size_seconds} s, "
+            f"{config.controller_mutation_algorithm}",
+        ],
         ["empty client-id", config.empty_client_id],
         ["largest request", readable_bytes(config.limits.max_frame_bytes)],
         ["admin", "off" if config.admin is None else f"http://{config.admin.host}:{config.admin.port}"],

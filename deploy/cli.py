@@ -127,12 +127,18 @@ def explain(
 
 
 @app.command(short_help="Try quotas on paper.")
-def simulate(config: ConfigFile) -> None:
+def simulate(
+    config: ConfigFile,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Beside each mutation, what either controller_mutation_algorithm decides."),
+    ] = False,
+) -> None:
     """Apply events (JSON lines on stdin) to the quotas on a simulated clock; one JSON line per event comes out."""
     from deploy.simulate import run as run_simulation
 
     failed = False
-    for good, line in run_simulation(_load_on_paper(config), sys.stdin.buffer):
+    for good, line in run_simulation(_load_on_paper(config), sys.stdin.buffer, compare=compare):
         failed |= not good
         stream = sys.stdout if good else sys.stderr
         stream.write(json.dumps(line) + "\n")

@@ -59,6 +59,9 @@ def new_ledger(config: Config, table: QuotaTable) -> Ledger:
         window_ms=config.window_size_seconds * 1000,
         max_throttle_ms=config.max_mute or None,
         smooth=config.pacing == "smooth",
+        mutation_num_samples=config.controller_window_num,
+        mutation_window_ms=config.controller_window_size_seconds * 1000,
+        mutation_algorithm=config.controller_mutation_algorithm,
     )
 
 

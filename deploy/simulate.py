@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import typing
 import urllib.parse
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -20,9 +21,12 @@ from config.table import to_table
 from config.types import DEFAULT_WORD
 from deploy.check import entry_json
 from quota.entity import ANONYMOUS, DEFAULT, Kind, Name
-from quota.ledger import Ledger
+from quota.group import MutationAlgorithm
+from quota.ledger import Account, Ledger
+from quota.table import QuotaTable
 
 _CHARGE_KEYS = ("t_ms", "kind", "user", "client_id", "amount", "strict", "refund")
+_RESULT_KEYS = ("kind", "user", "client_id", "accepted", "throttle_ms", "limit", "observed", "group")
 _ENTITY_KEYS = ("user", "client-id")
 _LATEST_MS = 2**53  # beyond, JSON readers lose milliseconds
 
@@ -32,17 +36,27 @@ class EventError(Exception):
 
 
 class Simulation:
-    """A ledger on a simulated clock."""
+    """A ledger on a simulated clock; with `compare`, two of them, one per algorithm of the mutation quota."""
 
-    def __init__(self, config: Config) -> None:
-        self._ledger = Ledger(
+    def __init__(self, config: Config, *, compare: bool = False) -> None:
+        self._config = config
+        algorithms = typing.get_args(MutationAlgorithm) if compare else (config.controller_mutation_algorithm,)
+        self._ledgers = {name: self._new_ledger(name) for name in algorithms}
+        self._ledger = self._ledgers[config.controller_mutation_algorithm]
+        self._now_ms: float = 0
+
+    def _new_ledger(self, algorithm: MutationAlgorithm) -> Ledger:
+        config = self._config
+        return Ledger(
             to_table(config),
             num_samples=config.window_num,
             window_ms=config.window_size_seconds * 1000,
             max_throttle_ms=None,
             smooth=False,
+            mutation_num_samples=config.controller_window_num,
+            mutation_window_ms=config.controller_window_size_seconds * 1000,
+            mutation_algorithm=algorithm,
         )
-        self._now_ms: float = 0
 
     def apply(self, event: Any) -> dict[str, Any]:
         """Apply one event and say what came of it. Raises EventError and changes nothing for an event that is wrong."""
@@ -74,26 +88,30 @@ class Simulation:
         strict = _flag(event, "strict", default=True)
         if "strict" in event and kind is not Kind.MUTATION:
             raise EventError("strict: expected only with kind mutation")
-        ledger = self._ledger
-        account = ledger.account(user, client_id)
-        accepted, throttle_ms = True, 0
-        if _flag(event, "refund", default=False):
-            ledger.refund(account, kind, amount, now_ms)
-        elif kind is Kind.MUTATION:
-            accepted, throttle_ms = ledger.charge_mutation(account, amount, strict, now_ms)
-        else:
-            throttle_ms = ledger.charge(account, kind, amount, now_ms)
-        resolution = ledger.table.resolve(kind, user, client_id)
-        return {
-            "kind": kind.value,
-            "user": user,
-            "client_id": client_id,
-            "accepted": accepted,
-            "throttle_ms": throttle_ms,
-            "limit": _plain(resolution.limit),
-            "observed": _plain(ledger.observed(account, kind, now_ms)),
-            "group": group_name(*resolution.group),
+        refund = _flag(event, "refund", default=False)
+        decisions = {
+            name: _decision(ledger, ledger.account(user, client_id), kind, amount, strict, refund, now_ms)
+            for name, ledger in self._ledgers.items()
         }
+        resolution = self._ledger.table.resolve(kind, user, client_id)
+        result: dict[str, Any] = {"kind": kind.value, "user": user, "client_id": client_id}
+        result |= decisions[self._config.controller_mutation_algorithm]
+        result |= {"limit": _plain(resolution.limit), "group": group_name(*resolution.group)}
+        ordered = {key: result[key] for key in _RESULT_KEYS}
+        if len(decisions) > 1 and kind is Kind.MUTATION:
+            ordered["algorithms"] = {name: self._with_rate(one, resolution.limit) for name, one in decisions.items()}
+        return ordered
+
+    def _with_rate(self, decision: dict[str, Any], limit: float | None) -> dict[str, Any]:
+        """With R beside the tokens: tokens = (limit - R) * S * W."""
+        if limit is None:
+            return decision | {"rate": None}
+        seconds = self._config.controller_window_num * self._config.controller_window_size_seconds
+        return decision | {"rate": _plain(round(limit - decision["observed"] / seconds, 9))}
+
+    def _swap(self, table: QuotaTable) -> None:
+        for ledger in self._ledgers.values():
+            ledger.swap(table)
 
     def _set(self, value: Any) -> dict[str, Any]:
         """Kafka's AlterClientQuotas: limits that are named are set (null: removed), the entity's others stay."""
@@ -114,7 +132,7 @@ class Simulation:
                 f"{one.place}: {f'got {one.value}, ' if one.value else ''}{one.expected}" for one in error.problems
             )
             raise EventError("set: " + "; ".join(texts)) from None
-        self._ledger.swap(table.with_entry(entry))
+        self._swap(table.with_entry(entry))
         return {"set": entry_json(entry)}
 
     def _remove(self, value: Any) -> dict[str, Any]:
@@ -130,13 +148,30 @@ class Simulation:
         table = self._ledger.table
         removed = table.get(*entity) is not None
         if removed:
-            self._ledger.swap(table.without(*entity))
+            self._swap(table.without(*entity))
         return {"remove": {key: value[key] for key in _ENTITY_KEYS if value.get(key) is not None}, "removed": removed}
 
 
-def run(config: Config, lines: Iterable[bytes]) -> Iterator[tuple[bool, dict[str, Any]]]:
-    """(True, result) per event and (False, {"line", "error"}) per line that is wrong; wrong lines change nothing."""
-    simulation = Simulation(config)
+def _decision(
+    ledger: Ledger, account: Account, kind: Kind, amount: float, strict: bool, refund: bool, now_ms: float
+) -> dict[str, Any]:
+    accepted, throttle_ms = True, 0
+    if refund:
+        ledger.refund(account, kind, amount, now_ms)
+    elif kind is Kind.MUTATION:
+        accepted, throttle_ms = ledger.charge_mutation(account, amount, strict, now_ms)
+    else:
+        throttle_ms = ledger.charge(account, kind, amount, now_ms)
+    observed = _plain(ledger.observed(account, kind, now_ms))
+    return {"accepted": accepted, "throttle_ms": throttle_ms, "observed": observed}
+
+
+def run(config: Config, lines: Iterable[bytes], *, compare: bool = False) -> Iterator[tuple[bool, dict[str, Any]]]:
+    """(True, result) per event and (False, {"line", "error"}) per line that is wrong; wrong lines change nothing.
+
+    `compare` adds to each mutation what either algorithm of the mutation quota decides.
+    """
+    simulation = Simulation(config, compare=compare)
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

@@ -1,11 +1,14 @@
 """One shared counter: what a group of clients used, what it may use now, and what it still owes."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, Final, Literal, NamedTuple
 
 from quota.entity import GroupKey, Kind, Level
 from quota.rate import MAX_THROTTLE_MS
 from quota.table import Entry, Limit
+
+MutationAlgorithm = Literal["token_bucket", "windowed_burst"]
+"""How partition mutations are counted: KIP-599's token bucket, or the windowed rate that it planned before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,10 @@ class Settings:
     window_ms: int = 1000
     max_throttle_ms: int | None = 30_000
     smooth: bool = True
+    mutation_num_samples: int = 11
+    """Kafka's ``controller.quota.window.num``: partition mutations have windows of their own."""
+    mutation_window_ms: int = 1000
+    mutation_algorithm: MutationAlgorithm = "token_bucket"
 
 
 class Usage:

@@ -12,7 +12,7 @@ from typing import Final
 from quota.bucket import Mutation
 from quota.connections import ConnectionGate
 from quota.entity import ANONYMOUS, GroupKey, Identity, Kind
-from quota.group import NOT_LIMITED, Admission, Group, Settings, Usage
+from quota.group import NOT_LIMITED, Admission, Group, MutationAlgorithm, Settings, Usage
 from quota.mutation import BucketGroup
 from quota.table import Candidate, Entry, QuotaTable
 from quota.window import WindowGroup
@@ -111,6 +111,7 @@ class Ledger:
 
     `num_samples` and `window_ms` are Kafka's ``quota.window.num`` and ``quota.window.size.seconds``. `max_throttle_ms`
     caps one delay (None: no cap, as Kafka); what is cut off is carried by the group. `smooth` adds pacing (ADR 0004).
+    `mutation_num_samples` and `mutation_window_ms` are the windows of partition mutations (None: as the others').
     """
 
     def __init__(
@@ -121,10 +122,26 @@ class Ledger:
         window_ms: int = 1000,
         max_throttle_ms: int | None = 30_000,
         smooth: bool = True,
+        mutation_num_samples: int | None = None,
+        mutation_window_ms: int | None = None,
+        mutation_algorithm: MutationAlgorithm = "token_bucket",
     ) -> None:
-        if num_samples < 1 or window_ms < 1:
-            raise ValueError(f"a window has at least 1 sample of at least 1 ms, not {num_samples} of {window_ms} ms")
-        self.settings: Final = Settings(num_samples, window_ms, max_throttle_ms, smooth)
+        if mutation_num_samples is None:
+            mutation_num_samples = num_samples
+        if mutation_window_ms is None:
+            mutation_window_ms = window_ms
+        for samples, each_ms in ((num_samples, window_ms), (mutation_num_samples, mutation_window_ms)):
+            if samples < 1 or each_ms < 1:
+                raise ValueError(f"a window has at least 1 sample of at least 1 ms, not {samples} of {each_ms} ms")
+        self.settings: Final = Settings(
+            num_samples,
+            window_ms,
+            max_throttle_ms,
+            smooth,
+            mutation_num_samples,
+            mutation_window_ms,
+            mutation_algorithm,
+        )
         self._table = table
         self._generation = 0
         self._accounts: dict[Identity, Account] = {}

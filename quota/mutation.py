@@ -1,12 +1,13 @@
-"""A shared counter of partition mutations: KIP-599's token bucket, strict or permissive."""
+"""A shared counter of partition mutations: KIP-599's token bucket (or its earlier plan), strict or permissive."""
 
 from quota.bucket import Mutation, TokenBucket, bucket_throttle_ms
+from quota.burst import WindowedBurst
 from quota.entity import GroupKey, Kind
 from quota.group import Group, Settings
 
 
 class BucketGroup(Group):
-    """A counter of partition mutations: KIP-599's token bucket."""
+    """A counter of partition mutations: KIP-599's token bucket, or windows with spread bursts where chosen."""
 
     __slots__ = ("bucket",)
 
@@ -14,7 +15,12 @@ class BucketGroup(Group):
 
     def __init__(self, kind: Kind, key: GroupKey, settings: Settings, now: int) -> None:
         super().__init__(kind, key, settings, now)
-        self.bucket = TokenBucket(settings.num_samples * settings.window_ms / 1000.0)
+        num_samples, window_ms = settings.mutation_num_samples, settings.mutation_window_ms
+        self.bucket: TokenBucket | WindowedBurst
+        if settings.mutation_algorithm == "windowed_burst":
+            self.bucket = WindowedBurst(num_samples, window_ms)
+        else:
+            self.bucket = TokenBucket(num_samples * window_ms / 1000.0)
 
     def charge(self, amount: float, now: int) -> int:
         """See :meth:`Group.charge`; the permissive way."""

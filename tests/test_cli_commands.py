@@ -51,6 +51,7 @@ def test_check_prints_what_the_file_means(good: str) -> None:
   upstream          kafka-0.kafka:9092
   user              web for every connection
   window            11 samples of 1 s, pacing smooth, one throttle holds a client at most 30 s
+  mutation window   11 samples of 1 s, token_bucket
   empty client-id   share_default
   largest request   100 MiB
   admin             http://127.0.0.1:9404

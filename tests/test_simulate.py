@@ -121,7 +121,7 @@ quotas:
 
 def test_strict_and_permissive_mutations() -> None:
     # E4, E5: rate 10, ten samples of 1 s: burst 100
-    quotas = "quota.window.num: 10\nquotas: [{client-id: c, controller_mutation_rate: 10}]"
+    quotas = "controller.quota.window.num: 10\nquotas: [{client-id: c, controller_mutation_rate: 10}]"
     event = {"t_ms": 0, "client_id": "c", "kind": "mutation", "amount": 90}
     results, _ = simulate(quotas, *[event | {"strict": True}] * 3, event | {"t_ms": 5000, "amount": 0})
     assert [(one["accepted"], one["throttle_ms"], one["observed"]) for one in results] == [
@@ -132,6 +132,53 @@ def test_strict_and_permissive_mutations() -> None:
     ]
     results, _ = simulate(quotas, *[event | {"strict": False}] * 3)
     assert [(one["accepted"], one["throttle_ms"]) for one in results] == [(True, 0), (True, 8000), (True, 17_000)]
+
+
+def test_the_example_of_kip_599_under_both_algorithms() -> None:
+    # rate 5, 100 windows of 1 s: burst 500. 560 partitions: -60 tokens, and 560 / 100 = 5.6 on average; 12 s to go
+    quotas = "controller.quota.window.num: 100\nquotas: [{client-id: c, controller_mutation_rate: 5}]"
+    event = {"client_id": "c", "kind": "mutation"}
+    events = [
+        event | {"t_ms": 0, "amount": 560},
+        event | {"t_ms": 0, "amount": 1},
+        event | {"t_ms": 12_000, "amount": 0},
+        event | {"t_ms": 12_000, "amount": 0, "refund": True},
+        event | {"t_ms": 100_000, "amount": 0},
+        event | {"t_ms": 100_000, "amount": 7, "kind": "produce"},
+    ]
+    overdrawn = {"accepted": True, "throttle_ms": 0, "observed": -60, "rate": 5.6}
+    refused = overdrawn | {"accepted": False, "throttle_ms": 12_000}
+    back = {"accepted": True, "throttle_ms": 0, "observed": 0, "rate": 5}
+    for algorithm in ("token_bucket", "windowed_burst"):
+        config = load_bytes("q.yaml", f"{BASE}controller_mutation_algorithm: {algorithm}\n{quotas}".encode())
+        lines = [json.dumps(one).encode() for one in events]
+        results = [result for good, result in run(config, lines, compare=True) if good]
+        both = [result.pop("algorithms", None) for result in results]
+        for expected, got in zip((overdrawn, refused, back, back), both, strict=False):
+            assert got == {"token_bucket": expected, "windowed_burst": expected}
+        # What was overdrawn is forgotten with its window: 500 to use, where the bucket has -60 + 500.
+        assert [both[4][name]["observed"] for name in ("token_bucket", "windowed_burst")] == [440, 500]
+        assert both[5] is None
+        assert results == [result for _, result in run(config, lines)]  # --compare only adds
+        assert results[4]["observed"] == both[4][algorithm]["observed"]
+
+
+def test_comparing_without_a_limit() -> None:
+    config = load_bytes("q.yaml", (BASE + "quotas: []").encode())
+    event = b'{"t_ms": 0, "client_id": "c", "kind": "mutation", "amount": 9}'
+    ((_, result),) = run(config, [event], compare=True)
+    assert result["algorithms"]["windowed_burst"] == {"accepted": True, "throttle_ms": 0, "observed": 0, "rate": None}
+
+
+def test_a_limit_set_on_the_way_counts_for_both_algorithms() -> None:
+    config = load_bytes("q.yaml", (BASE + "quotas: []").encode())
+    lines = [
+        b'{"t_ms": 0, "set": {"client-id": "c", "controller_mutation_rate": 1}}',
+        b'{"t_ms": 0, "client_id": "c", "kind": "mutation", "amount": 12}',
+        b'{"t_ms": 0, "client_id": "c", "kind": "mutation", "amount": 1}',
+    ]
+    *_, (_, result) = run(config, lines, compare=True)
+    assert [one["throttle_ms"] for one in result["algorithms"].values()] == [1000, 1000]  # burst 11
 
 
 def test_request_time_is_capped_at_one_window() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from deploy.cli import app
@@ -12,14 +13,24 @@ from deploy.cli import app
 TEXT = Path(__file__, "../../docs/cli.md").resolve().read_text()
 
 
-def test_the_simulate_example_is_what_comes_out(tmp_path: Path) -> None:
-    (session,) = re.findall(r"```\n(\$ cat quotas.yaml\n.*?)```", TEXT, re.DOTALL)
-    quotas, events, results = re.fullmatch(
-        r"\$ cat quotas.yaml\n(.*)\$ cat events.jsonl\n(.*)\$ kquota simulate [^\n]*\n(.*)", session, re.DOTALL
-    ).groups()  # type: ignore[union-attr]
+SESSIONS = re.findall(
+    r"```\n\$ cat \w+\.yaml\n(.*?)\$ cat \w+\.jsonl\n(.*?)\$ kquota (simulate[^\n]*) --config [^\n]*\n(.*?)```",
+    TEXT,
+    re.DOTALL,
+)
+
+
+def test_there_are_examples() -> None:
+    assert [command for _, _, command, _ in SESSIONS] == ["simulate", "simulate --compare"]
+
+
+@pytest.mark.parametrize(("quotas", "events", "command", "results"), SESSIONS)
+def test_the_simulate_examples_are_what_comes_out(
+    tmp_path: Path, quotas: str, events: str, command: str, results: str
+) -> None:
     path = tmp_path / "quotas.yaml"
     path.write_text(quotas)
-    done = CliRunner().invoke(app, ["simulate", "--config", str(path)], input=events)
+    done = CliRunner().invoke(app, [*command.split(), "--config", str(path)], input=events)
     assert (done.exit_code, done.stdout) == (0, results)
 
 

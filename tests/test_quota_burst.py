@@ -1,0 +1,203 @@
+"""Windows with spread bursts: KIP-599's earlier plan, its example, and a slow model of it."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quota.bucket import TokenBucket
+from quota.burst import WindowedBurst
+from quota.entity import Kind
+from quota.group import MutationAlgorithm
+from quota.ledger import Ledger
+from quota.table import Entry, QuotaTable
+
+
+def limited(rate: float, algorithm: MutationAlgorithm = "windowed_burst", num_samples: int = 100) -> Ledger:
+    table = QuotaTable([Entry(user="u", controller_mutation_rate=rate)])
+    return Ledger(table, max_throttle_ms=None, mutation_num_samples=num_samples, mutation_algorithm=algorithm)
+
+
+def test_the_example_of_the_kip() -> None:
+    # Q = 5, S = 100, W = 1 s; 560 mutations: 99 samples of 5 and one of 65, 560 / 100 = 5.6
+    windows = WindowedBurst(100, 1000)
+    assert windows.take(560, 5, 0) == -60
+    assert windows.samples() == [5.0] * 99 + [65.0]
+    assert sum(windows.samples()) / 100 == 5.6
+    assert windows.measure(5, 11_999) == -5  # 11 samples are gone: 505 / 100 = 5.05
+    assert windows.measure(5, 12_000) == 0  # 12 are: 500 / 100 = 5, the quota
+    assert windows.samples() == [5.0] * 87 + [65.0] + [0.0] * 12
+
+
+@pytest.mark.parametrize("algorithm", ["token_bucket", "windowed_burst"])
+def test_the_example_through_the_ledger(algorithm: MutationAlgorithm) -> None:
+    # -60 tokens at 5 per second are 12 s; (5.6 - 5) / 5 * 100 * 1 s are as well
+    ledger = limited(5, algorithm)
+    account = ledger.account("u", "c")
+    assert ledger.charge_mutation(account, 560, True, 0) == (True, 0)
+    assert ledger.observed(account, Kind.MUTATION, 0) == -60
+    assert ledger.charge_mutation(account, 1, True, 0) == (False, 12_000)
+    assert ledger.charge_mutation(account, 1, True, 12_000) == (True, 0)
+
+
+def test_permissive_is_charged_and_delayed() -> None:
+    ledger = limited(5)
+    account = ledger.account("u", "c")
+    assert ledger.charge_mutation(account, 500, False, 0) == (True, 0)  # R = Q
+    assert ledger.charge_mutation(account, 10, False, 0) == (True, 2000)  # R = 5.1: 0.1 / 5 * 100 s
+
+
+def test_what_was_overdrawn_leaves_with_its_window() -> None:
+    bucket, windows = TokenBucket(100), WindowedBurst(100, 1000)
+    for amount in (560, 0):
+        assert bucket.take(amount, 5, 0) == windows.take(amount, 5, 0) == -60
+    assert bucket.measure(5, 99_000) == windows.measure(5, 99_000) == 435  # -60 + 99 * 5
+    assert (bucket.measure(5, 100_000), windows.measure(5, 100_000)) == (440, 500)
+
+
+def test_tokens_come_back_in_steps() -> None:
+    bucket, windows = TokenBucket(10), WindowedBurst(10, 1000)
+    assert bucket.take(60, 5, 0) == windows.take(60, 5, 0) == -10
+    assert (bucket.measure(5, 1999), windows.measure(5, 1999)) == (pytest.approx(-0.005), -5)
+    assert bucket.measure(5, 2000) == pytest.approx(0, abs=1e-9)
+    assert windows.measure(5, 2000) == 0
+
+
+def test_windows_of_other_lengths_hold_more() -> None:
+    windows = WindowedBurst(4, 2000)  # Q = 3: 6 in each window of 2 s, 24 in all
+    assert windows.burst(3) == 24
+    assert windows.take(20, 3, 500) == 4
+    assert windows.samples() == [6, 6, 6, 2]
+    assert windows.measure(3, 2499) == 4  # windows are aligned to the first touch, at 500
+    assert windows.measure(3, 2500) == 10
+
+
+def test_a_single_window() -> None:
+    windows = WindowedBurst(1, 1000)
+    assert windows.take(7, 5, 0) == -2
+    assert windows.measure(5, 1000) == 5
+
+
+def test_what_is_given_back_empties_the_youngest_first() -> None:
+    windows = WindowedBurst(4, 1000)
+    windows.take(27, 5, 0)
+    assert windows.samples() == [5, 5, 5, 12]
+    assert windows.take(-14, 5, 0) == 7
+    assert windows.samples() == [5, 5, 3, 0]
+    assert windows.take(-100, 5, 0) == 20  # never more than the burst
+
+
+def test_a_changed_limit_is_compared_with_what_was_used() -> None:
+    windows = WindowedBurst(10, 1000)
+    windows.take(50, 10, 0)
+    assert windows.measure(2, 0) == -30  # 20 - 50
+    assert windows.measure(10, 0) == 50
+
+
+def test_looking_changes_nothing() -> None:
+    windows = WindowedBurst(3, 1000)
+    assert windows.peek(5, 77) == 15
+    windows.take(15, 5, 1000)
+    assert windows.peek(5, 2500) == 5
+    assert windows.peek(5, 1_000_000) == 15
+    assert windows.samples() == [5, 5, 5]
+
+
+def test_use_without_a_limit_forgets_everything() -> None:
+    ledger = limited(5, num_samples=10)
+    account = ledger.account("u", "c")
+    ledger.charge_mutation(account, 500, True, 0)
+    table = ledger.table
+    ledger.swap(QuotaTable([Entry(user="other", controller_mutation_rate=1)]))
+    assert ledger.charge_mutation(account, 1, True, 500) == (True, 0)
+    ledger.swap(table)
+    assert ledger.observed(account, Kind.MUTATION, 500) == 50
+
+
+def test_windows_are_at_least_one_of_at_least_a_millisecond() -> None:
+    for wrong in ({"mutation_num_samples": 0}, {"mutation_window_ms": 0}):
+        with pytest.raises(ValueError, match="at least 1 sample of at least 1 ms"):
+            Ledger(QuotaTable(), **wrong)
+
+
+class SlowModel:
+    """Every window since the beginning and some before it by number, in exact arithmetic; the last S of them count."""
+
+    def __init__(self, num_samples: int, window_ms: int) -> None:
+        self.num_samples, self.window_ms = num_samples, window_ms
+        self.amounts: dict[int, Fraction] = {}
+        self.origin_ms: int | None = None
+
+    def latest(self, now: int) -> list[int]:
+        if self.origin_ms is None:
+            self.origin_ms = now
+        number = (now - self.origin_ms) // self.window_ms
+        return list(range(number - self.num_samples + 1, number + 1))
+
+    def left(self, rate: Fraction, now: int) -> Fraction:
+        used = sum((self.amounts.get(number, Fraction(0)) for number in self.latest(now)), Fraction(0))
+        return rate * self.num_samples * self.window_ms / 1000 - used
+
+    def record(self, amount: Fraction, rate: Fraction, now: int) -> None:
+        *earlier, current = self.latest(now)
+        for number in earlier:
+            here = self.amounts.get(number, Fraction(0))
+            more = min(max(rate * self.window_ms / 1000 - here, Fraction(0)), amount)
+            self.amounts[number] = here + more
+            amount -= more
+        self.amounts[current] = self.amounts.get(current, Fraction(0)) + amount
+
+    def give_back(self, amount: Fraction, now: int) -> None:
+        for number in reversed(self.latest(now)):
+            less = min(self.amounts.get(number, Fraction(0)), amount)
+            self.amounts[number] = self.amounts.get(number, Fraction(0)) - less
+            amount -= less
+
+
+@given(
+    num_samples=st.integers(1, 12),
+    window_ms=st.sampled_from([1, 250, 1000, 3000]),
+    events=st.lists(
+        st.tuples(st.integers(0, 5000), st.integers(-30, 200), st.sampled_from([1, 2, 5, 0.5, 7.25])), max_size=40
+    ),
+)
+def test_against_the_slow_model(num_samples: int, window_ms: int, events: list[tuple[int, int, float]]) -> None:
+    windows, model = WindowedBurst(num_samples, window_ms), SlowModel(num_samples, window_ms)
+    now = 0
+    for pause_ms, amount, rate in events:
+        now += pause_ms
+        exact = Fraction(rate)
+        before = model.left(exact, now)
+        assert windows.peek(rate, now) == pytest.approx(float(before), abs=1e-6)
+        left = windows.take(amount, rate, now)
+        if amount >= 0:
+            model.record(Fraction(amount), exact, now)
+        else:
+            model.give_back(Fraction(-amount), now)
+        assert left == pytest.approx(float(model.left(exact, now)), abs=1e-6)
+        assert left <= windows.burst(rate) + 1e-6
+
+
+@given(
+    amounts=st.lists(st.integers(1, 60), min_size=1, max_size=60),
+    pauses=st.lists(st.integers(0, 7), min_size=60, max_size=60),
+)
+def test_both_algorithms_agree_at_window_ends_until_a_debt_is_forgotten(amounts: list[int], pauses: list[int]) -> None:
+    # As long as the window that somebody overdrew in is among the S latest ones, at whole windows both leave the same.
+    bucket, windows = TokenBucket(1000), WindowedBurst(1000, 1000)
+    now = 0
+    for amount, pause in zip(amounts, pauses, strict=False):
+        now += pause * 1000
+        assert bucket.take(amount, 2, now) == pytest.approx(windows.take(amount, 2, now), abs=1e-6)
+
+
+def test_no_drift_after_many_events() -> None:
+    windows = WindowedBurst(10, 1000)
+    for second in range(100_000):
+        windows.take(0.1, 0.3, second * 1000)
+        windows.take(0.2, 0.3, second * 1000)
+    # The oldest window takes each second's 0.3 and is the next to go: of 10 windows of 0.3, one is used.
+    assert windows.measure(0.3, 99_999_000) == pytest.approx(2.7, abs=1e-9)
