@@ -191,7 +191,7 @@ class Connection:
                 turns = 0
             if self._draining and session.client_at_boundary:
                 return CloseReason.DRAINED
-            while session.in_flight_full:
+            while session.must_wait:
                 await self._answered()
             if session.has_backlog:
                 now_ms = trio.current_time() * 1000.0

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from proxy.intercept import NO_INTERCEPTORS, Interceptors, OnResponse, Outcome
 from proxy.observer import Counters
 from quota.entity import Kind
 from quota.group import Admission
@@ -27,29 +28,79 @@ class Pending:
     sent_ms: float
     throttle_until_ms: float = 0.0
     """End of the mute this request has brought about; what is left of it goes into the response's throttle field."""
+    delay_ms: int = 0
+    """The throttle that this end belongs to."""
+    cause: Kind | None = None
+    """The quota that this throttle is due to: the one of several that lasts longest."""
     local_answer: bytes | None = None
     """The whole response frame, made here; the broker never saw the request. It still waits for its turn."""
     admission: Admission | None = None
     """A Fetch that the ledger has let through: what it reserved is settled when the response comes."""
+    on_response: OnResponse | None = None
+    """The handler that gets the whole response."""
+    asked: Callable[[bytes, float], Outcome] | None = None
+    """This is a handler's own question, of which the client knows nothing; the answer goes to this function."""
 
 
 class Exchange:
     """A broker answers each connection strictly in the order of its requests, so `inflight` is a queue."""
 
-    __slots__ = ("counters", "inflight", "ledger", "mute_until_ms", "translate")
+    __slots__ = (
+        "broker_mute_until_ms",
+        "counters",
+        "inflight",
+        "interceptors",
+        "ledger",
+        "mute_until_ms",
+        "outcome",
+        "translate",
+    )
 
-    def __init__(self, ledger: Ledger, counters: Counters, translate: AddressTranslator | None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        counters: Counters,
+        translate: AddressTranslator | None,
+        interceptors: Interceptors = NO_INTERCEPTORS,
+    ) -> None:
         self.ledger = ledger
         self.counters = counters
         self.translate = translate
         """None: nothing is rewritten."""
+        self.interceptors = interceptors
+        self.outcome: Outcome | None = None
+        """What a handler has decided about the request that waited for its question to be answered."""
         self.inflight: deque[Pending] = deque()
         self.mute_until_ms = 0.0
         """The client is not read before this time."""
+        self.broker_mute_until_ms = 0.0
+        """The broker does not read us before this time, because of a quota of its own (KIP-219)."""
 
-    def mute(self, account: Account, kind: Kind, delay_ms: int, now_ms: float) -> float:
-        """Do not read the client for `delay_ms`, because of this quota. Returns the deadline."""
+    def mute(self, account: Account, kind: Kind, delay_ms: int, now_ms: float) -> None:
+        """Do not read the client for `delay_ms`, because of a request that gets no response (acks=0)."""
         self.ledger.note_throttle(account, kind, delay_ms)
+        self.mute_until_ms = max(self.mute_until_ms, now_ms + delay_ms)
+
+    def broker_throttled(self, pending: Pending, told_ms: int, now_ms: float) -> None:
+        """The broker itself throttles: it has told the client so, and reads nothing of this connection meanwhile."""
+        self.ledger.note_broker_throttle(pending.account, told_ms)
+        self.broker_mute_until_ms = max(self.broker_mute_until_ms, now_ms + told_ms)
+
+    def impose(self, pending: Pending, kind: Kind, delay_ms: int, now_ms: float) -> None:
+        """Do not read the client for `delay_ms`, because of this request.
+
+        A request may be over several quotas, found out when it comes and when its response does. The throttle is the
+        longest of them, not their sum, and named after that one alone; of equal ones the later, as in Kafka the request
+        quota (`KafkaApis`, which compares the same two).
+        """
         until_ms = now_ms + delay_ms
+        if until_ms >= pending.throttle_until_ms:
+            pending.throttle_until_ms = until_ms
+            pending.delay_ms = delay_ms
+            pending.cause = kind
         self.mute_until_ms = max(self.mute_until_ms, until_ms)
-        return until_ms
+
+    def note(self, pending: Pending) -> None:
+        """The request is done with: count the throttle it has brought about, under the one quota that caused it."""
+        if pending.cause is not None:
+            self.ledger.note_throttle(pending.account, pending.cause, pending.delay_ms)

@@ -9,9 +9,11 @@ from proxy.errors import CloseReason, SessionError
 from proxy.exchange import Exchange, Pending
 from proxy.fetch import FetchShaper
 from proxy.framing import Buffer, FrameWalker
+from proxy.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Answer, Ask, Forward, Outcome
 from proxy.wire import requests, responses
-from proxy.wire.apis import API_VERSIONS, FETCH, PRODUCE, is_known
+from proxy.wire.apis import API_VERSIONS, FETCH, PRODUCE, api_name, is_known
 from proxy.wire.frames import WireError, diagnose
+from proxy.wire.messages import framed, request_header, response_frame
 from proxy.wire.schema import APIS
 from proxy.wire.software import client_software
 from quota.entity import Kind
@@ -44,6 +46,7 @@ class RequestSide:
         "_saw_request",
         "_shaper",
         "_user",
+        "_waiting",
         "bytes_total",
         "client_ids",
         "software",
@@ -65,6 +68,8 @@ class RequestSide:
         self._client_id: str | None = None
         self._saw_request = False
         self._shaper = FetchShaper()
+        self._waiting: tuple[bytes, bytes, Pending] | None = None
+        """Request (header, body) whose handler has asked the broker something first."""
         self.client_ids: list[str] = []
         self.software: str | None = None
         """Client library and version, from ApiVersions v3+."""
@@ -73,7 +78,17 @@ class RequestSide:
     @property
     def has_backlog(self) -> bool:
         """True if requests that were already read have to be judged before more is read."""
-        return self._backlog is not None
+        return self._backlog is not None or self._exchange.outcome is not None
+
+    @property
+    def asking(self) -> bool:
+        """True while a request waits for the answer to its handler's question."""
+        return self._waiting is not None and self._exchange.outcome is None
+
+    @property
+    def at_boundary(self) -> bool:
+        """True between two requests, all of which have been judged."""
+        return self.walker.at_boundary and self._waiting is None
 
     @property
     def in_flight_full(self) -> bool:
@@ -82,8 +97,17 @@ class RequestSide:
 
     def resume(self, now_ms: float) -> list[Buffer]:
         """Go on with the requests in the backlog; as `take`."""
+        out: list[Buffer] = []
+        exchange = self._exchange
+        outcome, exchange.outcome = exchange.outcome, None
+        if outcome is not None and self._waiting is not None:
+            self._now_ms = now_ms
+            (head, body, pending), self._waiting = self._waiting, None
+            self._act(outcome, head, body, pending, out)
+            if self._must_stop():
+                return out
         backlog, self._backlog = self._backlog, None
-        return [] if backlog is None else self._walk(memoryview(backlog), now_ms)
+        return out if backlog is None else out + self._walk(memoryview(backlog), now_ms)
 
     def take(self, view: memoryview, now_ms: float) -> list[Buffer]:
         """Take bytes read from the client; returns the buffers to send to the broker, in order."""
@@ -113,11 +137,21 @@ class RequestSide:
             account, size_bytes, pending = completing
             delay_ms = exchange.ledger.charge(account, Kind.PRODUCE, size_bytes, now_ms)
             if delay_ms > 0:
-                until_ms = exchange.mute(account, Kind.PRODUCE, delay_ms, now_ms)
-                if pending is not None:
-                    pending.throttle_until_ms = until_ms
-        self.walker.stopped = exchange.mute_until_ms > now_ms or len(exchange.inflight) >= self._max_in_flight
+                if pending is None:
+                    exchange.mute(account, Kind.PRODUCE, delay_ms, now_ms)
+                else:
+                    exchange.impose(pending, Kind.PRODUCE, delay_ms, now_ms)
+        self.walker.stopped = self._must_stop()
         return ()
+
+    def _must_stop(self) -> bool:
+        """Whether no further request may be judged now."""
+        exchange = self._exchange
+        return (
+            exchange.mute_until_ms > self._now_ms
+            or len(exchange.inflight) >= self._max_in_flight
+            or self._waiting is not None
+        )
 
     def _judge(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
         """Judge the request at `start` (see `framing.Judge`)."""
@@ -175,6 +209,15 @@ class RequestSide:
             state.dropping = True
         elif api_key == API_VERSIONS and self.software is None and here == total:
             self.software = client_software(buf, header.body, start + total, version)
+        elif api_key in self._exchange.interceptors and header.known:
+            if total > MAX_INTERCEPTED_BYTES:
+                text = f"{api_name(api_key)} request of {header.size} bytes; at most {MAX_INTERCEPTED_BYTES} are held"
+                raise self._client_malformed(buf, start, end, WireError("request_too_large", text))
+            if here < total:
+                state.need = total
+                return 0
+            self._count_request(api_key)
+            return self._intercept(buf, start, total, header, pending, out)
         self._count_request(api_key)
         if answered:
             self._exchange.inflight.append(pending)
@@ -219,7 +262,7 @@ class RequestSide:
                 pending.local_answer = responses.empty_fetch_response(
                     version, header.correlation_id, delay_ms, session_id
                 )
-                exchange.mute(pending.account, Kind.FETCH, delay_ms, now_ms)
+                exchange.impose(pending, Kind.FETCH, delay_ms, now_ms)
                 exchange.counters.fetches_answered += 1
                 self.walker.dropping = True
                 return here
@@ -241,6 +284,50 @@ class RequestSide:
         if upstream_version != version:
             _INT16.pack_into(buf, start + 6, upstream_version)
         return here
+
+    def _intercept(
+        self,
+        buf: bytearray | memoryview,
+        start: int,
+        total: int,
+        header: requests.RequestHeader,
+        pending: Pending,
+        out: list[Buffer],
+    ) -> int:
+        """An administrator's request, whole: its handler decides."""
+        exchange = self._exchange
+        api_key, version = pending.api_key, pending.api_version
+        body = bytes(buf[header.body : start + total])
+        request = AdminRequest(api_key, version, self._user, header.client_id, pending.account, body)
+        try:
+            outcome = exchange.interceptors[api_key].request(request, self._now_ms)
+        except WireError as error:
+            raise self._client_malformed(buf, start, start + total, error) from error
+        self._act(outcome, bytes(buf[start + 4 : header.body]), body, pending, out)
+        return -total
+
+    def _act(self, outcome: Outcome, head: bytes, body: bytes, pending: Pending, out: list[Buffer]) -> None:
+        """Do what a handler has decided about a request, of which `head` is the header and `body` the rest."""
+        exchange, now_ms = self._exchange, self._now_ms
+        if isinstance(outcome, Ask):
+            self._waiting = (head, body, pending)
+            asked = (outcome.api_key, outcome.api_version, pending.correlation_id)
+            question = Pending(asked[2], asked[0], asked[1], pending.account, now_ms, asked=outcome.then)
+            exchange.inflight.append(question)
+            out.append(framed(request_header(*asked, pending.account.identity.client_id) + outcome.body))
+            return
+        if outcome.delay_ms > 0:
+            exchange.impose(pending, outcome.kind, outcome.delay_ms, now_ms)
+        if isinstance(outcome, Forward):
+            pending.sent_ms = now_ms
+            pending.on_response = outcome.on_response
+            out.append(framed(head + (body if outcome.body is None else outcome.body)))
+        else:
+            assert isinstance(outcome, Answer)
+            pending.local_answer = response_frame(
+                pending.api_key, pending.api_version, pending.correlation_id, outcome.body, outcome.delay_ms
+            )
+        exchange.inflight.append(pending)
 
     def _count_request(self, api_key: int) -> None:
         self._exchange.counters.requests[api_key if api_key in APIS else -1] += 1

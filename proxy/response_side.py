@@ -10,9 +10,11 @@ from typing import Final
 from proxy.errors import CloseReason, SessionError
 from proxy.exchange import Exchange, Pending
 from proxy.framing import Buffer, FrameWalker
+from proxy.intercept import MAX_INTERCEPTED_BYTES
 from proxy.wire import responses
 from proxy.wire.apis import FETCH, JOIN_GROUP, SHARE_FETCH, SYNC_GROUP, api_name
 from proxy.wire.frames import WireError
+from proxy.wire.messages import response_frame
 from proxy.wire.sharefetch import ShareFetchScrubber
 from quota.entity import Kind
 
@@ -60,8 +62,10 @@ class ResponseSide:
         out: list[Buffer] = []
         inflight = self._exchange.inflight
         while inflight and inflight[0].local_answer is not None:
-            answer = inflight.popleft().local_answer
+            pending = inflight.popleft()
+            answer = pending.local_answer
             assert answer is not None
+            self._exchange.note(pending)
             self.bytes_total += len(answer)
             out.append(answer)
         return out
@@ -96,9 +100,9 @@ class ResponseSide:
         total = 4 + size
         here = min(here, total)
         api_key, version = pending.api_key, pending.api_version
-        throttle_ms = 0
-        if pending.throttle_until_ms > now_ms:
-            throttle_ms = math.ceil(pending.throttle_until_ms - now_ms)
+        if pending.on_response is not None or pending.asked is not None:
+            return self._hand_over(buf, start, here, total, pending, out)
+        throttle_ms = self._throttle_ms(pending)
         used = here
         if exchange.translate is not None and api_key != SHARE_FETCH and responses.needs_rewrite(api_key, version):
             used = self._rewrite(buf, start, here, total, pending, throttle_ms, out)
@@ -114,15 +118,68 @@ class ResponseSide:
             exchange.counters.upstream_latency.add((now_ms - pending.sent_ms) / 1000.0)
         elif api_key == FETCH:
             # Kafka charges 4 + the body. `size` is header + body, the header 4 bytes (v0) or 5 (v1).
-            throttle_ms = self._charge_fetch(pending, size - (_FLEXIBLE_HEADER if version >= 12 else 0))
+            self._charge_fetch(pending, size - (_FLEXIBLE_HEADER if version >= 12 else 0))
+            throttle_ms = self._throttle_ms(pending)
         elif api_key == SHARE_FETCH:
-            throttle_ms = self._throttle_by_response(pending, size - _FLEXIBLE_HEADER)
+            self._throttle_by_response(pending, size - _FLEXIBLE_HEADER)
+            throttle_ms = self._throttle_ms(pending)
+        told_ms = responses.read_throttle(buf, start, start + here, api_key, version)
+        if told_ms > 0:
+            exchange.broker_throttled(pending, told_ms, now_ms)
+        if pending.cause is not None:
+            exchange.note(pending)
         state.skip = total - here
         if throttle_ms > 0 and used > 0:
             responses.patch_throttle(buf, start, start + here, api_key, version, throttle_ms)
         if api_key == SHARE_FETCH and exchange.translate is not None:
             return self._scrub_share_fetch(version, buf[start : start + here], total, out)
         return used
+
+    def _throttle_ms(self, pending: Pending) -> int:
+        """What is left of the throttle that a request has brought about."""
+        left_ms = pending.throttle_until_ms - self._now_ms
+        return math.ceil(left_ms) if left_ms > 0 else 0
+
+    def _hand_over(
+        self, buf: bytearray | memoryview, start: int, here: int, total: int, pending: Pending, out: list[Buffer]
+    ) -> int:
+        """A response that a handler wants whole; results as `_judge`."""
+        exchange, now_ms = self._exchange, self._now_ms
+        api_key, version = pending.api_key, pending.api_version
+        if total > MAX_INTERCEPTED_BYTES:
+            raise SessionError(
+                CloseReason.BROKER_MALFORMED,
+                f"{api_name(api_key)} v{version} response needs more than {MAX_INTERCEPTED_BYTES} bytes held",
+                kind="broker_too_large",
+            )
+        if here < total:
+            self.walker.need = total
+            return 0
+        exchange.inflight.popleft()
+        exchange.counters.upstream_latency.add((now_ms - pending.sent_ms) / 1000.0)
+        told_ms = responses.read_throttle(buf, start, start + total, api_key, version)
+        if told_ms > 0:
+            exchange.broker_throttled(pending, told_ms, now_ms)
+        try:
+            body = bytes(buf[responses.body_at(buf, start, start + total, api_key, version) : start + total])
+            if pending.asked is not None:
+                exchange.outcome = pending.asked(body, now_ms)
+                return -total
+            assert pending.on_response is not None
+            reply = pending.on_response(body, now_ms)
+        except WireError as error:
+            raise SessionError(CloseReason.BROKER_MALFORMED, str(error), kind=error.reason) from error
+        if reply.delay_ms > 0:
+            exchange.impose(pending, reply.kind, reply.delay_ms, now_ms)
+        exchange.note(pending)
+        throttle_ms = self._throttle_ms(pending)
+        if reply.body is not None:
+            throttle_ms = max(throttle_ms, told_ms)
+            out.append(response_frame(api_key, version, pending.correlation_id, reply.body, throttle_ms))
+            return -total
+        if throttle_ms > 0:
+            responses.patch_throttle(buf, start, start + total, api_key, version, throttle_ms)
+        return total
 
     def _scrub_share_fetch(self, version: int, head: bytearray | memoryview, total: int, out: list[Buffer]) -> int:
         """Node endpoints come last in a share response, behind all its records: taken off as it streams by."""
@@ -186,20 +243,19 @@ class ResponseSide:
             out.append(bytes(buf[start + done.consumed : start + here]))
         return -here
 
-    def _charge_fetch(self, pending: Pending, amount_bytes: int) -> int:
-        """Charge a Fetch response; the delay it brings about is 0 where the request was judged before."""
+    def _charge_fetch(self, pending: Pending, amount_bytes: int) -> None:
+        """Charge a Fetch response; that brings about no delay where the request was judged before."""
         if pending.admission is None:
-            return self._throttle_by_response(pending, amount_bytes)
-        self._exchange.ledger.settle(pending.account, Kind.FETCH, pending.admission, amount_bytes, self._now_ms)
-        return 0
+            self._throttle_by_response(pending, amount_bytes)
+        else:
+            self._exchange.ledger.settle(pending.account, Kind.FETCH, pending.admission, amount_bytes, self._now_ms)
 
-    def _throttle_by_response(self, pending: Pending, amount_bytes: int) -> int:
+    def _throttle_by_response(self, pending: Pending, amount_bytes: int) -> None:
         """Fetches that could not be judged when they came: charge the response, tell the client, mute it afterwards."""
         exchange, now_ms = self._exchange, self._now_ms
         delay_ms = exchange.ledger.charge(pending.account, Kind.FETCH, amount_bytes, now_ms)
         if delay_ms > 0:
-            exchange.mute(pending.account, Kind.FETCH, delay_ms, now_ms)
-        return delay_ms
+            exchange.impose(pending, Kind.FETCH, delay_ms, now_ms)
 
 
 def _scrub(scrubber: ShareFetchScrubber, data: bytearray | memoryview) -> bytes:

@@ -15,6 +15,7 @@ from proxy.addresses import AddressBook, BrokerKey, NoFreePortError
 from proxy.cluster import ClusterError, ask_brokers
 from proxy.connection import Connection, ConnectionInfo, Shared
 from proxy.errors import CloseReason, SessionError, UpstreamError
+from proxy.intercept import NO_INTERCEPTORS, Interceptors
 from proxy.observer import Counters
 from proxy.session import Session
 from proxy.settings import ProxySettings
@@ -39,8 +40,15 @@ WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})
 class Proxy:
     """One sidecar: a bootstrap listener, a listener per broker, and the connections through them."""
 
-    def __init__(self, settings: ProxySettings, ledger: Ledger, counters: Counters | None = None) -> None:
+    def __init__(
+        self,
+        settings: ProxySettings,
+        ledger: Ledger,
+        counters: Counters | None = None,
+        interceptors: Interceptors = NO_INTERCEPTORS,
+    ) -> None:
         self._settings = settings
+        self._interceptors = interceptors
         self._ledger = ledger
         self.counters = counters or Counters()
         self._book = AddressBook(settings.broker_ports, self._bind_broker)
@@ -216,6 +224,7 @@ class Proxy:
             translate=lambda node_id, host, port, kind: (advertised, self._translate(kind, node_id, host, port)),
             max_frame_bytes=settings.max_frame_bytes,
             max_in_flight=settings.max_in_flight,
+            interceptors=self._interceptors,
         )
         connection = Connection(client, f"{address[0]}:{address[1]}", name, dial, session, self._shared)
         self._nursery.start_soon(self._run_connection, connection)

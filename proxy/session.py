@@ -14,6 +14,8 @@ States of the client's side, of which only one is ever true:
     | MUTED    | nothing is read before `mute_until_ms` (KIP-219); | the deadline -> OPEN, what was already read     |
     |          | responses go on flowing                           | first (`has_backlog`, `resume`)                 |
     | FULL     | too many requests wait for their answer           | a response -> OPEN, likewise                    |
+    | ASKING   | a handler has asked the broker something before   | the answer -> what the handler then decides     |
+    |          | it judges the request (`proxy.intercept`)         |                                                 |
 
 Rules that hold in both directions:
 - no sockets, no tasks, no clock: `now_ms` is given (monotonic milliseconds);
@@ -25,6 +27,7 @@ Rules that hold in both directions:
 from __future__ import annotations
 
 from proxy.exchange import AddressTranslator, Exchange
+from proxy.intercept import NO_INTERCEPTORS, Interceptors
 from proxy.observer import Counters
 from proxy.request_side import RequestSide
 from proxy.response_side import ResponseSide
@@ -63,10 +66,14 @@ class Session:
         translate: AddressTranslator | None,
         max_frame_bytes: int = 104_857_600,
         max_in_flight: int = 1024,
+        interceptors: Interceptors = NO_INTERCEPTORS,
     ) -> None:
-        """`translate(node_id, host, port, kind)` gives the address clients are told instead; None: rewrite nothing."""
+        """`translate(node_id, host, port, kind)` gives the address clients are told instead; None: rewrite nothing.
+
+        `interceptors` judge the requests of some APIs whole (`proxy.intercept`).
+        """
         self.user = user
-        self._exchange = exchange = Exchange(ledger, counters, translate)
+        self._exchange = exchange = Exchange(ledger, counters, translate, interceptors)
         self._requests = RequestSide(exchange, user, max_frame_bytes, max_in_flight)
         self._responses = ResponseSide(exchange)
         self.inflight = exchange.inflight
@@ -104,7 +111,7 @@ class Session:
     @property
     def client_at_boundary(self) -> bool:
         """True between two requests: a good place to stop reading."""
-        return self._requests.walker.at_boundary
+        return self._requests.at_boundary
 
     @property
     def has_backlog(self) -> bool:
@@ -112,9 +119,9 @@ class Session:
         return self._requests.has_backlog
 
     @property
-    def in_flight_full(self) -> bool:
-        """True while too many requests wait for their answer: do not read the client."""
-        return self._requests.in_flight_full
+    def must_wait(self) -> bool:
+        """True while the client is not read before the broker has answered something: FULL or ASKING."""
+        return self._requests.in_flight_full or self._requests.asking
 
     @property
     def quiet(self) -> bool:
@@ -145,6 +152,7 @@ class Session:
         """The connection ends: what admitted fetches had reserved is free again."""
         exchange = self._exchange
         for pending in exchange.inflight:
+            exchange.note(pending)
             if pending.admission is not None:
                 exchange.ledger.settle(pending.account, Kind.FETCH, pending.admission, 0, now_ms)
         exchange.inflight.clear()

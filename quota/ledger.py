@@ -38,12 +38,15 @@ class Account:
     The totals in :attr:`meters` are for metrics. Only the ledger changes them.
     """
 
-    __slots__ = ("__weakref__", "identity", "last_ms", "meters")
+    __slots__ = ("__weakref__", "broker_throttle_ms", "broker_throttled", "identity", "last_ms", "meters")
 
     def __init__(self, identity: Identity) -> None:
         self.identity: Final = identity
         self.meters: Final = {kind: Meter() for kind in Kind}
         self.last_ms = 0
+        self.broker_throttled = 0
+        """Responses in which the broker itself told the client to wait."""
+        self.broker_throttle_ms = 0
 
     def __repr__(self) -> str:
         return f"Account({self.identity.user!r}, {self.identity.client_id!r})"
@@ -235,6 +238,11 @@ class Ledger:
         if meter.group is not None:
             meter.group.usage.throttled += 1
             meter.group.usage.throttle_ms += throttle_ms
+
+    def note_broker_throttle(self, account: Account, throttle_ms: int) -> None:
+        """Count a delay that a broker has told the client by itself, beside ours. For metrics only."""
+        account.broker_throttled += 1
+        account.broker_throttle_ms += throttle_ms
 
     def swap(self, table: QuotaTable) -> None:
         """Put other limits in force. Counters stay; a client whose levels changed may move to another counter, and

@@ -118,10 +118,12 @@ async def through(
                 nursery.start_soon(trio.serve_listeners, broker.serve_quietly, listeners)
             else:
                 (upstream,) = free_ports(1)
+            interceptors = more.pop("interceptors", {})
             settings = {"drain_timeout_s": 5.0, "connect_timeout_s": 2.0} | more
             proxy = Proxy(
                 ProxySettings("127.0.0.1", port, range(first, first + 4), (("127.0.0.1", upstream),), **settings),
                 Ledger(QuotaTable(entries)),
+                interceptors=interceptors,
             )
             await nursery.start(proxy.serve)
             yield proxy, broker, nursery

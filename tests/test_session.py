@@ -107,10 +107,10 @@ def test_too_many_requests_in_flight_stop_the_client() -> None:
     one = session(ledger(), max_in_flight=2)
     requests = [produce(number, 60) for number in range(4)]
     assert from_client(one, b"".join(requests)) == requests[0] + requests[1]
-    assert one.in_flight_full
+    assert one.must_wait
     assert one.has_backlog
     from_broker(one, produce_response(0))
-    assert not one.in_flight_full
+    assert not one.must_wait
     assert b"".join(map(bytes, one.resume(0.0))) == requests[2]
     assert one.has_backlog
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.static.constants import EntityType
 
-from proxy.wire import apis, messages, primitives, requests, responses, schema
+from proxy.wire import apis, messages, primitives, requests, responses, schema, throttle
 from proxy.wire.frames import WireError
 from proxy.wire.responses import NeedMore, NodeAddress, Rewritten
 from proxy.wire.software import client_software
@@ -196,9 +196,9 @@ def test_plain_produce_responses_take_the_short_way(version: int, monkeypatch: p
         buf = bytearray(frame)
         assert responses.patch_throttle(buf, 0, len(buf), 0, version, 10)
     assert buf == frame.replace(struct.pack(">i", 9), struct.pack(">i", 10))
-    short = responses._plain_produce(frame, 0, len(frame), version)
+    short = throttle.plain_produce(frame, 0, len(frame), version)
     walker = Walker(frame, len(frame), len(frame))
-    walker.run(responses._THROTTLE_WALKS[version], responses.response_header_bytes(0, version) + 4)
+    walker.run(throttle._THROTTLE_WALKS[version], responses.response_header_bytes(0, version) + 4)
     assert short == walker.throttle_at
 
 
@@ -209,7 +209,7 @@ def test_short_way_and_walk_agree_about_produce(version: int) -> None:
     for seed in range(300):
         message = sample(kio_class(0, version), random.Random(seed), repeat=seed % 3 if seed % 2 else None)
         frame = kio_frame(message)
-        at = responses._plain_produce(frame, 0, len(frame), version)
+        at = throttle.plain_produce(frame, 0, len(frame), version)
         if at >= 0:
             taken += 1
             assert not getattr(message, "node_endpoints", ())
@@ -223,7 +223,7 @@ def test_endpoints_in_produce_never_pass_as_plain() -> None:
         message = sample(kio_class(0, version), random.Random(1), repeat=1)
         assert message.node_endpoints
         frame = kio_frame(message)
-        assert responses._plain_produce(frame, 0, len(frame), version) == -1
+        assert throttle.plain_produce(frame, 0, len(frame), version) == -1
         assert message.node_endpoints[0].host.encode() not in rewritten(0, version, frame, longer)
 
 

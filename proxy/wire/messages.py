@@ -13,10 +13,12 @@ from proxy.wire.apis import (
     is_flexible,
     is_known,
     request_header_version,
+    response_header_version,
     version_range,
 )
 from proxy.wire.frames import WireError
 from proxy.wire.primitives import INT16, INT32, compact_string, string
+from proxy.wire.throttle import patch_throttle
 
 _NO_TAGS: Final = b"\0"
 _EMPTY: Final = INT32.pack(0)
@@ -28,6 +30,15 @@ UNSUPPORTED_VERSION_ERROR: Final = INT16.pack(35)
 def framed(payload: bytes) -> bytes:
     """`payload` with its 4-byte size before it."""
     return INT32.pack(len(payload)) + payload
+
+
+def response_frame(api_key: int, version: int, correlation_id: int, body: bytes, throttle_ms: int) -> bytes:
+    """A whole response frame around a body, whose throttle_time_ms is raised to `throttle_ms` if it is below."""
+    tags = _NO_TAGS if response_header_version(api_key, version) == 1 else b""
+    frame = bytearray(framed(INT32.pack(correlation_id) + tags + body))
+    if throttle_ms > 0:
+        patch_throttle(frame, 0, len(frame), api_key, version, throttle_ms)
+    return bytes(frame)
 
 
 def _check(api_key: int, version: int) -> None:

@@ -1,4 +1,4 @@
-"""Responses: the throttle field is set, brokers' addresses are replaced, ApiVersions is clamped; all else stays.
+"""Responses: brokers' addresses are replaced, ApiVersions is clamped; all else stays. (Throttle: `throttle`.)
 
 Positions are absolute indexes into the buffer. `start` is the index of the frame's 4-byte size; `end` is one past the
 bytes that have arrived, which may be before or after the frame's own end.
@@ -16,7 +16,6 @@ from proxy.wire.apis import (
     METADATA,
     PRODUCE,
     api_name,
-    response_header_version,
     version_range,
 )
 from proxy.wire.frames import WireError
@@ -30,7 +29,6 @@ from proxy.wire.messages import (
 from proxy.wire.primitives import (
     INT16,
     INT32,
-    SKIP,
     TAGS,
     UINT16,
     Buffer,
@@ -40,6 +38,18 @@ from proxy.wire.primitives import (
     string,
     uvarint,
 )
+from proxy.wire.throttle import (
+    UNSUPPORTED_VERSION,
+    body_at,
+    body_start,
+    by_version,
+    needs_whole_frame,
+    patch_throttle,
+    plain_produce,
+    read_throttle,
+    response_header_bytes,
+    throttle_offset,
+)
 from proxy.wire.walk import Address, Short, Walker
 
 __all__ = [
@@ -48,6 +58,7 @@ __all__ = [
     "Rewritten",
     "Translate",
     "api_versions_request",
+    "body_at",
     "carries_addresses",
     "empty_fetch_response",
     "empty_share_fetch_response",
@@ -58,17 +69,13 @@ __all__ = [
     "patch_throttle",
     "read_api_versions",
     "read_brokers",
+    "read_throttle",
     "response_header_bytes",
     "rewrite",
     "rewrite_addresses",
     "throttle_offset",
     "unsupported_api_versions_response",
 ]
-
-UNSUPPORTED_VERSION: Final = 35
-"""Kafka's error code for an API version that the broker does not have."""
-
-WritableBuffer: TypeAlias = bytearray | memoryview
 
 
 class NodeAddress(NamedTuple):
@@ -99,34 +106,10 @@ class NeedMore:
         self.wanted = wanted
 
 
-_WALK: Final = -1
-_PRODUCE_FIRST_FLEXIBLE: Final = schema.APIS[PRODUCE][3]
-_PRODUCE_FIRST_TOPIC_ID: Final = 13
 _FETCH_WITHOUT_ENDPOINTS: Final = 15
 
 
-def _by_version(table: dict[int, tuple[tuple[int, int, Program], ...]]) -> dict[int, Program]:
-    return {
-        key << 16 | version: walk
-        for key, runs in table.items()
-        for first, last, walk in runs
-        for version in range(first, last + 1)
-    }
-
-
-def _throttle_offsets() -> dict[int, int]:
-    """Offset from the frame's start by `api_key << 16 | version`: 4 bytes size, 4 or 5 header, then the body."""
-    return {
-        key << 16 | version: at if at < 0 else 8 + response_header_version(key, version) + at
-        for key, runs in schema.THROTTLE_POSITIONS.items()
-        for first, last, at in runs
-        for version in range(first, last + 1)
-    }
-
-
-_THROTTLE_AT: Final = _throttle_offsets()
-_THROTTLE_WALKS: Final = _by_version(schema.THROTTLE_WALKS)
-_ADDRESS_WALKS: Final = _by_version(schema.ADDRESS_WALKS)
+_ADDRESS_WALKS: Final = by_version(schema.ADDRESS_WALKS)
 
 # Fetch is not looked into: brokers are asked with a version that has no addresses (fetch_version_upstream).
 _NEEDS_REWRITE: Final = {
@@ -145,108 +128,6 @@ def fetch_version_upstream(version: int) -> int:
     that are not in the table stay as they are.
     """
     return _FETCH_WITHOUT_ENDPOINTS if _FETCH_WITHOUT_ENDPOINTS < version <= schema.APIS[FETCH][2] else version
-
-
-def response_header_bytes(api_key: int, version: int) -> int:
-    """Length of the response header without tagged fields: 4 (correlation id), or 5 in flexible versions."""
-    return 4 + response_header_version(api_key, version)
-
-
-# ---- throttle time ---------------------------------------------------------------------------------------------------
-
-
-def throttle_offset(api_key: int, version: int) -> int | None:
-    """Offset of throttle_time_ms from the frame's start (size prefix included), if all such responses have it there.
-
-    None when there is no such field, or when fields of varying length come first (`needs_whole_frame`). In flexible
-    versions the offset is right for a header without tagged fields, which is the only one that brokers send.
-    """
-    at = _THROTTLE_AT.get(api_key << 16 | version, _WALK)
-    return None if at == _WALK else at
-
-
-def needs_whole_frame(api_key: int, version: int) -> bool:
-    """Whether the throttle field comes behind fields of varying length (Produce, ApiVersions, delegation tokens)."""
-    return _THROTTLE_AT.get(api_key << 16 | version) == _WALK
-
-
-def patch_throttle(frame: WritableBuffer, start: int, end: int, api_key: int, version: int, throttle_ms: int) -> bool:
-    """Set throttle_time_ms to `throttle_ms`, unless the broker's own is higher. False: no field within reach.
-
-    The frame may be cut behind the field. Nothing is raised for malformed frames: the client shall judge them.
-    """
-    at = _THROTTLE_AT.get(api_key << 16 | version)
-    if at is None or end - start < 8:
-        return False
-    frame_end = start + 4 + INT32.unpack_from(frame, start)[0]
-    limit = min(end, frame_end)
-    if at != _WALK and (
-        response_header_version(api_key, version) == 0 or (limit - start > 8 and frame[start + 8] == 0)
-    ):
-        pos = start + at
-    else:
-        pos = _find_throttle(frame, start, limit, frame_end, api_key, version, at)
-    if pos < 0 or pos + 4 > limit:
-        return False
-    if throttle_ms > INT32.unpack_from(frame, pos)[0]:
-        INT32.pack_into(frame, pos, throttle_ms)
-    return True
-
-
-def _find_throttle(frame: Buffer, start: int, limit: int, frame_end: int, api_key: int, version: int, at: int) -> int:
-    """Position of the field, or -1."""
-    if api_key == PRODUCE and limit == frame_end:
-        pos = _plain_produce(frame, start, frame_end, version)
-        if pos >= 0:
-            return pos
-    if (
-        api_key == API_VERSIONS
-        and limit - start >= 10
-        and INT16.unpack_from(frame, start + 8)[0] == UNSUPPORTED_VERSION
-    ):
-        return -1  # such a response always has the layout of version 0, which lacks the field
-    walker = Walker(frame, limit, frame_end)
-    try:
-        pos = _body(walker, start, api_key, version)
-        if at != _WALK:
-            return pos + at - 9  # behind a header with tagged fields: 9 is where the body begins without
-        walker.run(_THROTTLE_WALKS[api_key << 16 | version], pos)
-    except (Short, WireError):
-        return -1
-    return walker.throttle_at
-
-
-def _plain_produce(frame: Buffer, start: int, frame_end: int, version: int) -> int:
-    """Position of the throttle field in the commonest produce responses, whole and without node endpoints; else -1.
-
-    Up to version 8 it is the last field. From version 9 on, a response for one partition without errors and unknown
-    tags has a fixed form, shown here for version 9 to 12 (from 13 on 16 bytes of topic id instead of the name):
-
-        size4 corr4 tags=0 | topics=1+1 name | partitions=1+1 index4 error2 offset8 time8 start8 | record_errors=1+0
-        message=null tags=0 | tags=0 | throttle4 tags=0
-    """
-    if version < _PRODUCE_FIRST_FLEXIBLE:
-        return frame_end - 4 if version > 0 else -1
-    if frame_end - start < 52:
-        return -1
-    # A compact string shorter than 127 bytes: one byte says length + 1, so that byte is also the whole field's length.
-    name_bytes = frame[start + 10] if version < _PRODUCE_FIRST_TOPIC_ID else 16
-    partitions = start + 10 + name_bytes
-    tail = partitions + 31
-    if (
-        tail + 9 == frame_end
-        and frame[start + 8] == 0
-        and frame[start + 9] == 2
-        and frame[partitions] == 2
-        and frame[tail] == 1
-        and frame[tail + 1] == 0
-        and frame[tail + 2] == 0
-        and frame[tail + 3] == 0
-        and frame[tail + 8] == 0
-        and name_bytes < 0x80
-    ):
-        return tail + 4
-    return -1
 
 
 # ---- addresses -------------------------------------------------------------------------------------------------------
@@ -301,7 +182,7 @@ def rewrite_addresses(
     if (
         api_key == PRODUCE
         and frame_end <= end
-        and _plain_produce(buf, start, frame_end, version) >= 0
+        and plain_produce(buf, start, frame_end, version) >= 0
         and version in _KNOWN_PRODUCE
     ):
         return None
@@ -309,7 +190,7 @@ def rewrite_addresses(
         return None
     walker = Walker(buf, end, frame_end)
     try:
-        walker.run(_ADDRESS_WALKS[api_key << 16 | version], _body(walker, start, api_key, version))
+        walker.run(_ADDRESS_WALKS[api_key << 16 | version], body_start(walker, start, api_key, version))
     except Short as short:
         return NeedMore(short.wanted - start)
     return _replace(walker, buf, start, frame_end, translate)
@@ -317,12 +198,6 @@ def rewrite_addresses(
 
 _KNOWN_PRODUCE: Final = range(schema.APIS[PRODUCE][1], schema.APIS[PRODUCE][2] + 1)
 _TAGS_ONLY: Final[Program] = ((TAGS, ()),)
-_BODY: Final[tuple[Program, Program]] = (((SKIP, 8),), ((SKIP, 8), (TAGS, ())))
-
-
-def _body(walker: Walker, start: int, api_key: int, version: int) -> int:
-    """Index of the response body's first byte. Raises Short or WireError."""
-    return walker.run(_BODY[response_header_version(api_key, version)], start)
 
 
 def _read(buf: Buffer, at: Address) -> NodeAddress:
@@ -372,7 +247,7 @@ def read_brokers(version: int, buf: Buffer, start: int, end: int) -> list[NodeAd
 def _walked(buf: Buffer, start: int, end: int, api_key: int, version: int) -> Walker:
     walker = Walker(buf, end, start + 4 + INT32.unpack_from(buf, start)[0])
     try:
-        walker.run(_ADDRESS_WALKS[api_key << 16 | version], _body(walker, start, api_key, version))
+        walker.run(_ADDRESS_WALKS[api_key << 16 | version], body_start(walker, start, api_key, version))
     except Short as short:
         raise WireError("response_malformed", f"the {api_name(api_key)} response is cut: {short}") from None
     return walker
