@@ -14,8 +14,9 @@ from pydantic_core import ErrorDetails
 from config.model import Config, QuotaEntry
 from config.problems import MISSING, ConfigError, Place, Problem
 from config.source import Source, parse
-from config.table import entries, find_duplicates, to_entry
+from config.table import connection_entries, entries, find_duplicates, to_connection_entry, to_entry
 from config.types import DEFAULT_WORD
+from quota.connections import ConnectionEntry
 from quota.entity import ANONYMOUS
 from quota.table import Entry
 
@@ -74,6 +75,11 @@ def load_entry(value: Any, file: str) -> Entry:
     return to_entry(_validate(QuotaEntry, Source(file, value)))
 
 
+def load_connection_entry(value: Any, file: str) -> ConnectionEntry | None:
+    """What the same entry says about connections; None for nothing."""
+    return to_connection_entry(_validate(QuotaEntry, Source(file, value)))
+
+
 def warnings_of(config: Config) -> list[Problem]:
     """What the configuration asks for that this version does not do; none of it keeps the sidecar from running."""
     source = config.source or Source("(no file)")
@@ -100,7 +106,7 @@ def warnings_of(config: Config) -> list[Problem]:
         found += _first_of(source, config, unenforced, text)
     if config.export is not None:
         found.append(source.problem(("export",), "usage records are not written by this version", at_key=True))
-    if not entries(config):
+    if not entries(config) and not connection_entries(config):
         found.append(source.problem(("quotas",), "no quotas at all: nothing will be throttled", at_key=True))
     return found
 

@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator,
 
 from config.source import Source
 from config.types import (
+    ADDRESS,
+    CAP_OVERRIDES,
     HOST_PORT,
     OVERRIDES,
     PORT_RANGE,
@@ -33,6 +35,8 @@ from config.units import LONG_MAX
 INT_MAX = 2**31 - 1
 LIMIT_NAMES = ("producer_byte_rate", "consumer_byte_rate", "request_percentage", "controller_mutation_rate")
 """The quotas an entry can set, by Kafka's names."""
+CONNECTION_LIMIT_NAMES = ("connection_creation_rate", "max_connections")
+"""The limits of connections that an entry for a user or an address can set (KIP-612; the caps are ours)."""
 
 _HOUR_MS = 3_600_000
 _PORT = whole(0, 65_535, "a port (0: any free one)")
@@ -99,7 +103,11 @@ class Identity(_Model):
 
 
 class QuotaEntry(_Model):
-    """Limits of one (user, client-id); a name left out (or null) means that the entry does not look at it."""
+    """Limits of one (user, client-id) or address; a name left out (or null) means that the entry does not look at it.
+
+    An address stands alone, and only connections are limited by it; connections are not limited by client-id, which
+    nobody knows when they are made.
+    """
 
     user: Annotated[str, text("a user name or <default>")] | None = Field(
         default=None, description="A user (principal name), or <default> for every user without an entry of its own."
@@ -108,6 +116,9 @@ class QuotaEntry(_Model):
         default=None,
         alias="client-id",
         description="A client-id, or <default> for every client-id without an entry of its own.",
+    )
+    ip: Annotated[str, ADDRESS] | None = Field(
+        default=None, description="The address that clients connect from, or <default> for every other one."
     )
     producer_byte_rate: Annotated[int, _BYTE_RATE] | None = Field(
         default=None, description="Bytes produced per second."
@@ -119,8 +130,11 @@ class QuotaEntry(_Model):
     controller_mutation_rate: Annotated[float, rate("partitions per second")] | None = Field(
         default=None, description="Partitions created or deleted per second (KIP-599)."
     )
-    connection_creation_rate: Annotated[None, absent("connection_creation_rate (KIP-612)")] = Field(
-        default=None, description="Not available yet: null only."
+    connection_creation_rate: Annotated[int, whole(1, INT_MAX, "connections per second")] | None = Field(
+        default=None, description="Connections made per second, by an address (KIP-612) or a user."
+    )
+    max_connections: Annotated[int, whole(0, INT_MAX, "connections")] | None = Field(
+        default=None, description="Connections open at once, of an address or a user; 0: none at all."
     )
     mode: Annotated[Literal["enforce", "shadow"], choice("a mode", "enforce", "shadow")] = Field(
         default="enforce", description="shadow: measured and reported, never applied."
@@ -128,21 +142,36 @@ class QuotaEntry(_Model):
 
     @model_validator(mode="after")
     def _names_and_limits(self) -> QuotaEntry:
+        used = [name for name in (*LIMIT_NAMES, *CONNECTION_LIMIT_NAMES) if getattr(self, name) is not None]
+        connections = [name for name in used if name in CONNECTION_LIMIT_NAMES]
+        if self.ip is not None:
+            if self.user is not None or self.client_id is not None:
+                raise wrong("ip alone, without user and client-id (as in Kafka)")
+            if not used or used != connections:
+                raise wrong(f"an entry for ip to set {' or '.join(CONNECTION_LIMIT_NAMES)}, and nothing else")
+            return self
         if self.user is None and self.client_id is None:
-            raise wrong("user, client-id or both: each a name or <default>")
-        if all(getattr(self, name) is None for name in LIMIT_NAMES):
-            raise wrong(f"at least one limit: {', '.join(LIMIT_NAMES)}")
+            raise wrong("user, client-id or both, each a name or <default>; or ip")
+        if self.client_id is not None and connections:
+            raise wrong(f"{connections[0]} for a user or an ip, not for a client-id: it is not known yet")
+        if not used:
+            raise wrong(f"at least one limit: {', '.join((*LIMIT_NAMES, *CONNECTION_LIMIT_NAMES))}")
         return self
 
 
 class Limits(_Model):
-    """What one connection may use."""
+    """What one connection may use, and how many refused ones are held."""
 
     max_frame_bytes: Annotated[int, size(1024, INT_MAX, "bytes")] = Field(
         default=104_857_600, description="Largest request, as Kafka's socket.request.max.bytes."
     )
     max_in_flight: Annotated[int, whole(1, 1_000_000, "requests")] = Field(
         default=1024, description="Requests of one connection without an answer; above it the client is not read."
+    )
+    max_held_connections: Annotated[int, whole(0, 100_000, "connections")] = Field(
+        default=1000,
+        description="Connections over a connection_creation_rate that are held open, unserved, until their delay is "
+        "over, as Kafka does; further ones are closed at once.",
     )
 
 
@@ -205,6 +234,14 @@ class Config(_Model):
     )
     consumer_override: Annotated[tuple[tuple[str, int], ...], OVERRIDES] = Field(
         default=(), alias="quota.consumer.override", description='KIP-13: of single client ids, "a:4M,b:10M".'
+    )
+    max_connections_per_ip: Annotated[int, whole(0, INT_MAX, "connections")] | None = Field(
+        default=None, alias="max.connections.per.ip", description="Kafka's name for max_connections of ip <default>."
+    )
+    max_connections_per_ip_overrides: Annotated[tuple[tuple[str, int], ...], CAP_OVERRIDES] = Field(
+        default=(),
+        alias="max.connections.per.ip.overrides",
+        description='max_connections of single addresses, "10.0.0.1:100,10.0.0.2:200".',
     )
     window_num: Annotated[int, whole(1, 10_000, "samples")] = Field(
         default=11,
@@ -305,6 +342,8 @@ _LIVE = {
     "producer_override",
     "consumer_default",
     "consumer_override",
+    "max_connections_per_ip",
+    "max_connections_per_ip_overrides",
     "empty_client_id",
     "log",
 }

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from config.model import Config, QuotaEntry
+from config.model import CONNECTION_LIMIT_NAMES, LIMIT_NAMES, Config, QuotaEntry
 from config.problems import Place, Problem
 from config.source import Source
 from config.types import DEFAULT_WORD
+from quota.connections import ConnectionEntry, ConnectionLimits, Scope
 from quota.entity import DEFAULT, Default
 from quota.table import Entry, QuotaTable
 
 
 def to_table(config: Config) -> QuotaTable:
     """The immutable limits that a configuration stands for."""
-    return QuotaTable(entries(config), empty_client_id=config.empty_client_id)
+    return QuotaTable(
+        entries(config),
+        empty_client_id=config.empty_client_id,
+        connections=ConnectionLimits(connection_entries(config)),
+    )
 
 
 def entries(config: Config) -> list[Entry]:
-    """All entries, those of KIP-13's static form included."""
-    return [to_entry(entry) for entry in config.quotas] + [entry for entry, _ in _static_entries(config)]
+    """All entries about requests, those of KIP-13's static form included."""
+    found = [to_entry(entry) for entry in config.quotas if _sets(entry, LIMIT_NAMES)]
+    return found + [entry for entry, _ in _static_entries(config)]
+
+
+def connection_entries(config: Config) -> list[ConnectionEntry]:
+    """All entries about connections, those by Kafka's static names included."""
+    found = [one for entry in config.quotas if (one := to_connection_entry(entry)) is not None]
+    return found + [entry for entry, _ in _static_caps(config)]
 
 
 def to_entry(entry: QuotaEntry) -> Entry:
@@ -33,23 +45,42 @@ def to_entry(entry: QuotaEntry) -> Entry:
     )
 
 
+def to_connection_entry(entry: QuotaEntry) -> ConnectionEntry | None:
+    """What one entry of the file says about connections, None for nothing."""
+    if not _sets(entry, CONNECTION_LIMIT_NAMES):
+        return None
+    name = _name(entry.user if entry.ip is None else entry.ip)
+    assert name is not None
+    return ConnectionEntry(
+        Scope.USER if entry.ip is None else Scope.IP,
+        name,
+        _as_float(entry.connection_creation_rate),
+        entry.max_connections,
+        entry.mode,
+    )
+
+
 def find_duplicates(config: Config, source: Source) -> list[Problem]:
     """Entities that are configured twice. Which of the two would win is nothing to guess at."""
-    seen: dict[tuple[str | Default | None, str | Default | None], Place] = {}
+    seen: dict[tuple[str | Default | None, ...], Place] = {}
     problems: list[Problem] = []
     for index, entry in enumerate(config.quotas):
-        key = (_name(entry.user), _name(entry.client_id))
+        key = (_name(entry.user), _name(entry.client_id), _name(entry.ip))
         place: Place = ("quotas", index)
         first = seen.setdefault(key, place)
         if first != place:
-            text = (
-                f"expected each user and client-id once; {_entity(entry)} has an entry already, {_where(first, source)}"
-            )
+            names = "user and client-id" if entry.ip is None else "ip"
+            text = f"expected each {names} once; {_entity(entry)} has an entry already, {_where(first, source)}"
             problems.append(source.problem(place, text))
     for static, place in _static_entries(config):
-        first = seen.get((static.user, static.client_id), place)
+        first = seen.get((static.user, static.client_id, None), place)
         if first != place:
             text = f"sets a limit of a client-id that has an entry already, {_where(first, source)}"
+            problems.append(source.problem(place, text, at_key=True))
+    for cap, place in _static_caps(config):
+        first = seen.get((None, None, cap.name), place)
+        if first != place:
+            text = f"sets a limit of an ip that has an entry already, {_where(first, source)}"
             problems.append(source.problem(place, text, at_key=True))
     return problems
 
@@ -75,6 +106,22 @@ def _static_entries(config: Config) -> list[tuple[Entry, Place]]:
     ]
 
 
+def _static_caps(config: Config) -> list[tuple[ConnectionEntry, Place]]:
+    """Kafka's two broker settings as entries, each with the place of the key that made it."""
+    found: list[tuple[ConnectionEntry, Place]] = []
+    if config.max_connections_per_ip is not None:
+        entry = ConnectionEntry(Scope.IP, DEFAULT, None, config.max_connections_per_ip)
+        found.append((entry, ("max.connections.per.ip",)))
+    for address, most in config.max_connections_per_ip_overrides:
+        entry = ConnectionEntry(Scope.IP, address, None, most)
+        found.append((entry, ("max.connections.per.ip.overrides",)))
+    return found
+
+
+def _sets(entry: QuotaEntry, names: tuple[str, ...]) -> bool:
+    return any(getattr(entry, name) is not None for name in names)
+
+
 def _name(name: str | None) -> str | Default | None:
     return DEFAULT if name == DEFAULT_WORD else name
 
@@ -84,7 +131,7 @@ def _as_float(limit: float | None) -> float | None:
 
 
 def _entity(entry: QuotaEntry) -> str:
-    parts = [("user", entry.user), ("client-id", entry.client_id)]
+    parts = [("user", entry.user), ("client-id", entry.client_id), ("ip", entry.ip)]
     return ", ".join(f"{label} {name}" for label, name in parts if name is not None)
 
 

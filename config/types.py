@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from config.problems import value_text
 from config.units import LONG_MAX, parse_duration_ms, parse_size
+from quota.connections import canonical_address
 
 DEFAULT_WORD = "<default>"
 """How the default entity is written, as in Kafka's own tools."""
@@ -131,6 +132,20 @@ def text(what: str, *, most: int = 32_767) -> Value:
     return Value(check, {"type": "string", "minLength": 1, "maxLength": most})
 
 
+def _address(value: Any) -> str:
+    if value == DEFAULT_WORD:
+        return DEFAULT_WORD
+    try:
+        return canonical_address(value if isinstance(value, str) else "")
+    except ValueError:
+        expected = f"an IP address, such as 10.0.0.1 or 2001:db8::1, or {DEFAULT_WORD}; host names are not looked up"
+        raise wrong(expected) from None
+
+
+ADDRESS = Value(_address, {"type": "string", "minLength": 2})
+"""The peer of a connection, in the one spelling that addresses are compared in."""
+
+
 def choice(what: str, *values: str) -> Value:
     """One of a few words."""
 
@@ -215,3 +230,27 @@ def _overrides(value: Any) -> tuple[tuple[str, int], ...]:
 
 
 OVERRIDES = Value(_overrides, {"type": "string"})
+
+
+def _cap_overrides(value: Any) -> tuple[tuple[str, int], ...]:
+    # Kafka's max.connections.per.ip.overrides: "10.0.0.1:100,::1:200". The last colon divides.
+    expected = 'addresses with whole numbers, such as "10.0.0.1:100,10.0.0.2:0"'
+    if not isinstance(value, str):
+        raise wrong(expected)
+    result: dict[str, int] = {}
+    for part in value.split(","):
+        name, _, most = (piece.strip() for piece in part.rpartition(":"))
+        try:
+            address = canonical_address(name)
+            count = int(most) if re.fullmatch(r"[0-9]{1,10}", most) else -1
+        except ValueError:
+            count = -1
+        if not 0 <= count < 2**31:
+            raise wrong(f"{expected}; {value_text(part.strip())} is not one")
+        if address in result:
+            raise wrong(f"{expected}, each address once; {value_text(name)} is there twice")
+        result[address] = count
+    return tuple(result.items())
+
+
+CAP_OVERRIDES = Value(_cap_overrides, {"type": "string"})

@@ -45,6 +45,7 @@ def proxy_settings(config: Config) -> ProxySettings:
         connect_timeout_s=config.upstream.connect_timeout_ms / 1000,
         max_frame_bytes=config.limits.max_frame_bytes,
         max_in_flight=config.limits.max_in_flight,
+        max_held_connections=config.limits.max_held_connections,
         drain_timeout_s=config.drain_timeout_s / 1000,
         max_idle_s=config.connections_max_idle_ms / 1000,
         metadata_refresh_s=config.upstream.metadata_refresh_ms / 1000,

@@ -37,6 +37,10 @@ class Counters:
         """Gauge."""
         self.connections_muted = 0
         """Gauge: client sockets not being read because of a throttle."""
+        self.connections_held = 0
+        """Gauge: refused connections left open, unserved, until their delay is over."""
+        self.connections_not_held = 0
+        """Refused connections closed at once because too many were held already."""
         self.parse_errors: Counter[str] = Counter()
         """By kind: frame_too_large, tls_on_plain_port, ..."""
         self.requests: Counter[int] = Counter()

@@ -12,6 +12,7 @@ import structlog
 import trio
 
 from proxy.addresses import AddressBook, BrokerKey, NoFreePortError
+from proxy.admission import Admission
 from proxy.cluster import ClusterError, ask_brokers
 from proxy.connection import Connection, ConnectionInfo, Shared
 from proxy.errors import CloseReason, SessionError, UpstreamError
@@ -20,6 +21,7 @@ from proxy.observer import Counters
 from proxy.session import Session
 from proxy.settings import ProxySettings
 from proxy.splice import PipePool
+from quota.connections import Ticket
 from quota.entity import ANONYMOUS
 from quota.ledger import Ledger
 
@@ -58,6 +60,7 @@ class Proxy:
             buffer=memoryview(bytearray(settings.buffer_bytes)),
             splice_min_bytes=settings.splice_min_bytes,
         )
+        self._admission = Admission(ledger.connections, self.counters, settings.max_held_connections)
         self._connections: set[Connection] = set()
         self._listeners: list[socket.socket] = []
         self._nursery: trio.Nursery | None = None
@@ -109,6 +112,7 @@ class Proxy:
                 self._port = int(listener.getsockname()[1])
                 self.state = "serving"
                 nursery.start_soon(self._accept_loop, listener, BOOTSTRAP, self._dial_bootstrap)
+                nursery.start_soon(self._admission.run)
                 nursery.start_soon(self._watch_cluster)
                 nursery.start_soon(self._close_idle)
                 log.info("listening", host=settings.listen_host, port=self.port)
@@ -138,6 +142,7 @@ class Proxy:
             trio.lowlevel.notify_closing(listener)
             listener.close()
         self._listeners.clear()
+        self._admission.let_go()
         for connection in list(self._connections):
             connection.drain()
         with trio.move_on_after(self._settings.drain_timeout_s):
@@ -197,6 +202,7 @@ class Proxy:
                 except OSError as error:
                     if error.errno in ACCEPT_CAPACITY_ERRNOS:
                         self.counters.accept_failures += 1
+                        self._admission.let_go()
                         log.error("cannot accept", error=str(error), pause_s=ACCEPT_PAUSE_S)
                         await trio.sleep(ACCEPT_PAUSE_S)
                     continue  # the client is gone before we accepted it (ECONNABORTED and the like)
@@ -214,24 +220,27 @@ class Proxy:
         with suppress(OSError):
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         settings = self._settings
+        user = settings.static_user or ANONYMOUS
+        ticket = self._admission.admit(client, address[0], user)
+        if ticket is None:
+            return
         advertised = settings.advertised_host or (
             client.getsockname()[0] if settings.listen_host in WILDCARDS else settings.listen_host
         )
         session = Session(
             self._ledger,
             self.counters,
-            user=settings.static_user or ANONYMOUS,
+            user=user,
             translate=lambda node_id, host, port, kind: (advertised, self._translate(kind, node_id, host, port)),
             max_frame_bytes=settings.max_frame_bytes,
             max_in_flight=settings.max_in_flight,
             interceptors=self._interceptors,
         )
         connection = Connection(client, f"{address[0]}:{address[1]}", name, dial, session, self._shared)
-        self._nursery.start_soon(self._run_connection, connection)
+        self._nursery.start_soon(self._run_connection, connection, ticket)
 
-    async def _run_connection(self, connection: Connection) -> None:
+    async def _run_connection(self, connection: Connection, ticket: Ticket) -> None:
         self._connections.add(connection)
-        self.counters.connections_opened += 1
         self.counters.connections_open += 1
         if self._drain_asked.is_set():
             connection.drain()
@@ -240,6 +249,7 @@ class Proxy:
             reason = await connection.run()
         finally:
             self._connections.discard(connection)
+            self._admission.leave(ticket)
             self.counters.connections_open -= 1
             self._connection_ended.set()
             self._connection_ended = trio.Event()

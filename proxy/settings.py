@@ -24,6 +24,8 @@ class ProxySettings:
     """Kafka's socket.request.max.bytes."""
     max_in_flight: int = 1024
     """Requests of one connection without an answer; above it the client is not read (back-pressure)."""
+    max_held_connections: int = 1000
+    """Refused connections that are held until their delay is over; further ones are closed at once."""
     drain_timeout_s: float = 30.0
     max_idle_s: float = 600.0
     metadata_refresh_s: float = 30.0
