@@ -6,9 +6,10 @@ from typing import Any
 
 from config.load import warnings_of
 from config.model import Config
-from config.table import entries
+from config.table import connection_entries, entries
 from config.units import readable_bytes, readable_ms
 from deploy.text import columns, readable_limit, readable_name
+from quota.connections import ConnectionEntry
 from quota.entity import ANONYMOUS, DEFAULT, Kind, Level, Name
 from quota.table import RATE_FIELD, Entry
 
@@ -58,7 +59,13 @@ def summary_text(file: str, config: Config) -> str:
         ["largest request", readable_bytes(config.limits.max_frame_bytes)],
         ["admin", "off" if config.admin is None else f"http://{config.admin.host}:{config.admin.port}"],
     ]
-    return f"{file}: ok\n{columns(rows)}\n\n{quota_table(entries(config))}"
+    parts = [f"{file}: ok\n{columns(rows)}"]
+    quotas, connections = entries(config), connection_entries(config)
+    if quotas or not connections:
+        parts.append(quota_table(quotas))
+    if connections:
+        parts.append(connection_table(connections))
+    return "\n\n".join(parts)
 
 
 def quota_table(quotas: list[Entry]) -> str:
@@ -86,6 +93,18 @@ def quota_table(quotas: list[Entry]) -> str:
     )
 
 
+def connection_table(limits: list[ConnectionEntry]) -> str:
+    """All limits of connections, addresses first, defaults last."""
+    shown = sorted(limits, key=lambda one: (one.scope, one.name is DEFAULT, str(one.name)))
+    rows = [["by", "name", "connections made", "connections open", "mode"]]
+    for one in shown[:MOST_ROWS]:
+        rate = "-" if one.connection_creation_rate is None else f"{one.connection_creation_rate:g}/s"
+        cap = "-" if one.max_connections is None else f"at most {one.max_connections}"
+        rows.append([str(one.scope), readable_name(one.name), rate, cap, one.mode])
+    more = f"\n  … and {len(shown) - MOST_ROWS} more (--json shows all)" if len(shown) > MOST_ROWS else ""
+    return f"{len(limits)} {'limit' if len(limits) == 1 else 'limits'} of connections:\n{columns(rows)}{more}"
+
+
 def summary_json(file: str, config: Config) -> dict[str, Any]:
     """The same for programs."""
     return {
@@ -94,6 +113,7 @@ def summary_json(file: str, config: Config) -> dict[str, Any]:
         "problems": [],
         "warnings": [warning.as_json() for warning in warnings_of(config)],
         "quotas": [entry_json(entry) | {"level": level_of(entry).label} for entry in entries(config)],
+        "connection_limits": [connection_entry_json(entry) for entry in connection_entries(config)],
     }
 
 
@@ -104,6 +124,20 @@ def entry_json(entry: Entry) -> dict[str, Any]:
     return {
         **{label: _written(name) for label, name in names.items() if name is not None},
         **{name: _short(limit) for name, limit in limits.items() if limit is not None},
+        "mode": entry.mode,
+    }
+
+
+def connection_entry_json(entry: ConnectionEntry) -> dict[str, Any]:
+    """A limit of connections as it is written in the file."""
+    rate = entry.connection_creation_rate
+    limits = {
+        "connection_creation_rate": None if rate is None else _short(rate),
+        "max_connections": entry.max_connections,
+    }
+    return {
+        entry.scope.value: _written(entry.name),
+        **{name: limit for name, limit in limits.items() if limit is not None},
         "mode": entry.mode,
     }
 

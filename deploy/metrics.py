@@ -6,21 +6,25 @@ about a millisecond and lets traffic through in between; scrapes that come faste
 
 from __future__ import annotations
 
+import heapq
 import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
+from operator import itemgetter
 
 import trio
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from deploy.fold import STEP, Fold, Labels, Totals, label
+from deploy.fold import OTHER, STEP, Fold, Labels, Totals, label
 from deploy.watch import ReloadState
 from proxy.observer import LATENCY_BUCKETS_S, Counters
 from proxy.wire.schema import API_NAMES
+from quota.connections import Cause, Scope
 from quota.entity import Identity, Kind
 from quota.group import Group
 from quota.ledger import Account, Ledger
@@ -76,6 +80,7 @@ class Metrics:
         self._counters = counters
         self._reloads = reloads
         self._status = status
+        self._max_groups = max_groups
         self._clients: Fold[Identity] = Fold(max_groups, 3 * len(KINDS), _client_weight)
         self._groups: dict[Kind, Fold[Group]] = {kind: Fold(max_groups, 3, _group_weight) for kind in KINDS}
         self._capped = dict.fromkeys(KINDS, 0)
@@ -227,6 +232,15 @@ class Metrics:
             "Client connections not read now because of a throttle.",
             counters.connections_muted,
         )
+        yield _gauge(
+            "kquota_connections_held", "Refused connections held until their delay is over.", counters.connections_held
+        )
+        yield _counter(
+            "kquota_connections_not_held",
+            "Refused connections closed at once because too many were held.",
+            counters.connections_not_held,
+        )
+        yield from self._connection_limits()
         yield _counter("kquota_connections_opened", "Client connections accepted.", counters.connections_opened)
         yield _by("kquota_connections_closed", "Client connections closed.", "reason", counters.connections_closed)
         yield _by(
@@ -259,6 +273,40 @@ class Metrics:
         )
         yield _counter("kquota_accept_failures", "Connections the system could not accept.", counters.accept_failures)
 
+    def _connection_limits(self) -> Iterator[Metric]:
+        gate = self._ledger.connections
+        refused = CounterMetricFamily(
+            "kquota_connections_refused", "Connections over a limit of connections.", labels=["reason", "mode"]
+        )
+        for mode, counts in (("enforce", gate.refused), ("shadow", gate.shadow_refused)):
+            for cause in Cause:
+                refused.add_metric([cause.value, mode], counts[cause])
+        yield refused
+        for scope, text in ((Scope.USER, "user"), (Scope.IP, "address")):
+            family = GaugeMetricFamily(
+                f"kquota_{scope}_connections", f"Client connections open now, by {text}.", labels=[scope.value]
+            )
+            for name, count in self._most_open(gate.open(scope)):
+                family.add_metric([name], count)
+            yield family
+        rates = GaugeMetricFamily(
+            "kquota_connection_rates_tracked", "Addresses and users whose creation rate is kept.", labels=["scope"]
+        )
+        for scope in Scope:
+            rates.add_metric([scope.value], gate.tracked(scope))
+        yield rates
+
+    def _most_open(self, counts: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+        """Those with the most connections, and the rest as `other`: gauges need no memory of who had a series."""
+        most = heapq.nlargest(self._max_groups, counts.items(), key=itemgetter(1))
+        rest = sum(counts.values()) - sum(count for _, count in most)
+        by_label: Counter[str] = Counter()
+        for name, count in most:
+            by_label[label(name)] += count
+        if rest:
+            by_label[OTHER] += rest
+        yield from by_label.items()
+
     def _own_families(self) -> Iterator[Metric]:
         status, reloads = self._status(), self._reloads
         yield _gauge("kquota_ready", "1 when /readyz says ready.", status.ready)
@@ -279,7 +327,10 @@ class Metrics:
             "1 when the file changed settings that only a restart applies.",
             bool(reloads.restart_settings),
         )
-        yield _gauge("kquota_config_quotas", "Quota entries in force.", len(self._ledger.table.entries))
+        table = self._ledger.table
+        alone = (one for one in table.connections.entries if one.scope is Scope.IP or table.get(one.name, None) is None)
+        quotas = len(table.entries) + sum(1 for _ in alone)
+        yield _gauge("kquota_config_quotas", "Quota entries in force.", quotas)
         yield _gauge("kquota_clients_known", "Clients that the ledger remembers.", self._known_clients)
         yield _gauge("kquota_clients_folded", "Clients counted as `other` in this exposition.", self._clients.folded)
         yield _counter("kquota_admin_evicted", "Admin connections closed to make room.", self.admin_evicted)

@@ -123,6 +123,24 @@ def test_many_quotas_are_cut_in_the_table_and_whole_in_json(tmp_path: Path) -> N
     assert len(json.loads(kquota("check", "--config", str(path), "--json").stdout)["quotas"]) == 100
 
 
+def test_check_shows_limits_of_connections(tmp_path: Path) -> None:
+    path = tmp_path / "q.yaml"
+    path.write_text(
+        'upstream: {bootstrap: ["k:1"]}\nmax.connections.per.ip: 100\n'
+        "quotas: [{ip: 10.0.0.1, connection_creation_rate: 20}, {user: <default>, max_connections: 5, mode: shadow}]\n"
+    )
+    assert kquota("check", "--config", str(path)).stdout.split("\n\n")[1] == (
+        "3 limits of connections:\n"
+        "  by     name        connections made   connections open   mode\n"
+        "  ip     10.0.0.1    20/s               -                  enforce\n"
+        "  ip     <default>   -                  at most 100        enforce\n"
+        "  user   <default>   -                  at most 5          shadow\n"
+    )
+    answer = json.loads(kquota("check", "--config", str(path), "--json").stdout)
+    assert answer["quotas"] == []
+    assert answer["connection_limits"][0] == {"ip": "10.0.0.1", "connection_creation_rate": 20, "mode": "enforce"}
+
+
 def test_explain_shows_eight_levels_the_winner_and_who_shares(good: str) -> None:
     result = kquota("explain", "--config", good, "--user", "web", "--client-id", "etl")
     assert result.exit_code == 0

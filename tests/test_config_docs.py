@@ -48,6 +48,8 @@ def test_the_large_example_leaves_nothing_out() -> None:
         "quota.producer.override",
         "quota.consumer.default",
         "quota.consumer.override",
+        "max.connections.per.ip",
+        "max.connections.per.ip.overrides",
     }
 
 

@@ -14,6 +14,7 @@ from config.problems import ConfigError, Problem
 from config.schema import json_schema
 from config.table import entries, to_table
 from config.types import HostPort, PortRange
+from quota.connections import ConnectionEntry, Scope
 from quota.entity import DEFAULT
 from quota.table import Entry
 
@@ -162,7 +163,31 @@ export: {directory: 7}
         ("quotas: [{user: u, producer_byte_rate: 9223372036854775808}]", "expected bytes per second"),
         ("quotas: [{user: u, request_percentage: 0}]", "expected percent of one thread, a number above 0"),
         ("quotas: [{user: u, request_percentage: .nan}]", "expected percent of one thread, a number above 0"),
-        ("quotas: [{user: u, connection_creation_rate: 5}]", "connection_creation_rate (KIP-612) is not available yet"),
+        (
+            "quotas: [{user: u, connection_creation_rate: 0.5}]",
+            "got 0.5, expected connections per second, a whole number",
+        ),
+        ("quotas: [{ip: 10.0.0.1, connection_creation_rate: 0}]", "a whole number from 1 to 2147483647"),
+        ("quotas: [{ip: 10.0.0.1, connection_creation_rate: 2147483648}]", "a whole number from 1 to 2147483647"),
+        ("quotas: [{ip: 10.0.0.1, max_connections: -1}]", "expected connections, a whole number from 0"),
+        ("quotas: [{ip: kafka-0, max_connections: 1}]", "expected an IP address, such as 10.0.0.1 or 2001:db8::1"),
+        ("quotas: [{ip: 10.0.0.0/8, max_connections: 1}]", "expected an IP address"),
+        ("quotas: [{ip: '', max_connections: 1}]", "expected an IP address"),
+        ("quotas: [{ip: 10, max_connections: 1}]", "got 10, expected an IP address"),
+        ("quotas: [{ip: 10.0.0.1, user: u, max_connections: 1}]", "expected ip alone, without user and client-id"),
+        ("quotas: [{ip: 10.0.0.1, producer_byte_rate: 1}]", "to set connection_creation_rate or max_connections, and"),
+        ("quotas: [{ip: 10.0.0.1}]", "to set connection_creation_rate or max_connections, and nothing else"),
+        (
+            "quotas: [{user: u, client-id: c, max_connections: 1}]",
+            "expected max_connections for a user or an ip, not for",
+        ),
+        ("quotas: [{client-id: c, connection_creation_rate: 1}]", "not for a client-id: it is not known yet"),
+        ("quotas: [{max_connections: 1}]", "expected user, client-id or both, each a name or <default>; or ip"),
+        ("max.connections.per.ip: 1.5", "expected connections, a whole number from 0"),
+        ("max.connections.per.ip.overrides: 5", "expected addresses with whole numbers"),
+        ("max.connections.per.ip.overrides: 'host:5'", '"host:5" is not one'),
+        ("max.connections.per.ip.overrides: '10.0.0.1:5k'", '"10.0.0.1:5k" is not one'),
+        ("max.connections.per.ip.overrides: '::1:5,0::1:6'", '"0::1" is there twice'),
         ("? [a]\n: 1", "expected plain names as keys"),
         ("admin: {port: 1}\nadmin: {port: 2}", "expected each key once; it is already there at line 2"),
         ("quotas: [", "expected YAML: "),
@@ -208,6 +233,46 @@ quota.consumer.override: "c:5"
         "quotas[0] at line 3",
         "q.yaml:6:1: quota.consumer.override: sets a limit of a client-id that has an entry already, "
         "quotas[1] at line 4",
+    ]
+
+
+def test_limits_of_connections() -> None:
+    text = """
+quotas:
+  - {ip: <default>, connection_creation_rate: 20}
+  - {ip: "::FFFF:10.0.0.1", connection_creation_rate: 2147483647, max_connections: 0}
+  - {user: <default>, max_connections: 5, mode: shadow}
+  - {user: alice, producer_byte_rate: 1M, connection_creation_rate: 3}
+"""
+    config = load_bytes("q.yaml", (MINIMAL + text).encode())
+    table = to_table(config)
+    assert table.entries == (Entry("alice", None, producer_byte_rate=1e6),)
+    assert table.connections.entries == (
+        ConnectionEntry(Scope.IP, DEFAULT, 20.0),
+        ConnectionEntry(Scope.IP, "10.0.0.1", 2147483647.0, 0),
+        ConnectionEntry(Scope.USER, DEFAULT, None, 5, "shadow"),
+        ConnectionEntry(Scope.USER, "alice", 3.0),
+    )
+    assert not any("no quotas at all" in str(warning) for warning in warnings_of(config))
+    assert table.without("alice", None).connections is table.connections  # other changes leave them alone
+
+
+def test_kafkas_own_names_for_caps_of_addresses() -> None:
+    text = 'max.connections.per.ip: 100\nmax.connections.per.ip.overrides: "10.0.0.1:5, 2001:db8::1:0"\n'
+    assert to_table(load_bytes("q.yaml", (MINIMAL + text).encode())).connections.entries == (
+        ConnectionEntry(Scope.IP, DEFAULT, None, 100),
+        ConnectionEntry(Scope.IP, "10.0.0.1", None, 5),
+        ConnectionEntry(Scope.IP, "2001:db8::1", None, 0),
+    )
+    found = problems_of(
+        MINIMAL
+        + text
+        + 'quotas: [{ip: 10.0.0.1, connection_creation_rate: 1}, {ip: "::ffff:a00:1", max_connections: 1}]'
+    )
+    assert [str(problem) for problem in found] == [
+        "q.yaml:3:1: max.connections.per.ip.overrides: sets a limit of an ip that has an entry already, "
+        "quotas[0] at line 4",
+        "q.yaml:4:55: quotas[1]: expected each ip once; ip 10.0.0.1 has an entry already, quotas[0] at line 4",
     ]
 
 

@@ -10,13 +10,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.metrics import Metrics, Status
 from deploy.watch import ReloadState
+from proxy.errors import CloseReason
 from proxy.observer import Counters
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 
 TEXT = Path(__file__, "../../docs/metrics.md").resolve().read_text()
-LABEL = r"\b(kind|cause|user|client_id|mode|reason|api|version|python)\b"
+LABEL = r"\b(kind|cause|user|client_id|mode|reason|api|version|python|ip|scope)\b"
 
 
 async def everything() -> bytes:
@@ -26,6 +27,7 @@ async def everything() -> bytes:
     for kind in Kind:
         ledger.charge(ledger.account("u", "c"), kind, 1000, 0)
     ledger.charge(ledger.account("u", "s"), Kind.PRODUCE, 1000, 0)
+    ledger.connections.admit("10.0.0.1", "u", 0)
     counters.connections_closed["client_closed"] = 1
     counters.parse_errors["tls_on_plain_port"] = 1
     counters.requests[0] = 1
@@ -52,6 +54,12 @@ async def test_the_page_and_the_exposition_agree() -> None:
             before = labels
             documented[cells[1].strip("`")] = (cells[2], labels)
     assert documented == exported
+
+
+def test_every_close_reason_is_explained() -> None:
+    (table,) = re.findall(r"\| reason \| meaning \|\n(.*?)\n\n", TEXT, re.DOTALL)
+    named = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert named == {str(reason) for reason in CloseReason}
 
 
 def test_queries_on_the_page_use_metrics_that_exist() -> None:

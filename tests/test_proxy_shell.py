@@ -103,7 +103,12 @@ async def flood_reader(_stream: trio.SocketStream, _frame: bytes) -> None:
 
 @asynccontextmanager
 async def through(
-    handler: Handler, *, quota: float | None = None, reachable: bool = True, **more: Any
+    handler: Handler,
+    *,
+    quota: float | None = None,
+    ledger: Ledger | None = None,
+    reachable: bool = True,
+    **more: Any,
 ) -> AsyncIterator[tuple[Proxy, ScriptedBroker, trio.Nursery]]:
     """A proxy in this process before a scripted broker; drained at the end."""
     port, first = free_ports(2)
@@ -122,7 +127,7 @@ async def through(
             settings = {"drain_timeout_s": 5.0, "connect_timeout_s": 2.0} | more
             proxy = Proxy(
                 ProxySettings("127.0.0.1", port, range(first, first + 4), (("127.0.0.1", upstream),), **settings),
-                Ledger(QuotaTable(entries)),
+                ledger or Ledger(QuotaTable(entries)),
                 interceptors=interceptors,
             )
             await nursery.start(proxy.serve)
