@@ -81,7 +81,7 @@ class Metrics:
         self._reloads = reloads
         self._status = status
         self._max_groups = max_groups
-        self._clients: Fold[Identity] = Fold(max_groups, 3 * len(KINDS), _client_weight)
+        self._clients: Fold[Identity] = Fold(max_groups, 3 * len(KINDS) + 2, _client_weight)
         self._groups: dict[Kind, Fold[Group]] = {kind: Fold(max_groups, 3, _group_weight) for kind in KINDS}
         self._capped = dict.fromkeys(KINDS, 0)
         self._capped_seen: dict[Group, int] = {}
@@ -157,7 +157,17 @@ class Metrics:
         )
         busy = CounterMetricFamily("kquota_request_seconds", "Broker time used.", labels=names)
         mutations = CounterMetricFamily("kquota_mutations", "Partitions created or deleted.", labels=names)
+        told = CounterMetricFamily(
+            "kquota_broker_throttled_requests", "Responses in which the broker itself said to wait.", labels=names
+        )
+        waits = CounterMetricFamily(
+            "kquota_broker_throttle_seconds", "Delay that brokers imposed by quotas of their own.", labels=names
+        )
         for labels, totals in self._clients.series():
+            count, delay_ms = totals[-2:]
+            if count:
+                told.add_metric(labels, count)
+                waits.add_metric(labels, delay_ms / 1000)
             for index, kind in enumerate(KINDS):
                 amount, count, delay_ms = totals[3 * index : 3 * index + 3]
                 if kind in BYTES:
@@ -169,7 +179,7 @@ class Metrics:
                 if kind in BYTES or count:
                     throttled.add_metric([kind.value, *labels], count)
                     seconds.add_metric([kind.value, *labels], delay_ms / 1000)
-        yield from (moved, throttled, seconds, busy, mutations)
+        yield from (moved, throttled, seconds, busy, mutations, told, waits)
 
     def _group_families(self, now: int) -> Iterator[Metric]:
         names = ["kind", "user", "client_id"]
@@ -349,6 +359,7 @@ def _client_totals(account: Account) -> tuple[Identity, Labels, Totals]:
     for kind in KINDS:
         meter = meters[kind]
         totals += (meter.amount, meter.throttled, meter.throttle_ms)
+    totals += (account.broker_throttled, account.broker_throttle_ms)
     return account.identity, _labels(*account.identity), tuple(totals)
 
 
@@ -360,7 +371,7 @@ def _group_totals(group: Group) -> tuple[Group, Labels, Totals]:
 
 def _client_weight(gain: Totals) -> tuple[float, ...]:
     """Throttled clients first, then by bytes."""
-    return (sum(gain[2::3]), gain[0] + gain[3])
+    return (sum(gain[2 : 3 * len(KINDS) : 3]), gain[0] + gain[3])
 
 
 def _group_weight(gain: Totals) -> tuple[float, ...]:

@@ -115,7 +115,7 @@ class ResponseSide:
                 return 0
         inflight.popleft()
         if api_key not in WAITING_APIS:
-            exchange.counters.upstream_latency.add((now_ms - pending.sent_ms) / 1000.0)
+            exchange.counters.upstream_latency.add(self._latency_ms(pending) / 1000.0)
         elif api_key == FETCH:
             # Kafka charges 4 + the body. `size` is header + body, the header 4 bytes (v0) or 5 (v1).
             self._charge_fetch(pending, size - (_FLEXIBLE_HEADER if version >= 12 else 0))
@@ -134,6 +134,10 @@ class ResponseSide:
         if api_key == SHARE_FETCH and exchange.translate is not None:
             return self._scrub_share_fetch(version, buf[start : start + here], total, out)
         return used
+
+    def _latency_ms(self, pending: Pending) -> float:
+        """From the request, or when a broker that throttled began to read it, to the first byte of its response."""
+        return max(self._now_ms - max(pending.sent_ms, self._exchange.broker_mute_until_ms), 0.0)
 
     def _throttle_ms(self, pending: Pending) -> int:
         """What is left of the throttle that a request has brought about."""
@@ -156,7 +160,7 @@ class ResponseSide:
             self.walker.need = total
             return 0
         exchange.inflight.popleft()
-        exchange.counters.upstream_latency.add((now_ms - pending.sent_ms) / 1000.0)
+        exchange.counters.upstream_latency.add(self._latency_ms(pending) / 1000.0)
         told_ms = responses.read_throttle(buf, start, start + total, api_key, version)
         if told_ms > 0:
             exchange.broker_throttled(pending, told_ms, now_ms)
