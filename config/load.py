@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from config.model import Config, QuotaEntry
+from config.model import LIMIT_NAMES, Config, QuotaEntry
 from config.problems import MISSING, ConfigError, Place, Problem
 from config.source import Source, parse
 from config.table import connection_entries, entries, find_duplicates, to_connection_entry, to_entry
@@ -47,8 +47,8 @@ def load_bytes(file: str, data: bytes, *, on_paper: bool = False) -> Config:
         raise ConfigError([source.problem((), "expected a configuration, the file is empty")])
     if on_paper and isinstance(source.values, dict):
         source.values.setdefault("upstream", {"bootstrap": ["on-paper:9092"]})
-    config = _validate(Config, source)
-    problems = find_duplicates(config, source) + _find_clashes(config, source)
+    config = validate(Config, source)
+    problems = find_duplicates(config, source) + _find_clashes(config, source) + _find_quota_clashes(config, source)
     if problems:
         raise ConfigError(_in_file_order(problems))
     return config.with_source(source)
@@ -70,14 +70,50 @@ def _find_clashes(config: Config, source: Source) -> list[Problem]:
     return found
 
 
+def _find_quota_clashes(config: Config, source: Source) -> list[Problem]:
+    """Settings of quotas that contradict each other, or lack each other."""
+    quotas = config.quota_settings
+    found: list[Problem] = []
+
+    def wrong(name: str, text: str, value: Any = MISSING) -> None:
+        found.append(source.problem(("quotas", name), text, value, at_key=True))
+
+    if quotas.source == "cluster":
+        for index, entry in enumerate(quotas.entries):
+            for name in LIMIT_NAMES:
+                if getattr(entry, name) is not None:
+                    text = "expected limits of connections only: with source: cluster all others are the cluster's own"
+                    found.append(source.problem(("quotas", index, name), text, at_key=True))
+        for name, value in (
+            ("quota.producer.default", config.producer_default),
+            ("quota.producer.override", config.producer_override),
+            ("quota.consumer.default", config.consumer_default),
+            ("quota.consumer.override", config.consumer_override),
+        ):
+            if value:
+                text = "expected no limits here: with quotas.source: cluster they are the cluster's own"
+                found.append(source.problem((name,), text, at_key=True))
+        if quotas.overlay is not None:
+            wrong(
+                "overlay", "expected no overlay: with source: cluster quotas are stored in the cluster", quotas.overlay
+            )
+        if quotas.alter == "apply":
+            wrong("alter", "expected deny or forward: with source: cluster quotas are stored in the cluster", "apply")
+    elif quotas.alter == "apply" and quotas.overlay is None:
+        wrong("overlay", "expected a file: alter: apply keeps there what is set")
+    if quotas.alter == "apply" and not quotas.alter_principals:
+        wrong("alter_principals", "expected at least one user who may alter quotas (or alter: deny)", [])
+    return found
+
+
 def load_entry(value: Any, file: str) -> Entry:
     """One quota entry given as plain values (an event of `kquota simulate`), under the same rules as in the file."""
-    return to_entry(_validate(QuotaEntry, Source(file, value)))
+    return to_entry(validate(QuotaEntry, Source(file, value)))
 
 
 def load_connection_entry(value: Any, file: str) -> ConnectionEntry | None:
     """What the same entry says about connections; None for nothing."""
-    return to_connection_entry(_validate(QuotaEntry, Source(file, value)))
+    return to_connection_entry(validate(QuotaEntry, Source(file, value)))
 
 
 def warnings_of(config: Config) -> list[Problem]:
@@ -104,10 +140,38 @@ def warnings_of(config: Config) -> list[Problem]:
         ]
         text = "is not enforced by the sidecar yet (kquota explain and simulate know it)"
         found += _first_of(source, config, unenforced, text)
+    found += _warnings_of_administration(config, source)
     if config.export is not None:
         found.append(source.problem(("export",), "usage records are not written by this version", at_key=True))
-    if not entries(config) and not connection_entries(config):
+    limited = entries(config) or connection_entries(config)
+    if not limited and config.quota_settings.source == "file" and config.quota_settings.alter != "apply":
         found.append(source.problem(("quotas",), "no quotas at all: nothing will be throttled", at_key=True))
+    return found
+
+
+def _warnings_of_administration(config: Config, source: Source) -> list[Problem]:
+    quotas = config.quota_settings
+    found: list[Problem] = []
+    if quotas.source == "file" and quotas.alter == "forward":
+        text = "the brokers' quotas are altered, which this sidecar does not read (source: file)"
+        found.append(source.problem(("quotas", "alter"), text, quotas.alter))
+    if quotas.alter_principals and quotas.alter != "apply":
+        text = f"is not used: alter is {quotas.alter}"
+        found.append(source.problem(("quotas", "alter_principals"), text, at_key=True))
+    strangers = [name for name in quotas.alter_principals if name != _fallback(config)]
+    if quotas.alter == "apply" and strangers:
+        index = quotas.alter_principals.index(strangers[0])
+        text = f"matches no connection yet: with this file every connection's user is {_fallback(config)}"
+        found.append(source.problem(("quotas", "alter_principals", index), text, strangers[0]))
+    for name, value, default in (
+        ("source", quotas.source, "file"),
+        ("alter", quotas.alter, "deny"),
+        ("overlay", quotas.overlay, None),
+    ):
+        if value != default:
+            found.append(source.problem(("quotas", name), "is not acted on by this version", value))
+    if quotas.source == "file" and source.has(("quotas", "poll_interval_s")):
+        found.append(source.problem(("quotas", "poll_interval_s"), "is not used: source is file", at_key=True))
     return found
 
 
@@ -128,7 +192,8 @@ def _fallback(config: Config) -> str:
 _M = typing.TypeVar("_M", bound=BaseModel)
 
 
-def _validate(model: type[_M], source: Source) -> _M:
+def validate(model: type[_M], source: Source) -> _M:
+    """The values of a file as a model. Raises ConfigError."""
     try:
         return model.model_validate(source.values)
     except ValidationError as error:

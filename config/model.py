@@ -8,10 +8,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    PrivateAttr,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
 from config.source import Source
 from config.types import (
+    ABSOLUTE_PATH,
     ADDRESS,
     CAP_OVERRIDES,
     HOST_PORT,
@@ -159,6 +169,60 @@ class QuotaEntry(_Model):
         return self
 
 
+class QuotaSettings(_Model):
+    """Where the limits come from, and what AlterClientQuotas through the sidecar does."""
+
+    source: Annotated[Literal["file", "cluster"], choice("a source", "file", "cluster")] = Field(
+        default="file",
+        description="file: the entries below; cluster: the cluster's own client quotas, asked for again and again.",
+    )
+    entries: list[QuotaEntry] = Field(default_factory=list, description="The limits, in any order.")
+    poll_interval_s: Annotated[int, duration_ms(100, _HOUR_MS, "a duration", bare_unit="s")] = Field(
+        default=10_000,
+        description="With source: cluster, how often it is asked.",
+        json_schema_extra={"default": 10},
+    )
+    alter: Annotated[Literal["deny", "forward", "apply"], choice("a rule", "deny", "forward", "apply")] = Field(
+        default="deny",
+        description="AlterClientQuotas (kafka-configs) through the sidecar: deny: refused, saying where quotas are "
+        "managed; forward: passed to the broker; apply: checked as Kafka does, kept in the overlay, in force at once.",
+    )
+    alter_principals: list[Annotated[str, text("a user name")]] = Field(
+        default_factory=list, description="With alter: apply, the users who may alter quotas. Names alone, no User:."
+    )
+    overlay: Annotated[str, ABSOLUTE_PATH] | None = Field(
+        default=None,
+        description="With source: file, the file of limits set by AlterClientQuotas. It wins over entries.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _list_means_entries(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            return {"entries": value}
+        if isinstance(value, dict) and {"user", "client-id", "ip"} & value.keys():
+            raise wrong('a list of quota entries, each with "- " before it')
+        if isinstance(value, dict | QuotaSettings):
+            return value
+        raise wrong("a list of quota entries, or a mapping with source, entries, alter and so on")
+
+    @field_validator("alter_principals")
+    @classmethod
+    def _names_alone(cls, value: list[str]) -> list[str]:
+        if any(name.startswith("User:") for name in value):
+            raise wrong("user names alone, without User: before them, as in quota entries")
+        return value
+
+
+class _ListOrMapping:
+    """Metadata of `quotas`: its JSON schema allows the list of entries alone."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        mapping = handler(schema)
+        entries = handler.resolve_ref_schema(dict(mapping))["properties"]["entries"]
+        return {"anyOf": [{name: entries[name] for name in ("type", "items")}, dict(mapping)]}
+
+
 class Limits(_Model):
     """What one connection may use, and how many refused ones are held."""
 
@@ -222,7 +286,11 @@ class Config(_Model):
     listen: Listen = Field(default_factory=Listen)
     upstream: Upstream
     identity: Identity = Field(default_factory=Identity)
-    quotas: list[QuotaEntry] = Field(default_factory=list, description="The limits, in any order.")
+    quota_settings: Annotated[QuotaSettings, _ListOrMapping()] = Field(
+        default_factory=QuotaSettings,
+        alias="quotas",
+        description="The limits: a list of entries, or a mapping that also says where they come from.",
+    )
     producer_default: Annotated[int, _BYTE_RATE] | None = Field(
         default=None, alias="quota.producer.default", description="KIP-13: producer_byte_rate of client-id <default>."
     )
@@ -309,6 +377,11 @@ class Config(_Model):
         return value
 
     @property
+    def quotas(self) -> list[QuotaEntry]:
+        """The entries of the file, written either way."""
+        return self.quota_settings.entries
+
+    @property
     def source(self) -> Source | None:
         """Where the values stand in the file; None when the configuration was not read from one."""
         return self._source
@@ -329,15 +402,18 @@ class Config(_Model):
             if name in _LIVE:
                 continue
             value = getattr(self, name)
+            written = info.alias or name
             if isinstance(value, BaseModel):
-                flat |= {f"{name}.{inner}": getattr(value, inner) for inner in type(value).model_fields}
+                flat |= {f"{written}.{inner}": getattr(value, inner) for inner in type(value).model_fields}
             else:
-                flat[info.alias or name] = value
-        return flat
+                flat[written] = value
+        return {name: value for name, value in flat.items() if name not in _LIVE}
 
 
 _LIVE = {
-    "quotas",
+    "quotas.entries",
+    "quotas.alter",
+    "quotas.alter_principals",
     "producer_default",
     "producer_override",
     "consumer_default",

@@ -36,10 +36,11 @@ class Source:
 
     def has(self, place: Place) -> bool:
         """Whether the file itself says something at a place."""
-        return _find(self.root, place)[1] is not None
+        return _find(self.root, self._as_written(place))[1] is not None
 
     def problem(self, place: Place, expected: str, value: Any = MISSING, *, at_key: bool = False) -> Problem:
         """A problem at a place; for a place that does not exist (a missing key) the position of what should hold it."""
+        place = self._as_written(place)
         key, node = _find(self.root, place)
         outer = place
         while node is None and outer:
@@ -49,6 +50,14 @@ class Source:
         line, column = (None, None) if found is None else _position(found)
         shown = None if isinstance(value, Missing) else value_text(value)
         return Problem(self.file, place_text(place), line, column, shown, expected)
+
+    def _as_written(self, place: Place) -> Place:
+        """`quotas` may be the list of entries or a mapping that has it: both ways of naming an entry find it."""
+        if place[:1] != ("quotas",) or not isinstance(self.values, dict):
+            return place
+        if isinstance(self.values.get("quotas"), list):
+            return ("quotas", *place[2:]) if place[1:2] == ("entries",) else place
+        return ("quotas", "entries", *place[1:]) if isinstance(next(iter(place[1:]), None), int) else place
 
 
 def parse(file: str, data: bytes) -> Source:

@@ -167,6 +167,16 @@ def absent(feature: str) -> Value:
     return Value(check, {"type": "null"})
 
 
+def _absolute_path(value: Any) -> str:
+    # relative to what would depend on how the sidecar was started; NUL cannot be in a path at all
+    if isinstance(value, str) and value.startswith("/") and not value.endswith("/") and "\0" not in value:
+        return value
+    raise wrong("the absolute path of a file, such as /var/lib/kquota/quotas-overlay.yaml")
+
+
+ABSOLUTE_PATH = Value(_absolute_path, {"type": "string", "pattern": "^/.*[^/]$"})
+
+
 class PortRange(NamedTuple):
     """First and last port, both included."""
 

@@ -145,6 +145,21 @@ export: {directory: 7}
         ("zzz: 1", "unknown key, expected one of: mode, listen, upstream, "),
         ("listen: 9092", "got 9092, expected a mapping"),
         ("quotas: {user: a}", "got a mapping with user, expected a list"),
+        ("quotas: 5", "got 5, expected a list of quota entries, or a mapping with source"),
+        ("quotas: {sorce: file}", "quotas.sorce: unknown key, did you mean source?"),
+        ("quotas: {entries: [{user: a}]}", "quotas.entries[0]: got a mapping with user, expected at least one limit"),
+        ("quotas: {source: file, alter: yes}", "quotas.alter: got true, expected a rule: one of deny, forward, apply"),
+        ("quotas: {overlay: here.yaml}", 'quotas.overlay: got "here.yaml", expected the absolute path of a file'),
+        ("quotas: {alter_principals: ['User:a']}", "expected user names alone, without User: before them"),
+        ("quotas: {alter: apply, alter_principals: [a]}", "quotas.overlay: expected a file: alter: apply keeps there"),
+        ("quotas: {alter: apply, overlay: /o.yaml}", "quotas.alter_principals: got [], expected at least one user"),
+        ("quotas: {source: cluster, alter: apply, alter_principals: [a]}", 'got "apply", expected deny or forward'),
+        ("quotas: {source: cluster, overlay: /o.yaml}", 'quotas.overlay: got "/o.yaml", expected no overlay'),
+        (
+            "quotas: {source: cluster, entries: [{user: a, producer_byte_rate: 1}]}",
+            "quotas.entries[0].producer_byte_rate: expected limits of connections only",
+        ),
+        ("quotas: {source: cluster}\nquota.consumer.default: 1", "quota.consumer.default: expected no limits here"),
         ("listen: {port: true}", "got true, expected a port"),
         ('listen: {port: "9092"}', 'got "9092", expected a port'),
         ("quota.window.num: 0", "got 0, expected samples, a whole number from 1"),
@@ -380,6 +395,28 @@ def keys_of(schema: Any) -> set[str]:
         own = set(schema.get("properties", {}))
         return own.union(*(keys_of(value) for value in schema.values())) if schema else own
     return set().union(*(keys_of(value) for value in schema)) if isinstance(schema, list) and schema else set()
+
+
+def test_quotas_are_a_list_or_a_mapping_and_mean_the_same() -> None:
+    entries = "[{user: a, producer_byte_rate: 1}, {user: <default>, consumer_byte_rate: 2M}]"
+    plain = load_bytes("q.yaml", f"{MINIMAL}quotas: {entries}".encode())
+    mapped = load_bytes("q.yaml", f"{MINIMAL}quotas: {{entries: {entries}}}".encode())
+    assert plain.quotas == mapped.quotas
+    assert plain.quota_settings == mapped.quota_settings
+    settings = plain.quota_settings
+    assert (settings.source, settings.alter, settings.overlay, settings.poll_interval_s) == (
+        "file",
+        "deny",
+        None,
+        10_000,
+    )
+
+
+def test_entries_of_a_mapping_are_named_as_they_are_written() -> None:
+    twice = "[{user: a, producer_byte_rate: 1}, {user: a, producer_byte_rate: 1}]"
+    text = only_problem(f"{MINIMAL}quotas: {{entries: {twice}}}")
+    assert text.startswith("q.yaml:2:54: quotas.entries[1]: expected each user and client-id once")
+    assert "has an entry already, quotas.entries[0] at line 2" in text
 
 
 def test_schema_names_every_setting_as_it_is_written_and_forbids_others() -> None:

@@ -1,0 +1,160 @@
+"""The overlay file: limits that an administrator set at run time (:mod:`quota.overlay`), as YAML that people can read.
+
+    quotas:
+    - {user: alice, producer_byte_rate: 2000000}
+    - {client-id: <default>, consumer_byte_rate: null}    # the main file's limit was removed
+    - {user: {name: <default>}, request_percentage: 50}   # a user who is really called <default>
+
+The sidecar writes it; this module knows its form, `deploy` does the writing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from config.load import validate
+from config.model import LIMIT_NAMES, Config
+from config.problems import ConfigError, Place, Problem
+from config.source import MAX_FILE_BYTES, parse
+from config.table import entries
+from config.types import DEFAULT_WORD, Value, wrong
+from quota.admin import CLIENT_ID, USER, AdminError, Entity, check_value, entity_text
+from quota.entity import DEFAULT, Default
+from quota.overlay import Overlay, merged
+from quota.table import Entry
+
+MOST_BYTES: Final = MAX_FILE_BYTES
+"""No larger overlay is written, because it could not be read again."""
+
+_HEADER: Final = """\
+# Written by kquota: client quotas that were set through it with AlterClientQuotas (kafka-configs). Each limit wins over
+# that of the configuration file; null: the limit was removed. May be edited by hand: a change is in force within a
+# second or two; a file with a mistake in it is refused, and what was in force stays. With the next alteration the
+# sidecar writes the whole file anew, so comments are lost.
+"""
+_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+def _name(value: Any) -> str | Default:
+    if isinstance(value, dict) and value.keys() == {"name"} and isinstance(value["name"], str) and value["name"]:
+        return str(value["name"])
+    if value == DEFAULT_WORD:
+        return DEFAULT
+    if isinstance(value, str) and value:
+        return value
+    raise wrong("a name that is not empty (in quotes if it looks like a number), <default>, or {name: …}")
+
+
+def _limit(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    raise wrong("a number, or null for a limit that was removed")
+
+
+_Limit = Annotated[float | None, Value(_limit, {})]
+
+
+class _OverlayEntry(BaseModel):
+    """Limits of one entity."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    user: Annotated[Any, Value(_name, {})] = None
+    client_id: Annotated[Any, Value(_name, {})] = Field(default=None, alias="client-id")
+    producer_byte_rate: _Limit = None
+    consumer_byte_rate: _Limit = None
+    request_percentage: _Limit = None
+    controller_mutation_rate: _Limit = None
+
+
+class _OverlayFile(BaseModel):
+    """The overlay."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    quotas: list[_OverlayEntry] = Field(default_factory=list)
+
+
+def load_overlay(path: str | Path) -> Overlay:
+    """The overlay in a file; empty when there is none yet. Raises ConfigError."""
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigError([unreadable(path, error.strerror or str(error))]) from error
+    return parse_overlay(str(path), data)
+
+
+def unreadable(path: str | Path, reason: str) -> Problem:
+    """The problem of a file that is there and cannot be read."""
+    return Problem(str(path), "(the whole file)", None, None, None, f"cannot be read: {reason}")
+
+
+def parse_overlay(file: str, data: bytes) -> Overlay:
+    """The overlay that a file holds. Raises ConfigError with every problem found."""
+    source = parse(file, data)
+    if source.values is None:  # nothing but comments
+        return {}
+    overlay: dict[Entity, dict[str, float | None]] = {}
+    problems: list[Problem] = []
+    for index, entry in enumerate(validate(_OverlayFile, source).quotas):
+        place: Place = ("quotas", index)
+        entity = _entity(entry)
+        limits = {name: getattr(entry, name) for name in LIMIT_NAMES if name in entry.model_fields_set}
+        if not entity:
+            problems.append(source.problem(place, "expected a user, a client-id or both"))
+        elif entity in overlay:
+            problems.append(source.problem(place, f"expected each entity once, {entity_text(entity)} is there already"))
+        if not limits:
+            problems.append(source.problem(place, f"expected at least one limit: {', '.join(LIMIT_NAMES)}"))
+        for name, value in limits.items():
+            try:
+                if value is not None:
+                    check_value(name, value)
+            except AdminError as error:
+                problems.append(source.problem((*place, name), error.message))
+        overlay[entity] = limits
+    if problems:
+        raise ConfigError(problems)
+    return overlay
+
+
+def overlay_bytes(overlay: Overlay) -> bytes:
+    """The file that holds an overlay."""
+    rows = [
+        {kind: _written_name(name) for kind, name in sorted(entity, reverse=True)}
+        | {key: _written_limit(value) for key, value in limits.items()}
+        for entity, limits in overlay.items()
+    ]
+    body = yaml.dump(
+        {"quotas": rows}, Dumper=_Dumper, allow_unicode=True, sort_keys=False, default_flow_style=None, width=1_000_000
+    )
+    return (_HEADER + body).encode()
+
+
+def entries_in_force(config: Config) -> list[Entry]:
+    """The entries of a configuration with its overlay, if it has one and that exists. Raises ConfigError."""
+    overlay = config.quota_settings.overlay
+    return entries(config) if overlay is None else merged(entries(config), load_overlay(overlay))
+
+
+def _entity(entry: _OverlayEntry) -> Entity:
+    names = ((CLIENT_ID, entry.client_id), (USER, entry.user))
+    return tuple((kind, None if name is DEFAULT else name) for kind, name in names if name is not None)
+
+
+def _written_name(name: str | None) -> Any:
+    if name is None:
+        return DEFAULT_WORD
+    return {"name": name} if name == DEFAULT_WORD else name
+
+
+def _written_limit(value: float | None) -> float | None:
+    return int(value) if value is not None and value.is_integer() else value

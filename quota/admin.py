@@ -1,0 +1,236 @@
+"""Kafka's administration of client quotas (KIP-546): what entities there are, what may be set, how they are found.
+
+The rules are those of a KRaft controller (``ClientQuotaControlManager``) and of the brokers' image of its data
+(``ClientQuotasImage``); error codes are theirs, messages are our own. ``tests/test_quota_admin_kafka.py`` puts the same
+requests to a real broker and compares.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from quota.entity import DEFAULT, Kind, Name
+from quota.table import RATE_FIELD, Entry
+
+USER: Final = "user"
+CLIENT_ID: Final = "client-id"
+IP: Final = "ip"
+
+UNKNOWN_SERVER_ERROR: Final = -1
+CLUSTER_AUTHORIZATION_FAILED: Final = 31
+UNSUPPORTED_VERSION: Final = 35
+INVALID_REQUEST: Final = 42
+POLICY_VIOLATION: Final = 44
+KAFKA_STORAGE_ERROR: Final = 56
+
+MOST_NAME_BYTES: Final = 32_767
+"""What version 0 of both APIs can carry (a broker closes the connection over a longer name in version 1)."""
+
+Entity = tuple[tuple[str, str | None], ...]
+"""Pairs (type, name), sorted by type; the name None is the default entity, as in Kafka's API."""
+Quotas = Mapping[Entity, Mapping[str, float]]
+"""What is set: entity -> key -> value."""
+Changes = Mapping[Entity, Mapping[str, float | None]]
+"""What shall be changed: entity -> key -> new value, None to remove."""
+
+_LONG: Final = "long"
+_DOUBLE: Final = "double"
+_CLIENT_KEYS: Final = {
+    RATE_FIELD[Kind.PRODUCE]: _LONG,
+    RATE_FIELD[Kind.FETCH]: _LONG,
+    RATE_FIELD[Kind.REQUEST]: _DOUBLE,
+    RATE_FIELD[Kind.MUTATION]: _DOUBLE,
+}
+_LONG_MAX: Final = float(2**63)
+"""Java compares with ``(double) Long.MAX_VALUE``, which is 2^63: a broker takes 2^63 as well."""
+_MOST_FRACTION: Final = 1e-6
+
+
+class AdminError(Exception):
+    """A request, or one entity of it, is refused: an error code of Kafka's, and a sentence for the administrator."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code: Final = code
+        self.message: Final = message
+
+
+class Op(NamedTuple):
+    """One key of an alteration; the value None removes it."""
+
+    key: str
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What becomes of one entity of an AlterClientQuotas request."""
+
+    entity: Entity
+    changes: Mapping[str, float | None]
+    """Empty when nothing is to be done."""
+    error: AdminError | None = None
+
+
+class Component(NamedTuple):
+    """One part of a DescribeClientQuotas filter."""
+
+    entity_type: str
+    match_type: int
+    """0: exactly `match`, 1: the default entity, 2: any name, the default included."""
+    match: str | None
+
+
+def entity_of(pairs: Iterable[tuple[str, str | None]]) -> Entity:
+    """The entity that a request names. Of a type that is there twice the last name counts, as with a broker."""
+    return tuple(sorted(dict(pairs).items()))
+
+
+def entity_text(entity: Entity) -> str:
+    """For people: ``user=alice, client-id=<default>``."""
+    named = sorted(entity, key=lambda pair: pair[0] == CLIENT_ID)
+    return ", ".join(f"{kind}={'<default>' if name is None else name}" for kind, name in named) or "(nothing)"
+
+
+def entity_of_entry(entry: Entry) -> Entity:
+    """What a quota entry is about, in Kafka's terms."""
+    names = ((CLIENT_ID, entry.client_id), (USER, entry.user))
+    return tuple((kind, None if name is DEFAULT else str(name)) for kind, name in names if name is not None)
+
+
+def names_of(entity: Entity) -> tuple[Name, Name]:
+    """(user, client-id) of an entity as quota entries have them. The entity must be one of these, not of an address."""
+    found: dict[str, Name] = {kind: DEFAULT if name is None else name for kind, name in entity}
+    return found.get(USER), found.get(CLIENT_ID)
+
+
+def enforced(entries: Iterable[Entry]) -> dict[Entity, dict[str, float]]:
+    """The limits in force, as DescribeClientQuotas shows them; shadow limits are not in force, so not among them."""
+    shown: dict[Entity, dict[str, float]] = {}
+    for entry in entries:
+        limits = {RATE_FIELD[kind]: limit for kind in Kind if (limit := entry.limit(kind)) is not None}
+        if limits and entry.mode == "enforce":
+            shown[entity_of_entry(entry)] = limits
+    return shown
+
+
+# ---- AlterClientQuotas ----------------------------------------------------------------------------------------------
+
+
+def judge(alterations: Sequence[tuple[Entity, Sequence[Op]]]) -> list[Judged]:
+    """Validate an AlterClientQuotas request as Kafka does: one verdict per distinct entity, in the request's order.
+
+    Entities are judged one by one; a bad one does not stop the others, but of its own keys none is changed. An entity
+    that is there again is an error, and yet its first alteration stands if that was good: so it is with a controller.
+    """
+    verdicts: dict[Entity, Judged] = {}
+    for entity, ops in alterations:
+        before = verdicts.get(entity)
+        if before is not None:
+            error = AdminError(INVALID_REQUEST, f"{entity_text(entity)} is in this request more than once")
+            verdicts[entity] = Judged(entity, before.changes, error)
+            continue
+        try:
+            verdicts[entity] = Judged(entity, _judged(entity, ops))
+        except AdminError as error:
+            verdicts[entity] = Judged(entity, {}, error)
+    return list(verdicts.values())
+
+
+def _judged(entity: Entity, ops: Sequence[Op]) -> dict[str, float | None]:
+    changes: dict[str, float | None] = {}
+    for key, value in ops:
+        if key in changes:
+            raise AdminError(INVALID_REQUEST, f"{entity_text(entity)} has {key or 'an empty key'} more than once")
+        changes[key] = value
+    check_entity(entity)
+    for key, value in changes.items():
+        if value is not None:  # what is removed need not exist, not even as a key
+            check_value(key, value)
+    return changes
+
+
+def check_entity(entity: Entity) -> None:
+    """Raise AdminError unless limits can be set for this entity."""
+    if not entity:
+        raise AdminError(INVALID_REQUEST, "expected a user, a client-id or both, got an empty entity")
+    for kind, name in entity:
+        if kind not in (USER, CLIENT_ID, IP):
+            raise AdminError(INVALID_REQUEST, f"expected the entity type {USER}, {CLIENT_ID} or {IP}, got {kind!r}")
+        if name == "":
+            raise AdminError(INVALID_REQUEST, f"expected a name or the default, got an empty {kind}")
+        if name is not None and len(name.encode()) > MOST_NAME_BYTES:
+            raise AdminError(INVALID_REQUEST, f"expected a {kind} of at most {MOST_NAME_BYTES} bytes")
+    kinds = {kind for kind, _ in entity}
+    if IP in kinds:
+        if len(kinds) > 1:
+            raise AdminError(INVALID_REQUEST, f"an {IP} cannot be combined with a {USER} or a {CLIENT_ID}")
+        raise AdminError(INVALID_REQUEST, "limits of addresses cannot be set here")
+
+
+def check_value(key: str, value: float) -> None:
+    """Raise AdminError unless `key` is a quota of users and client-ids and may be `value`.
+
+    One thing is refused that a broker takes: NaN, and infinity for quotas that may have a fraction.
+    """
+    sort = _CLIENT_KEYS.get(key)
+    if sort is None:
+        raise AdminError(INVALID_REQUEST, f"expected one of {', '.join(_CLIENT_KEYS)}, got {key or 'an empty key'}")
+    if not value > 0 or math.isinf(value):
+        raise AdminError(INVALID_REQUEST, f"expected {key} to be a finite number above 0, got {value:g}")
+    if sort == _LONG and value > _LONG_MAX:
+        raise AdminError(INVALID_REQUEST, f"expected {key} to be at most 2^63, got {value:g}")
+    if sort == _LONG and math.fmod(value, 1.0) > _MOST_FRACTION:
+        raise AdminError(INVALID_REQUEST, f"expected {key} to be a whole number, got {value!r}")
+
+
+# ---- DescribeClientQuotas -------------------------------------------------------------------------------------------
+
+_EXACT, _DEFAULT, _ANY = 0, 1, 2
+
+
+def select(
+    quotas: Quotas, components: Sequence[Component], *, strict: bool
+) -> list[tuple[Entity, Mapping[str, float]]]:
+    """The quotas that a DescribeClientQuotas filter asks for. Raises AdminError for a filter that makes no sense.
+
+    Every component must match. `strict`: the entity has no types besides those of the components, so that a strict
+    filter without components finds nothing; without `strict` it finds everything.
+    """
+    wanted: dict[str, Component] = {}
+    for component in components:
+        _check_component(component, wanted)
+        wanted[component.entity_type] = component
+    if IP in wanted and len(wanted) > 1:
+        raise AdminError(INVALID_REQUEST, f"an {IP} cannot be looked for together with a {USER} or a {CLIENT_ID}")
+    if strict and not wanted:
+        return []
+    return [
+        (entity, limits)
+        for entity, limits in quotas.items()
+        if (not strict or len(entity) == len(wanted)) and _matches(dict(entity), wanted)
+    ]
+
+
+def _check_component(component: Component, before: Mapping[str, Component]) -> None:
+    kind, match_type, match = component
+    if not kind:
+        raise AdminError(INVALID_REQUEST, "expected an entity type, got an empty one")
+    if kind in before:
+        raise AdminError(INVALID_REQUEST, f"expected each entity type once, {kind} is in the filter again")
+    if kind not in (USER, CLIENT_ID, IP):
+        raise AdminError(UNSUPPORTED_VERSION, f"expected the entity type {USER}, {CLIENT_ID} or {IP}, got {kind}")
+    if match_type not in (_EXACT, _DEFAULT, _ANY):
+        raise AdminError(INVALID_REQUEST, f"expected the match type 0, 1 or 2, got {match_type}")
+    if match_type == _EXACT and match is None:
+        raise AdminError(INVALID_REQUEST, f"expected a name of the {kind} that is looked for")
+    if match_type != _EXACT and match is not None:
+        raise AdminError(INVALID_REQUEST, f"expected no name with match type {match_type}, got one for {kind}")
+
+
+def _matches(entity: Mapping[str, str | None], wanted: Mapping[str, Component]) -> bool:
+    return all(
+        kind in entity and (component.match_type == _ANY or entity[kind] == component.match)
+        for kind, component in wanted.items()
+    )
