@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from proxy.intercept import NO_INTERCEPTORS, Interceptors, OnResponse, Outcome
 from proxy.observer import Counters
+from proxy.wire.apis import PRODUCE
 from quota.entity import Kind
 from quota.group import Admission
 from quota.ledger import Account, Ledger
@@ -32,6 +33,8 @@ class Pending:
     """The throttle that this end belongs to."""
     cause: Kind | None = None
     """The quota that this throttle is due to: the one of several that lasts longest."""
+    charged: float | None = None
+    """What that quota was charged for this request; None when it was delayed before it used anything."""
     local_answer: bytes | None = None
     """The whole response frame, made here; the broker never saw the request. It still waits for its turn."""
     admission: Admission | None = None
@@ -76,9 +79,9 @@ class Exchange:
         self.broker_mute_until_ms = 0.0
         """The broker does not read us before this time, because of a quota of its own (KIP-219)."""
 
-    def mute(self, account: Account, kind: Kind, delay_ms: int, now_ms: float) -> None:
-        """Do not read the client for `delay_ms`, because of a request that gets no response (acks=0)."""
-        self.ledger.note_throttle(account, kind, delay_ms)
+    def mute(self, account: Account, kind: Kind, delay_ms: int, now_ms: float, charged: float | None = None) -> None:
+        """Do not read the client for `delay_ms`, because of a Produce request that gets no response (acks=0)."""
+        self.ledger.note_throttle(account, kind, delay_ms, at_ms=now_ms, api_key=PRODUCE, amount=charged)
         self.mute_until_ms = max(self.mute_until_ms, now_ms + delay_ms)
 
     def broker_throttled(self, pending: Pending, told_ms: int, now_ms: float) -> None:
@@ -86,21 +89,29 @@ class Exchange:
         self.ledger.note_broker_throttle(pending.account, told_ms)
         self.broker_mute_until_ms = max(self.broker_mute_until_ms, now_ms + told_ms)
 
-    def impose(self, pending: Pending, kind: Kind, delay_ms: int, now_ms: float) -> None:
+    def impose(self, pending: Pending, kind: Kind, delay_ms: int, now_ms: float, charged: float | None = None) -> None:
         """Do not read the client for `delay_ms`, because of this request.
 
         A request may be over several quotas, found out when it comes and when its response does. The throttle is the
         longest of them, not their sum, and named after that one alone; of equal ones the later, as in Kafka the request
-        quota (`KafkaApis`, which compares the same two).
+        quota (`KafkaApis`, which compares the same two). `charged` is what that quota was charged for the request.
         """
         until_ms = now_ms + delay_ms
         if until_ms >= pending.throttle_until_ms:
             pending.throttle_until_ms = until_ms
             pending.delay_ms = delay_ms
             pending.cause = kind
+            pending.charged = charged
         self.mute_until_ms = max(self.mute_until_ms, until_ms)
 
     def note(self, pending: Pending) -> None:
         """The request is done with: count the throttle it has brought about, under the one quota that caused it."""
         if pending.cause is not None:
-            self.ledger.note_throttle(pending.account, pending.cause, pending.delay_ms)
+            self.ledger.note_throttle(
+                pending.account,
+                pending.cause,
+                pending.delay_ms,
+                at_ms=pending.throttle_until_ms - pending.delay_ms,
+                api_key=pending.api_key,
+                amount=pending.charged,
+            )

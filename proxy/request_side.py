@@ -138,9 +138,9 @@ class RequestSide:
             delay_ms = exchange.ledger.charge(account, Kind.PRODUCE, size_bytes, now_ms)
             if delay_ms > 0:
                 if pending is None:
-                    exchange.mute(account, Kind.PRODUCE, delay_ms, now_ms)
+                    exchange.mute(account, Kind.PRODUCE, delay_ms, now_ms, size_bytes)
                 else:
-                    exchange.impose(pending, Kind.PRODUCE, delay_ms, now_ms)
+                    exchange.impose(pending, Kind.PRODUCE, delay_ms, now_ms, size_bytes)
         self.walker.stopped = self._must_stop()
         return ()
 

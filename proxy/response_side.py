@@ -259,7 +259,7 @@ class ResponseSide:
         exchange, now_ms = self._exchange, self._now_ms
         delay_ms = exchange.ledger.charge(pending.account, Kind.FETCH, amount_bytes, now_ms)
         if delay_ms > 0:
-            exchange.impose(pending, Kind.FETCH, delay_ms, now_ms)
+            exchange.impose(pending, Kind.FETCH, delay_ms, now_ms, amount_bytes)
 
 
 def _scrub(scrubber: ShareFetchScrubber, data: bytearray | memoryview) -> bytes:

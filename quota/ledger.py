@@ -11,6 +11,7 @@ from typing import Final
 
 from quota.bucket import Mutation
 from quota.connections import ConnectionGate
+from quota.decisions import Decisions
 from quota.entity import ANONYMOUS, GroupKey, Identity, Kind
 from quota.group import NOT_LIMITED, Admission, Group, MutationAlgorithm, Settings, Usage
 from quota.mutation import BucketGroup
@@ -98,6 +99,9 @@ class KindExplanation:
     observed: float
     throttle_ms: int
     """The delay due now."""
+    counter: Group | None
+    """The counter itself, to be read only; None as long as nobody has used it."""
+    key: GroupKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +157,8 @@ class Ledger:
             lambda: self._table.connections, num_samples=num_samples, window_ms=window_ms
         )
         """Counters of connections, under the same table of limits."""
+        self.decisions: Final = Decisions()
+        """The last throttles and their causes."""
 
     @property
     def table(self) -> QuotaTable:
@@ -230,14 +236,27 @@ class Ledger:
         if amount:
             self.charge_no_throttle(account, kind, amount, now_ms)
 
-    def note_throttle(self, account: Account, kind: Kind, throttle_ms: int) -> None:
-        """Count a delay that was really imposed, under the quota that caused it. For metrics only."""
+    def note_throttle(
+        self,
+        account: Account,
+        kind: Kind,
+        throttle_ms: int,
+        *,
+        at_ms: float | None = None,
+        api_key: int | None = None,
+        amount: float | None = None,
+    ) -> None:
+        """Count a delay that was really imposed, under the quota that caused it; `at_ms` and what follows are what is
+        remembered of it for explanations. For metrics and people only."""
         meter = account.meters[kind]
         meter.throttled += 1
         meter.throttle_ms += throttle_ms
-        if meter.group is not None:
-            meter.group.usage.throttled += 1
-            meter.group.usage.throttle_ms += throttle_ms
+        group = meter.group
+        if group is not None:
+            group.usage.throttled += 1
+            group.usage.throttle_ms += throttle_ms
+            if at_ms is not None:
+                self.decisions.note(group, account.identity, throttle_ms, at_ms, api_key, amount)
 
     def note_broker_throttle(self, account: Account, throttle_ms: int) -> None:
         """Count a delay that a broker has told the client by itself, beside ours. For metrics only."""
@@ -341,6 +360,8 @@ class Ledger:
             mode=_mode(resolution.entry),
             observed=0.0 if group is None else group.observed(now),
             throttle_ms=0 if group is None else group.due(now),
+            counter=group,
+            key=resolution.key,
         )
 
 
