@@ -90,6 +90,11 @@ class SampledRate:
         return total, self._window(now - oldest)
 
     @property
+    def reach_ms(self) -> int:
+        """After this time without events every sample has expired."""
+        return self._expire_ms
+
+    @property
     def live_samples(self) -> int:
         """How many slots are in use (an expired slot stays in use, with a sum of zero)."""
         return len(self._sums)

@@ -1,0 +1,94 @@
+"""How a counter stands at one moment, for people: what was used, what one more request would meet, and until when."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from quota.entity import Kind
+from quota.group import Group
+from quota.mutation import BucketGroup
+from quota.window import WindowGroup
+
+_STEPS: Final = 200
+"""Moments looked at within the time after which the window is empty for certain."""
+_LATEST_MS: Final = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class CounterStanding:
+    """One counter, now. Looking changes nothing."""
+
+    amount: float
+    """What is in the window: bytes, busy milliseconds; for partition mutations what is missing from a full bucket."""
+    window_ms: int | None
+    """The window's length at this moment; None for partition mutations."""
+    tokens: float | None
+    """Partition mutations: what is left, negative when overdrawn."""
+    burst: float | None
+    """Partition mutations: a full bucket."""
+    share: float | None
+    """The used share of the limit, above 1 when it is exceeded; None without a limit."""
+    wait_ms: int
+    """What a request would have to wait now."""
+    free_ms: int
+    """After this time without requests, the next one would not have to wait."""
+    muted_ms: int
+    """What is left of the latest delay that was handed out: connections are not read for so long."""
+    owed_ms: int
+    """The least that the next delay is, because an earlier one was cut to `max_mute`."""
+    paced: bool
+    """Whether smooth pacing is at work (ADR 0004)."""
+
+
+def standing(group: Group, now_ms: float) -> CounterStanding:
+    """How `group` stands at `now_ms`."""
+    now = int(now_ms)
+    amount, window_ms, tokens, burst = group.usage.amount, None, None, None
+    if isinstance(group, WindowGroup):
+        total, window_ms = group.rate.peek(max(now, group.last_ms))
+        amount = total * 10.0 if group.kind is Kind.REQUEST else total  # 1 ms busy is 0.1 percent-seconds
+    elif isinstance(group, BucketGroup) and group.limit is not None:
+        tokens, burst = group.observed(now), group.bucket.burst(group.limit)
+        amount = burst - tokens
+    return CounterStanding(
+        amount=amount,
+        window_ms=window_ms,
+        tokens=tokens,
+        burst=burst,
+        share=group.utilisation(now),
+        wait_ms=group.due(now),
+        free_ms=free_ms(group, now),
+        muted_ms=max(group.throttled_until - now, 0),
+        owed_ms=max(group.owed_until - now, 0),
+        paced=isinstance(group, WindowGroup) and group.pacer.active,
+    )
+
+
+def free_ms(group: Group, now: int) -> int:
+    """How long until a request would not have to wait, if none came before. Not the same as the delay that is due:
+    that one is Kafka's formula, cut to `max_mute`; this one follows the samples as they leave the window."""
+    if group.due(now) == 0:
+        return 0
+    step_ms = max(_horizon_ms(group, now) // _STEPS, 1)
+    waits, free = 0, step_ms
+    while group.due(now + free) > 0:
+        waits = free
+        free += step_ms
+        if free > _horizon_ms(group, now):  # whatever is owed beyond: ever larger steps
+            step_ms *= 2
+        if free > _LATEST_MS:
+            return _LATEST_MS
+    while free - waits > 1:
+        middle = (waits + free) // 2
+        if group.due(now + middle) > 0:
+            waits = middle
+        else:
+            free = middle
+    return free
+
+
+def _horizon_ms(group: Group, now: int) -> int:
+    """Roughly when everything used so far is forgotten or paid."""
+    owed_ms = max(group.owed_until - now, 0)
+    if isinstance(group, WindowGroup):
+        return int(max(group.rate.reach_ms, owed_ms, group.pacer.paid_at - now)) + 1
+    return max(owed_ms, 1000)
