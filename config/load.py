@@ -134,7 +134,7 @@ def warnings_of(config: Config) -> list[Problem]:
     ]
     text = f"matches no connection yet: with this file every connection's user is {_fallback(config)}"
     found += _first_of(source, config, unreachable, text)
-    for name in ("request_percentage", "controller_mutation_rate"):
+    for name in ("controller_mutation_rate",):
         unenforced: list[Place] = [
             ("quotas", index, name) for index, entry in enumerate(config.quotas) if getattr(entry, name) is not None
         ]

@@ -10,11 +10,12 @@ from __future__ import annotations
 import fcntl
 import select
 import struct
+import sys
 import termios
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from socket import SHUT_RD, SHUT_WR, socket
+from socket import IPPROTO_TCP, SHUT_RD, SHUT_WR, TCP_INFO, socket
 from typing import Final
 
 import structlog
@@ -32,6 +33,9 @@ TURNS_BEFORE_CHECKPOINT: Final = 8
 """Reads in a row without waiting before other connections get their turn."""
 WATCH_MUTE_FROM_MS: Final = 50.0
 """Mutes longer than this notice a client that goes away meanwhile; shorter ones are over before it matters."""
+_MIN_RTT_AT: Final = 148
+"""Where the field stands in struct tcp_info (linux/tcp.h), an unsigned 32-bit number of microseconds."""
+_NO_RTT: Final = 2**32 - 1
 
 
 @dataclass(slots=True)
@@ -241,6 +245,7 @@ class Connection:
             raise SessionError(
                 CloseReason.UPSTREAM_UNREACHABLE, f"cannot connect to broker {self.broker_name}: {error}"
             ) from error
+        self.session.round_trip_ms = _round_trip_ms(self._broker)
         nursery.start_soon(self._broker_pump, self._broker)
 
     async def _splice_request(self, count: int) -> bool:
@@ -351,8 +356,8 @@ class Connection:
         answers: list[Buffer] = []
 
         def moved(part: int) -> None:
-            self.last_activity_s = trio.current_time()
-            answers.extend(session.broker_moved(part))
+            self.last_activity_s = now_s = trio.current_time()
+            answers.extend(session.broker_moved(part, now_s * 1000.0))
 
         try:
             whole = await splice_bytes(broker, self._client, count, self._shared.pipes, moved)
@@ -421,6 +426,18 @@ async def _wait_hangup(sock: socket) -> None:
     finally:
         trio.lowlevel.notify_closing(watcher.fileno())
         watcher.close()
+
+
+def _round_trip_ms(sock: socket) -> float:
+    """The network's least round trip to the peer, measured by the kernel (tcp_info.tcpi_min_rtt); 0 if unknown."""
+    try:
+        info = sock.getsockopt(IPPROTO_TCP, TCP_INFO, _MIN_RTT_AT + 4)
+    except OSError:
+        return 0.0
+    if len(info) < _MIN_RTT_AT + 4:  # before Linux 4.6
+        return 0.0
+    microseconds = int.from_bytes(info[_MIN_RTT_AT:], sys.byteorder)
+    return 0.0 if microseconds == _NO_RTT else microseconds / 1000.0
 
 
 def _unread_bytes(sock: socket) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from proxy.intercept import NO_INTERCEPTORS, Interceptors, OnResponse, Outcome
 from proxy.observer import Counters
+from proxy.request_time import RequestTime
 from proxy.wire.apis import PRODUCE
 from quota.entity import Kind
 from quota.group import Admission
@@ -37,6 +38,8 @@ class Pending:
     """What that quota was charged for this request; None when it was delayed before it used anything."""
     local_answer: bytes | None = None
     """The whole response frame, made here; the broker never saw the request. It still waits for its turn."""
+    replicated_bytes: int = 0
+    """Size of a Produce request with acks=all; 0 for all others."""
     admission: Admission | None = None
     """A Fetch that the ledger has let through: what it reserved is settled when the response comes."""
     on_response: OnResponse | None = None
@@ -56,6 +59,7 @@ class Exchange:
         "ledger",
         "mute_until_ms",
         "outcome",
+        "request_time",
         "translate",
     )
 
@@ -74,6 +78,7 @@ class Exchange:
         self.outcome: Outcome | None = None
         """What a handler has decided about the request that waited for its question to be answered."""
         self.inflight: deque[Pending] = deque()
+        self.request_time = RequestTime()
         self.mute_until_ms = 0.0
         """The client is not read before this time."""
         self.broker_mute_until_ms = 0.0

@@ -27,6 +27,7 @@ FETCH_HEAD_BYTES: Final = 512
 MAX_TRACKED_CLIENT_IDS: Final = 8
 """Client ids remembered for /connections; a connection has one in practice."""
 MAX_INT32: Final = 2**31 - 1
+ACKS_ALL: Final = -1
 
 _INT16: Final = Struct(">h")
 
@@ -45,6 +46,7 @@ class RequestSide:
         "_now_ms",
         "_saw_request",
         "_shaper",
+        "_unsent",
         "_user",
         "_waiting",
         "bytes_total",
@@ -64,6 +66,8 @@ class RequestSide:
         """Requests that had been read together with the one that brought about the mute."""
         self._completing: tuple[Account, int, Pending | None] | None = None
         """Produce request whose last byte is still to come: account, bytes, its pending entry (None for acks=0)."""
+        self._unsent: Pending | None = None
+        """Request whose last byte is still to come."""
         self._account: Account | None = None
         self._client_id: str | None = None
         self._saw_request = False
@@ -132,6 +136,9 @@ class RequestSide:
     def _complete(self) -> tuple[()]:
         """The last byte of a request has been read: charge what is charged then, and mute."""
         now_ms, exchange = self._now_ms, self._exchange
+        if self._unsent is not None:
+            self._unsent.sent_ms = now_ms
+            self._unsent = None
         completing, self._completing = self._completing, None
         if completing is not None:
             account, size_bytes, pending = completing
@@ -193,6 +200,8 @@ class RequestSide:
                 state.need = min(total, here + 64)
                 return 0
             answered = acks != 0
+            if acks == ACKS_ALL:
+                pending.replicated_bytes = header.size
             self._completing = (account, header.size, pending if answered else None)
         elif api_key == FETCH:
             wanted = total if total <= MAX_HELD_REQUEST_BYTES else header.body - start + FETCH_HEAD_BYTES
@@ -221,6 +230,8 @@ class RequestSide:
         self._count_request(api_key)
         if answered:
             self._exchange.inflight.append(pending)
+            if here < total:
+                self._unsent = pending
         state.skip = total - here
         return here
 

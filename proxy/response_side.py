@@ -33,30 +33,42 @@ _SIZE_AND_CORRELATION: Final = Struct(">ii")
 class ResponseSide:
     """Responses to one client connection. Knows nothing of sockets and clocks."""
 
-    __slots__ = ("_exchange", "_now_ms", "bytes_total", "walker")
+    __slots__ = ("_exchange", "_now_ms", "_timed", "bytes_total", "walker")
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self.walker = FrameWalker()
         self._now_ms = 0.0
+        self._timed: Pending | None = None
+        """The latest request whose time has been charged; its response may be judged again, with more of it there."""
         self.bytes_total = 0
 
     def take(self, view: memoryview, now_ms: float) -> list[Buffer]:
         """Take bytes read from the broker; returns the buffers to send to the client, in order."""
         self.bytes_total += len(view)
         self._now_ms = now_ms
-        out, _ = self.walker.walk(view, self._judge, self._ready)
+        out, _ = self.walker.walk(view, self._judge, self._complete)
         return out
 
-    def moved(self, count: int) -> list[Buffer]:
+    def moved(self, count: int, now_ms: float) -> list[Buffer]:
         """`count` bytes of a response went to the client without passing through `take`; as `ready_answers`."""
         self.bytes_total += count
         self.walker.skip -= count
-        return self.ready_answers()
+        if not self.walker.at_boundary:
+            return []
+        self._now_ms = now_ms
+        return self._complete()
 
     def ready_answers(self) -> list[Buffer]:
         """Answers made here whose turn has come: nothing older is owed and no response is half sent."""
         return self._ready() if self.walker.at_boundary else []
+
+    def _complete(self) -> list[Buffer]:
+        """The last byte of a response has come: from now on the broker has time for the next request."""
+        exchange = self._exchange
+        # Unless it has muted us: then from the end of that (see `Exchange.broker_throttled`).
+        exchange.request_time.free_ms = max(self._now_ms, exchange.broker_mute_until_ms)
+        return self._ready()
 
     def _ready(self) -> list[Buffer]:
         out: list[Buffer] = []
@@ -100,6 +112,8 @@ class ResponseSide:
         total = 4 + size
         here = min(here, total)
         api_key, version = pending.api_key, pending.api_version
+        if pending is not self._timed:
+            self._charge_time(pending)
         if pending.on_response is not None or pending.asked is not None:
             return self._hand_over(buf, start, here, total, pending, out)
         throttle_ms = self._throttle_ms(pending)
@@ -138,6 +152,20 @@ class ResponseSide:
     def _latency_ms(self, pending: Pending) -> float:
         """From the request, or when a broker that throttled began to read it, to the first byte of its response."""
         return max(self._now_ms - max(pending.sent_ms, self._exchange.broker_mute_until_ms), 0.0)
+
+    def _charge_time(self, pending: Pending) -> None:
+        """Charge the time that the broker was busy. Known with the first bytes of the response, before any goes on."""
+        self._timed = pending
+        exchange, now_ms = self._exchange, self._now_ms
+        busy_ms = exchange.request_time.busy_ms(pending.api_key, pending.sent_ms, now_ms, pending.replicated_bytes)
+        if busy_ms <= 0.0:
+            return  # exempt: neither charged nor checked
+        if pending.asked is not None:
+            exchange.ledger.charge_no_throttle(pending.account, Kind.REQUEST, busy_ms, now_ms)
+            return  # the client's own request is still to come
+        delay_ms = exchange.ledger.charge(pending.account, Kind.REQUEST, busy_ms, now_ms)
+        if delay_ms > 0:
+            exchange.impose(pending, Kind.REQUEST, delay_ms, now_ms)
 
     def _throttle_ms(self, pending: Pending) -> int:
         """What is left of the throttle that a request has brought about."""

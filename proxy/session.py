@@ -89,7 +89,7 @@ class Session:
         """broker_bytes(view, now_ms): take bytes read from the broker. Returns the buffers to send to the client.
         Raises SessionError if they answer nothing, or cannot be read where they must be rewritten."""
         self.broker_moved = self._responses.moved
-        """broker_moved(count): returns answers as `ready_answers`."""
+        """broker_moved(count, now_ms): returns answers as `ready_answers`."""
         self.ready_answers = self._responses.ready_answers
         """ready_answers(): answers made here whose turn has come."""
 
@@ -97,6 +97,15 @@ class Session:
     def mute_until_ms(self) -> float:
         """The client is not read before this time."""
         return self._exchange.mute_until_ms
+
+    @property
+    def round_trip_ms(self) -> float:
+        """The network's round trip to the broker: that long nobody works on a request."""
+        return self._exchange.request_time.round_trip_ms
+
+    @round_trip_ms.setter
+    def round_trip_ms(self, value: float) -> None:
+        self._exchange.request_time.round_trip_ms = value
 
     @property
     def client_skip(self) -> int:

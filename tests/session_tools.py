@@ -63,11 +63,18 @@ def decode(cls: Any, data: bytes) -> Any:
     return message
 
 
-def ledger(*, smooth: bool = True, produce_rate: float | None = None, fetch_rate: float | None = None) -> Ledger:
+def ledger(
+    *,
+    smooth: bool = True,
+    produce_rate: float | None = None,
+    fetch_rate: float | None = None,
+    request_percentage: float | None = None,
+) -> Ledger:
     """A ledger in which every client-id has the given limits."""
     entries = []
-    if produce_rate or fetch_rate:
-        entries = [Entry(client_id=DEFAULT, producer_byte_rate=produce_rate, consumer_byte_rate=fetch_rate)]
+    if produce_rate or fetch_rate or request_percentage:
+        limits = {"producer_byte_rate": produce_rate, "consumer_byte_rate": fetch_rate}
+        entries = [Entry(client_id=DEFAULT, request_percentage=request_percentage, **limits)]
     return Ledger(QuotaTable(entries), smooth=smooth)
 
 

@@ -1,0 +1,137 @@
+"""The estimate of a broker's busy time, on paper: what counts once, what is not counted, and what is capped."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.request_time import (
+    DEFAULT_BASELINE_MS,
+    EXEMPT,
+    FREE_SASL,
+    HANDOVER_MS,
+    LEAST_MS,
+    MS_PER_BYTE,
+    NEVER_WAIT,
+    RECENT,
+    RequestTime,
+)
+from proxy.wire.schema import APIS
+
+KEYS = {known[0]: key for key, known in APIS.items()}
+PRODUCE, FETCH, METADATA = KEYS["Produce"], KEYS["Fetch"], KEYS["Metadata"]
+
+
+def test_latency_less_the_way_there_and_back() -> None:
+    of = RequestTime()
+    assert of.busy_ms(METADATA, 1000.0, 1005.0) == pytest.approx(5.0 - HANDOVER_MS)
+    of.round_trip_ms = 1.5
+    of.free_ms = 1005.0
+    assert of.busy_ms(METADATA, 1010.0, 1015.0) == pytest.approx(5.0 - 1.5 - HANDOVER_MS)
+
+
+def test_pipelined_requests_count_once() -> None:
+    """Three requests read at 0, answered at 4, 6 and 7 ms: 4, 2 and 1 ms, however long each of them took."""
+    of = RequestTime()
+    of.round_trip_ms = 1.0
+    charged = []
+    for now_ms in (4.0, 6.0, 7.0):
+        charged.append(of.busy_ms(METADATA, 0.0, now_ms))
+        of.free_ms = now_ms
+    # Only the first one travelled while the broker was idle; the others lay there when it was their turn.
+    assert charged == [pytest.approx(x - HANDOVER_MS) for x in (4.0 - 1.0, 2.0, 1.0)]
+
+
+def test_never_less_than_the_cheapest_request_and_never_more_than_the_time_that_passed() -> None:
+    of = RequestTime()
+    of.round_trip_ms = 50.0
+    assert of.busy_ms(METADATA, 0.0, 40.0) == LEAST_MS
+    assert of.busy_ms(METADATA, 0.0, LEAST_MS / 2) == LEAST_MS / 2
+    assert of.busy_ms(METADATA, 0.0, 0.0) == 0.0
+    assert of.busy_ms(METADATA, 5.0, 4.0) == 0.0  # answered before it was sent to its end
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0, 50),  # sent after the one before
+            st.floats(0, 50),  # worked on
+            st.sampled_from([PRODUCE, FETCH, METADATA, KEYS["JoinGroup"], KEYS["ApiVersions"], 999]),
+            st.booleans(),
+        ),
+        max_size=60,
+    ),
+    st.floats(0, 20),
+)
+def test_all_charges_together_are_no_longer_than_something_was_owed(
+    requests: list[tuple[float, float, int, bool]], round_trip_ms: float
+) -> None:
+    of = RequestTime()
+    of.round_trip_ms = round_trip_ms
+    sent = free = total = owed = 0.0
+    for gap, work, api_key, waits in requests:
+        sent += gap
+        begin = max(sent, free)
+        end = begin + work
+        owed += end - begin
+        busy = of.busy_ms(api_key, sent, end, 1000 * waits)
+        assert 0.0 <= busy <= end - begin + 1e-9
+        total += busy
+        of.free_ms = free = end
+    assert total <= owed + 1e-6
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Fetch", "ShareFetch", "JoinGroup", "SyncGroup", "CreateTopics", "DeleteRecords", "ElectLeaders"),
+        *("OffsetCommit", "InitProducerId", "EndTxn", "ConsumerGroupHeartbeat", "AlterConfigs", "ApiVersions"),
+    ],
+)
+def test_waiting_that_was_asked_for_is_not_charged(name: str) -> None:
+    of = RequestTime()
+    assert of.busy_ms(KEYS[name], 0.0, 30_000.0) == DEFAULT_BASELINE_MS
+    of.free_ms = 30_000.0
+    assert of.busy_ms(KEYS[name], 30_000.0, 30_000.2) == pytest.approx(0.2 - HANDOVER_MS)  # less than that: as it is
+
+
+def test_an_api_newer_than_the_sidecar_may_wait() -> None:
+    assert RequestTime().busy_ms(999, 0.0, 30_000.0) == DEFAULT_BASELINE_MS
+
+
+def test_the_baseline_is_the_median_of_recent_requests_that_never_wait() -> None:
+    of = RequestTime()
+    assert of.baseline_ms == DEFAULT_BASELINE_MS
+    for _ in range(RECENT // 2):
+        of.busy_ms(METADATA, 0.0, 1000.0 + HANDOVER_MS)
+    assert of.baseline_ms == DEFAULT_BASELINE_MS  # a minority says nothing yet
+    of.busy_ms(METADATA, 0.0, 2.0 + HANDOVER_MS)
+    assert of.baseline_ms == pytest.approx(2.0)
+    assert of.busy_ms(FETCH, 0.0, 500.0) == pytest.approx(2.0)
+    for value in (5.0, 4.0, 3.0, 2.0, 1.0) * 3:
+        of.busy_ms(METADATA, 0.0, value + HANDOVER_MS)
+        of.busy_ms(FETCH, 0.0, 500.0)  # does not become part of it
+    assert of.baseline_ms == pytest.approx(3.0)
+
+
+def test_acks_all_is_charged_for_its_size_but_not_for_the_replicas() -> None:
+    of = RequestTime()
+    assert of.busy_ms(PRODUCE, 0.0, 900.0) == pytest.approx(900.0 - HANDOVER_MS)  # acks=1 waits for nobody
+    # 500 000 B * 4 ns + 0.3 ms
+    assert of.busy_ms(PRODUCE, 0.0, 900.0, 500_000) == pytest.approx(500_000 * MS_PER_BYTE + DEFAULT_BASELINE_MS)
+    assert of.busy_ms(PRODUCE, 0.0, 1.0, 500_000) == pytest.approx(1.0 - HANDOVER_MS)
+    assert of.baseline_ms == DEFAULT_BASELINE_MS  # only the one with acks=1 is one of the recent ones
+
+
+def test_requests_among_brokers_are_exempt() -> None:
+    of = RequestTime()
+    for api_key in EXEMPT:
+        assert of.busy_ms(api_key, 0.0, 900.0) == 0.0
+    assert not EXEMPT & NEVER_WAIT
+
+
+def test_a_login_is_free_and_a_storm_of_logins_is_not() -> None:
+    of = RequestTime()
+    charged = [of.busy_ms(KEYS[name], 0.0, 9.0) for name in ("SaslHandshake", "SaslAuthenticate") * FREE_SASL]
+    assert charged == [0.0] * FREE_SASL + [DEFAULT_BASELINE_MS] * FREE_SASL
