@@ -1,0 +1,245 @@
+"""The usage record: what one client used in one interval, as one flat row. Its only definition; docs/usage-records.md.
+
+Written by the sidecar's exporter, read by the analysis jobs and by whoever has the files. Versions: what a field means
+never changes; new fields are added at the end, may be null, and raise :data:`SCHEMA_VERSION`. A reader takes rows of
+versions up to its own as they are (missing fields are null) and sets newer ones aside.
+
+A row has every field, null where there is nothing to say, so that readers which guess a schema guess the same one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from quota.entity import Kind
+
+SCHEMA_VERSION: Final = 1
+
+Type = Literal["string", "int", "bigint", "double"]
+"""Names that Spark's DDL and DuckDB both know."""
+
+Row = dict[str, Any]
+"""A record: field name -> str, int, float or None."""
+
+CAUSES: Final = (*(kind.value for kind in Kind), "broker")
+"""What can delay a client: one of our four quotas, or a quota of the broker's own."""
+
+FAMILIES: Final[Mapping[str, str]] = {
+    "produce": "Produce",
+    "fetch": "Fetch and ShareFetch",
+    "metadata": "where topics, offsets, coordinators and brokers are",
+    "group": "membership and offsets of consumer, share and streams groups",
+    "transaction": "producer ids and transactions",
+    "admin": "topics, configurations, ACLs, quotas and other administration",
+    "connection": "versions, authentication, delegation tokens and telemetry",
+    "other": "brokers' own requests and APIs this version does not know",
+}
+"""Families of APIs that requests are counted by."""
+
+MAX_NAME_CHARACTERS: Final = 120
+"""Longer users and client ids are cut and end in a hash of the whole, exactly as in /metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One column."""
+
+    name: str
+    type: Type
+    nullable: bool
+    unit: str
+    """ "" where there is none."""
+    meaning: str
+    least: float | None = 0.0
+    """The least value of a number; None: may be negative."""
+    since: int = 1
+    """Schema version that introduced it."""
+
+
+UNITS: Final[Mapping[str, str]] = {
+    "produce": "bytes/s",
+    "fetch": "bytes/s",
+    "request": "percent of one thread",
+    "mutation": "partitions/s",
+}
+"""Unit of limits and rates, by kind."""
+
+
+def _fields() -> Iterator[Field]:
+    yield Field("schema_version", "int", False, "", "version of this schema", 1.0)
+    yield Field("instance", "string", False, "", "one start of one sidecar: a new random name at every start")
+    yield Field(
+        "sequence", "bigint", False, "", "1, 2, 3 … within the instance; (instance, sequence) is the record's id"
+    )
+    yield Field("start_ms", "bigint", False, "ms since 1970, UTC", "start of the interval: `end_ms` less `duration_s`")
+    yield Field("end_ms", "bigint", False, "ms since 1970, UTC", "end of the interval, by the machine's clock")
+    yield Field("duration_s", "double", False, "s", "length of the interval, by a clock that is never set")
+    yield Field("samples", "int", False, "", "one-second samples that the rates below were taken from")
+    yield Field("cluster_id", "string", True, "", "the Kafka cluster, if configured")
+    yield Field("namespace", "string", True, "", "Kubernetes namespace of the sidecar")
+    yield Field("pod", "string", True, "", "pod (or host) of the sidecar")
+    yield Field("kquota_version", "string", False, "", "version of the sidecar")
+    yield Field("user", "string", False, "", "the client's principal, ANONYMOUS without one")
+    yield Field("client_id", "string", False, "", "the client's id, empty if it has none")
+    yield Field("client_library", "string", True, "", "name that the client's library last gave (KIP-511)")
+    yield Field("client_library_version", "string", True, "", "its version")
+    yield Field("connections_peak", "int", False, "connections", "most connections open at once in the interval")
+    yield Field("connections_opened", "int", False, "connections", "connections that began to be this client's")
+    yield Field("produce_bytes", "bigint", False, "bytes", "produce requests without their 4-byte size")
+    yield Field("fetch_bytes", "bigint", False, "bytes", "fetch responses; less what was given back", None)
+    yield Field("request_seconds", "double", False, "s", "broker time used; less what was given back", None)
+    yield Field("mutations", "double", False, "partitions", "partitions created or deleted; less refunds", None)
+    yield Field("requests", "bigint", False, "requests", "requests of all APIs; the sum of the families")
+    for family, apis in FAMILIES.items():
+        yield Field(f"requests_{family}", "bigint", False, "requests", apis)
+    for cause in CAUSES:
+        whose = "the broker's own quotas" if cause == "broker" else f"the {cause} quota"
+        yield Field(f"throttle_{cause}_count", "bigint", False, "requests", f"requests delayed by {whose}")
+        yield Field(f"throttle_{cause}_seconds", "double", False, "s", f"sum of the delays imposed by {whose}")
+    yield Field("mutes", "bigint", False, "mutes", "throttles after which it was watched whether the client waits")
+    yield Field("mutes_ignored", "bigint", False, "mutes", "those during which it went on sending, told or not")
+    for kind in Kind:
+        yield from _fields_of(kind.value, UNITS[kind.value])
+
+
+def _fields_of(kind: str, unit: str) -> Iterator[Field]:
+    """Rates are of the client alone; limits, utilisation and trials are of the group that shares the limit."""
+    yield Field(f"{kind}_rate_p50", "double", False, unit, "median of the client's one-second rates")
+    yield Field(f"{kind}_rate_p95", "double", False, unit, "95th percentile of them")
+    yield Field(f"{kind}_rate_p99", "double", False, unit, "99th percentile of them")
+    yield Field(f"{kind}_rate_max", "double", False, unit, "the highest of them")
+    yield Field(f"{kind}_limit", "double", True, unit, "the limit in force at the end; null: none")
+    yield Field(f"{kind}_limit_mode", "string", True, "", "enforce or shadow (measured, never applied)")
+    yield Field(
+        f"{kind}_limit_level", "string", True, "", "level of precedence that it comes from, like `user+client-id`"
+    )
+    yield Field(
+        f"{kind}_group_user", "string", True, "", "user of the group that shares the limit; null: plays no part"
+    )
+    yield Field(f"{kind}_group_client_id", "string", True, "", "client id of that group; null: plays no part")
+    yield Field(
+        f"{kind}_group_utilisation_peak",
+        "double",
+        True,
+        "1",
+        "highest share of the limit that the group used, as the quota's own window has it, seen once a second",
+    )
+    yield Field(
+        f"{kind}_group_shadow_count", "bigint", False, "requests", "would have been delayed by the shadow limit"
+    )
+    yield Field(f"{kind}_group_shadow_seconds", "double", False, "s", "time that those delays would have covered")
+    yield Field(f"{kind}_candidate_limit", "double", True, unit, "the limit on trial beside the one in force")
+    yield Field(
+        f"{kind}_group_candidate_count", "bigint", False, "requests", "would have been delayed by the candidate"
+    )
+    yield Field(f"{kind}_group_candidate_seconds", "double", False, "s", "time that those delays would have covered")
+
+
+FIELDS: Final[tuple[Field, ...]] = tuple(_fields())
+"""Every column, in the order in which it is written."""
+NAMES: Final = tuple(field.name for field in FIELDS)
+IDENTITY: Final = ("instance", "sequence")
+"""What makes a record unique: delivery is at least once, readers drop repeats by it."""
+
+_BY_NAME: Final = {field.name: field for field in FIELDS}
+_EMPTY: Final[Row] = {
+    field.name: None if field.nullable or field.type == "string" else 0.0 if field.type == "double" else 0
+    for field in FIELDS
+} | {"schema_version": SCHEMA_VERSION}
+_MODES: Final = ("enforce", "shadow")
+_MAX_INT: Final[Mapping[Type, int]] = {"int": 2**31 - 1, "bigint": 2**63 - 1}
+
+
+class RecordError(ValueError):
+    """A line or a row that is no usage record; the message says where and why."""
+
+
+def build(values: Mapping[str, Any]) -> Row:
+    """A row of this version: `values`, and 0 or null for the fields it does not name. Raises RecordError."""
+    row = _EMPTY | dict(values)
+    found = problems(row)
+    if found:
+        raise RecordError("; ".join(found))
+    return row
+
+
+def problems(row: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a row of this version; nothing if it is right."""
+    if row.get("schema_version") != SCHEMA_VERSION:
+        return [f"schema_version is {row.get('schema_version')!r}, this reader knows {SCHEMA_VERSION}"]
+    found = [f"{name} is no field of version {SCHEMA_VERSION}" for name in row if name not in _BY_NAME]
+    for field in FIELDS:
+        if field.name not in row:
+            found.append(f"{field.name} is missing")
+        else:
+            complaint = _complaint(field, row[field.name])
+            if complaint:
+                found.append(f"{field.name} is {row[field.name]!r}, expected {complaint}")
+    if not found:
+        found += _contradictions(row)
+    return found
+
+
+def to_line(row: Mapping[str, Any]) -> bytes:
+    """A row as one JSON line with its newline; ASCII only, so no reader can stumble over a name."""
+    return json.dumps(row, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+
+
+def from_line(line: bytes | str) -> Row:
+    """The row in one line. Raises RecordError for anything that is not a whole, right record of this version."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise RecordError(f"not JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise RecordError(f"a JSON {type(row).__name__}, expected an object")
+    found = problems(row)
+    if found:
+        raise RecordError("; ".join(found))
+    return row
+
+
+def spark_ddl() -> str:
+    """The columns as a DDL string: ``StructType.fromDDL(spark_ddl())``. All nullable, as files are read."""
+    return ", ".join(f"{field.name} {field.type.upper()}" for field in FIELDS)
+
+
+def duckdb_columns() -> dict[str, str]:
+    """The columns for DuckDB's ``read_json(..., columns = {...})``."""
+    names = {"string": "VARCHAR", "int": "INTEGER", "bigint": "BIGINT", "double": "DOUBLE"}
+    return {field.name: names[field.type] for field in FIELDS}
+
+
+def _complaint(field: Field, value: Any) -> str | None:
+    """What would have been expected, None if the value is fine."""
+    if value is None:
+        return None if field.nullable else f"a {field.type}"
+    if field.type == "string":
+        if not isinstance(value, str):
+            return "a string"
+        return f"one of {', '.join(_MODES)}" if field.name.endswith("_limit_mode") and value not in _MODES else None
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if field.type == "double":
+        if not whole and not isinstance(value, float):
+            return "a number"
+        if not math.isfinite(value):
+            return "a finite number"
+    elif not whole or abs(value) > _MAX_INT[field.type]:
+        return f"a whole number ({field.type})"
+    if field.least is not None and value < field.least:
+        return f"at least {field.least:g}"
+    return None
+
+
+def _contradictions(row: Mapping[str, Any]) -> Iterator[str]:
+    if row["sequence"] < 1:
+        yield f"sequence is {row['sequence']}, expected at least 1"
+    if row["end_ms"] < row["start_ms"]:
+        yield f"end_ms is {row['end_ms']}, before start_ms {row['start_ms']}"
+    counted = sum(row[f"requests_{family}"] for family in FAMILIES)
+    if counted != row["requests"]:
+        yield f"requests is {row['requests']}, its families sum to {counted}"
