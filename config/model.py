@@ -14,6 +14,7 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     PrivateAttr,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -112,6 +113,27 @@ class Identity(_Model):
         return value
 
 
+class QuotaCandidate(_Model):
+    """Limits on trial: measured on the same traffic as the entry's own, reported, never applied."""
+
+    producer_byte_rate: Annotated[int, _BYTE_RATE] | None = Field(
+        default=None, description="Bytes produced per second."
+    )
+    consumer_byte_rate: Annotated[int, _BYTE_RATE] | None = Field(default=None, description="Bytes fetched per second.")
+    request_percentage: Annotated[float, rate("percent of one thread")] | None = Field(
+        default=None, description="Broker time, in percent of one thread (KIP-124)."
+    )
+    controller_mutation_rate: Annotated[float, rate("partitions per second")] | None = Field(
+        default=None, description="Partitions created or deleted per second (KIP-599)."
+    )
+
+    @model_validator(mode="after")
+    def _something(self) -> QuotaCandidate:
+        if all(getattr(self, name) is None for name in LIMIT_NAMES):
+            raise wrong(f"at least one limit: {', '.join(LIMIT_NAMES)}")
+        return self
+
+
 class QuotaEntry(_Model):
     """Limits of one (user, client-id) or address; a name left out (or null) means that the entry does not look at it.
 
@@ -149,6 +171,20 @@ class QuotaEntry(_Model):
     mode: Annotated[Literal["enforce", "shadow"], choice("a mode", "enforce", "shadow")] = Field(
         default="enforce", description="shadow: measured and reported, never applied."
     )
+    candidate: QuotaCandidate | None = Field(
+        default=None, description="Other limits on trial beside these: measured and reported, never applied."
+    )
+
+    @field_validator("candidate")
+    @classmethod
+    def _beside_live_limits(cls, value: QuotaCandidate | None, info: ValidationInfo) -> QuotaCandidate | None:
+        for name in LIMIT_NAMES:
+            # A limit that is wrong itself is not in info.data, and has been complained about.
+            if value is not None and getattr(value, name) is not None and info.data.get(name, 0) is None:
+                raise wrong(
+                    f"{name} in the entry itself too; an entry of its own with mode: shadow tries a limit where none is"
+                )
+        return value
 
     @model_validator(mode="after")
     def _names_and_limits(self) -> QuotaEntry:

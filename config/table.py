@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from config.model import CONNECTION_LIMIT_NAMES, LIMIT_NAMES, Config, QuotaEntry
+from config.model import CONNECTION_LIMIT_NAMES, LIMIT_NAMES, Config, QuotaCandidate, QuotaEntry
 from config.problems import Place, Problem
 from config.source import Source
 from config.types import DEFAULT_WORD
 from quota.connections import ConnectionEntry, ConnectionLimits, Scope
 from quota.entity import DEFAULT, Default
-from quota.table import Entry, QuotaTable
+from quota.table import CandidateLimits, Entry, QuotaTable
 
 
 def to_table(config: Config) -> QuotaTable:
@@ -42,6 +42,16 @@ def to_entry(entry: QuotaEntry) -> Entry:
         request_percentage=entry.request_percentage,
         controller_mutation_rate=entry.controller_mutation_rate,
         mode=entry.mode,
+        candidate=None if entry.candidate is None else _candidate(entry.candidate),
+    )
+
+
+def _candidate(limits: QuotaCandidate) -> CandidateLimits:
+    return CandidateLimits(
+        _as_float(limits.producer_byte_rate),
+        _as_float(limits.consumer_byte_rate),
+        limits.request_percentage,
+        limits.controller_mutation_rate,
     )
 
 

@@ -12,6 +12,7 @@ import json
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any, Final, Protocol
 
 import structlog
@@ -30,7 +31,7 @@ from deploy.explain import explanation_json
 from deploy.metrics import CONTENT_TYPE, Metrics
 from proxy.connection import ConnectionInfo
 from quota.group import Group
-from quota.ledger import Ledger
+from quota.ledger import Ledger, TrialSnapshot, trial_snapshot
 
 log = structlog.get_logger("kquota.admin")
 
@@ -173,10 +174,14 @@ def _group_json(group: Group, now: int) -> dict[str, Any]:
             "throttled": usage.throttled,
             "throttle_ms": usage.throttle_ms,
             "capped": group.capped,
-            "shadow_throttled": group.shadow_throttled,
-            "shadow_throttle_ms": group.shadow_throttle_ms,
         },
+        "shadow": _trial_json(trial_snapshot(group, group.shadowed, now)),
+        "candidate": _trial_json(trial_snapshot(group, group.candidate, now)),
     }
+
+
+def _trial_json(trial: TrialSnapshot | None) -> dict[str, Any] | None:
+    return None if trial is None else asdict(trial)
 
 
 def _connection_json(one: ConnectionInfo) -> dict[str, Any]:

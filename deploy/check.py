@@ -79,7 +79,7 @@ def quota_table(quotas: list[Entry]) -> str:
             level_of(entry).label,
             readable_name(entry.user),
             readable_name(entry.client_id),
-            *(readable_limit(kind, entry.limit(kind)) for kind in Kind),
+            *(_limit_cell(entry, kind) for kind in Kind),
             entry.mode,
         ]
         for entry in shown[:MOST_ROWS]
@@ -121,11 +121,20 @@ def entry_json(entry: Entry) -> dict[str, Any]:
     """A quota entry as it is written in the file, names left out where the entry has none."""
     names = {"user": entry.user, "client-id": entry.client_id}
     limits = {RATE_FIELD[kind]: entry.limit(kind) for kind in Kind}
+    candidates = {RATE_FIELD[kind]: entry.candidate_limit(kind) for kind in Kind}
+    on_trial = {name: _short(limit) for name, limit in candidates.items() if limit is not None}
     return {
         **{label: _written(name) for label, name in names.items() if name is not None},
         **{name: _short(limit) for name, limit in limits.items() if limit is not None},
         "mode": entry.mode,
+        **({"candidate": on_trial} if on_trial else {}),
     }
+
+
+def _limit_cell(entry: Entry, kind: Kind) -> str:
+    text = readable_limit(kind, entry.limit(kind))
+    candidate = entry.candidate_limit(kind)
+    return text if candidate is None else f"{text} (candidate {readable_limit(kind, candidate)})"
 
 
 def connection_entry_json(entry: ConnectionEntry) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from quota.connections import Cause, Scope
 from quota.entity import Identity, Kind
 from quota.group import Group
 from quota.ledger import Account, Ledger
+from quota.trial import Trial
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """The format that every Prometheus reads; our names need nothing newer."""
@@ -82,7 +83,7 @@ class Metrics:
         self._status = status
         self._max_groups = max_groups
         self._clients: Fold[Identity] = Fold(max_groups, 3 * len(KINDS) + 2, _client_weight)
-        self._groups: dict[Kind, Fold[Group]] = {kind: Fold(max_groups, 3, _group_weight) for kind in KINDS}
+        self._groups: dict[Kind, Fold[Group]] = {kind: Fold(max_groups, 5, _group_weight) for kind in KINDS}
         self._capped = dict.fromkeys(KINDS, 0)
         self._capped_seen: dict[Group, int] = {}
         self._known_clients = 0
@@ -206,27 +207,41 @@ class Metrics:
             limit.add_metric(mode, group.limit or 0.0)
             (tokens if kind is Kind.MUTATION else observed).add_metric(mode, group.observed(now))
             used.add_metric(mode, group.utilisation(now) or 0.0)
+            trial = group.candidate
+            if trial is not None and trial.limit is not None:
+                mode = [kind.value, *labels, "candidate"]
+                limit.add_metric(mode, trial.limit)
+                used.add_metric(mode, group.trial_utilisation(trial, now) or 0.0)
             left.add_metric([kind.value, *labels], max(group.throttled_until - now, 0) / 1000)
             owed.add_metric([kind.value, *labels], max(group.owed_until - now, 0) / 1000)
         yield from (limit, observed, tokens, used, left, owed)
-        shadow = CounterMetricFamily(
-            "kquota_shadow_throttled_requests", "Requests that a shadow quota would have delayed.", labels=names
-        )
-        seconds = CounterMetricFamily(
-            "kquota_shadow_throttle_seconds", "Delay that a shadow quota would have imposed.", labels=names
-        )
-        for kind, fold in self._groups.items():
-            for labels, (_, count, delay_ms) in fold.series():
-                if count:
-                    shadow.add_metric([kind.value, *labels], count)
-                    seconds.add_metric([kind.value, *labels], delay_ms / 1000)
-        yield from (shadow, seconds)
+        yield from self._trial_families(names)
         capped = CounterMetricFamily(
             "kquota_throttle_capped", "Delays cut to max_mute; the rest is carried over.", labels=["cause"]
         )
         for kind in KINDS:
             capped.add_metric([kind.value], self._capped[kind])
         yield capped
+
+    def _trial_families(self, names: list[str]) -> Iterator[Metric]:
+        """Limits that are measured, not applied."""
+        requests = CounterMetricFamily(
+            "kquota_would_throttle_requests",
+            "Requests that a limit on trial would have delayed or refused.",
+            labels=[*names, "limit"],
+        )
+        seconds = CounterMetricFamily(
+            "kquota_would_throttle_seconds",
+            "Time that a limit on trial would have held the group up.",
+            labels=[*names, "limit"],
+        )
+        for kind, fold in self._groups.items():
+            for labels, (_, *totals) in fold.series():
+                for name, (count, delay_ms) in zip(("shadow", "candidate"), (totals[:2], totals[2:]), strict=True):
+                    if count:
+                        requests.add_metric([kind.value, *labels, name], count)
+                        seconds.add_metric([kind.value, *labels, name], delay_ms / 1000)
+        yield from (requests, seconds)
 
     def _limited_groups(self) -> Iterator[tuple[Kind, Labels, Group]]:
         for kind, fold in self._groups.items():
@@ -365,8 +380,12 @@ def _client_totals(account: Account) -> tuple[Identity, Labels, Totals]:
 
 def _group_totals(group: Group) -> tuple[Group, Labels, Totals]:
     active = group.usage.charges if group.limit is not None else 0  # without a limit there is nothing to show
-    totals = (float(active), float(group.shadow_throttled), float(group.shadow_throttle_ms))
+    totals = (float(active), *_trial_totals(group.shadowed), *_trial_totals(group.candidate))
     return group, _labels(*group.key.tags), totals
+
+
+def _trial_totals(trial: Trial | None) -> tuple[float, float]:
+    return (0.0, 0.0) if trial is None else (float(trial.throttled), float(trial.throttle_ms))
 
 
 def _client_weight(gain: Totals) -> tuple[float, ...]:
@@ -375,7 +394,7 @@ def _client_weight(gain: Totals) -> tuple[float, ...]:
 
 
 def _group_weight(gain: Totals) -> tuple[float, ...]:
-    return (gain[2], gain[0])
+    return (gain[2] + gain[4], gain[0])
 
 
 def _written(family: Metric) -> Iterator[bytes]:

@@ -6,6 +6,7 @@ from typing import ClassVar, Final, Literal, NamedTuple
 from quota.entity import GroupKey, Kind, Level
 from quota.rate import MAX_THROTTLE_MS
 from quota.table import Entry, Limit
+from quota.trial import Trial
 
 MutationAlgorithm = Literal["token_bucket", "windowed_burst"]
 """How partition mutations are counted: KIP-599's token bucket, or the windowed rate that it planned before."""
@@ -45,6 +46,7 @@ class Group:
     """What every kind of counter has. Times are integer milliseconds that never run backwards."""
 
     __slots__ = (
+        "candidate",
         "capped",
         "entry",
         "key",
@@ -55,8 +57,7 @@ class Group:
         "max_throttle_ms",
         "owed_until",
         "shadow",
-        "shadow_throttle_ms",
-        "shadow_throttled",
+        "shadowed",
         "throttled_until",
         "usage",
     )
@@ -79,9 +80,10 @@ class Group:
         self.usage = Usage()
         self.capped = 0
         """How many delays were cut to the longest one allowed."""
-        self.shadow_throttled = 0
-        """Requests that would have been delayed or refused if the entry were enforced."""
-        self.shadow_throttle_ms = 0
+        self.shadowed: Trial | None = None
+        """What the limit would have done, if it was ever one of a shadow entry."""
+        self.candidate: Trial | None = None
+        """What the entry's candidate would have done, if it ever had one."""
 
     def apply_limit(self, limit: Limit) -> None:
         """Take over a limit; whatever was counted stays, so it takes effect at the next charge, as in Kafka."""
@@ -90,6 +92,8 @@ class Group:
         if old is not None and self.limit is not None and old != self.limit:
             self._rescale(old / self.limit)
         self.shadow = limit.entry is not None and limit.entry.mode == "shadow"
+        self.shadowed = _put(self.shadowed, self.limit if self.shadow else None)
+        self.candidate = _put(self.candidate, None if limit.entry is None else limit.entry.candidate_limit(self.kind))
 
     def charge(self, amount: float, now: int) -> int:
         """Count `amount`, then check: the delay in milliseconds, 0 for none."""
@@ -123,6 +127,10 @@ class Group:
         """The used share of the limit, None without a limit."""
         raise NotImplementedError
 
+    def trial_utilisation(self, trial: Trial, now: int) -> float | None:
+        """The share of a limit on trial that is used."""
+        return None if trial.limit is None else self.observed(now) / trial.limit
+
     def owes(self, now: int) -> bool:
         """Whether forgetting this group now would forgive a delay or a debt."""
         return max(self.owed_until, self.throttled_until) > now
@@ -133,10 +141,8 @@ class Group:
 
     def _impose(self, delay: int, now: int) -> int:
         """Turn a delay into the one to tell the client: carry, cap, shadow."""
-        if self.shadow:
-            if delay > 0:
-                self.shadow_throttled += 1
-                self.shadow_throttle_ms += delay
+        if self.shadowed is not None and self.shadow:
+            self.shadowed.note(delay, now)
             return 0
         delay = max(delay, self.owed_until - now)
         if delay <= 0:
@@ -154,6 +160,15 @@ class Group:
             if self.carries:
                 self.owed_until = now + delay
         return longest
+
+
+def _put(trial: Trial | None, limit: float | None) -> Trial | None:
+    """The trial with this limit; made when there is one for the first time, few groups ever have any."""
+    if trial is None and limit is not None:
+        trial = Trial()
+    if trial is not None:
+        trial.put_to(limit)
+    return trial
 
 
 class Admission(NamedTuple):

@@ -16,6 +16,7 @@ from quota.entity import ANONYMOUS, GroupKey, Identity, Kind
 from quota.group import NOT_LIMITED, Admission, Group, MutationAlgorithm, Settings, Usage
 from quota.mutation import BucketGroup
 from quota.table import Candidate, Entry, QuotaTable
+from quota.trial import Trial
 from quota.window import WindowGroup
 
 EXPIRE_AFTER_MS: Final = 3_600_000
@@ -54,6 +55,17 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
+class TrialSnapshot:
+    """A limit that is measured and not applied (:mod:`quota.trial`)."""
+
+    limit: float | None
+    """None: no longer on trial."""
+    utilisation: float | None
+    throttled: int
+    throttle_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class GroupSnapshot:
     """One counter at one moment, for ``/quotas`` and metrics."""
 
@@ -80,8 +92,10 @@ class GroupSnapshot:
     throttled: int
     throttle_ms: int
     capped: int
-    shadow_throttled: int
-    shadow_throttle_ms: int
+    shadow: "TrialSnapshot | None"
+    """What the limit would have done, if it is or was one of a shadow entry."""
+    candidate: "TrialSnapshot | None"
+    """What the candidate beside the limit would have done, if there is or was one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +116,10 @@ class KindExplanation:
     counter: Group | None
     """The counter itself, to be read only; None as long as nobody has used it."""
     key: GroupKey
+    candidate_limit: float | None
+    """The limit on trial beside the one in force."""
+    candidate: TrialSnapshot | None
+    """What it would have done to this counter so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +380,8 @@ class Ledger:
             throttle_ms=0 if group is None else group.due(now),
             counter=group,
             key=resolution.key,
+            candidate_limit=None if resolution.entry is None else resolution.entry.candidate_limit(kind),
+            candidate=None if group is None else trial_snapshot(group, group.candidate, now),
         )
 
 
@@ -389,6 +409,13 @@ def _snapshot(group: Group, now: int) -> GroupSnapshot:
         throttled=usage.throttled,
         throttle_ms=usage.throttle_ms,
         capped=group.capped,
-        shadow_throttled=group.shadow_throttled,
-        shadow_throttle_ms=group.shadow_throttle_ms,
+        shadow=trial_snapshot(group, group.shadowed, now),
+        candidate=trial_snapshot(group, group.candidate, now),
     )
+
+
+def trial_snapshot(group: Group, trial: Trial | None, now: int) -> TrialSnapshot | None:
+    """One of the group's trials as it stands at `now`."""
+    if trial is None:
+        return None
+    return TrialSnapshot(trial.limit, group.trial_utilisation(trial, now), trial.throttled, trial.throttle_ms)

@@ -4,23 +4,28 @@ from quota.bucket import Mutation, TokenBucket, bucket_throttle_ms
 from quota.burst import WindowedBurst
 from quota.entity import GroupKey, Kind
 from quota.group import Group, Settings
+from quota.table import Limit
+from quota.trial import Trial
 
 
 class BucketGroup(Group):
     """A counter of partition mutations: KIP-599's token bucket, or windows with spread bursts where chosen."""
 
-    __slots__ = ("bucket",)
+    __slots__ = ("_settings", "_trial_bucket", "bucket")
 
     carries = False  # tokens below zero are the debt, to the last partition
 
     def __init__(self, kind: Kind, key: GroupKey, settings: Settings, now: int) -> None:
         super().__init__(kind, key, settings, now)
-        num_samples, window_ms = settings.mutation_num_samples, settings.mutation_window_ms
-        self.bucket: TokenBucket | WindowedBurst
-        if settings.mutation_algorithm == "windowed_burst":
-            self.bucket = WindowedBurst(num_samples, window_ms)
-        else:
-            self.bucket = TokenBucket(num_samples * window_ms / 1000.0)
+        self._settings = settings
+        self.bucket = _new_bucket(settings)
+        self._trial_bucket: TokenBucket | WindowedBurst | None = None  # the candidate's, made when there is one
+
+    def apply_limit(self, limit: Limit) -> None:
+        """See :meth:`Group.apply_limit`."""
+        super().apply_limit(limit)
+        if self.candidate is not None and self._trial_bucket is None:
+            self._trial_bucket = _new_bucket(self._settings)
 
     def charge(self, amount: float, now: int) -> int:
         """See :meth:`Group.charge`; the permissive way."""
@@ -41,11 +46,14 @@ class BucketGroup(Group):
             if tokens < 0:
                 if self.shadow:
                     self._add(amount)
+                    self._put_to_trial(amount, now, strict=True)
                 return Mutation(self.shadow, self._impose(bucket_throttle_ms(tokens, limit), now))
             self.bucket.take(amount, limit, now)
             self._add(amount)
+            self._put_to_trial(amount, now, strict=True)
             return Mutation(True, 0)
         self._add(amount)
+        self._put_to_trial(amount, now)
         tokens = self.bucket.take(amount, limit, now)
         return Mutation(True, self._impose(bucket_throttle_ms(tokens, limit), now))
 
@@ -56,7 +64,10 @@ class BucketGroup(Group):
         if self.limit is None:
             self.bucket.fill(now)
         else:
-            self.bucket.take(amount, self.limit, now)
+            tokens = self.bucket.take(amount, self.limit, now)
+            self._put_to_trial(amount, now)
+            if self.shadowed is not None and self.shadow:
+                self.shadowed.note(bucket_throttle_ms(tokens, self.limit), now)
 
     def refund(self, amount: float, now: int) -> None:
         """See :meth:`Group.refund`: tokens come back, up to the burst."""
@@ -64,6 +75,7 @@ class BucketGroup(Group):
         self.usage.amount -= amount
         if self.limit is not None:
             self.bucket.take(-amount, self.limit, now)
+            self._put_to_trial(-amount, now)
 
     def due(self, now: int) -> int:
         """See :meth:`Group.due`."""
@@ -87,13 +99,46 @@ class BucketGroup(Group):
         """The used share of the burst; above 1 when overdrawn."""
         if self.limit is None:
             return None
-        burst = self.bucket.burst(self.limit)
-        return (burst - self.observed(now)) / burst
+        return _used_share(self.bucket, self.limit, max(now, self.last_ms))
+
+    def trial_utilisation(self, trial: Trial, now: int) -> float | None:
+        """See :meth:`Group.trial_utilisation`."""
+        bucket = self._trial_bucket if trial is self.candidate else self.bucket
+        if trial.limit is None or bucket is None:
+            return None
+        return _used_share(bucket, trial.limit, max(now, self.last_ms))
 
     def owes(self, now: int) -> bool:
         """See :meth:`Group.owes`."""
         return super().owes(now) or (self.limit is not None and self.observed(now) < 0)
 
+    def _put_to_trial(self, amount: float, now: int, *, strict: bool = False) -> None:
+        """Charge the candidate's bucket as well. What it would refuse (strict) it is not charged with, but it was not
+        refused: the client did not wait, so each of its next requests is another one that would have been refused."""
+        trial, bucket = self.candidate, self._trial_bucket
+        if trial is None or trial.limit is None or bucket is None:
+            return
+        if strict:
+            tokens = bucket.measure(trial.limit, now)
+            if tokens >= 0:
+                bucket.take(amount, trial.limit, now)
+        else:
+            tokens = bucket.take(amount, trial.limit, now)
+        if amount >= 0:
+            trial.note(bucket_throttle_ms(tokens, trial.limit), now)
+
     def _add(self, amount: float) -> None:
         self.usage.amount += amount
         self.usage.charges += 1
+
+
+def _used_share(bucket: TokenBucket | WindowedBurst, limit: float, now: int) -> float:
+    burst = bucket.burst(limit)
+    return (burst - bucket.peek(limit, now)) / burst
+
+
+def _new_bucket(settings: Settings) -> TokenBucket | WindowedBurst:
+    num_samples, window_ms = settings.mutation_num_samples, settings.mutation_window_ms
+    if settings.mutation_algorithm == "windowed_burst":
+        return WindowedBurst(num_samples, window_ms)
+    return TokenBucket(num_samples * window_ms / 1000.0)

@@ -21,6 +21,19 @@ RATE_FIELD: Final[Mapping[Kind, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class CandidateLimits:
+    """Limits on trial beside an entry's live ones: measured on the same traffic, never applied (:mod:`quota.trial`)."""
+
+    producer_byte_rate: float | None = None
+    consumer_byte_rate: float | None = None
+    request_percentage: float | None = None
+    controller_mutation_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_limits(self)
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One quota entry: an entity (user and/or client-id, each a name or ``<default>``) and its limits.
 
@@ -35,16 +48,22 @@ class Entry:
     request_percentage: float | None = None
     controller_mutation_rate: float | None = None
     mode: Mode = "enforce"
+    candidate: CandidateLimits | None = None
+    """Counts where this entry has a limit of the same kind."""
 
     def __post_init__(self) -> None:
         if self.user is None and self.client_id is None:
             raise ValueError("a quota entry names a user, a client-id, or both")
         if self.user == "":
             raise ValueError("the user of a quota entry is not empty")
-        for kind in Kind:
-            limit = self.limit(kind)
-            if limit is not None and not (limit > 0 and math.isfinite(limit)):
-                raise ValueError(f"{RATE_FIELD[kind]} is {limit}, a quota is a finite number above 0")
+        _check_limits(self)
+
+    def candidate_limit(self, kind: Kind) -> float | None:
+        """The candidate for `kind`, None where there is none beside a live limit."""
+        if self.candidate is None or self.limit(kind) is None:
+            return None
+        value: float | None = getattr(self.candidate, RATE_FIELD[kind])
+        return value
 
     def limit(self, kind: Kind) -> float | None:
         """The limit for `kind` in its own unit (bytes/s, percent, partitions/s), None where the entry has none."""
@@ -195,6 +214,7 @@ class QuotaTable:
                 request_percentage=_first(entry.request_percentage, old.request_percentage),
                 controller_mutation_rate=_first(entry.controller_mutation_rate, old.controller_mutation_rate),
                 mode=entry.mode,
+                candidate=entry.candidate or old.candidate,
             )
         )
 
@@ -245,6 +265,13 @@ def _shape_of(entry: Entry) -> int:
     if entry.user is None:
         return _CLIENT
     return _USER if entry.client_id is None else _USER_CLIENT
+
+
+def _check_limits(limits: Entry | CandidateLimits) -> None:
+    for name in RATE_FIELD.values():
+        limit = getattr(limits, name)
+        if limit is not None and not (limit > 0 and math.isfinite(limit)):
+            raise ValueError(f"{name} is {limit}, a quota is a finite number above 0")
 
 
 def _first(new: float | None, old: float | None) -> float | None:

@@ -7,6 +7,7 @@ from quota.group import NOT_LIMITED, Admission, Group, Settings
 from quota.pacing import CROWDING, FETCH_TOLERANCE_MS, PLENTY, SLACK_MS, TOLERANCE_MS, Pacer
 from quota.portion import SHORTEST_MS, Portions
 from quota.rate import MAX_THROTTLE_MS, SampledRate, round_half_up, throttle_ms
+from quota.table import Limit
 
 _LEARN: Final = 1 / 16
 """Weight of the newest response in the running mean of response sizes."""
@@ -23,6 +24,7 @@ class WindowGroup(Group):
         "_scale",
         "_smooth",
         "_typical",
+        "_watched",
         "pacer",
         "rate",
     )
@@ -39,7 +41,15 @@ class WindowGroup(Group):
         self._portions = Portions() if kind is Kind.FETCH else None  # a produce request is as large as it is
         self._calm_ms = 2 * settings.num_samples * settings.window_ms
         self._outstanding = 0.0  # bytes that admitted fetches are expected to bring, not yet counted
+        self._watched = 0.0  # the lower of the limit and its candidate: up to it nothing happens
         self._typical: float | None = None  # running mean of the sizes of responses; None before the first
+
+    def apply_limit(self, limit: Limit) -> None:
+        """See :meth:`Group.apply_limit`."""
+        super().apply_limit(limit)
+        if self.limit is not None:
+            candidate = None if self.candidate is None else self.candidate.limit
+            self._watched = self.limit if candidate is None else min(self.limit, candidate)
 
     def charge(self, amount: float, now: int) -> int:
         """See :meth:`Group.charge`. Recorded first, checked after: the amount that violates is counted (KIP-13)."""
@@ -57,12 +67,20 @@ class WindowGroup(Group):
         if limit is None:
             return 0
         observed = rate.measure(now)
-        if observed <= limit:
+        if observed <= self._watched:
             return self._impose(0, now) if self.owed_until > now else 0
-        delay = self._kafka_delay(observed, limit, rate.window_ms)
-        if self._smooth and not self.shadow:
+        delay = self._exceeded(observed, limit, now)
+        if observed > limit and self._smooth and not self.shadow:
             self.pacer.begin(now, delay)
         return self._impose(delay, now)
+
+    def _exceeded(self, observed: float, limit: float, now: int) -> int:
+        """The limit or its candidate is exceeded: note what the candidate would do, return the limit's own delay."""
+        window_ms = self.rate.window_ms
+        trial = self.candidate
+        if trial is not None and trial.limit is not None and observed > trial.limit:
+            trial.note(self._kafka_delay(observed, trial.limit, window_ms), now)
+        return self._kafka_delay(observed, limit, window_ms) if observed > limit else 0
 
     def record(self, amount: float, now: int) -> None:
         """See :meth:`Group.record`. A violation starts an episode all the same; its delay is found by check()."""
@@ -70,7 +88,9 @@ class WindowGroup(Group):
         usage = self.usage
         usage.amount += amount
         usage.charges += 1
-        self._count(amount, now)
+        delay, _ = self._count(amount, now)
+        if self.shadowed is not None and self.shadow:
+            self.shadowed.note(delay, now)
 
     def refund(self, amount: float, now: int) -> None:
         """See :meth:`Group.refund`: a negative amount in the current sample, as Kafka unrecords (KIP-13, fetch)."""
@@ -203,7 +223,7 @@ class WindowGroup(Group):
             pacer.active = False
             return 0, 0.0
         observed = rate.measure(now)
-        delay = self._kafka_delay(observed, limit, rate.window_ms) if observed > limit else 0
+        delay = self._exceeded(observed, limit, now) if observed > self._watched else 0
         if pacer.active:
             pacer.note_rate(observed / limit, now)
             return delay, pacer.take(amount / limit * 1000.0, now, delay, self._slack_ms(limit, now) if delay else 0)

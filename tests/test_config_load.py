@@ -16,7 +16,7 @@ from config.table import entries, to_table
 from config.types import HostPort, PortRange
 from quota.connections import ConnectionEntry, Scope
 from quota.entity import DEFAULT
-from quota.table import Entry
+from quota.table import CandidateLimits, Entry
 
 MINIMAL = 'upstream: {bootstrap: ["kafka:9092"]}\n'
 
@@ -203,6 +203,30 @@ export: {directory: 7}
         ("max.connections.per.ip.overrides: 'host:5'", '"host:5" is not one'),
         ("max.connections.per.ip.overrides: '10.0.0.1:5k'", '"10.0.0.1:5k" is not one'),
         ("max.connections.per.ip.overrides: '::1:5,0::1:6'", '"0::1" is there twice'),
+        (
+            "quotas: [{user: u, producer_byte_rate: 1, candidate: {}}]",
+            "expected at least one limit: producer_byte_rate",
+        ),
+        (
+            "quotas: [{user: u, producer_byte_rate: 1, candidate: 5M}]",
+            'quotas[0].candidate: got "5M", expected a mapping',
+        ),
+        (
+            "quotas: [{user: u, producer_byte_rate: 1, candidate: {producer_byte_rat: 1}}]",
+            "quotas[0].candidate.producer_byte_rat: unknown key, did you mean producer_byte_rate?",
+        ),
+        (
+            "quotas: [{user: u, producer_byte_rate: 1, candidate: {producer_byte_rate: 0}}]",
+            "quotas[0].candidate.producer_byte_rate: got 0, expected bytes per second of at least 1",
+        ),
+        (
+            "quotas: [{user: u, producer_byte_rate: 1, candidate: {consumer_byte_rate: 1}}]",
+            "quotas[0].candidate: got a mapping with consumer_byte_rate, expected consumer_byte_rate in the entry",
+        ),
+        (
+            "quotas: [{user: u, producer_byte_rate: 0, candidate: {producer_byte_rate: 1}}]",
+            "quotas[0].producer_byte_rate: got 0, expected bytes per second",
+        ),
         ("? [a]\n: 1", "expected plain names as keys"),
         ("admin: {port: 1}\nadmin: {port: 2}", "expected each key once; it is already there at line 2"),
         ("quotas: [", "expected YAML: "),
@@ -228,6 +252,21 @@ def test_names_keep_every_character() -> None:
         text = MINIMAL + f"quotas: [{{user: {json.dumps(name)}, client-id: {json.dumps(name)}, producer_byte_rate: 1}}]"
         (entry,) = entries(load_bytes("q.yaml", text.encode()))
         assert (entry.user, entry.client_id) == (name, name)
+
+
+def test_candidates_stand_beside_their_limits() -> None:
+    text = """upstream: {bootstrap: ["kafka:9092"]}
+quotas:
+  - user: alice
+    producer_byte_rate: 10M
+    controller_mutation_rate: 5
+    candidate: {producer_byte_rate: 5M, controller_mutation_rate: 0.5}
+"""
+    candidate = CandidateLimits(producer_byte_rate=5_000_000.0, controller_mutation_rate=0.5)
+    assert entries(load_bytes("q.yaml", text.encode())) == [
+        Entry("alice", None, 10_000_000.0, controller_mutation_rate=5.0, candidate=candidate)
+    ]
+    assert "candidate" in json_schema()["$defs"]["QuotaEntry"]["properties"]
 
 
 def test_null_names_are_names_left_out() -> None:

@@ -17,7 +17,7 @@ from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 
 TEXT = Path(__file__, "../../docs/metrics.md").resolve().read_text()
-LABEL = r"\b(kind|cause|user|client_id|mode|reason|api|version|python|ip|scope)\b"
+LABEL = r"\b(kind|cause|user|client_id|mode|limit|reason|api|version|python|ip|scope)\b"
 
 
 async def everything() -> bytes:

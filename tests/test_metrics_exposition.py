@@ -90,8 +90,8 @@ async def test_shadow_quotas_show_what_they_would_do() -> None:
     samples = parse(await metrics_of(ledger).text(0))
     group = {"kind": "produce", "user": "u", "client_id": ""}
     assert value(samples, "kquota_quota_limit", mode="shadow", **group) == 10
-    assert value(samples, "kquota_shadow_throttled_requests_total", **group) == 1
-    assert value(samples, "kquota_shadow_throttle_seconds_total", **group) == 10
+    assert value(samples, "kquota_would_throttle_requests_total", limit="shadow", **group) == 1
+    assert value(samples, "kquota_would_throttle_seconds_total", limit="shadow", **group) == 10
 
 
 @pytest.mark.trio
@@ -207,7 +207,10 @@ async def test_limits_that_come_and_go_count_shadow_throttles_once() -> None:
         samples = parse(await metrics.text(now_ms))
         now_ms += 2000
     # three of the five charges met the shadow limit, each over it
-    assert value(samples, "kquota_shadow_throttled_requests_total", kind="produce", user="", client_id="c") == 3
+    assert (
+        value(samples, "kquota_would_throttle_requests_total", kind="produce", user="", client_id="c", limit="shadow")
+        == 3
+    )
 
 
 @pytest.mark.trio

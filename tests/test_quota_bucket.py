@@ -160,5 +160,6 @@ def test_shadow_mutations_are_never_refused() -> None:
     assert ledger.charge_mutation(account, 101, True, 0) == (True, 0)
     assert ledger.charge_mutation(account, 5, True, 0) == (True, 0)
     (group,) = ledger.snapshot(0)
-    assert group.shadow_throttled == 1
+    assert group.shadow is not None
+    assert group.shadow.throttled == 1
     assert group.observed == -1  # what enforcement would have refused is not taken from the bucket

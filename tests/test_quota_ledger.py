@@ -234,8 +234,9 @@ def test_a_shadow_limit_never_throttles_but_is_measured(smooth: bool) -> None:
     assert group.mode == "shadow"
     assert group.utilisation is not None
     assert group.utilisation > 100
-    assert group.shadow_throttled > 200
-    assert group.shadow_throttle_ms > 0
+    assert group.shadow is not None
+    assert group.shadow.throttled > 200
+    assert group.shadow.throttle_ms > 0
     assert (group.capped, group.owed_ms, group.throttled_until_ms) == (0, 0, 0)
 
 

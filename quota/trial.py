@@ -1,0 +1,38 @@
+"""Limits on trial: measured on the real traffic, never applied. Shadow entries, and candidates beside a live limit."""
+
+
+class Trial:
+    """What one limit would have done to one counter's traffic.
+
+    Each charge is put to Kafka's delay formula (no cap, no pacing). A client would wait for only one delay at a time:
+    of the intervals [now, now + delay) the time is counted that at least one of them covers, each moment once. The
+    traffic was not held up, so this is what the limit would do to clients that go on asking for as much.
+    """
+
+    __slots__ = ("limit", "throttle_ms", "throttled", "until_ms")
+
+    def __init__(self) -> None:
+        self.limit: float | None = None
+        """None: no longer on trial; what it has counted stays."""
+        self.throttled = 0
+        """Charges that would have been delayed or refused."""
+        self.throttle_ms = 0
+        """Milliseconds covered by the delays, counted when a delay would have been imposed, as real ones are."""
+        self.until_ms = 0
+        """Where the delays counted so far end."""
+
+    def put_to(self, limit: float | None) -> None:
+        """Go on with this limit. Delays of another one say nothing about it, so its time is counted from now on."""
+        if limit != self.limit:
+            self.limit = limit
+            self.until_ms = 0
+
+    def note(self, delay_ms: int, now: int) -> None:
+        """A charge at `now` would have been delayed by `delay_ms` (<= 0: not at all)."""
+        if delay_ms <= 0:
+            return
+        self.throttled += 1
+        end = now + delay_ms
+        if end > self.until_ms:
+            self.throttle_ms += end - max(now, self.until_ms)
+            self.until_ms = end

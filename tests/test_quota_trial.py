@@ -1,0 +1,223 @@
+"""Limits on trial - candidates beside live limits, and shadow entries - are measured, never applied."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quota.entity import DEFAULT, Kind
+from quota.ledger import Account, GroupSnapshot, Ledger, TrialSnapshot
+from quota.mutation import BucketGroup
+from quota.table import RATE_FIELD, CandidateLimits, Entry, QuotaTable
+from quota.trial import Trial
+
+PRODUCE, FETCH, REQUEST, MUTATION = Kind
+
+LIVE = 1e9
+
+
+def with_candidate(kind: Kind, candidate: float | None, live: float = LIVE) -> QuotaTable:
+    field = RATE_FIELD[kind]
+    limits = None if candidate is None else CandidateLimits(**{field: candidate})
+    return QuotaTable([Entry(user="u", **{field: live}, candidate=limits)])
+
+
+def as_shadow(kind: Kind, limit: float) -> QuotaTable:
+    return QuotaTable([Entry(user="u", **{RATE_FIELD[kind]: limit}, mode="shadow")])
+
+
+def group_of(ledger: Ledger, now: float = 0) -> GroupSnapshot:
+    (group,) = ledger.snapshot(now)
+    return group
+
+
+def trial_of(ledger: Ledger, now: float = 0) -> TrialSnapshot:
+    group = group_of(ledger, now)
+    trial = group.candidate or group.shadow
+    assert trial is not None
+    return trial
+
+
+def test_overlapping_delays_count_once() -> None:
+    trial = Trial()
+    trial.note(0, 50)
+    trial.note(1000, 100)  # [100, 1100)
+    trial.note(500, 200)  # [200, 700): covered already
+    trial.note(1000, 600)  # [600, 1600): 500 of it are new
+    trial.note(10, 5000)  # [5000, 5010), after a gap
+    assert (trial.throttled, trial.throttle_ms) == (4, 1000 + 500 + 10)
+
+
+@pytest.mark.parametrize("make", [with_candidate, as_shadow])
+@pytest.mark.parametrize("smooth", [True, False])
+def test_bytes_meet_kafkas_formula(make: object, smooth: bool) -> None:
+    # A22 against 500 B/s: 1000 B each second, 0 x5, then delays of 2000, 4000, 6000 ms at 5000, 6000, 7000:
+    # [5000, 7000) and [6000, 10 000) and [7000, 13 000) cover 8 s. A client without the quota never waits.
+    table = with_candidate(PRODUCE, 500) if make is with_candidate else as_shadow(PRODUCE, 500)
+    ledger = Ledger(table, smooth=smooth)
+    account = ledger.account("u", "c")
+    seen = []
+    for now in range(0, 8000, 1000):
+        assert ledger.charge(account, PRODUCE, 1000, now) == 0
+        trial = trial_of(ledger, now)
+        seen.append((trial.throttled, trial.throttle_ms))
+    assert seen == [(0, 0)] * 5 + [(1, 2000), (2, 5000), (3, 8000)]
+    assert trial_of(ledger, 7000).limit == 500
+    # 8000 B in 10.0 s are 800 B/s
+    assert trial_of(ledger, 7000).utilisation == 1.6
+    assert ledger.check(account, PRODUCE, 7000) == 0
+
+
+def test_request_time_on_trial_is_bounded_by_one_window() -> None:
+    # C6 against 1 %: 500 ms are 5 %; 40 s by the formula, one window of 1 s by Kafka's bound
+    ledger = Ledger(with_candidate(REQUEST, 1))
+    assert ledger.charge(ledger.account("u", "c"), REQUEST, 500, 0) == 0
+    assert trial_of(ledger) == TrialSnapshot(1, 5.0, 1, 1000)
+
+
+@pytest.mark.parametrize("make", [with_candidate, as_shadow])
+def test_fetches_are_put_to_trial_by_their_responses(make: object) -> None:
+    # 6000 B / 10 s = 600 against 500: (600 - 500) / 500 * 10 s = 2 s. The request itself goes on unchanged.
+    table = with_candidate(FETCH, 500) if make is with_candidate else as_shadow(FETCH, 500)
+    ledger = Ledger(table)
+    account = ledger.account("u", "c")
+    admission = ledger.admit(account, FETCH, 50_000_000, 0)
+    assert admission.throttle_ms == 0
+    assert admission.max_bytes is None or admission.max_bytes == 50_000_000
+    ledger.settle(account, FETCH, admission, 6000, 0)
+    trial = trial_of(ledger)
+    assert (trial.throttled, trial.throttle_ms) == (1, 2000)
+
+
+def charge_mutations(ledger: Ledger, account: Account, amount: int, now: int, *, strict: bool) -> None:
+    assert ledger.charge_mutation(account, amount, strict, now) == (True, 0)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_mutations_have_a_bucket_on_trial(strict: bool) -> None:
+    # E4, E5 against 10/s (burst 110): 90 leave 20 tokens; 90 more leave -70: 7 s. Strict requests are refused from the
+    # next one on, permissive ones delayed at once.
+    ledger = Ledger(with_candidate(MUTATION, 10))
+    account = ledger.account("u", "c")
+    charge_mutations(ledger, account, 90, 0, strict=strict)
+    assert trial_of(ledger).throttled == 0
+    charge_mutations(ledger, account, 90, 0, strict=strict)
+    assert trial_of(ledger).throttle_ms == (0 if strict else 7000)
+    charge_mutations(ledger, account, 90, 0, strict=strict)
+    # strict: refused at -70, not charged. Permissive: -160 tokens, [0, 16 000)
+    assert trial_of(ledger).throttle_ms == (7000 if strict else 16_000)
+    assert trial_of(ledger).throttled == (1 if strict else 2)
+    ledger.refund(account, MUTATION, 90, 0)
+    charge_mutations(ledger, account, 0, 0, strict=strict)
+    tokens = 20 if strict else -70
+    assert trial_of(ledger).utilisation == pytest.approx((110 - tokens) / 110)
+
+
+def test_what_the_live_limit_refuses_is_not_put_to_trial() -> None:
+    ledger = Ledger(with_candidate(MUTATION, 1, live=2), max_throttle_ms=None)
+    account = ledger.account("u", "c")
+    charge_mutations(ledger, account, 30, 0, strict=True)  # live: -8, candidate: -19
+    assert ledger.charge_mutation(account, 1, True, 0) == (False, 4000)
+    assert trial_of(ledger).throttled == 0
+
+
+def test_recorded_without_a_question_counts_too() -> None:
+    for kind, amount in ((PRODUCE, 6000), (MUTATION, 6000)):
+        for table in (with_candidate(kind, 500, 1e9), as_shadow(kind, 500)):
+            ledger = Ledger(table)
+            ledger.charge_no_throttle(ledger.account("u", "c"), kind, amount, 0)
+            assert trial_of(ledger).throttled == 1
+
+
+def test_a_candidate_above_the_limit_sees_what_the_limit_lets_through() -> None:
+    ledger = Ledger(with_candidate(PRODUCE, 600, live=500), smooth=False, max_throttle_ms=None)
+    account = ledger.account("u", "c")
+    assert ledger.charge(account, PRODUCE, 6000, 0) == 2000
+    assert trial_of(ledger).throttled == 0  # 600 is not above 600
+    assert ledger.charge(account, PRODUCE, 600, 0) == 3200
+    assert trial_of(ledger).throttle_ms == 1000  # 660: 60 / 600 * 10 s
+
+
+def test_reloads_begin_end_and_change_a_candidate() -> None:
+    ledger = Ledger(with_candidate(PRODUCE, None))
+    account = ledger.account("u", "c")
+    ledger.charge(account, PRODUCE, 6000, 0)
+    assert group_of(ledger).candidate is None
+    ledger.swap(with_candidate(PRODUCE, 500))  # measured with the history that is there
+    ledger.charge(account, PRODUCE, 0, 0)
+    assert trial_of(ledger) == TrialSnapshot(500, 1.2, 1, 2000)
+    ledger.swap(with_candidate(PRODUCE, None))  # nothing more is counted, and nothing is lost
+    ledger.charge(account, PRODUCE, 6000, 0)
+    assert trial_of(ledger) == TrialSnapshot(None, None, 1, 2000)
+    ledger.swap(with_candidate(PRODUCE, 1000))  # another hypothesis: its delay counts from now, whatever 500 would do
+    ledger.charge(account, PRODUCE, 0, 0)
+    assert trial_of(ledger) == TrialSnapshot(1000, 1.2, 2, 4000)
+
+
+def test_a_candidate_is_seen_in_an_explanation() -> None:
+    ledger = Ledger(with_candidate(PRODUCE, 500))
+    produce = ledger.explain("u", "c", 0).kinds[0]
+    assert (produce.limit, produce.candidate_limit, produce.candidate) == (LIVE, 500, None)
+    ledger.charge(ledger.account("u", "c"), PRODUCE, 6000, 0)
+    assert ledger.explain("u", "c", 0).kinds[0].candidate == TrialSnapshot(500, 1.2, 1, 2000)
+
+
+def test_a_candidate_takes_no_part_in_precedence() -> None:
+    # The entry has no fetch limit, so it says nothing about fetches, and its fetch candidate nothing either.
+    entry = Entry(user="u", producer_byte_rate=5, candidate=CandidateLimits(consumer_byte_rate=1))
+    table = QuotaTable([entry, Entry(user=DEFAULT, consumer_byte_rate=7)])
+    assert table.resolve(FETCH, "u", "c").limit == 7
+    assert entry.candidate_limit(FETCH) is None
+    assert table.merged(Entry(user="u", consumer_byte_rate=9)).get("u", None) == replace(entry, consumer_byte_rate=9)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, float("inf"), float("nan")])
+def test_candidates_are_limits(wrong: float) -> None:
+    with pytest.raises(ValueError, match="a quota is a finite number above 0"):
+        CandidateLimits(request_percentage=wrong)
+
+
+steps = st.lists(
+    st.tuples(st.integers(0, 1500), st.integers(0, 4000), st.sampled_from(["charge", "fetch", "strict", "refund"])),
+    min_size=1,
+    max_size=80,
+)
+
+
+@pytest.mark.parametrize("smooth", [True, False])
+@given(story=steps, live=st.integers(1, 2000), candidate=st.integers(1, 3000))
+def test_no_decision_depends_on_a_candidate(
+    smooth: bool, story: list[tuple[int, int, str]], live: int, candidate: int
+) -> None:
+    names = RATE_FIELD.values()
+    plain = Entry(user="u", **dict.fromkeys(names, live))
+    on_trial = replace(plain, candidate=CandidateLimits(**dict.fromkeys(names, candidate)))
+    ledgers = [Ledger(QuotaTable([entry]), smooth=smooth) for entry in (plain, on_trial)]
+    now = 0
+    for gap, amount, action in story:
+        now += gap
+        answers = []
+        for ledger in ledgers:
+            account = ledger.account("u", "c")
+            if action == "charge":
+                answer: object = [ledger.charge(account, kind, amount, now) for kind in Kind]
+            elif action == "strict":
+                answer = ledger.charge_mutation(account, amount, True, now)
+            elif action == "refund":
+                answer = [ledger.refund(account, kind, amount, now) for kind in Kind]
+            else:
+                admission = ledger.admit(account, FETCH, 10_000, now)
+                if not admission.throttle_ms:
+                    ledger.settle(account, FETCH, admission, amount, now)
+                answer = admission[:2], ledger.check(account, FETCH, now), ledger.allowance(account, PRODUCE, now)
+            answers.append(answer)
+        assert answers[0] == answers[1]
+
+
+def test_the_algorithm_on_trial_is_the_live_one() -> None:
+    ledger = Ledger(with_candidate(MUTATION, 10), mutation_algorithm="windowed_burst")
+    charge_mutations(ledger, ledger.account("u", "c"), 120, 0, strict=False)
+    (group,) = ledger.groups()
+    assert isinstance(group, BucketGroup)
+    assert trial_of(ledger).throttle_ms == 1000  # 10 tokens below zero at 10/s
