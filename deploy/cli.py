@@ -147,6 +147,24 @@ def simulate(
         raise typer.Exit(WRONG_USE)
 
 
+@app.command(short_help="Watch who uses how much of which quota.")
+def top(
+    admin: Annotated[str, typer.Option("--admin", metavar="URL", help="Admin port of a running sidecar.")],
+    interval_s: Annotated[float, typer.Option("--interval", min=0.2, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one table and end; also when this is no terminal.")
+    ] = False,
+    text: Annotated[str, typer.Option("--filter", metavar="TEXT", help="Only users, client-ids, kinds with it.")] = "",
+    sort: Annotated[str, typer.Option("--sort", help="use, throttled, rate or name.")] = "use",
+) -> None:
+    """Show each counter of a running sidecar: its limit, how much of it is used, who is throttled and for how long."""
+    from deploy.top import SORTS, watch
+
+    if sort not in SORTS:
+        raise typer.BadParameter(f"expected one of {', '.join(SORTS)}, not {sort!r}", param_hint="--sort")
+    raise typer.Exit(watch(admin, interval_s=interval_s, once=once, text=text, sort=sort))
+
+
 @app.command(short_help="Print the configuration's JSON schema.")
 def schema() -> None:
     """Print the JSON schema of the configuration file."""

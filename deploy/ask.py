@@ -1,0 +1,38 @@
+"""Asking the admin port of a running sidecar, from the command line."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Collection, Mapping
+from typing import Any
+
+ASK_TIMEOUT_S = 10.0
+MOST_ANSWER_BYTES = 32_000_000
+
+
+def ask(admin_url: str, path: str, query: Mapping[str, str], expected: Collection[str]) -> dict[str, Any]:
+    """The JSON object that `path` answers, in which the keys in `expected` must be.
+
+    Raises OSError with one readable sentence, whatever went wrong.
+    """
+    url = f"{admin_url.rstrip('/')}{path}"
+    if query:
+        url += f"?{urllib.parse.urlencode(query)}"
+    if not url.startswith(("http://", "https://")):
+        raise OSError(f"{admin_url!r} is no URL, expected something like http://127.0.0.1:9404")
+    try:
+        with urllib.request.urlopen(url, timeout=ASK_TIMEOUT_S) as response:
+            answer = json.loads(response.read(MOST_ANSWER_BYTES))
+        if not isinstance(answer, dict) or not set(expected) <= answer.keys():
+            raise ValueError("it answered something else")
+    except urllib.error.HTTPError as error:
+        with error:
+            raise OSError(f"{url}: HTTP {error.code} {error.reason}; is this a kquota admin port?") from error
+    except urllib.error.URLError as error:
+        raise OSError(f"{url}: {error.reason}") from error
+    except ValueError as error:
+        raise OSError(f"{url}: this is no kquota admin port: {error}") from error
+    return answer
