@@ -134,12 +134,6 @@ def warnings_of(config: Config) -> list[Problem]:
     ]
     text = f"matches no connection yet: with this file every connection's user is {_fallback(config)}"
     found += _first_of(source, config, unreachable, text)
-    for name in ("controller_mutation_rate",):
-        unenforced: list[Place] = [
-            ("quotas", index, name) for index, entry in enumerate(config.quotas) if getattr(entry, name) is not None
-        ]
-        text = "is not enforced by the sidecar yet (kquota explain and simulate know it)"
-        found += _first_of(source, config, unenforced, text)
     found += _warnings_of_administration(config, source)
     if config.export is not None:
         found.append(source.problem(("export",), "usage records are not written by this version", at_key=True))

@@ -21,6 +21,7 @@ from deploy import logs
 from deploy.admin import AdminApp, AdminServer, bind, not_ready
 from deploy.metrics import Metrics, Status, kquota_version
 from deploy.watch import ReloadState, Watcher
+from proxy.mutations import MUTATION_APIS, MutationQuota
 from proxy.server import Proxy
 from proxy.settings import ProxySettings
 from quota.ledger import Ledger
@@ -86,7 +87,9 @@ class Sidecar:
         self.path = path
         self.config = config
         self.ledger = new_ledger(config, to_table(config))
-        self.proxy = Proxy(proxy_settings(config), self.ledger)
+        mutations = MutationQuota(self.ledger)
+        interceptors = dict.fromkeys(MUTATION_APIS, mutations)
+        self.proxy = Proxy(proxy_settings(config), self.ledger, interceptors=interceptors)
         self.reloads = ReloadState()
         self.metrics = Metrics(
             self.ledger, self.proxy.counters, self.reloads, self._status, max_groups=config.metrics.max_groups

@@ -411,10 +411,7 @@ def test_what_is_not_done_yet_is_a_warning_that_names_the_place() -> None:
         "ANONYMOUS (and 1 more of the quotas)"
     ]
     assert warnings_in("quotas: [{user: <default>, request_percentage: 1}]") == []
-    assert warnings_in("quotas: [{user: <default>, controller_mutation_rate: 1}]") == [
-        "q.yaml:2:54: quotas[0].controller_mutation_rate: got 1, is not enforced by the sidecar yet "
-        "(kquota explain and simulate know it)"
-    ]
+    assert warnings_in("quotas: [{user: <default>, controller_mutation_rate: 1}]") == []
     assert warnings_in("") == ["q.yaml:1:1: quotas: no quotas at all: nothing will be throttled"]
 
 

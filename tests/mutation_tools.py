@@ -1,0 +1,326 @@
+"""A cluster of topics without sockets, speaking through kafka-python's messages, and the mutation quota before it."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from kafka.protocol.admin import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+)
+from kafka.protocol.metadata import MetadataRequest, MetadataResponse
+
+from proxy.intercept import AdminRequest, Answer, Ask, Forward
+from proxy.mutations import MutationQuota
+from proxy.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
+from quota.ledger import Account, Ledger
+from quota.table import Entry, QuotaTable
+
+METADATA = 3
+NO_ID = uuid.UUID(int=0)
+THROTTLED = 89
+UNKNOWN_TOPIC, INVALID_TOPIC, EXISTS, INVALID_PARTITIONS, INVALID_REQUEST, UNKNOWN_ID = 3, 17, 36, 37, 42, 100
+
+CREATE_VERSIONS, DELETE_VERSIONS, PARTITIONS_VERSIONS = range(8), range(7), range(4)
+Request = CreateTopicsRequest | DeleteTopicsRequest | CreatePartitionsRequest
+_PAIRS: dict[int, tuple[Any, Any]] = {
+    METADATA: (MetadataRequest, MetadataResponse),
+    CREATE_TOPICS: (CreateTopicsRequest, CreateTopicsResponse),
+    DELETE_TOPICS: (DeleteTopicsRequest, DeleteTopicsResponse),
+    CREATE_PARTITIONS: (CreatePartitionsRequest, CreatePartitionsResponse),
+}
+
+
+def create(version: int, topics: dict[str, int] | list[tuple[str, int]], *, validate_only: bool = False) -> Any:
+    """A CreateTopics request; a count of -1 is the broker's default."""
+    pairs = topics.items() if isinstance(topics, dict) else topics
+    cls = CreateTopicsRequest.CreatableTopic
+    return CreateTopicsRequest(
+        version=version,
+        topics=[
+            cls(version=version, name=name, num_partitions=count, replication_factor=1, assignments=[], configs=[])
+            for name, count in pairs
+        ],
+        timeout_ms=30_000,
+        validate_only=validate_only,
+    )
+
+
+def create_assigned(version: int, name: str, partitions: int) -> Any:
+    """A CreateTopics request that places each partition on broker 1."""
+    cls = CreateTopicsRequest.CreatableTopic
+    place = cls.CreatableReplicaAssignment
+    assignments = [place(version=version, partition_index=index, broker_ids=[1]) for index in range(partitions)]
+    topic = cls(
+        version=version, name=name, num_partitions=-1, replication_factor=-1, assignments=assignments, configs=[]
+    )
+    return CreateTopicsRequest(version=version, topics=[topic], timeout_ms=30_000, validate_only=False)
+
+
+def delete(version: int, names: list[str], topic_ids: list[uuid.UUID] | None = None) -> Any:
+    """A DeleteTopics request; ids from version 6 on."""
+    if version < 6:
+        return DeleteTopicsRequest(version=version, topic_names=names, timeout_ms=30_000)
+    cls = DeleteTopicsRequest.DeleteTopicState
+    topics = [cls(version=version, name=name, topic_id=NO_ID) for name in names]
+    topics += [cls(version=version, name=None, topic_id=topic_id) for topic_id in topic_ids or []]
+    return DeleteTopicsRequest(version=version, topics=topics, timeout_ms=30_000)
+
+
+def partitions(version: int, topics: dict[str, int] | list[tuple[str, int]], *, validate_only: bool = False) -> Any:
+    """A CreatePartitions request."""
+    cls = CreatePartitionsRequest.CreatePartitionsTopic
+    pairs = topics.items() if isinstance(topics, dict) else topics
+    return CreatePartitionsRequest(
+        version=version,
+        topics=[cls(version=version, name=name, count=count, assignments=None) for name, count in pairs],
+        timeout_ms=30_000,
+        validate_only=validate_only,
+    )
+
+
+def encoded(message: Any) -> bytes:
+    """The body of a kafka-python message."""
+    return bytes(message.encode(version=message.API_VERSION))
+
+
+@dataclass
+class Cluster:
+    """Topics, as a KRaft controller keeps them; errors as it gives them."""
+
+    default_count: int = 3
+    topics: dict[str, tuple[uuid.UUID, int]] = field(default_factory=dict)
+    seen: list[tuple[int, int]] = field(default_factory=list)
+    """(API key, version) of all that was asked."""
+    hidden: set[str] = field(default_factory=set)
+    """Topics that Metadata does not know yet."""
+    fail: dict[str, int] = field(default_factory=dict)
+    """Topics that end in this error."""
+    describe_configs: bool = True
+    """Whether the client may know how many partitions its new topic has."""
+    _ids: Any = field(default_factory=lambda: itertools.count(1))
+
+    def add(self, **topics: int) -> None:
+        """Somebody else creates topics."""
+        for name, count in topics.items():
+            self.topics[name] = (uuid.UUID(int=next(self._ids)), count)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Partitions by topic."""
+        return {name: count for name, (_, count) in self.topics.items()}
+
+    @property
+    def total(self) -> int:
+        """Partitions in all."""
+        return sum(self.counts.values())
+
+    def handle(self, api_key: int, version: int, body: bytes) -> bytes:
+        """What the broker answers."""
+        self.seen.append((api_key, version))
+        request_class, response_class = _PAIRS[api_key]
+        message = request_class.decode(body, version=version)
+        method = {
+            METADATA: self._metadata,
+            CREATE_TOPICS: self._create,
+            DELETE_TOPICS: self._delete,
+            CREATE_PARTITIONS: self._extend,
+        }[api_key]
+        response = response_class(version=version, throttle_time_ms=0, **method(version, message))
+        return bytes(response.encode(version=version))
+
+    def _name_of(self, topic_id: uuid.UUID) -> str | None:
+        return next((name for name, (known, _) in self.topics.items() if known == topic_id), None)
+
+    def _metadata(self, version: int, message: Any) -> dict[str, Any]:
+        assert not message.allow_auto_topic_creation
+        topic_class = MetadataResponse.MetadataResponseTopic
+        topics = []
+        for one in message.topics:
+            by_id = version >= 10 and one.name is None
+            name = self._name_of(one.topic_id) if by_id else one.name
+            if name not in self.topics or name in self.hidden:
+                error = UNKNOWN_ID if by_id else UNKNOWN_TOPIC
+                topic_id = one.topic_id if by_id else NO_ID
+                topics.append(
+                    topic_class(
+                        version=version,
+                        error_code=error,
+                        name=None if by_id else name,
+                        topic_id=topic_id,
+                        is_internal=False,
+                        partitions=[],
+                    )
+                )
+                continue
+            topic_id, count = self.topics[name]
+            each = topic_class.MetadataResponsePartition
+            topics.append(
+                topic_class(
+                    version=version,
+                    error_code=0,
+                    name=name,
+                    topic_id=topic_id,
+                    is_internal=False,
+                    partitions=[
+                        each(
+                            version=version,
+                            error_code=0,
+                            partition_index=index,
+                            leader_id=1,
+                            leader_epoch=0,
+                            replica_nodes=[1],
+                            isr_nodes=[1],
+                            offline_replicas=[],
+                        )
+                        for index in range(count)
+                    ],
+                )
+            )
+        return {"brokers": [], "cluster_id": "c", "controller_id": 1, "topics": topics}
+
+    def _create(self, version: int, message: Any) -> dict[str, Any]:
+        names = [topic.name for topic in message.topics]
+        cls = CreateTopicsResponse.CreatableTopicResult
+        results = []
+        for topic in message.topics:
+            count = len(topic.assignments) or topic.num_partitions
+            count = self.default_count if count == -1 else count
+            error, topic_id = self.fail.get(topic.name, 0), NO_ID
+            if names.count(topic.name) > 1:
+                error = INVALID_REQUEST
+            elif topic.name in self.topics:
+                error = EXISTS
+            elif count < 1:
+                error = INVALID_PARTITIONS
+            if not error:
+                topic_id = uuid.UUID(int=next(self._ids))
+                if not message.validate_only:
+                    self.topics[topic.name] = (topic_id, count)
+            told = not error and self.describe_configs
+            results.append(
+                cls(
+                    version=version,
+                    name=topic.name,
+                    topic_id=topic_id,
+                    error_code=error,
+                    error_message=None,
+                    topic_config_error_code=0 if self.describe_configs else 29,
+                    num_partitions=count if told else -1,
+                    replication_factor=1 if told else -1,
+                    configs=[],
+                )
+            )
+        return {"topics": results}
+
+    def _delete(self, version: int, message: Any) -> dict[str, Any]:
+        cls = DeleteTopicsResponse.DeletableTopicResult
+        if version < 6:
+            asked: list[tuple[str | None, uuid.UUID]] = [(name, NO_ID) for name in message.topic_names]
+        else:
+            asked = [(topic.name, topic.topic_id) for topic in message.topics]
+        results, before = [], dict(self.topics)
+        resolved = [name if name is not None else self._name_of(topic_id) for name, topic_id in asked]
+        for (name, topic_id), real in zip(asked, resolved, strict=True):
+            error = self.fail.get(real or "", 0)
+            if real not in before:
+                error = UNKNOWN_TOPIC if name is not None else UNKNOWN_ID
+            elif resolved.count(real) > 1:
+                error = INVALID_REQUEST
+            if not error:
+                del self.topics[real]
+            told_id = before[real][0] if real in before else topic_id
+            results.append(cls(version=version, name=real, topic_id=told_id, error_code=error, error_message=None))
+        return {"responses": results}
+
+    def _extend(self, version: int, message: Any) -> dict[str, Any]:
+        cls = CreatePartitionsResponse.CreatePartitionsTopicResult
+        names, results = [topic.name for topic in message.topics], []
+        for topic in message.topics:
+            error = self.fail.get(topic.name, 0)
+            if names.count(topic.name) > 1:
+                error = INVALID_REQUEST
+            elif topic.name not in self.topics:
+                error = UNKNOWN_TOPIC
+            elif topic.count <= self.topics[topic.name][1]:
+                error = INVALID_PARTITIONS
+            if not error and not message.validate_only:
+                self.topics[topic.name] = (self.topics[topic.name][0], topic.count)
+            results.append(cls(version=version, name=topic.name, error_code=error, error_message=None))
+        return {"results": results}
+
+
+@dataclass
+class Done:
+    """What became of a request."""
+
+    message: Any
+    """The answer, decoded by kafka-python."""
+    body: bytes
+    delay_ms: int
+    forwarded: Any
+    """The request as the cluster got it, decoded; None if it did not."""
+    forwarded_body: bytes | None
+
+    @property
+    def errors(self) -> dict[str | None, int]:
+        """Error by topic; by the last result if there are several."""
+        (results,) = (
+            getattr(self.message, name) for name in ("topics", "responses", "results") if hasattr(self.message, name)
+        )
+        return {one.name: one.error_code for one in results}
+
+
+class Client:
+    """One client, (user u, client-id c), of a cluster behind the mutation quota; the clock is set by hand."""
+
+    def __init__(self, rate: float | None, cluster: Cluster | None = None, *, burst_s: int = 10, **entry: Any) -> None:
+        entries = [] if rate is None else [Entry(user="u", controller_mutation_rate=rate, **entry)]
+        self.ledger = Ledger(QuotaTable(entries), mutation_num_samples=burst_s, max_throttle_ms=None)
+        self.account: Account = self.ledger.account("u", "c")
+        self.quota = MutationQuota(self.ledger)
+        self.cluster = cluster or Cluster()
+        self.now_ms = 0.0
+
+    @property
+    def tokens(self) -> float:
+        """Tokens left now."""
+        from quota.entity import Kind
+
+        return self.ledger.observed(self.account, Kind.MUTATION, self.now_ms)
+
+    @property
+    def charged(self) -> float:
+        """Partitions in the client's totals."""
+        from quota.entity import Kind
+
+        return self.account.meters[Kind.MUTATION].amount
+
+    def send(self, message: Any) -> Done:
+        """Send a request as a session would handle it."""
+        key, version = message.API_KEY, message.API_VERSION
+        body = encoded(message)
+        request_class, response_class = _PAIRS[key]
+        outcome = self.quota.request(AdminRequest(key, version, "u", "c", self.account, body), self.now_ms)
+        while isinstance(outcome, Ask):
+            answer = self.cluster.handle(outcome.api_key, outcome.api_version, outcome.body)
+            outcome = outcome.then(answer, self.now_ms)
+        if isinstance(outcome, Answer):
+            message = response_class.decode(outcome.body, version=version)
+            return Done(message, outcome.body, outcome.delay_ms, None, None)
+        assert isinstance(outcome, Forward)
+        forwarded = body if outcome.body is None else outcome.body
+        answer, delay_ms = self.cluster.handle(key, version, forwarded), outcome.delay_ms
+        if outcome.on_response is not None:
+            reply = outcome.on_response(answer, self.now_ms)
+            delay_ms = max(delay_ms, reply.delay_ms)
+            answer = answer if reply.body is None else reply.body
+        message = response_class.decode(answer, version=version)
+        return Done(message, answer, delay_ms, request_class.decode(forwarded, version=version), forwarded)

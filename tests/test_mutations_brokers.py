@@ -1,0 +1,245 @@
+"""The partition-mutation quota in front of real brokers, request by request: Kafka's cases E8 to E18.
+
+Rate 20 with one window of 1 s makes a burst of 20, so that refusals last a quarter of a second.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from proxy.wire import topics as wire
+from proxy.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, STRICT_FROM
+from tests.mutation_tools import (
+    EXISTS,
+    INVALID_REQUEST,
+    THROTTLED,
+    UNKNOWN_TOPIC,
+    create,
+    delete,
+    partitions,
+)
+from tests.raw_client import RawClient
+from tests.sidecars import Sidecar, sidecar
+
+if TYPE_CHECKING:
+    from deploy.kafka import KafkaCluster
+
+pytestmark = pytest.mark.broker
+
+RATE, WINDOWS = 20, 1
+BURST = RATE * WINDOWS
+LIMITED, FREE = "limited", "free"
+BROKERS = {"kafka": "4.2.0", "kafka_391": "3.9.1"}
+OLDEST = {
+    "kafka": {CREATE_TOPICS: 2, DELETE_TOPICS: 1, CREATE_PARTITIONS: 0},
+    "kafka_391": {CREATE_TOPICS: 0, DELETE_TOPICS: 0, CREATE_PARTITIONS: 0},
+}
+NEWEST = {CREATE_TOPICS: 7, DELETE_TOPICS: 6, CREATE_PARTITIONS: 3}
+
+
+def versions(api_key: int) -> list[Any]:
+    """(broker, version) for every version of both brokers."""
+    return [
+        pytest.param(broker, version, id=f"{BROKERS[broker]}-v{version}")
+        for broker in BROKERS
+        for version in range(OLDEST[broker][api_key], NEWEST[api_key] + 1)
+    ]
+
+
+@contextmanager
+def limited_sidecar(cluster: KafkaCluster, **settings: Any) -> Iterator[Sidecar]:
+    quotas = [{"client-id": LIMITED, "controller_mutation_rate": RATE}]
+    with sidecar(cluster.bootstrap, quotas, **{"controller.quota.window.num": WINDOWS, **settings}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def proxies(request: pytest.FixtureRequest) -> Iterator[dict[str, Sidecar]]:
+    """A sidecar per broker, started when the first test asks for it."""
+    running: dict[str, Any] = {}
+
+    class Lazy(dict[str, Sidecar]):
+        def __missing__(self, broker: str) -> Sidecar:
+            context = limited_sidecar(request.getfixturevalue(broker))
+            self[broker] = found = context.__enter__()
+            running[broker] = context
+            return found
+
+    lazy = Lazy()
+    yield lazy
+    for context in running.values():
+        context.__exit__(None, None, None)
+
+
+class Raw:
+    """One client of a sidecar; its tokens are full again whenever a test begins."""
+
+    def __init__(self, proxy: Sidecar, client_id: str = LIMITED) -> None:
+        self.proxy, self.client_id = proxy, client_id
+
+    def ask(self, message: Any, client_id: str | None = None) -> Any:
+        """The decoded answer; each request has a connection of its own, so that no mute is in the way."""
+        with RawClient(self.proxy.bootstrap, client_id or self.client_id) as client:
+            return client.ask(message).message
+
+    def counts(self, *names: str) -> dict[str, int]:
+        """Partitions of these topics, asked until the broker has caught up with its controller."""
+        return counts_of(self.proxy.bootstrap, names)
+
+
+def counts_of(bootstrap: str, names: tuple[str, ...]) -> dict[str, int]:
+    from kafka.protocol.metadata import MetadataRequest
+
+    topics = [MetadataRequest.MetadataRequestTopic(version=9, name=name) for name in names]
+    message = MetadataRequest(
+        version=9,
+        topics=topics,
+        allow_auto_topic_creation=False,
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=False,
+    )
+    with RawClient(bootstrap, FREE) as client:
+        found = client.ask(message).message.topics
+    return {topic.name: len(topic.partitions) for topic in found if topic.error_code == 0}
+
+
+def settled(bootstrap: str, expected: dict[str, int], names: tuple[str, ...]) -> None:
+    """Wait until the broker has these topics, of all that are named."""
+    deadline = time.monotonic() + 30
+    while (found := counts_of(bootstrap, names)) != expected:
+        assert time.monotonic() < deadline, f"{found}, expected {expected}"
+        time.sleep(0.1)
+
+
+def errors(message: Any) -> dict[str, int]:
+    """Error by topic."""
+    (results,) = (getattr(message, name) for name in ("topics", "responses", "results") if hasattr(message, name))
+    return {one.name: one.error_code for one in results}
+
+
+def pair() -> tuple[str, str]:
+    """Two topic names that nobody else uses; the first one is the first in any order."""
+    stem = uuid.uuid4().hex[:12]
+    return f"a-{stem}", f"b-{stem}"
+
+
+def charged(proxy: Sidecar) -> float:
+    """Everything that the limited client was charged, refunds taken off."""
+    (group,) = (one for one in proxy.get("/quotas")["groups"] if one["kind"] == "mutation" and one["limit"])
+    return float(group["totals"]["amount"])
+
+
+def refill(proxy: Sidecar) -> None:
+    """Wait until the tokens of the limited client are back: earlier tests have used them."""
+    deadline = time.monotonic() + 30
+    while True:
+        groups = [one for one in proxy.get("/quotas")["groups"] if one["kind"] == "mutation" and one["limit"]]
+        if all(one["observed"] >= BURST for one in groups):
+            return
+        assert time.monotonic() < deadline, groups
+        time.sleep(0.1)
+
+
+def check_strict(message: Any, first: str, second: str) -> None:
+    """25 + 25 partitions with 20 tokens: the first is accepted, the second refused until 5 tokens have come: 250 ms."""
+    assert errors(message) == {first: 0, second: THROTTLED}
+    assert 0 <= message.throttle_time_ms <= 250
+
+
+@pytest.mark.parametrize(("broker", "version"), versions(CREATE_TOPICS))
+def test_create(proxies: dict[str, Sidecar], broker: str, version: int) -> None:
+    raw, (first, second) = Raw(proxies[broker]), pair()
+    refill(raw.proxy)
+    answer = raw.ask(create(version, {first: 25, second: 25}))
+    if version >= STRICT_FROM[CREATE_TOPICS]:  # E8
+        check_strict(answer, first, second)
+        refused = next(topic for topic in answer.topics if topic.name == second)
+        assert refused.error_message == wire.REFUSAL_TEXT
+        settled(raw.proxy.bootstrap, {first: 25}, (first, second))
+        time.sleep(answer.throttle_time_ms / 1000)
+        again = raw.ask(create(version, {second: 25}))
+        assert errors(again) == {second: 0}
+        assert again.throttle_time_ms == 0
+    else:  # E9: 20 - 50 = -30 tokens, 1500 ms
+        assert errors(answer) == {first: 0, second: 0}
+        assert version < 2 or 0 < answer.throttle_time_ms <= 1500
+    settled(raw.proxy.bootstrap, {first: 25, second: 25}, (first, second))
+    unlimited = raw.ask(delete(6, [first, second]), FREE)
+    assert (errors(unlimited), unlimited.throttle_time_ms) == ({first: 0, second: 0}, 0)  # E13
+
+
+@pytest.mark.parametrize(("broker", "version"), versions(DELETE_TOPICS))
+def test_delete(proxies: dict[str, Sidecar], broker: str, version: int) -> None:
+    raw, (first, second) = Raw(proxies[broker]), pair()
+    unlimited = raw.ask(create(7, {first: 25, second: 25}), FREE)
+    assert (errors(unlimited), unlimited.throttle_time_ms) == ({first: 0, second: 0}, 0)  # E10
+    settled(raw.proxy.bootstrap, {first: 25, second: 25}, (first, second))
+    refill(raw.proxy)
+    answer = raw.ask(delete(version, [first, second]))
+    if version >= STRICT_FROM[DELETE_TOPICS]:  # E11
+        check_strict(answer, first, second)
+        settled(raw.proxy.bootstrap, {second: 25}, (first, second))
+        time.sleep(answer.throttle_time_ms / 1000)
+        again = raw.ask(delete(version, [second]))
+        assert (errors(again), again.throttle_time_ms) == ({second: 0}, 0)
+    else:  # E12
+        assert errors(answer) == {first: 0, second: 0}
+        assert version < 1 or 0 < answer.throttle_time_ms <= 1500
+    settled(raw.proxy.bootstrap, {}, (first, second))
+
+
+@pytest.mark.parametrize(("broker", "version"), versions(CREATE_PARTITIONS))
+def test_partitions(proxies: dict[str, Sidecar], broker: str, version: int) -> None:
+    raw, (first, second) = Raw(proxies[broker]), pair()
+    raw.ask(create(7, {first: 1, second: 1}), FREE)
+    settled(raw.proxy.bootstrap, {first: 1, second: 1}, (first, second))
+    refill(raw.proxy)
+    answer = raw.ask(partitions(version, {first: 26, second: 26}))
+    if version >= STRICT_FROM[CREATE_PARTITIONS]:  # E14
+        check_strict(answer, first, second)
+        settled(raw.proxy.bootstrap, {first: 26, second: 1}, (first, second))
+        time.sleep(answer.throttle_time_ms / 1000)
+        again = raw.ask(partitions(version, {second: 26}))
+        assert (errors(again), again.throttle_time_ms) == ({second: 0}, 0)
+    else:  # E15
+        assert errors(answer) == {first: 0, second: 0}
+        assert 0 < answer.throttle_time_ms <= 1500
+    settled(raw.proxy.bootstrap, {first: 26, second: 26}, (first, second))
+    unlimited = raw.ask(partitions(version, {first: 27}), FREE)
+    assert (errors(unlimited), unlimited.throttle_time_ms) == ({first: 0}, 0)  # E16
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+def test_default_counts_and_what_the_broker_refuses(proxies: dict[str, Sidecar], broker: str) -> None:
+    raw, (first, second) = Raw(proxies[broker]), pair()
+    refill(raw.proxy)
+    errors(raw.ask(create(7, {second: 1})))  # so that the counter exists
+    errors(raw.ask(delete(6, [second])))
+    settled(raw.proxy.bootstrap, {}, (first, second))
+    before = charged(raw.proxy)
+    answer = raw.ask(create(7, [(first, -1), (second, 2), (second, 2), ("not a name", 9)]))
+    assert errors(answer) == {first: 0, second: INVALID_REQUEST, "not a name": 17}
+    (count,) = (topic.num_partitions for topic in answer.topics if topic.name == first)
+    assert charged(raw.proxy) == before + count
+    assert errors(raw.ask(create(4, {first: -1}))) == {first: EXISTS}
+    assert errors(raw.ask(delete(6, [first, "nowhere"]))) == {first: 0, "nowhere": UNKNOWN_TOPIC}
+    assert charged(raw.proxy) == before + 2 * count
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+def test_a_topic_is_deleted_by_its_id(proxies: dict[str, Sidecar], broker: str) -> None:
+    raw, (first, second) = Raw(proxies[broker]), pair()
+    created = raw.ask(create(7, {first: 25, second: 25}), FREE)
+    ids = [topic.topic_id for topic in created.topics]
+    refill(raw.proxy)
+    answer = raw.ask(delete(6, [], ids))  # at once: the broker itself may not have heard of them
+    assert sorted(errors(answer).values()) == [0, THROTTLED]
+    assert {topic.topic_id for topic in answer.responses} == set(ids)
+    (left,) = (topic.name for topic in answer.responses if topic.error_code)
+    settled(raw.proxy.bootstrap, {left: 25} if left else {}, (first, second))
