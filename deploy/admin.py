@@ -1,4 +1,4 @@
-"""The admin port: /metrics, /healthz, /readyz, /quotas, /explain, /connections.
+"""The admin port: /metrics, /healthz, /readyz, /quotas, /throttled, /explain, /connections.
 
 An ASGI app (starlette) on hypercorn's trio worker, in the same event loop as the traffic. So everything here works in
 small steps, and connections are few, short and replaceable: whoever hangs, dribbles or floods is cut off, and the next
@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import json
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -27,9 +28,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from deploy.explain import explanation_json
+from deploy.explain import Moment, addresses_of, explanation_json, identity_of_connections, throttled_json
 from deploy.metrics import CONTENT_TYPE, Metrics
 from proxy.connection import ConnectionInfo
+from quota.connections import canonical_address
 from quota.group import Group
 from quota.ledger import Ledger, TrialSnapshot, trial_snapshot
 
@@ -56,6 +58,10 @@ class ProxyView(Protocol):
     @property
     def listeners_bound(self) -> bool:
         """Whether clients can connect."""
+
+    @property
+    def given_user(self) -> tuple[str, str]:
+        """The user that a new connection gets, and where it comes from."""
 
     def connections(self) -> list[ConnectionInfo]:
         """All open connections."""
@@ -89,13 +95,15 @@ class AdminApp:
                 Route("/healthz", self._healthz),
                 Route("/readyz", self._readyz),
                 Route("/quotas", self._quotas),
+                Route("/throttled", self._throttled),
                 Route("/explain", self._explain),
                 Route("/connections", self._connections),
             ]
         )
 
     async def _index(self, request: Request) -> Response:
-        paths = ["/metrics", "/healthz", "/readyz", "/quotas", "/explain?user=U&client_id=C", "/connections"]
+        paths = ["/metrics", "/healthz", "/readyz", "/quotas", "/throttled", "/explain?user=U&client_id=C"]
+        paths.append("/connections")
         return PlainTextResponse("kquota\n" + "".join(f"  {path}\n" for path in paths))
 
     async def _serve_metrics(self, request: Request) -> Response:
@@ -108,10 +116,41 @@ class AdminApp:
         reasons = not_ready(self._proxy)
         return _json({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
 
+    def _moment(self) -> Moment:
+        return Moment(self._now_ms(), time.time())
+
+    async def _throttled(self, request: Request) -> Response:
+        """The counters that hold somebody back now, the longest first, and the last throttles of all."""
+        most = _limit(request)
+        async with self._heavy:
+            at = self._moment()
+            now = int(at.now_ms)
+            held: list[tuple[int, int, Group]] = []
+            for index, group in enumerate(list(self._ledger.groups())):
+                until = max(group.throttled_until, group.owed_until)
+                if until > now and not group.shadow:
+                    held.append((until, index, group))
+                if index % STEP == 0:
+                    await trio.lowlevel.checkpoint()
+            longest = [group for _, _, group in heapq.nlargest(most, held)]
+            return _json(throttled_json(longest, self._ledger, at) | {"total": len(held)})
+
     async def _explain(self, request: Request) -> Response:
+        """One client. A user that is not named is the one that connections get."""
         query = request.query_params
-        answer = self._ledger.explain(query.get("user", ""), query.get("client_id", ""), self._now_ms())
-        return _json(explanation_json(answer))
+        given = self._proxy.given_user
+        user, client_id = query.get("user") or given[0], query.get("client_id", "")
+        address = query.get("ip")
+        try:
+            addresses = [] if address is None else [canonical_address(address)]
+        except ValueError as error:
+            return _json({"error": str(error)}, status=400)
+        async with self._heavy:
+            identity = identity_of_connections(self._proxy.connections(), user, client_id, given)
+            at = self._moment()
+            addresses = addresses or addresses_of(identity["peers"])
+            answer = explanation_json(self._ledger, user, client_id, identity=identity, at=at, addresses=addresses)
+            return _json(answer)
 
     async def _quotas(self, request: Request) -> Response:
         """The groups with the highest utilisation first."""

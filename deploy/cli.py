@@ -91,10 +91,18 @@ def check(config: ConfigFile, as_json: AsJson = False) -> None:
     _warn(loaded)
 
 
-@app.command(short_help="Say which limits a client has, and why.")
+@app.command(short_help="Say which limits a client has, how it stands, and why it waits.")
 def explain(
-    user: Annotated[str, typer.Option("--user", metavar="U", help="User (principal name).")] = "ANONYMOUS",
-    client_id: Annotated[str, typer.Option("--client-id", metavar="C", help="Client-id; empty: none.")] = "",
+    user: Annotated[
+        str | None,
+        typer.Option("--user", metavar="U", help="User (principal name); left out: the one that connections get."),
+    ] = None,
+    client_id: Annotated[
+        str | None, typer.Option("--client-id", metavar="C", help="Client-id; left out or empty: none.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option("--ip", metavar="A", help="Limits of connections from this address, too.")
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option("--config", "-c", metavar="FILE", envvar="KQUOTA_CONFIG", help="Explain this file."),
@@ -104,26 +112,55 @@ def explain(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say which limits a client has and why: all eight levels, the one in force, who shares the counter."""
-    from deploy.explain import ask, explanation_json, explanation_text
+    """Say which limits a client has and why: all eight levels, the one in force, who shares the counter.
+
+    From a running sidecar also how the counters stand, what a request would wait now, and the last throttles; without
+    a user, client-id and address: who is throttled now.
+    """
+    from deploy.explain_text import explanation_text, throttled_text
 
     if admin is not None:
-        try:
-            answer = ask(admin, user, client_id)
-        except OSError as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(FAILED) from None
+        answer = _ask(admin, user, client_id, address)
+        text = throttled_text(answer, admin) if "throttled" in answer else explanation_text(answer)
     elif config is not None:
-        from config.table import to_table
-        from quota.ledger import Ledger
-
-        answer = explanation_json(Ledger(to_table(_load_on_paper(config))).explain(user, client_id, 0))
+        answer = _explain_on_paper(config, user, client_id or "", address)
+        text = explanation_text(answer)
     else:
         raise typer.BadParameter("expected --config FILE or --admin URL")
     if as_json:
         _print_json(answer)
     else:
-        typer.echo(explanation_text(answer, live=admin is not None))
+        typer.echo(text)
+
+
+def _ask(admin: str, user: str | None, client_id: str | None, address: str | None) -> dict[str, Any]:
+    from deploy.ask import ask
+
+    given = {"user": user, "client_id": client_id, "ip": address}
+    query = {name: value for name, value in given.items() if value is not None}
+    try:
+        if query:
+            return ask(admin, "/explain", query, {"at", "user", "client_id", "kinds"})
+        return ask(admin, "/throttled", {}, {"at", "throttled", "decisions"})
+    except OSError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(FAILED) from None
+
+
+def _explain_on_paper(config: Path, user: str | None, client_id: str, address: str | None) -> dict[str, Any]:
+    from config.table import to_table
+    from deploy.explain import explanation_json, identity_on_paper
+    from quota.connections import canonical_address
+    from quota.ledger import Ledger
+
+    loaded = _load_on_paper(config)
+    name, identity = identity_on_paper(loaded, user)
+    try:
+        addresses = [] if address is None else [canonical_address(address)]
+    except ValueError as error:
+        raise typer.BadParameter(f"--ip: {error}") from None
+    ledger = Ledger(to_table(loaded))
+    return explanation_json(ledger, name, client_id, identity=identity, at=None, addresses=addresses)
 
 
 @app.command(short_help="Try quotas on paper.")

@@ -1,109 +1,233 @@
-"""Why a client has the limits that it has: the eight levels, the one in force, and who shares the counter.
+"""Why a client has the limits that it has, how it stands, and why it waits: one structure for programs and people.
 
-One structure for the file (`kquota explain --config`), for the live sidecar (`/explain`) and for what people read.
+The same for the file (`kquota explain --config`) and for the live sidecar (`/explain`, `/throttled`); what people read
+of it is in `deploy.explain_text`. Times are wall-clock time in UTC, for they stand beside other programs' logs.
 """
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.parse
-import urllib.request
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
 
-from deploy.text import UNITS, columns, readable_limit, safe
-from quota.entity import Kind
-from quota.ledger import Explanation, KindExplanation
+from config.model import Config
+from deploy.text import UNITS
+from proxy.connection import ConnectionInfo
+from proxy.wire.schema import API_NAMES
+from quota.connections import ConnectionEntry, Scope, canonical_address
+from quota.connections import Standing as ConnectionStanding
+from quota.decisions import Decision
+from quota.entity import ANONYMOUS, Kind
+from quota.group import Group
+from quota.ledger import KindExplanation, Ledger, TrialSnapshot, trial_snapshot
+from quota.standing import standing
+from quota.table import RATE_FIELD, Entry
 
-ASK_TIMEOUT_S = 10.0
-_MOST_ANSWER_BYTES = 1_000_000
+MOST_PEERS: Final = 10
+MOST_ADDRESSES: Final = 5
+MOST_DECISIONS: Final = 20
 
 
-def explanation_json(explanation: Explanation) -> dict[str, Any]:
-    """What `/explain` answers."""
-    return {
-        "user": explanation.user,
-        "client_id": explanation.client_id,
-        "kinds": [_kind_json(one) for one in explanation.kinds],
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One moment on the ledger's clock and on the wall."""
+
+    now_ms: float
+    wall_s: float
+
+    def iso(self, at_ms: float | None = None) -> str:
+        """Wall-clock time of another moment of the ledger's clock (None: this one), in UTC, to the millisecond."""
+        seconds = self.wall_s + (0.0 if at_ms is None else (at_ms - self.now_ms) / 1000.0)
+        try:
+            return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        except (OverflowError, ValueError):
+            return "9999-12-31T23:59:59.999Z"  # a debt of thousands of years
+
+
+def explanation_json(
+    ledger: Ledger, user: str, client_id: str, *, identity: dict[str, Any], at: Moment | None, addresses: Iterable[str]
+) -> dict[str, Any]:
+    """What `/explain` answers; `at` is None for a configuration on paper, where nobody has used anything."""
+    now_ms = 0.0 if at is None else at.now_ms
+    found = ledger.explain(user, client_id, now_ms)
+    gate = ledger.connections
+    scopes = [(Scope.USER, found.user), *((Scope.IP, address) for address in addresses)]
+    account = ledger.known(found.user, client_id)
+    answer: dict[str, Any] = {
+        "at": None if at is None else at.iso(),
+        "user": found.user,
+        "client_id": found.client_id,
+        "identity": identity,
+        "kinds": [_kind_json(ledger, one, at) for one in found.kinds],
+        "connections": [_connection_json(gate.standing(scope, name, now_ms), at) for scope, name in scopes],
     }
+    if account is not None:
+        answer["broker_throttles"] = {"count": account.broker_throttled, "sum_ms": account.broker_throttle_ms}
+    return answer
 
 
-def _kind_json(one: KindExplanation) -> dict[str, Any]:
-    winner = one.winner.level.label if one.winner is not None and one.limit is not None else None
-    return {
+def _kind_json(ledger: Ledger, one: KindExplanation, at: Moment | None) -> dict[str, Any]:
+    winner = one.winner if one.winner is not None and one.limit is not None else None
+    level = None if winner is None else winner.level.label
+    found: dict[str, Any] = {
         "kind": one.kind.value,
         "unit": UNITS[one.kind],
+        "setting": RATE_FIELD[one.kind],
         "limit": one.limit,
-        "level": winner,
+        "level": level,
+        "entity": None if winner is None or winner.entry is None else _entity(winner.entry),
         "mode": one.mode,
+        "candidate_limit": one.candidate_limit,
         "group": {"user": one.group[0], "client_id": one.group[1]},
         "observed": one.observed,
         "throttle_ms": one.throttle_ms,
         "levels": [
-            {"level": candidate.level.label, "limit": candidate.limit, "wins": candidate.level.label == winner}
+            {"level": candidate.level.label, "limit": candidate.limit, "wins": candidate.level.label == level}
             for candidate in one.candidates
         ],
     }
+    if at is not None:
+        found["now"] = None if one.counter is None else standing_json(one.counter, at)
+        found["decisions"] = [decision_json(decision, at) for decision in ledger.decisions.of(one.kind, one.key)]
+    return found
 
 
-def ask(admin_url: str, user: str, client_id: str) -> dict[str, Any]:
-    """The answer of a running sidecar. Raises OSError with one readable sentence."""
-    query = urllib.parse.urlencode({"user": user, "client_id": client_id})
-    url = f"{admin_url.rstrip('/')}/explain?{query}"
-    if not url.startswith(("http://", "https://")):
-        raise OSError(f"{admin_url!r} is no URL, expected something like http://127.0.0.1:9404")
-    try:
-        with urllib.request.urlopen(url, timeout=ASK_TIMEOUT_S) as response:
-            answer = json.loads(response.read(_MOST_ANSWER_BYTES))
-        if not isinstance(answer, dict) or not {"user", "client_id", "kinds"} <= answer.keys():
-            raise ValueError("it answered something else")
-    except urllib.error.HTTPError as error:
-        with error:
-            raise OSError(f"{url}: HTTP {error.code} {error.reason}; is this a kquota admin port?") from error
-    except urllib.error.URLError as error:
-        raise OSError(f"{url}: {error.reason}") from error
-    except ValueError as error:
-        raise OSError(f"{url}: this is no kquota admin port: {error}") from error
-    return answer
+def standing_json(group: Group, at: Moment) -> dict[str, Any]:
+    """How one counter stands."""
+    now = standing(group, at.now_ms)
+    usage = group.usage
+    return {
+        "amount": now.amount,
+        "window_ms": now.window_ms,
+        "tokens": now.tokens,
+        "burst": now.burst,
+        "share": now.share,
+        "wait_ms": now.wait_ms,
+        "free_ms": now.free_ms,
+        "muted_ms": now.muted_ms,
+        "muted_until": at.iso(at.now_ms + now.muted_ms) if now.muted_ms else None,
+        "owed_ms": now.owed_ms,
+        "paced": now.paced,
+        "throttled": usage.throttled,
+        "throttle_ms": usage.throttle_ms,
+        "capped": group.capped,
+        "shadow": trial_json(trial_snapshot(group, group.shadowed, int(at.now_ms))),
+        "candidate": trial_json(trial_snapshot(group, group.candidate, int(at.now_ms))),
+    }
 
 
-def explanation_text(answer: dict[str, Any], *, live: bool) -> str:
-    """The explanation as people read it: one row per level, one column per kind, the level in force marked."""
-    kinds = answer["kinds"]
-    rows = [["level", *(one["kind"] for one in kinds)]]
-    for index, level in enumerate(kinds[0]["levels"]):
-        cells = []
-        for one in kinds:
-            candidate = one["levels"][index]
-            mark = " <- in force" if candidate["wins"] else ""
-            cells.append(readable_limit(Kind(one["kind"]), candidate["limit"]) + mark)
-        rows.append([level["level"], *cells])
-    client = answer["client_id"]
-    head = f"user {safe(answer['user'])}, client-id {safe(client)}, levels from most to least specific:"
-    return "\n".join([head, columns(rows), "", *(_kind_text(one, live=live) for one in kinds)])
+def trial_json(trial: TrialSnapshot | None) -> dict[str, Any] | None:
+    """What a limit that is measured and not applied would have done."""
+    if trial is None:
+        return None
+    return {
+        "limit": trial.limit,
+        "share": trial.utilisation,
+        "throttled": trial.throttled,
+        "throttle_ms": trial.throttle_ms,
+    }
 
 
-def _kind_text(one: dict[str, Any], *, live: bool) -> str:
-    kind = Kind(one["kind"])
-    if one["limit"] is None:
-        text = "no limit"
-        if any(candidate["limit"] is not None for candidate in one["levels"]):
-            text += " (the levels above do not reach this client: see empty_client_id in docs/configuration.md)"
-        return f"{kind.value:9} {text}"
-    shadow = ", shadow: measured, never applied" if one["mode"] == "shadow" else ""
-    text = f"{readable_limit(kind, one['limit'])} from {one['level']}{shadow}; {_sharers(one)}"
-    if live:
-        mutation = kind is Kind.MUTATION
-        text += f"; tokens left {one['observed']:.2f}" if mutation else f"; now {readable_limit(kind, one['observed'])}"
-        text += f", a request now would wait {one['throttle_ms']} ms" if one["throttle_ms"] else ", nobody waits"
-    return f"{kind.value:9} {text}"
+def decision_json(one: Decision, at: Moment) -> dict[str, Any]:
+    """One throttle that was imposed."""
+    return {
+        "at": at.iso(one.at_ms),
+        "kind": one.kind.value,
+        "user": one.identity.user,
+        "client_id": one.identity.client_id,
+        "api": None if one.api_key is None else API_NAMES.get(one.api_key, f"api {one.api_key}"),
+        "delay_ms": one.delay_ms,
+        "amount": one.amount,
+        "limit": one.limit,
+        "observed": one.observed,
+        "why": one.why.value,
+    }
 
 
-def _sharers(one: dict[str, Any]) -> str:
-    user, client_id = one["group"]["user"], one["group"]["client_id"]
-    by_user = "user" in (one["level"] or "")
-    if not by_user:
-        return f"one counter for all connections with client-id {safe(client_id)}, of every user"
-    if "client-id" in one["level"]:
-        return f"one counter for all connections of user {safe(user)} with client-id {safe(client_id)}"
-    return f"one counter for all connections of user {safe(user)}, whatever their client-id"
+def _connection_json(one: ConnectionStanding, at: Moment | None) -> dict[str, Any]:
+    rate, cap = one.rate, one.cap
+    found: dict[str, Any] = {
+        "scope": one.scope.value,
+        "name": one.name,
+        "connection_creation_rate": None if rate is None else rate.connection_creation_rate,
+        "rate_level": _level(rate),
+        "rate_mode": _mode(rate),
+        "max_connections": None if cap is None else cap.max_connections,
+        "cap_level": _level(cap),
+        "cap_mode": _mode(cap),
+    }
+    if at is not None:
+        found |= {"observed": one.observed, "wait_ms": one.delay_ms, "open": one.open}
+    return found
+
+
+def _level(entry: ConnectionEntry | None) -> str | None:
+    return None if entry is None else entry.label
+
+
+def _mode(entry: ConnectionEntry | None) -> str | None:
+    return None if entry is None else entry.mode
+
+
+def _entity(entry: Entry) -> dict[str, str]:
+    names = {"user": entry.user, "client-id": entry.client_id}
+    return {label: name if isinstance(name, str) else "<default>" for label, name in names.items() if name is not None}
+
+
+def identity_on_paper(config: Config, user: str | None) -> tuple[str, dict[str, Any]]:
+    """The user that a configuration gives to connections (or the one asked for), and where it comes from."""
+    static = config.identity.static if "static" in config.identity.sources else None
+    given = static or ANONYMOUS
+    source = "static" if static else "anonymous"
+    user = user or given
+    return user, {"source": source if user == given else None, "given": given, "given_source": source}
+
+
+def identity_of_connections(
+    found: Iterable[ConnectionInfo], user: str, client_id: str, given: tuple[str, str]
+) -> dict[str, Any]:
+    """Where the user of the open connections of one client comes from; `given` is what a new one would get."""
+    mine = [one for one in found if one.user == user and client_id in (one.client_ids or ("",))]
+    sources = sorted({one.user_source for one in mine})
+    source = ", ".join(sources) or (given[1] if user == given[0] else None)
+    return {
+        "source": source,
+        "given": given[0],
+        "given_source": given[1],
+        "connections": len(mine),
+        "muted": sum(one.muted_for_ms > 0 for one in mine),
+        "peers": [one.peer for one in mine[:MOST_PEERS]],
+        "software": sorted({one.software for one in mine if one.software}),
+    }
+
+
+def addresses_of(found: Iterable[str]) -> list[str]:
+    """The addresses of some peers (`address:port`), each once, as limits know them."""
+    return list(dict.fromkeys(canonical_address(peer.rpartition(":")[0]) for peer in found))[:MOST_ADDRESSES]
+
+
+def throttled_json(groups: Iterable[Group], ledger: Ledger, at: Moment) -> dict[str, Any]:
+    """What `/throttled` answers: the counters that hold somebody now, longest first, and the last decisions."""
+    rows: list[dict[str, Any]] = [
+        {
+            "kind": group.kind.value,
+            "user": group.key.user,
+            "client_id": group.key.client_id,
+            "setting": RATE_FIELD[Kind(group.kind)],
+            "limit": group.limit,
+            "level": None if group.level is None else group.level.label,
+            "entity": None if group.entry is None else _entity(group.entry),
+            "observed": group.observed(int(at.now_ms)),
+            "now": standing_json(group, at),
+        }
+        for group in groups
+    ]
+    rows.sort(key=lambda row: (row["now"]["muted_ms"], row["now"]["wait_ms"]), reverse=True)
+    gate = ledger.connections
+    return {
+        "at": at.iso(),
+        "throttled": rows,
+        "decisions": [decision_json(one, at) for one in ledger.decisions.latest(MOST_DECISIONS)],
+        "connections_refused": {cause.value: count for cause, count in gate.refused.items()},
+    }

@@ -63,6 +63,8 @@ class ConnectionInfo:
     client_bytes: int
     broker_bytes: int
     idle_s: float
+    user_source: str = "anonymous"
+    """Where the user comes from: static, or anonymous when no source of identity knows one."""
 
 
 class Connection:
@@ -76,6 +78,7 @@ class Connection:
         dial: Callable[[], Awaitable[socket]],
         session: Session,
         shared: Shared,
+        user_source: str = "anonymous",
     ) -> None:
         """`dial()` connects to the broker and returns a non-blocking socket, or raises UpstreamError."""
         self._client = client
@@ -84,6 +87,7 @@ class Connection:
         self._dial = dial
         self.session = session
         self._shared = shared
+        self._user_source = user_source
         self._broker: socket | None = None
         self._scope = trio.CancelScope()
         self._mute_scope: trio.CancelScope | None = None
@@ -126,6 +130,7 @@ class Connection:
             client_bytes=session.client_bytes_total,
             broker_bytes=session.broker_bytes_total,
             idle_s=now_s - self.last_activity_s,
+            user_source=self._user_source,
         )
 
     # ---- life -------------------------------------------------------------------------------------------------------

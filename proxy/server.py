@@ -92,6 +92,12 @@ class Proxy:
         """Kernel pipes held for splicing, for leak checks."""
         return self._shared.pipes.pipes_open
 
+    @property
+    def given_user(self) -> tuple[str, str]:
+        """The user that a new connection gets, and where it comes from: "static" or "anonymous"."""
+        static = self._settings.static_user
+        return (static, "static") if static else (ANONYMOUS, "anonymous")
+
     def connections(self) -> list[ConnectionInfo]:
         """All open connections."""
         return [connection.info() for connection in self._connections]
@@ -220,7 +226,7 @@ class Proxy:
         with suppress(OSError):
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         settings = self._settings
-        user = settings.static_user or ANONYMOUS
+        user, source = self.given_user
         ticket = self._admission.admit(client, address[0], user)
         if ticket is None:
             return
@@ -236,7 +242,7 @@ class Proxy:
             max_in_flight=settings.max_in_flight,
             interceptors=self._interceptors,
         )
-        connection = Connection(client, f"{address[0]}:{address[1]}", name, dial, session, self._shared)
+        connection = Connection(client, f"{address[0]}:{address[1]}", name, dial, session, self._shared, source)
         self._nursery.start_soon(self._run_connection, connection, ticket)
 
     async def _run_connection(self, connection: Connection, ticket: Ticket) -> None:

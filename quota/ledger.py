@@ -191,6 +191,10 @@ class Ledger:
             found = self._accounts[identity] = Account(identity)
         return found
 
+    def known(self, user: str, client_id: str) -> Account | None:
+        """The account of a client that has one already; for readers."""
+        return self._accounts.get(Identity(user or ANONYMOUS, client_id))
+
     def charge(self, account: Account, kind: Kind, amount: float, now_ms: float) -> int:
         """Record `amount` (bytes, busy milliseconds, partitions; not negative), then check.
 

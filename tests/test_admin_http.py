@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -40,6 +42,7 @@ class FakeProxy:
     last_cluster_error: str | None = None
     listeners_bound: bool = True
     found: list[ConnectionInfo] = field(default_factory=list)
+    given_user: tuple[str, str] = ("web", "static")
 
     def connections(self) -> list[ConnectionInfo]:
         return self.found
@@ -159,8 +162,73 @@ async def test_explain_answers_for_any_client_and_creates_none() -> None:
         assert (produce["level"], produce["limit"]) == ("<default client-id>", 1000)
         assert (fetch["level"], fetch["mode"]) == ("user", "shadow")
         assert [level["wins"] for level in fetch["levels"]].index(True) == 2
-        assert (await running.json("/explain"))["user"] == "ANONYMOUS"
+        assert produce["now"] is None
+        assert answer["identity"]["source"] is None
+        assert (await running.json("/explain"))["user"] == "web"  # the one that connections get
         assert list(running.ledger.accounts()) == []
+        assert (await running.get("/explain?ip=nonsense"))[0] == 400
+
+
+@pytest.mark.trio
+async def test_explain_shows_how_a_client_stands_and_its_last_throttles() -> None:
+    async with admin() as running:
+        ledger = running.ledger
+        running.proxy.found = [
+            ConnectionInfo("10.0.0.7:5", "broker 1", "u", ("c", "d"), "lib 1.0", 0, muted, 10, 20, 0.5, "static")
+            for muted in (0.0, 700.0)
+        ]
+        ledger.connections.admit("10.0.0.7", "u", now_ms())
+        client = ledger.account("u", "c")
+        at_ms = now_ms()
+        delay_ms = ledger.charge(client, Kind.PRODUCE, 20_000, at_ms)
+        ledger.note_throttle(client, Kind.PRODUCE, delay_ms, at_ms=at_ms, api_key=0, amount=20_000)
+        before = time.time()
+        answer = await running.json("/explain?user=u&client_id=c")
+        identity = answer["identity"]
+        assert (identity["source"], identity["connections"], identity["muted"]) == ("static", 2, 1)
+        assert identity["peers"] == ["10.0.0.7:5"] * 2
+        assert (await running.json("/explain?user=u&client_id=x"))["identity"]["connections"] == 0
+        now = answer["kinds"][0]["now"]
+        assert (now["amount"], now["throttled"], now["throttle_ms"]) == (20_000, 1, delay_ms)
+        assert now["share"] == pytest.approx(2.0, rel=0.1)
+        assert 0 < now["muted_ms"] <= delay_ms == 10_000
+        until = datetime.fromisoformat(now["muted_until"]).timestamp()
+        assert before < until < before + 10.1
+        (decision,) = answer["kinds"][0]["decisions"]
+        assert (decision["api"], decision["amount"], decision["delay_ms"]) == ("Produce", 20_000, 10_000)
+        assert (decision["user"], decision["client_id"], decision["why"]) == ("u", "c", "over")
+        assert before - 5 < datetime.fromisoformat(decision["at"]).timestamp() < before + 0.1
+        assert [(one["scope"], one["name"], one["open"]) for one in answer["connections"]] == [
+            ("user", "u", 1),
+            ("ip", "10.0.0.7", 1),
+        ]
+        (asked,) = [
+            one
+            for one in (await running.json("/explain?user=u&ip=::ffff:10.0.0.8"))["connections"]
+            if one["scope"] == "ip"
+        ]
+        assert (asked["name"], asked["open"]) == ("10.0.0.8", 0)
+
+
+@pytest.mark.trio
+async def test_throttled_shows_who_waits_longest_first_and_nobody_else() -> None:
+    async with admin() as running:
+        ledger = running.ledger
+        assert (await running.json("/throttled"))["throttled"] == []
+        for client_id, amount in (("free", 5000), ("short", 11_000), ("long", 30_000)):
+            client = ledger.account("u", client_id)
+            at_ms = now_ms()
+            delay_ms = ledger.charge(client, Kind.PRODUCE, amount, at_ms)
+            if delay_ms:
+                ledger.note_throttle(client, Kind.PRODUCE, delay_ms, at_ms=at_ms, api_key=0, amount=amount)
+        ledger.charge(ledger.account("alice", "shadow"), Kind.FETCH, 1_000_000, now_ms())
+        answer = await running.json("/throttled")
+        assert [one["client_id"] for one in answer["throttled"]] == ["long", "short"]
+        assert answer["total"] == 2
+        first = answer["throttled"][0]
+        assert (first["setting"], first["entity"]) == ("producer_byte_rate", {"client-id": "<default>"})
+        assert [one["client_id"] for one in answer["decisions"]] == ["long", "short"]
+        assert [one["client_id"] for one in (await running.json("/throttled?limit=1"))["throttled"]] == ["long"]
 
 
 @pytest.mark.trio

@@ -143,8 +143,9 @@ def test_explain_shows_eight_levels_the_winner_and_who_shares(good: str) -> None
     result = kquota("explain", "--config", good, "--user", "web", "--client-id", "etl")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert lines[0] == "user web, client-id etl, levels from most to least specific:"
-    levels = [line.split("   ")[0].strip() for line in lines[2:10]]
+    assert lines[:2] == ["user web, client-id etl", "  the user of every connection: identity.static"]
+    assert lines[3] == "levels from most to least specific:"
+    levels = [line.split("   ")[0].strip() for line in lines[5:13]]
     assert levels == [
         "user+client-id",
         "user+<default client-id>",
@@ -155,11 +156,11 @@ def test_explain_shows_eight_levels_the_winner_and_who_shares(good: str) -> None
         "client-id",
         "<default client-id>",
     ]
-    assert lines[2].split("   ")[-1].strip() == "5/s <- in force"
-    assert "10 MB/s (10000000) <- in force" in lines[2]
-    assert "2 MB/s (2000000)  " in lines[7]
-    assert "4 MiB/s (4194304) <- in force" in lines[7]
-    assert lines[11:] == [
+    assert lines[5].split("   ")[-1].strip() == "5/s <- in force (shadow)"
+    assert "10 MB/s (10000000) <- in force (shadow)" in lines[5]
+    assert "2 MB/s (2000000)  " in lines[10]
+    assert "4 MiB/s (4194304) <- in force  " in lines[10]
+    assert lines[14:] == [
         "produce   10 MB/s (10000000) from user+client-id, shadow: measured, never applied; "
         "one counter for all connections of user web with client-id etl",
         "fetch     4 MiB/s (4194304) from <default user>; "
@@ -167,7 +168,41 @@ def test_explain_shows_eight_levels_the_winner_and_who_shares(good: str) -> None
         "request   no limit",
         "mutation  5/s from user+client-id, shadow: measured, never applied; "
         "one counter for all connections of user web with client-id etl",
+        "",
+        "user web: connections may be made at any rate; any number open",
     ]
+
+
+def test_explain_says_whose_the_connections_are(good: str, tmp_path: Path) -> None:
+    def second_line(*arguments: str) -> str:
+        return kquota("explain", *arguments).stdout.splitlines()[1].strip()
+
+    assert kquota("explain", "--config", good).stdout.startswith('user web, client-id ""\n')  # what connections get
+    assert second_line("--config", good) == "the user of every connection: identity.static"
+    assert second_line("--config", good, "--user", "bob") == (
+        "no connection has this user: with this file every connection's is web (identity.static)"
+    )
+    path = tmp_path / "q.yaml"
+    path.write_text("quotas: [{user: <default>, producer_byte_rate: 1}]\n")
+    assert second_line("--config", str(path)) == "the user of every connection: no source of identity knows one"
+    answer = json.loads(kquota("explain", "--config", str(path), "--json").stdout)
+    assert (answer["user"], answer["identity"]["source"], answer["at"]) == ("ANONYMOUS", "anonymous", None)
+
+
+def test_explain_shows_limits_of_connections(tmp_path: Path) -> None:
+    path = tmp_path / "q.yaml"
+    path.write_text(
+        "quotas: [{user: <default>, max_connections: 5, mode: shadow}, {user: bob, connection_creation_rate: 2},\n"
+        "  {ip: <default>, connection_creation_rate: 20}]\n"
+    )
+    shown = kquota("explain", "--config", str(path), "--user", "bob", "--ip", "::ffff:10.0.0.1").stdout
+    assert shown.splitlines()[-2:] == [
+        "user bob: connections made at most 2/s (user); at most 5 open (<default user>, shadow)",
+        "ip 10.0.0.1: connections made at most 20/s (<default ip>); any number open",
+    ]
+    result = kquota("explain", "--config", str(path), "--ip", "kafka-0")
+    assert result.exit_code == 2
+    assert "--ip: 'kafka-0' does not appear to be an IPv4 or IPv6 address" in result.stderr
 
 
 def test_explain_as_json(good: str) -> None:
@@ -189,7 +224,7 @@ def test_explain_says_when_an_empty_client_id_escapes(tmp_path: Path) -> None:
         "quotas: [{client-id: <default>, producer_byte_rate: 1}]\n"
     )
     lines = kquota("explain", "--config", str(path), "--client-id", "").stdout.splitlines()
-    assert lines[11].startswith("produce   no limit (the levels above do not reach this client")
+    assert lines[14].startswith("produce   no limit (the levels above do not reach this client")
 
 
 def test_explain_needs_a_file_or_a_sidecar(good: str) -> None:

@@ -1,0 +1,225 @@
+"""What somebody reads who was woken up: who waits, why, until when, what to change. The whole page, word by word."""
+
+from __future__ import annotations
+
+import pytest
+
+from deploy.explain import Moment, addresses_of, explanation_json, identity_of_connections, throttled_json
+from deploy.explain_text import _clock, _span, explanation_text, throttled_text
+from proxy.connection import ConnectionInfo
+from quota.connections import ConnectionEntry, ConnectionLimits, Scope
+from quota.entity import DEFAULT, Kind
+from quota.ledger import Ledger
+from quota.table import CandidateLimits, Entry, Mode, QuotaTable
+
+TABLE = QuotaTable(
+    [
+        Entry(DEFAULT, None, producer_byte_rate=2e6, consumer_byte_rate=4_194_304.0),
+        Entry("web", "etl", 10e6, None, 5.0, 5.0),
+        Entry("web", None, consumer_byte_rate=500e3, mode="shadow"),
+    ],
+    connections=ConnectionLimits(
+        [ConnectionEntry(Scope.USER, DEFAULT, 10, 3), ConnectionEntry(Scope.IP, DEFAULT, 20, None, "shadow")]
+    ),
+)
+AT = Moment(now_ms=1500.0, wall_s=1_790_000_000.0)  # 2026-09-21T14:13:20Z
+PEERS = [
+    ConnectionInfo(f"10.0.0.7:{port}", "broker 1", "web", ("etl",), "librdkafka 2.8", 0, muted, 1, 2, 0.5, "static")
+    for port, muted in ((5000, 0.0), (5001, 900.0))
+]
+
+
+def use(ledger: Ledger, user: str, client_id: str, kind: Kind, amount: float, api_key: int, at_ms: float) -> None:
+    account = ledger.account(user, client_id)
+    delay_ms = ledger.charge(account, kind, amount, at_ms)
+    if delay_ms:
+        ledger.note_throttle(account, kind, delay_ms, at_ms=at_ms, api_key=api_key, amount=amount)
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    made = Ledger(TABLE, smooth=False)
+    use(made, "web", "etl", Kind.PRODUCE, 150e6, 0, 1000)
+    use(made, "web", "etl", Kind.FETCH, 60e6, 1, 1000)
+    use(made, "web", "etl", Kind.REQUEST, 700, 3, 1000)
+    use(made, "web", "etl", Kind.MUTATION, 120, 19, 1400)
+    use(made, "bob", "\x1b[2J", Kind.PRODUCE, 80e6, 0, 1300)
+    for _ in range(4):
+        made.connections.admit("10.0.0.7", "web", 1000)
+    return made
+
+
+def explained(ledger: Ledger, user: str, client_id: str) -> str:
+    identity = identity_of_connections(PEERS, user, client_id, ("web", "static"))
+    addresses = addresses_of(identity["peers"])
+    return explanation_text(explanation_json(ledger, user, client_id, identity=identity, at=AT, addresses=addresses))
+
+
+def test_the_page_about_a_throttled_client(ledger: Ledger) -> None:
+    # produce: 150 MB in 10 s are 15 MB/s: (15 - 10) / 10 * 10 s = 5 s from 1000 ms on; in 10.5 s 14.3 MB/s
+    # request: 700 ms busy are 70 percent-seconds, 7 % in 10 s: 4 s, cut to one sample, 1 s
+    # mutation: 55 - 120 = -65 tokens, 13 s; 100 ms later -64.5
+    page = explained(ledger, "web", "etl")
+    table, rest = page.split("levels from most to least specific:\n")[1].split("\n\n", 1)
+    assert page.split("\n\n")[:2] == [
+        """user web, client-id etl, at 2026-09-21T14:13:20.000Z
+  the user comes from: identity.static
+  2 connections open, 1 of them not read now (from 10.0.0.7:5000, 10.0.0.7:5001, librdkafka 2.8)""",
+        """THROTTLED by mutation until 14:13:32Z, 12.9 s more: 64.5 partitions overdrawn, 5/s come back
+  to change it: controller_mutation_rate of {user: web, client-id: etl}, now 5/s
+THROTTLED by produce until 14:13:24Z, 4.5 s more: 14.3 MB/s used of 10 MB/s, 143 %
+  to change it: producer_byte_rate of {user: web, client-id: etl}, now 10 MB/s (10000000)
+THROTTLED by request until 14:13:20Z, 500 ms more: 6.67 % used of 5 %, 133 %
+  to change it: request_percentage of {user: web, client-id: etl}, now 5 %
+shadow, not applied: fetch would have delayed 1 request, held clients up for 110 s (consumer_byte_rate of {user: web})
+CONNECTIONS REFUSED: user web has all the 3 connections that it may have""",
+    ]
+    assert len(table.splitlines()) == 9
+    assert (
+        rest
+        == """produce   10 MB/s (10000000) from user+client-id; one counter for all connections of user web with \
+client-id etl
+          now 14.3 MB/s: 150 MB in the last 10.5 s, 143 % used
+          not read until 14:13:24Z (4.5 s more); a request now would wait 4.5 s; without any, free in 10.5 s
+          delayed 1 request so far, 5 s in all
+fetch     500 kB/s (500000) from user, shadow: measured, never applied; one counter for all connections of user web, \
+whatever their client-id
+          now 5.71 MB/s: 60 MB in the last 10.5 s, 1143 % used
+          nobody waits
+          would have delayed 1 request, held clients up for 110 s
+request   5 % from user+client-id; one counter for all connections of user web with client-id etl
+          now 6.67 %: 700 ms of broker time in the last 10.5 s, 133 % used
+          not read until 14:13:20Z (500 ms more); a request now would wait 1 s; without any, free in 10.5 s
+          delayed 1 request so far, 1 s in all
+mutation  5/s from user+client-id; one counter for all connections of user web with client-id etl
+          tokens left: -64.50 of 55, 217 % used
+          not read until 14:13:32Z (12.9 s more); a request now would wait 12.9 s; without any, free in 12.9 s
+          delayed 1 request so far, 13 s in all
+
+user web: connections made at most 10/s (<default user>), now 0.4/s; at most 3 open (<default user>), now 3
+ip 10.0.0.7: connections made at most 20/s (<default ip>, shadow), now 0.4/s; any number open, now 3
+
+last throttles, newest first:
+  at          request        user   client-id   delay   quota      because
+  14:13:19Z   CreateTopics   web    etl         13 s    mutation   65.0 partitions overdrawn, 5/s come back
+  14:13:19Z   Produce        web    etl         5 s     produce    150 MB made it 15 MB/s of 10 MB/s
+  14:13:19Z   Metadata       web    etl         1 s     request    700 ms of broker time made it 7 % of 5 %"""
+    )
+
+
+def test_the_page_about_a_client_that_nobody_throttles(ledger: Ledger) -> None:
+    page = explained(ledger, "alice", "")
+    assert page.split("\n\n")[:2] == [
+        'user alice, client-id "", at 2026-09-21T14:13:20.000Z\n'
+        "  no connection of this client is open; connections have user web (identity.static)",
+        "not throttled: a request now would not wait",
+    ]
+    assert "produce   2 MB/s (2000000) from <default user>" in page
+    assert "nothing was used yet" in page
+    assert "last throttles" not in page
+
+
+def test_the_page_about_everybody(ledger: Ledger) -> None:
+    groups = [group for group in ledger.groups() if group.throttled_until > AT.now_ms]
+    # bob: 80 MB in 10 s are 8 MB/s: (8 - 2) / 2 * 10 s = 30 s
+    assert throttled_text(throttled_json(groups, ledger, AT), "http://h:9404") == (
+        """4 counters throttled at 2026-09-21T14:13:20.000Z, the longest first:
+  quota      user   client-id   limit                now              not read until       a request now waits   set by
+  produce    bob    -           2 MB/s (2000000)     7.84 MB/s        14:13:49Z (29.8 s)   29.8 s                \
+{user: <default>}
+  mutation   web    etl         5/s                  64.5 overdrawn   14:13:32Z (12.9 s)   12.9 s                \
+{user: web, client-id: etl}
+  produce    web    etl         10 MB/s (10000000)   14.3 MB/s        14:13:24Z (4.5 s)    4.5 s                 \
+{user: web, client-id: etl}
+  request    web    etl         5 %                  6.67 %           14:13:20Z (500 ms)   1 s                   \
+{user: web, client-id: etl}
+
+last throttles, newest first:
+  at          request        user   client-id   delay   quota      because
+  14:13:19Z   CreateTopics   web    etl         13 s    mutation   65.0 partitions overdrawn, 5/s come back
+  14:13:19Z   Produce        bob    "\\x1b[2J"   30 s    produce    80 MB made it 8 MB/s of 2 MB/s
+  14:13:19Z   Metadata       web    etl         1 s     request    700 ms of broker time made it 7 % of 5 %
+  14:13:19Z   Produce        web    etl         5 s     produce    150 MB made it 15 MB/s of 10 MB/s
+
+connections refused since the start: 1 by user_max_connections
+
+about one client: kquota explain --admin http://h:9404 --user U --client-id C"""
+    )
+
+
+def test_nobody_is_throttled() -> None:
+    text = throttled_text(throttled_json([], Ledger(TABLE), AT), "http://h:9404")
+    assert text.startswith("nobody is throttled at 2026-09-21T14:13:20.000Z\n\nabout one client: ")
+
+
+def test_a_client_near_its_limit_is_said_to_be() -> None:
+    ledger = Ledger(TABLE, smooth=False)
+    use(ledger, "web", "etl", Kind.PRODUCE, 99e6, 0, 1500)
+    assert (
+        "near its limit: produce, 9.9 MB/s used of 10 MB/s, 99 % (producer_byte_rate of {user: web, client-id: etl})"
+        in explained(ledger, "web", "etl")
+    )
+
+
+def test_a_candidate_says_what_it_would_have_done() -> None:
+    entry = Entry(client_id="etl", producer_byte_rate=1e6, candidate=CandidateLimits(producer_byte_rate=500e3))
+    ledger = Ledger(QuotaTable([entry]), smooth=False)
+    assert "nothing was used yet" in explained(ledger, "web", "etl")
+    use(ledger, "web", "etl", Kind.PRODUCE, 6e6, 0, 1500)  # 600 kB/s: (600 - 500) / 500 * 10 s = 2 s
+    assert (
+        "candidate 500 kB/s (500000): 120 % used, would have delayed 1 request, held clients up for 2 s"
+        in explained(ledger, "web", "etl")
+    )
+    on_paper = explanation_json(
+        ledger, "web", "etl", identity={"source": "static", "given": "web"}, at=None, addresses=[]
+    )
+    assert "candidate 500 kB/s (500000): measured beside it, never applied" in explanation_text(
+        on_paper | {"identity": on_paper["identity"] | {"given_source": "static"}}
+    )
+
+
+def test_a_limit_that_has_left_shadow_mode_keeps_what_it_counted() -> None:
+    def table(mode: Mode) -> QuotaTable:
+        return QuotaTable([Entry(client_id="etl", producer_byte_rate=500e3, mode=mode)])
+
+    ledger = Ledger(table("shadow"), smooth=False)
+    use(ledger, "web", "etl", Kind.PRODUCE, 6e6, 0, 1500)
+    assert "          would have delayed 1 request, held clients up for 2 s" in explained(ledger, "web", "etl")
+    ledger.swap(table("enforce"))
+    assert "while it was in shadow mode it would have delayed 1 request" in explained(ledger, "web", "etl")
+
+
+def test_a_broker_that_throttles_by_itself_is_named() -> None:
+    ledger = Ledger(TABLE, smooth=False)
+    ledger.note_broker_throttle(ledger.account("web", "etl"), 2500)
+    assert "the broker itself has delayed this client 1 times, by 2.5 s in all" in explained(ledger, "web", "etl")
+
+
+def test_delays_that_were_cut_and_paced_ones_say_so() -> None:
+    ledger = Ledger(QuotaTable([Entry(client_id="etl", producer_byte_rate=1000)]), max_throttle_ms=1000)
+    use(ledger, "web", "etl", Kind.PRODUCE, 50_000, 0, 1500)  # 5000 B/s: (5 - 1) / 1 * 10 s = 40 s, 1 s imposed
+    page = explained(ledger, "web", "etl")
+    assert "owed 40 s, for max_mute cuts delays" in page
+    assert "paced: held to an even rate since it was over its limit" in page
+
+
+@pytest.mark.parametrize(
+    ("span_ms", "text"),
+    [
+        (0, "0 ms"),
+        (999, "999 ms"),
+        (1000, "1 s"),
+        (12_345, "12.3 s"),
+        (250_000, "4 min 10 s"),
+        (3_600_000, "60 min"),
+        (7_500_000, "2 h 5 min"),
+        (200_000_000, "2 d 7 h"),
+    ],
+)
+def test_spans_are_readable(span_ms: float, text: str) -> None:
+    assert _span(span_ms) == text
+
+
+def test_moments_of_another_day_have_their_date() -> None:
+    assert _clock("2026-09-20T23:59:59.999Z", "2026-09-21T00:00:00.000Z") == "2026-09-20 23:59:59Z"
+    assert Moment(0.0, 0.0).iso(1e18) == "9999-12-31T23:59:59.999Z"
