@@ -211,9 +211,6 @@ def _now_lines(kind: Kind, one: dict[str, Any], now: dict[str, Any], at: str) ->
         extra.append("paced: held to an even rate since it was over its limit")
     if now["throttled"]:
         extra.append(f"delayed {_count(now['throttled'], 'request')} so far, {_span(now['throttle_ms'])} in all")
-    if now["shadow_throttled"]:
-        times = _count(now["shadow_throttled"], "request")
-        extra.append(f"would have delayed {times}, {_span(now['shadow_throttle_ms'])} in all")
     if now["shadow"] is not None:
         applied = "" if one["mode"] == "shadow" else "while it was in shadow mode it "
         extra.append(applied + _would_have(now["shadow"]))
@@ -227,7 +224,9 @@ def _now_lines(kind: Kind, one: dict[str, Any], now: dict[str, Any], at: str) ->
 def _would_have(trial: dict[str, Any]) -> str:
     if not trial["throttled"]:
         return "would have delayed nobody"
-    return f"would have delayed {_count(trial['throttled'], 'request')}, held clients up for {_span(trial['throttle_ms'])}"
+    return (
+        f"would have delayed {_count(trial['throttled'], 'request')}, held clients up for {_span(trial['throttle_ms'])}"
+    )
 
 
 def _connection_text(one: dict[str, Any]) -> str:

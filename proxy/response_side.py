@@ -165,7 +165,7 @@ class ResponseSide:
             return  # the client's own request is still to come
         delay_ms = exchange.ledger.charge(pending.account, Kind.REQUEST, busy_ms, now_ms)
         if delay_ms > 0:
-            exchange.impose(pending, Kind.REQUEST, delay_ms, now_ms)
+            exchange.impose(pending, Kind.REQUEST, delay_ms, now_ms, busy_ms)
 
     def _throttle_ms(self, pending: Pending) -> int:
         """What is left of the throttle that a request has brought about."""
