@@ -7,11 +7,8 @@ connections share: between two waits nothing is kept in it.
 
 from __future__ import annotations
 
-import fcntl
 import select
-import struct
 import sys
-import termios
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +21,7 @@ import trio
 from proxy.errors import CloseReason, SessionError, UpstreamError
 from proxy.framing import Buffer
 from proxy.observer import Counters
+from proxy.patience import Patience, unread_bytes
 from proxy.session import Session
 from proxy.splice import PipePool, SinkError, SourceError, splice_bytes
 
@@ -285,17 +283,20 @@ class Connection:
         self._muted = True
         try:
             watching = session.mute_until_ms - trio.current_time() * 1000.0 > WATCH_MUTE_FROM_MS
+            patience = Patience(self._client, trio.current_time(), session.mute_until_ms / 1000.0)
             while True:
-                deadline_s = session.mute_until_ms / 1000.0
-                if trio.current_time() >= deadline_s:
+                deadline_s, now_s = session.mute_until_ms / 1000.0, trio.current_time()
+                if patience.look(now_s):
+                    session.note_mute(ignored=patience.ignored)
+                if now_s >= deadline_s:
                     return None
                 if self._draining and session.client_at_boundary:
                     return CloseReason.DRAINED
-                with trio.move_on_at(deadline_s) as self._mute_scope:
+                with trio.move_on_at(min(deadline_s, patience.look_s)) as self._mute_scope:
                     if watching:
                         await _wait_hangup(self._client)
                         # Requests that the client sent before it closed (acks=0!) are still taken, at their time.
-                        if session.has_backlog or _unread_bytes(self._client):
+                        if session.has_backlog or unread_bytes(self._client):
                             watching = False
                         else:
                             return CloseReason.CLIENT_CLOSED
@@ -443,11 +444,6 @@ def _round_trip_ms(sock: socket) -> float:
         return 0.0
     microseconds = int.from_bytes(info[_MIN_RTT_AT:], sys.byteorder)
     return 0.0 if microseconds == _NO_RTT else microseconds / 1000.0
-
-
-def _unread_bytes(sock: socket) -> int:
-    """Bytes received by the kernel and not read yet (FIONREAD)."""
-    return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, b"\0\0\0\0"))[0])
 
 
 def _close(sock: socket) -> None:

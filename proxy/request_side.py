@@ -41,6 +41,7 @@ class RequestSide:
         "_client_id",
         "_completing",
         "_exchange",
+        "_joined",
         "_max_frame_bytes",
         "_max_in_flight",
         "_now_ms",
@@ -70,6 +71,8 @@ class RequestSide:
         """Request whose last byte is still to come."""
         self._account: Account | None = None
         self._client_id: str | None = None
+        self._joined: list[Account] = []
+        """Clients that count this connection as theirs: those of `client_ids`."""
         self._saw_request = False
         self._shaper = FetchShaper()
         self._waiting: tuple[bytes, bytes, Pending] | None = None
@@ -78,6 +81,17 @@ class RequestSide:
         self.software: str | None = None
         """Client library and version, from ApiVersions v3+."""
         self.bytes_total = 0
+
+    @property
+    def account(self) -> Account | None:
+        """The client that sent the last request."""
+        return self._account
+
+    def close(self) -> None:
+        """The connection ends."""
+        for account in self._joined:
+            account.leave()
+        self._joined.clear()
 
     @property
     def has_backlog(self) -> bool:
@@ -181,6 +195,8 @@ class RequestSide:
             self._account = self._exchange.ledger.account(self._user, client_id)
             if client_id not in self.client_ids and len(self.client_ids) < MAX_TRACKED_CLIENT_IDS:
                 self.client_ids.append(client_id)
+                self._joined.append(self._account)
+                self._account.join()
         account = self._account
         pending = Pending(header.correlation_id, api_key, version, account, now_ms)
         answered = True
@@ -208,7 +224,7 @@ class RequestSide:
             if here < wanted:
                 state.need = wanted
                 return 0
-            self._count_request(FETCH)
+            self._count_request(account, FETCH)
             self._exchange.inflight.append(pending)
             state.skip = total - here
             return self._fetch(buf, start, here, total, header, pending, out)
@@ -218,6 +234,7 @@ class RequestSide:
             state.dropping = True
         elif api_key == API_VERSIONS and self.software is None and here == total:
             self.software = client_software(buf, header.body, start + total, version)
+            account.software = self.software or account.software
         elif api_key in self._exchange.interceptors and header.known:
             if total > MAX_INTERCEPTED_BYTES:
                 text = f"{api_name(api_key)} request of {header.size} bytes; at most {MAX_INTERCEPTED_BYTES} are held"
@@ -225,9 +242,9 @@ class RequestSide:
             if here < total:
                 state.need = total
                 return 0
-            self._count_request(api_key)
+            self._count_request(account, api_key)
             return self._intercept(buf, start, total, header, pending, out)
-        self._count_request(api_key)
+        self._count_request(account, api_key)
         if answered:
             self._exchange.inflight.append(pending)
             if here < total:
@@ -340,8 +357,12 @@ class RequestSide:
             )
         exchange.inflight.append(pending)
 
-    def _count_request(self, api_key: int) -> None:
-        self._exchange.counters.requests[api_key if api_key in APIS else -1] += 1
+    def _count_request(self, account: Account, api_key: int) -> None:
+        if api_key not in APIS:
+            api_key = -1
+        self._exchange.counters.requests[api_key] += 1
+        account.requests[api_key] += 1
+        account.touched = True
 
     def _client_malformed(self, buf: bytearray | memoryview, start: int, end: int, error: WireError) -> SessionError:
         """Name what the client really speaks if its very first bytes tell."""

@@ -147,6 +147,12 @@ class Session:
         """Client library and version, from ApiVersions v3+."""
         return self._requests.software
 
+    def note_mute(self, *, ignored: bool) -> None:
+        """A mute is over in whose second half the client went on sending, or did not."""
+        account = self._requests.account
+        if account is not None:
+            account.note_mute(ignored=ignored)
+
     @property
     def client_bytes_total(self) -> int:
         """Bytes received from the client."""
@@ -160,6 +166,7 @@ class Session:
     def close(self, now_ms: float) -> None:
         """The connection ends: what admitted fetches had reserved is free again."""
         exchange = self._exchange
+        self._requests.close()
         for pending in exchange.inflight:
             exchange.note(pending)
             if pending.admission is not None:

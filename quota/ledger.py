@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from quota.activity import Activity
 from quota.bucket import Mutation
 from quota.connections import ConnectionGate
 from quota.decisions import Decisions
@@ -34,7 +35,7 @@ class Meter(Usage):
         self.generation = -1  # of the table that `group` was looked up in
 
 
-class Account:
+class Account(Activity):
     """A client, (user, client-id), as its connections hold it: cheap to charge, valid for ever, also over a reload.
 
     The totals in :attr:`meters` are for metrics. Only the ledger changes them.
@@ -43,6 +44,7 @@ class Account:
     __slots__ = ("__weakref__", "broker_throttle_ms", "broker_throttled", "identity", "last_ms", "meters")
 
     def __init__(self, identity: Identity) -> None:
+        super().__init__()
         self.identity: Final = identity
         self.meters: Final = {kind: Meter() for kind in Kind}
         self.last_ms = 0
@@ -270,6 +272,7 @@ class Ledger:
     ) -> None:
         """Count a delay that was really imposed, under the quota that caused it; `at_ms` and what follows are what is
         remembered of it for explanations. For metrics and people only."""
+        account.touched = True
         meter = account.meters[kind]
         meter.throttled += 1
         meter.throttle_ms += throttle_ms
@@ -282,6 +285,7 @@ class Ledger:
 
     def note_broker_throttle(self, account: Account, throttle_ms: int) -> None:
         """Count a delay that a broker has told the client by itself, beside ours. For metrics only."""
+        account.touched = True
         account.broker_throttled += 1
         account.broker_throttle_ms += throttle_ms
 
