@@ -55,6 +55,8 @@ class Place:
     """Of a broker: for what is not to be measured."""
     client_id: str
     seconds: float
+    replicas: int = BROKERS
+    """Of the topics that are produced to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ def _produce(acks: str, value_bytes: int, per_s: float) -> Callable[[Place], int
     def run(place: Place) -> int:
         from confluent_kafka import Producer
 
-        topic = _topic(place, 3, BROKERS)
+        topic = _topic(place, 3, place.replicas)
         producer = Producer(
             {
                 "bootstrap.servers": place.bootstrap,
@@ -306,19 +308,20 @@ def broker_busy_ms(cluster: KafkaCluster) -> dict[str, float]:
 # ---- comparison ----------------------------------------------------------------------------------------------------
 
 
-def compare(chosen: Sequence[Traffic], seconds: float, rounds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def compare(
+    chosen: Sequence[Traffic], seconds: float, rounds: int, say: Callable[[str], None], brokers: int = BROKERS
+) -> list[dict[str, Any]]:
     """Run every traffic `rounds` times; one row for each run, with both figures in ms."""
     from tests.sidecars import sidecar  # the real `kquota run`; needs what the tests need
 
     rows: list[dict[str, Any]] = []
-    with measuring_cluster() as cluster, sidecar(cluster.bootstrap) as running:
+    with measuring_cluster(brokers) as cluster, sidecar(cluster.bootstrap) as running:
         for number in range(-1, rounds):  # the first turn only warms up: JVMs compile their hot code meanwhile
             for traffic in chosen:
                 client_id = f"{traffic.key}-{number}" if number >= 0 else f"warm-up-{traffic.key}"
                 say(client_id)
-                place = Place(
-                    running.bootstrap, cluster.bootstrap[0], client_id, seconds if number >= 0 else seconds / 3
-                )
+                length_s = seconds if number >= 0 else seconds / 3
+                place = Place(running.bootstrap, cluster.bootstrap[0], client_id, length_s, brokers)
                 began = time.monotonic()
                 traffic.run(place)
                 row = {"traffic": traffic.key, "round": number, "client_id": client_id}
@@ -326,10 +329,10 @@ def compare(chosen: Sequence[Traffic], seconds: float, rounds: int, say: Callabl
                 if number >= 0:
                     rows.append(row)
         time.sleep(EXPOSITION_S)
-        brokers = broker_busy_ms(cluster)
+        theirs = broker_busy_ms(cluster)
         for row in rows:
             row["ours_ms"] = round(running.metric("kquota_request_seconds_total", client_id=row["client_id"]) * 1000, 3)
-            row["brokers_ms"] = round(brokers[row["client_id"]], 3)
+            row["brokers_ms"] = round(theirs[row["client_id"]], 3)
             row["ratio"] = round(row["ours_ms"] / row["brokers_ms"], 3)
     return rows
 
