@@ -14,7 +14,14 @@ from pydantic_core import ErrorDetails
 from config.model import LIMIT_NAMES, Config, QuotaEntry
 from config.problems import MISSING, ConfigError, Place, Problem
 from config.source import Source, parse
-from config.table import connection_entries, entries, find_duplicates, to_connection_entry, to_entry
+from config.table import (
+    connection_entries,
+    entries,
+    find_duplicates,
+    limits_requests,
+    to_connection_entry,
+    to_entry,
+)
 from config.types import DEFAULT_WORD
 from quota.connections import ConnectionEntry
 from quota.entity import ANONYMOUS
@@ -111,9 +118,10 @@ def load_entry(value: Any, file: str) -> Entry:
     return to_entry(validate(QuotaEntry, Source(file, value)))
 
 
-def load_connection_entry(value: Any, file: str) -> ConnectionEntry | None:
-    """What the same entry says about connections; None for nothing."""
-    return to_connection_entry(validate(QuotaEntry, Source(file, value)))
+def load_limits(value: Any, file: str) -> tuple[Entry | None, ConnectionEntry | None]:
+    """The same entry with what it says about connections; None for what it says nothing about."""
+    entry = validate(QuotaEntry, Source(file, value))
+    return to_entry(entry) if limits_requests(entry) else None, to_connection_entry(entry)
 
 
 def warnings_of(config: Config) -> list[Problem]:

@@ -22,7 +22,7 @@ def to_table(config: Config) -> QuotaTable:
 
 def entries(config: Config) -> list[Entry]:
     """All entries about requests, those of KIP-13's static form included."""
-    found = [to_entry(entry) for entry in config.quotas if _sets(entry, LIMIT_NAMES)]
+    found = [to_entry(entry) for entry in config.quotas if limits_requests(entry)]
     return found + [entry for entry, _ in _static_entries(config)]
 
 
@@ -53,6 +53,11 @@ def _candidate(limits: QuotaCandidate) -> CandidateLimits:
         limits.request_percentage,
         limits.controller_mutation_rate,
     )
+
+
+def limits_requests(entry: QuotaEntry) -> bool:
+    """Whether an entry says anything about requests."""
+    return _sets(entry, LIMIT_NAMES)
 
 
 def to_connection_entry(entry: QuotaEntry) -> ConnectionEntry | None:

@@ -14,20 +14,24 @@ import urllib.parse
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from config.load import load_entry
-from config.model import LIMIT_NAMES, Config
+from config.load import load_limits
+from config.model import CONNECTION_LIMIT_NAMES, LIMIT_NAMES, Config
 from config.problems import ConfigError, value_text
 from config.table import to_table
 from config.types import DEFAULT_WORD
-from deploy.check import entry_json
-from quota.entity import ANONYMOUS, DEFAULT, Kind, Name
+from deploy.check import connection_entry_json, entry_json
+from quota.connections import Refusal, Scope, Ticket, canonical_address
+from quota.entity import ANONYMOUS, DEFAULT, Default, Kind, Name
 from quota.group import MutationAlgorithm
 from quota.ledger import Account, Ledger
 from quota.table import QuotaTable
 
 _CHARGE_KEYS = ("t_ms", "kind", "user", "client_id", "amount", "strict", "refund")
 _RESULT_KEYS = ("kind", "user", "client_id", "accepted", "throttle_ms", "limit", "observed", "group")
-_ENTITY_KEYS = ("user", "client-id")
+_CONNECTION = "connection"
+_CONNECTION_KEYS = ("t_ms", "kind", "user", "ip", "close")
+_ENTITY_KEYS = ("user", "client-id", "ip")
+_HERE = "127.0.0.1"
 _LATEST_MS = 2**53  # beyond, JSON readers lose milliseconds
 
 
@@ -44,6 +48,8 @@ class Simulation:
         self._ledgers = {name: self._new_ledger(name) for name in algorithms}
         self._ledger = self._ledgers[config.controller_mutation_algorithm]
         self._now_ms: float = 0
+        self._open: dict[tuple[str, str], list[Ticket]] = {}
+        """Connections that were admitted, by address and user."""
 
     def _new_ledger(self, algorithm: MutationAlgorithm) -> Ledger:
         config = self._config
@@ -63,7 +69,8 @@ class Simulation:
         if not isinstance(event, dict):
             raise EventError(f"expected an object, got {value_text(event)}")
         change = next((name for name in ("set", "remove") if name in event), None)
-        known = ("t_ms", change) if change else _CHARGE_KEYS
+        connection = change is None and event.get("kind") == _CONNECTION
+        known = ("t_ms", change) if change else _CONNECTION_KEYS if connection else _CHARGE_KEYS
         event = _renamed(event, "client-id", "client_id") if change is None else event
         for key in event:
             if key not in known:
@@ -75,6 +82,8 @@ class Simulation:
             result = self._set(event["set"])
         elif change == "remove":
             result = self._remove(event["remove"])
+        elif connection:
+            result = self._connect(event, now_ms)
         else:
             result = self._charge(event, now_ms)
         self._now_ms = now_ms
@@ -113,43 +122,110 @@ class Simulation:
         for ledger in self._ledgers.values():
             ledger.swap(table)
 
+    def _connect(self, event: dict[str, Any], now_ms: float) -> dict[str, Any]:
+        """A connection is made, or one that was admitted ends."""
+        user = _text(event, "user") or ANONYMOUS
+        address = _address(event) or _HERE
+        gate = self._ledger.connections
+        result: dict[str, Any] = {"kind": _CONNECTION, "ip": address, "user": user}
+        tickets = self._open.setdefault((address, user), [])
+        if _flag(event, "close", default=False):
+            if not tickets:
+                raise EventError("close: no connection of this ip and user is open")
+            gate.leave(tickets.pop())
+            result["closed"] = True
+        else:
+            decision = gate.admit(address, user, now_ms)
+            refused = decision if isinstance(decision, Refusal) else None
+            if isinstance(decision, Ticket):
+                tickets.append(decision)
+            result |= {
+                "accepted": refused is None,
+                "throttle_ms": 0 if refused is None else refused.delay_ms,
+                "reason": None if refused is None else refused.cause.value,
+                "limit": None if refused is None else _plain(refused.limit),
+                "observed": None if refused is None else _plain(refused.observed),
+            }
+        names = {Scope.IP: address, Scope.USER: user}
+        standings = {scope.value: gate.standing(scope, name, now_ms) for scope, name in names.items()}
+        result["rate"] = {scope: _plain(one.observed) for scope, one in standings.items()}
+        result["open"] = {scope: one.open for scope, one in standings.items()}
+        return result
+
     def _set(self, value: Any) -> dict[str, Any]:
         """Kafka's AlterClientQuotas: limits that are named are set (null: removed), the entity's others stay."""
         if not isinstance(value, dict):
             raise EventError(f"set: expected a quota entry, got {value_text(value)}")
         value = _renamed(value, "client_id", "client-id")
-        entity = (_name(value, "user"), _name(value, "client-id"))
-        table = self._ledger.table
-        old = table.get(*entity)
-        merged = ({} if old is None else entry_json(old)) | value
-        merged = {key: inner for key, inner in merged.items() if inner is not None}
-        if old is not None and not any(name in merged for name in LIMIT_NAMES):
+        before = self._written(value)
+        merged = {key: inner for key, inner in (before | value).items() if inner is not None}
+        if before and not any(name in merged for name in (*LIMIT_NAMES, *CONNECTION_LIMIT_NAMES)):
             return self._remove({key: value[key] for key in _ENTITY_KEYS if key in value})
         try:
-            entry = load_entry(merged, "set")
+            entry, connections = load_limits(merged, "set")
         except ConfigError as error:
             texts = (
                 f"{one.place}: {f'got {one.value}, ' if one.value else ''}{one.expected}" for one in error.problems
             )
             raise EventError("set: " + "; ".join(texts)) from None
-        self._swap(table.with_entry(entry))
-        return {"set": entry_json(entry)}
+        table = self._without(value)
+        if entry is not None:
+            table = table.with_entry(entry)
+        if connections is not None:
+            table = table.with_connections(table.connections.with_entry(connections))
+        self._swap(table)
+        return {"set": self._written(value)}
 
     def _remove(self, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise EventError(f"remove: expected user and/or client-id, got {value_text(value)}")
+            raise EventError(f"remove: expected user and/or client-id, or ip, got {value_text(value)}")
         value = _renamed(value, "client_id", "client-id")
         for key in value:
             if key not in _ENTITY_KEYS:
                 raise EventError("remove: " + _unknown(key, _ENTITY_KEYS))
-        entity = (_name(value, "user"), _name(value, "client-id"))
-        if entity == (None, None):
-            raise EventError("remove: expected user, client-id or both")
-        table = self._ledger.table
-        removed = table.get(*entity) is not None
+        if all(value.get(key) is None for key in _ENTITY_KEYS):
+            raise EventError("remove: expected user, client-id or both; or ip")
+        removed = bool(self._written(value))
         if removed:
-            self._swap(table.without(*entity))
+            self._swap(self._without(value))
         return {"remove": {key: value[key] for key in _ENTITY_KEYS if value.get(key) is not None}, "removed": removed}
+
+    def _written(self, entity: dict[str, Any]) -> dict[str, Any]:
+        """All that is in force for exactly this entity, as one entry of the file; empty for nothing."""
+        table = self._ledger.table
+        found: dict[str, Any] = {}
+        scoped = _scoped(entity)
+        connections = None if scoped is None else table.connections.get(*scoped)
+        if connections is not None:
+            found |= connection_entry_json(connections)
+        entry = None if entity.get("ip") is not None else table.get(_name(entity, "user"), _name(entity, "client-id"))
+        return found if entry is None else found | entry_json(entry)
+
+    def _without(self, entity: dict[str, Any]) -> QuotaTable:
+        """The table with nothing said about exactly this entity."""
+        table = self._ledger.table
+        if entity.get("ip") is None:
+            table = table.without(_name(entity, "user"), _name(entity, "client-id"))
+        scoped = _scoped(entity)
+        return table if scoped is None else table.with_connections(table.connections.without(*scoped))
+
+
+def _scoped(entity: dict[str, Any]) -> tuple[Scope, str | Default] | None:
+    """The entity as limits of connections know it; None where they do not."""
+    user, client_id, address = _name(entity, "user"), _name(entity, "client-id"), _address(entity)
+    if address:
+        return Scope.IP, DEFAULT if address == DEFAULT_WORD else address
+    return None if user is None or client_id is not None else (Scope.USER, user)
+
+
+def _address(value: dict[str, Any]) -> str:
+    text = _text(value, "ip")
+    if text in ("", DEFAULT_WORD):
+        return text
+    try:
+        return canonical_address(text)
+    except ValueError:
+        raise EventError(f"ip: got {value_text(text)}, expected an IP address") from None
 
 
 def _decision(
@@ -204,7 +280,7 @@ def _unknown(key: str, known: tuple[str, ...]) -> str:
 
 def _kind(event: dict[str, Any]) -> Kind:
     value = event.get("kind")
-    kinds = [kind.value for kind in Kind]
+    kinds = [*(kind.value for kind in Kind), _CONNECTION]
     if not isinstance(value, str) or value not in kinds:
         got = "nothing" if "kind" not in event else value_text(value)
         raise EventError(f"kind: got {got}, expected one of {', '.join(kinds)}")

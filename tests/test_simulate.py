@@ -274,7 +274,7 @@ def test_null_takes_one_limit_away_and_the_last_one_takes_the_entry() -> None:
         ({"t_ms": 0, "set": {"user": "x", "producer_byte_rate": 1}, "kind": "produce"}, "kind: unknown key"),
         ({"t_ms": 0, "remove": {}}, "remove: expected user, client-id or both"),
         ({"t_ms": 0, "remove": {"usr": "x"}}, "remove: usr: unknown key, did you mean user?"),
-        ({"t_ms": 0, "remove": "x"}, 'remove: expected user and/or client-id, got "x"'),
+        ({"t_ms": 0, "remove": "x"}, 'remove: expected user and/or client-id, or ip, got "x"'),
     ],
 )
 def test_wrong_events_are_named_with_their_line_and_change_nothing(event: Any, expected: str) -> None:
@@ -289,3 +289,98 @@ def test_time_only_goes_forward() -> None:
     results, errors = simulate(CLIENT_500, produce(10, 1), produce(9, 1), produce(10, 1))
     assert len(results) == 2
     assert errors == [{"line": 2, "error": "t_ms: got 9, but the clock is at 10 already: time only goes forward"}]
+
+
+def connection(t_ms: int, **more: Any) -> dict[str, Any]:
+    return {"t_ms": t_ms, "kind": "connection", "ip": "10.0.0.1"} | more
+
+
+def test_connections_answer_with_the_limit_that_refused_them() -> None:
+    quotas = (
+        "quota.window.num: 2\nquotas: [{ip: 10.0.0.1, connection_creation_rate: 20}, {user: u, max_connections: 2}]"
+    )
+    results, errors = simulate(quotas, *(connection(0) for _ in range(21)), connection(50), connection(2100, user="u"))
+    assert errors == []
+    # I1: 21 in a window of 1 s: (21 - 20) / 20 * 1000 ms; after them 21 / 1.05 s = 20/s; at 2100 all is gone
+    assert [one["accepted"] for one in results] == [True] * 20 + [False, True, True]
+    assert results[20] == {
+        "t_ms": 0,
+        "kind": "connection",
+        "ip": "10.0.0.1",
+        "user": "ANONYMOUS",
+        "accepted": False,
+        "throttle_ms": 50,
+        "reason": "ip_connection_rate",
+        "limit": 20,
+        "observed": 21,
+        "rate": {"ip": 20, "user": 0},
+        "open": {"ip": 20, "user": 20},
+    }
+    assert results[22]["reason"] is None
+    assert results[22]["open"] == {"ip": 22, "user": 1}
+
+
+def test_connections_end_and_caps_count_what_is_open() -> None:
+    user = {"user": "u", "ip": None}
+    results, errors = simulate(
+        "quotas: [{user: u, max_connections: 1}]",
+        connection(0, **user),
+        connection(0, **user),
+        connection(1, **user, close=True),
+        connection(1, **user),
+        connection(2, user="v", close=True),
+    )
+    assert [(one.get("accepted"), one.get("reason")) for one in results] == [
+        (True, None),
+        (False, "user_max_connections"),
+        (None, None),
+        (True, None),
+    ]
+    assert (results[2]["closed"], results[2]["open"], results[2]["ip"]) == (True, {"ip": 0, "user": 0}, "127.0.0.1")
+    assert [one["error"] for one in errors] == ["close: no connection of this ip and user is open"]
+
+
+def test_limits_of_connections_are_set_and_removed_beside_others() -> None:
+    results, errors = simulate(
+        CLIENT_500,
+        {"t_ms": 0, "set": {"user": "u", "producer_byte_rate": 7, "max_connections": 1}},
+        {"t_ms": 0, "set": {"user": "u", "max_connections": None, "connection_creation_rate": 3}},
+        {"t_ms": 0, "set": {"user": "u", "producer_byte_rate": None}},
+        {"t_ms": 0, "set": {"ip": "::ffff:10.0.0.1", "max_connections": 0}},
+        connection(0),
+        {"t_ms": 0, "remove": {"ip": "10.0.0.1"}},
+        connection(0),
+        {"t_ms": 0, "set": {"ip": "<default>", "max_connections": 0}},
+        connection(0),
+        {"t_ms": 0, "remove": {"user": "u"}},
+        {"t_ms": 0, "remove": {"user": "u"}},
+    )
+    assert errors == []
+    assert [one["set"] for one in results if "set" in one] == [
+        {"user": "u", "max_connections": 1, "mode": "enforce", "producer_byte_rate": 7},
+        {"user": "u", "connection_creation_rate": 3, "mode": "enforce", "producer_byte_rate": 7},
+        {"user": "u", "connection_creation_rate": 3, "mode": "enforce"},
+        {"ip": "10.0.0.1", "max_connections": 0, "mode": "enforce"},
+        {"ip": "<default>", "max_connections": 0, "mode": "enforce"},
+    ]
+    assert [one["reason"] for one in results if "reason" in one] == ["ip_max_connections", None, "ip_max_connections"]
+    assert [one["removed"] for one in results if "removed" in one] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("event", "error"),
+    [
+        (connection(0, ip="kafka-0"), 'ip: got "kafka-0", expected an IP address'),
+        (connection(0, amount=1), "amount: unknown key"),
+        (connection(0, close=1), "close: got 1, expected true or false"),
+        ({"t_ms": 0, "kind": "produce", "amount": 1, "ip": "10.0.0.1"}, "ip: unknown key"),
+        ({"t_ms": 0, "set": {"ip": "x", "max_connections": 1}}, 'ip: got "x", expected an IP address'),
+        ({"t_ms": 0, "set": {"ip": "10.0.0.1", "user": "u", "max_connections": 1}}, "expected ip alone"),
+        ({"t_ms": 0, "set": {"client-id": "c", "max_connections": 1}}, "not for a client-id: it is not known yet"),
+        ({"t_ms": 0, "set": {"ip": "10.0.0.1", "producer_byte_rate": 1}}, "an entry for ip to set"),
+    ],
+)
+def test_wrong_connection_events(event: dict[str, Any], error: str) -> None:
+    results, (said,) = simulate(CLIENT_500, event)
+    assert results == []
+    assert error in said["error"]

@@ -21,7 +21,7 @@ SESSIONS = re.findall(
 
 
 def test_there_are_examples() -> None:
-    assert [command for _, _, command, _ in SESSIONS] == ["simulate", "simulate --compare"]
+    assert [command for _, _, command, _ in SESSIONS] == ["simulate", "simulate --compare", "simulate"]
 
 
 @pytest.mark.parametrize(("quotas", "events", "command", "results"), SESSIONS)
