@@ -262,8 +262,9 @@ def test_a_shadow_quota_is_measured_only() -> None:
     one = session(of)
     assert busy(one, 1, 500.0, 1000.0) == 0
     assert one.mute_until_ms == 0
-    (group,) = of.groups()
-    assert (group.shadow_throttled, group.shadow_throttle_ms) == (1, 1000)
+    (group,) = of.snapshot(1000.0)
+    assert group.shadow is not None
+    assert (group.shadow.throttled, group.shadow.throttle_ms) == (1, 1000)
 
 
 def test_byte_by_byte_no_byte_is_charged_twice() -> None:
