@@ -165,13 +165,6 @@ def _warnings_of_administration(config: Config, source: Source) -> list[Problem]
         index = quotas.alter_principals.index(strangers[0])
         text = f"matches no connection yet: with this file every connection's user is {_fallback(config)}"
         found.append(source.problem(("quotas", "alter_principals", index), text, strangers[0]))
-    for name, value, default in (
-        ("source", quotas.source, "file"),
-        ("alter", quotas.alter, "deny"),
-        ("overlay", quotas.overlay, None),
-    ):
-        if value != default:
-            found.append(source.problem(("quotas", name), "is not acted on by this version", value))
     if quotas.source == "file" and source.has(("quotas", "poll_interval_s")):
         found.append(source.problem(("quotas", "poll_interval_s"), "is not used: source is file", at_key=True))
     return found

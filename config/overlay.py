@@ -20,12 +20,23 @@ from config.load import validate
 from config.model import LIMIT_NAMES, Config
 from config.problems import ConfigError, Place, Problem
 from config.source import MAX_FILE_BYTES, parse
-from config.table import entries
+from config.table import to_table
 from config.types import DEFAULT_WORD, Value, wrong
-from quota.admin import CLIENT_ID, USER, AdminError, Entity, check_value, entity_text
+from quota.admin import (
+    CLIENT_ID,
+    CONNECTION_RATE,
+    IP,
+    USER,
+    AdminError,
+    Entity,
+    canonical,
+    check_entity,
+    check_value,
+    entity_text,
+)
 from quota.entity import DEFAULT, Default
-from quota.overlay import Overlay, merged
-from quota.table import Entry
+from quota.overlay import Overlay, laid_over
+from quota.table import QuotaTable
 
 MOST_BYTES: Final = MAX_FILE_BYTES
 """No larger overlay is written, because it could not be read again."""
@@ -36,6 +47,7 @@ _HEADER: Final = """\
 # second or two; a file with a mistake in it is refused, and what was in force stays. With the next alteration the
 # sidecar writes the whole file anew, so comments are lost.
 """
+_LIMITS: Final = (*LIMIT_NAMES, CONNECTION_RATE)
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
@@ -71,6 +83,8 @@ class _OverlayEntry(BaseModel):
     consumer_byte_rate: _Limit = None
     request_percentage: _Limit = None
     controller_mutation_rate: _Limit = None
+    ip: Annotated[Any, Value(_name, {})] = None
+    connection_creation_rate: _Limit = None
 
 
 class _OverlayFile(BaseModel):
@@ -107,17 +121,19 @@ def parse_overlay(file: str, data: bytes) -> Overlay:
     for index, entry in enumerate(validate(_OverlayFile, source).quotas):
         place: Place = ("quotas", index)
         entity = _entity(entry)
-        limits = {name: getattr(entry, name) for name in LIMIT_NAMES if name in entry.model_fields_set}
-        if not entity:
-            problems.append(source.problem(place, "expected a user, a client-id or both"))
-        elif entity in overlay:
-            problems.append(source.problem(place, f"expected each entity once, {entity_text(entity)} is there already"))
+        limits = {name: getattr(entry, name) for name in _LIMITS if name in entry.model_fields_set}
         if not limits:
-            problems.append(source.problem(place, f"expected at least one limit: {', '.join(LIMIT_NAMES)}"))
+            problems.append(source.problem(place, f"expected at least one limit: {', '.join(_LIMITS)}"))
+        try:
+            check_entity(entity)
+        except AdminError as error:
+            problems.append(source.problem(place, error.message))
+            continue
+        if entity in overlay:
+            problems.append(source.problem(place, f"expected each entity once, {entity_text(entity)} is there already"))
         for name, value in limits.items():
             try:
-                if value is not None:
-                    check_value(name, value)
+                check_value(entity, name, 1.0 if value is None else value)
             except AdminError as error:
                 problems.append(source.problem((*place, name), error.message))
         overlay[entity] = limits
@@ -139,15 +155,15 @@ def overlay_bytes(overlay: Overlay) -> bytes:
     return (_HEADER + body).encode()
 
 
-def entries_in_force(config: Config) -> list[Entry]:
-    """The entries of a configuration with its overlay, if it has one and that exists. Raises ConfigError."""
+def table_in_force(config: Config) -> QuotaTable:
+    """The limits of a configuration with its overlay, if it has one and that exists. Raises ConfigError."""
     overlay = config.quota_settings.overlay
-    return entries(config) if overlay is None else merged(entries(config), load_overlay(overlay))
+    return to_table(config) if overlay is None else laid_over(to_table(config), load_overlay(overlay))
 
 
 def _entity(entry: _OverlayEntry) -> Entity:
-    names = ((CLIENT_ID, entry.client_id), (USER, entry.user))
-    return tuple((kind, None if name is DEFAULT else name) for kind, name in names if name is not None)
+    names = ((CLIENT_ID, entry.client_id), (IP, entry.ip), (USER, entry.user))
+    return canonical(tuple((kind, None if name is DEFAULT else name) for kind, name in names if name is not None))
 
 
 def _written_name(name: str | None) -> Any:

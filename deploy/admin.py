@@ -67,7 +67,15 @@ class ProxyView(Protocol):
         """All open connections."""
 
 
-def not_ready(proxy: ProxyView) -> list[str]:
+class QuotasView(Protocol):
+    """What the admin port may know of where the limits come from."""
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why the sidecar should get no traffic yet; None when it may."""
+
+
+def not_ready(proxy: ProxyView, quotas: QuotasView | None = None) -> list[str]:
     """Why the sidecar is not ready; nothing when it is."""
     if proxy.state in ("draining", "stopped"):
         return [f"the sidecar is {proxy.state}"]
@@ -76,16 +84,26 @@ def not_ready(proxy: ProxyView) -> list[str]:
         reasons.append("the listener is not bound")
     if not proxy.cluster_reached:
         reasons.append(f"the cluster is not reached: {proxy.last_cluster_error or 'no answer yet'}")
+    if quotas is not None and quotas.not_ready is not None:
+        reasons.append(quotas.not_ready)
     return reasons
 
 
 class AdminApp:
     """The HTTP endpoints."""
 
-    def __init__(self, ledger: Ledger, proxy: ProxyView, metrics: Metrics, clock_ms: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        proxy: ProxyView,
+        metrics: Metrics,
+        clock_ms: Callable[[], float],
+        quotas: QuotasView | None = None,
+    ) -> None:
         self._ledger = ledger
         self._proxy = proxy
         self._metrics = metrics
+        self._source = quotas
         self._now_ms = clock_ms
         self._heavy = trio.Lock()  # one long list at a time
         self.asgi = Starlette(
@@ -113,7 +131,7 @@ class AdminApp:
         return PlainTextResponse("ok\n")
 
     async def _readyz(self, request: Request) -> Response:
-        reasons = not_ready(self._proxy)
+        reasons = not_ready(self._proxy, self._source)
         return _json({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
 
     def _moment(self) -> Moment:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from config.load import warnings_of
 from config.model import Config
-from config.table import connection_entries, entries
+from config.overlay import load_overlay
 from config.units import readable_bytes, readable_ms
-from deploy.text import columns, readable_limit, readable_name
+from deploy.text import columns, readable_limit, readable_name, safe
 from quota.connections import ConnectionEntry
 from quota.entity import ANONYMOUS, DEFAULT, Kind, Level, Name
-from quota.table import RATE_FIELD, Entry
+from quota.table import RATE_FIELD, Entry, QuotaTable
 
 MOST_ROWS = 60
 
@@ -32,8 +33,29 @@ def level_of(entry: Entry) -> Level:
     return kinds[user_named, client_named]
 
 
-def summary_text(file: str, config: Config) -> str:
-    """The summary that `kquota check` prints."""
+def overlay_text(config: Config) -> str:
+    """The overlay of a configuration that has one, and whether it is there yet. Raises ConfigError."""
+    path = config.quota_settings.overlay
+    assert path is not None
+    if not Path(path).exists():
+        return f"overlay {path}, which does not exist yet"
+    count = len(load_overlay(path))
+    return f"overlay {path}, which has {count} {'entity' if count == 1 else 'entities'}"
+
+
+def _administration(config: Config) -> list[list[str]]:
+    quotas = config.quota_settings
+    if quotas.source == "cluster":
+        source = f"the cluster's own, asked for every {readable_ms(quotas.poll_interval_s)}"
+    else:
+        source = "this file" if quotas.overlay is None else f"this file with {overlay_text(config)}"
+    names = ", ".join(safe(name) for name in quotas.alter_principals)
+    rules = {"deny": "refused", "forward": "passed to the broker", "apply": f"applied here, for {names}"}
+    return [["quotas from", source], ["altering quotas", rules[quotas.alter]]]
+
+
+def summary_text(file: str, config: Config, table: QuotaTable) -> str:
+    """The summary that `kquota check` prints; `table` has the limits in force. Raises ConfigError."""
     listen, up = config.listen, config.upstream
     cap = f"at most {readable_ms(config.max_mute)}" if config.max_mute else "without a cap"
     user = config.identity.static if "static" in config.identity.sources else None
@@ -57,12 +79,14 @@ def summary_text(file: str, config: Config) -> str:
         ],
         ["empty client-id", config.empty_client_id],
         ["largest request", readable_bytes(config.limits.max_frame_bytes)],
+        *_administration(config),
         ["admin", "off" if config.admin is None else f"http://{config.admin.host}:{config.admin.port}"],
     ]
     parts = [f"{file}: ok\n{columns(rows)}"]
-    quotas, connections = entries(config), connection_entries(config)
+    quotas, connections = list(table.entries), list(table.connections.entries)
     if quotas or not connections:
-        parts.append(quota_table(quotas))
+        no_quotas = "quotas are the cluster's own" if config.quota_settings.source == "cluster" else "no quotas"
+        parts.append(quota_table(quotas) if quotas else no_quotas)
     if connections:
         parts.append(connection_table(connections))
     return "\n\n".join(parts)
@@ -70,8 +94,6 @@ def summary_text(file: str, config: Config) -> str:
 
 def quota_table(quotas: list[Entry]) -> str:
     """All entries, most specific level first."""
-    if not quotas:
-        return "no quotas"
     shown = sorted(quotas, key=lambda entry: (level_of(entry), _sortable(entry.user), _sortable(entry.client_id)))
     rows = [["level", "user", "client-id", "produce", "fetch", "request time", "partition mutations", "mode"]]
     rows += [
@@ -105,15 +127,18 @@ def connection_table(limits: list[ConnectionEntry]) -> str:
     return f"{len(limits)} {'limit' if len(limits) == 1 else 'limits'} of connections:\n{columns(rows)}{more}"
 
 
-def summary_json(file: str, config: Config) -> dict[str, Any]:
+def summary_json(file: str, config: Config, table: QuotaTable) -> dict[str, Any]:
     """The same for programs."""
     return {
         "file": file,
         "ok": True,
         "problems": [],
+        "source": config.quota_settings.source,
+        "alter": config.quota_settings.alter,
+        "overlay": config.quota_settings.overlay,
         "warnings": [warning.as_json() for warning in warnings_of(config)],
-        "quotas": [entry_json(entry) | {"level": level_of(entry).label} for entry in entries(config)],
-        "connection_limits": [connection_entry_json(entry) for entry in connection_entries(config)],
+        "quotas": [entry_json(entry) | {"level": level_of(entry).label} for entry in table.entries],
+        "connection_limits": [connection_entry_json(entry) for entry in table.connections.entries],
     }
 
 

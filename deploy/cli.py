@@ -13,6 +13,7 @@ import typer
 from config.load import load, warnings_of
 from config.model import Config
 from config.problems import ConfigError, Problem
+from quota.table import QuotaTable
 
 OK, FAILED, WRONG_USE = 0, 1, 2
 MOST_PROBLEMS = 50
@@ -38,6 +39,24 @@ def _load_on_paper(path: Path) -> Config:
     except ConfigError as error:
         _print_problems(error.problems)
         raise typer.Exit(WRONG_USE) from None
+
+
+def _table_in_force(config: Config) -> QuotaTable:
+    """The limits of a configuration with its overlay, saying on stderr where they come from if not from it alone."""
+    from config.overlay import table_in_force
+    from deploy.check import overlay_text
+
+    try:
+        table = table_in_force(config)
+    except ConfigError as error:
+        _print_problems(error.problems)
+        raise typer.Exit(WRONG_USE) from None
+    if config.quota_settings.source == "cluster":
+        text = "warning: quotas.source is cluster: this file does not have the limits, ask a running sidecar (--admin)"
+        typer.echo(text, err=True)
+    elif config.quota_settings.overlay is not None:
+        typer.echo(f"note: with {overlay_text(config)}", err=True)
+    return table
 
 
 def _print_problems(problems: list[Problem]) -> None:
@@ -72,10 +91,12 @@ def run(config: ConfigFile) -> None:
 @app.command(short_help="Check a configuration file.")
 def check(config: ConfigFile, as_json: AsJson = False) -> None:
     """Check a configuration and print what it means; every problem is named with its place."""
+    from config.overlay import table_in_force
     from deploy.check import summary_json, summary_text
 
     try:
         loaded = load(config)
+        table = table_in_force(loaded)
     except ConfigError as error:
         if as_json:
             problems = [problem.as_json() for problem in error.problems]
@@ -84,9 +105,9 @@ def check(config: ConfigFile, as_json: AsJson = False) -> None:
             _print_problems(error.problems)
         raise typer.Exit(WRONG_USE) from None
     if as_json:
-        _print_json(summary_json(str(config), loaded))
+        _print_json(summary_json(str(config), loaded, table))
         return
-    typer.echo(summary_text(str(config), loaded))
+    typer.echo(summary_text(str(config), loaded, table))
     sys.stdout.flush()  # the summary first, also when both go to the same pipe
     _warn(loaded)
 
@@ -148,7 +169,6 @@ def _ask(admin: str, user: str | None, client_id: str | None, address: str | Non
 
 
 def _explain_on_paper(config: Path, user: str | None, client_id: str, address: str | None) -> dict[str, Any]:
-    from config.table import to_table
     from deploy.explain import explanation_json, identity_on_paper
     from quota.connections import canonical_address
     from quota.ledger import Ledger
@@ -159,7 +179,7 @@ def _explain_on_paper(config: Path, user: str | None, client_id: str, address: s
         addresses = [] if address is None else [canonical_address(address)]
     except ValueError as error:
         raise typer.BadParameter(f"--ip: {error}") from None
-    ledger = Ledger(to_table(loaded))
+    ledger = Ledger(_table_in_force(loaded))
     return explanation_json(ledger, name, client_id, identity=identity, at=None, addresses=addresses)
 
 

@@ -21,6 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from deploy.fold import OTHER, STEP, Fold, Labels, Totals, label
+from deploy.quota_source import SourceState
 from deploy.watch import ReloadState
 from proxy.observer import LATENCY_BUCKETS_S, Counters
 from proxy.wire.schema import API_NAMES
@@ -76,9 +77,14 @@ class Metrics:
         status: Callable[[], Status],
         *,
         max_groups: int,
+        source: SourceState | None = None,
+        alterations: Mapping[str, int] | None = None,
     ) -> None:
+        """`alterations` are AlterClientQuotas requests by outcome."""
         self._ledger = ledger
         self._counters = counters
+        self._source = source or SourceState("file")
+        self._alterations: Mapping[str, int] = {} if alterations is None else alterations
         self._reloads = reloads
         self._status = status
         self._max_groups = max_groups
@@ -145,6 +151,7 @@ class Metrics:
         yield from self._client_families()
         yield from self._group_families(int(now_ms))
         yield from self._traffic_families()
+        yield from self._source_families()
         yield from self._own_families()
 
     def _client_families(self) -> Iterator[Metric]:
@@ -332,6 +339,28 @@ class Metrics:
             by_label[OTHER] += rest
         yield from by_label.items()
 
+    def _source_families(self) -> Iterator[Metric]:
+        state = self._source
+        yield _by("kquota_quota_alterations", "AlterClientQuotas requests.", "outcome", self._alterations)
+        yield _gauge(
+            "kquota_quota_overlay_entities", "Users, client-ids and addresses in the overlay.", state.overlay_entities
+        )
+        yield _gauge(
+            "kquota_quota_overlay_last_load_successful",
+            "0 while a refused overlay file is on disk.",
+            state.overlay_successful,
+        )
+        yield _counter("kquota_quota_source_polls", "Times that the cluster was asked for its quotas.", state.polls)
+        yield _counter("kquota_quota_source_poll_failures", "Of these, without an answer.", state.poll_failures)
+        yield _counter("kquota_quota_source_changes", "Of these, with other quotas than before.", state.changes)
+        yield _gauge(
+            "kquota_quota_source_last_poll_successful", "0 while the cluster's quotas cannot be read.", state.successful
+        )
+        yield _gauge(
+            "kquota_quota_source_last_success_timestamp_seconds", "When quotas were last read.", state.success_at_s
+        )
+        yield _gauge("kquota_quota_source_unusable", "Limits of the cluster that are not enforced.", state.unusable)
+
     def _own_families(self) -> Iterator[Metric]:
         status, reloads = self._status(), self._reloads
         yield _gauge("kquota_ready", "1 when /readyz says ready.", status.ready)
@@ -417,7 +446,7 @@ def _counter(name: str, text: str, value: float) -> Metric:
     return CounterMetricFamily(name, text, value=value)
 
 
-def _by(name: str, text: str, by: str, values: dict[str, int]) -> Metric:
+def _by(name: str, text: str, by: str, values: Mapping[str, int]) -> Metric:
     family = CounterMetricFamily(name, text, labels=[by])
     for value in sorted(values):
         family.add_metric([value], values[value])

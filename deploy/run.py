@@ -16,14 +16,19 @@ from config.fingerprint import Fingerprint, fingerprint
 from config.load import load_bytes, warnings_of
 from config.model import Config
 from config.problems import ConfigError, Problem
-from config.table import to_table
 from deploy import logs
 from deploy.admin import AdminApp, AdminServer, bind, not_ready
 from deploy.metrics import Metrics, Status, kquota_version
+from deploy.quota_cluster import ClusterSource
+from deploy.quota_file import FileSource
+from deploy.quota_source import QuotaSource
 from deploy.watch import ReloadState, Watcher
+from proxy.intercept import Interceptors
 from proxy.mutations import MUTATION_APIS, MutationQuota
+from proxy.quota_admin import QuotaAdmin
 from proxy.server import Proxy
 from proxy.settings import ProxySettings
+from proxy.wire.apis import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 
@@ -86,19 +91,37 @@ class Sidecar:
     def __init__(self, path: Path, config: Config, found: Fingerprint) -> None:
         self.path = path
         self.config = config
-        self.ledger = new_ledger(config, to_table(config))
-        mutations = MutationQuota(self.ledger)
-        interceptors = dict.fromkeys(MUTATION_APIS, mutations)
+        self.source = self._source_of(path, config)
+        self.ledger = new_ledger(config, self.source.table)
+        self.source.attach(self.ledger.swap)
+        quota_admin = QuotaAdmin(self.source)
+        interceptors: Interceptors = {
+            DESCRIBE_CLIENT_QUOTAS: quota_admin,
+            ALTER_CLIENT_QUOTAS: quota_admin,
+            **dict.fromkeys(MUTATION_APIS, MutationQuota(self.ledger)),
+        }
         self.proxy = Proxy(proxy_settings(config), self.ledger, interceptors=interceptors)
         self.reloads = ReloadState()
         self.metrics = Metrics(
-            self.ledger, self.proxy.counters, self.reloads, self._status, max_groups=config.metrics.max_groups
+            self.ledger,
+            self.proxy.counters,
+            self.reloads,
+            self._status,
+            max_groups=config.metrics.max_groups,
+            source=self.source.state,
+            alterations=quota_admin.requests,
         )
         self.watcher = Watcher(path, config, found, self.reloads, self._apply)
         self.admin_port: int | None = None
         """The real port of the admin listener; None when it is off."""
         self.interrupted = False
         """A second signal ended the drain early."""
+
+    def _source_of(self, path: Path, config: Config) -> QuotaSource:
+        if config.quota_settings.source == "file":
+            return FileSource(path.absolute(), config)
+        bootstrap = [(address.host, address.port) for address in config.upstream.bootstrap]
+        return ClusterSource(config, lambda: [*bootstrap, *((host, port) for _, host, port, _ in self.proxy.brokers())])
 
     @property
     def port(self) -> int:
@@ -110,10 +133,12 @@ class Sidecar:
         self.proxy.drain()
 
     def _status(self) -> Status:
-        return Status(not not_ready(self.proxy), self.proxy.cluster_reached, self.proxy.state == "draining")
+        return Status(
+            not not_ready(self.proxy, self.source), self.proxy.cluster_reached, self.proxy.state == "draining"
+        )
 
     def _apply(self, config: Config, table: QuotaTable) -> None:
-        self.ledger.swap(table)
+        self.source.reload(config, table)
         configure_logs(config)
 
     async def serve(
@@ -128,7 +153,7 @@ class Sidecar:
                 if config.admin is not None:
                     listener = bind(config.admin.host, config.admin.port)
                     self.admin_port = int(listener.getsockname()[1])
-                    app = AdminApp(self.ledger, self.proxy, self.metrics, now_ms)
+                    app = AdminApp(self.ledger, self.proxy, self.metrics, now_ms, self.source)
                     server = AdminServer(listener, app.asgi, on_evict=self._evicted)
                     nursery.start_soon(server.serve)
                 if signals is not None:
@@ -146,6 +171,7 @@ class Sidecar:
 
             await nursery.start(serve_proxy)
             nursery.start_soon(self.watcher.run)
+            nursery.start_soon(self.source.run)
             nursery.start_soon(self._expire)
             admin = None if self.config.admin is None else f"http://{self.config.admin.host}:{self.admin_port}"
             log.info("kquota is up", version=kquota_version(), port=self.port, admin=admin, config=str(self.path))

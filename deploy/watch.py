@@ -78,16 +78,7 @@ class Watcher:
             self._forced = trio.Event()
             found = await trio.to_thread.run_sync(fingerprint, self._path)
             if forced or (found.digest, found.error) != (self._seen.digest, self._seen.error):
-                await self._reload(await self._settled(found))
-
-    async def _settled(self, found: Fingerprint) -> Fingerprint:
-        for _ in range(MOST_SETTLING):
-            await trio.sleep(self._settle_s)
-            again = await trio.to_thread.run_sync(fingerprint, self._path)
-            if (again.digest, again.error) == (found.digest, found.error):
-                break
-            found = again
-        return again
+                await self._reload(await settled(self._path, found, self._settle_s))
 
     async def _reload(self, found: Fingerprint) -> None:
         unchanged = found.digest is not None and found.digest == self._seen.digest
@@ -130,6 +121,17 @@ class Watcher:
             problems=problems[:MOST_LOGGED],
             **more,
         )
+
+
+async def settled(path: Path, found: Fingerprint, settle_s: float = SETTLE_S) -> Fingerprint:
+    """What a file holds once two readings agree; `found` is the first one."""
+    for _ in range(MOST_SETTLING):
+        await trio.sleep(settle_s)
+        again = await trio.to_thread.run_sync(fingerprint, path)
+        if (again.digest, again.error) == (found.digest, found.error):
+            break
+        found = again
+    return again
 
 
 def _load(file: str, data: bytes) -> tuple[Config, QuotaTable]:

@@ -91,12 +91,13 @@ class Connection:
         self._mute_scope: trio.CancelScope | None = None
         self._client_lock = trio.Lock()
         self._progress = trio.Event()
-        """Set and replaced by the broker pump when requests have been answered and somebody waits for that."""
+        """Set and replaced when requests have been answered, or a handler has decided, and somebody waits for that."""
         self._progress_wanted = False
         self._draining = False
         self._reason: CloseReason | None = None
         self._muted = False
         self.last_activity_s = trio.current_time()
+        session.when_decided(self._wake_client_pump)
 
     # ---- from outside -----------------------------------------------------------------------------------------------
 
@@ -177,7 +178,7 @@ class Connection:
         return self._reason or reason
 
     async def _answered(self) -> None:
-        """Wait until the broker pump has passed on some response."""
+        """Wait until the broker pump has passed on some response, or a handler has decided."""
         self._progress_wanted = True
         await self._progress.wait()
 

@@ -61,6 +61,7 @@ class Exchange:
         "outcome",
         "request_time",
         "translate",
+        "wake",
     )
 
     def __init__(
@@ -77,12 +78,19 @@ class Exchange:
         self.interceptors = interceptors
         self.outcome: Outcome | None = None
         """What a handler has decided about the request that waited for its question to be answered."""
+        self.wake: Callable[[], None] = _nobody
+        """Called when an outcome has come from outside: the client's requests can go on."""
         self.inflight: deque[Pending] = deque()
         self.request_time = RequestTime()
         self.mute_until_ms = 0.0
         """The client is not read before this time."""
         self.broker_mute_until_ms = 0.0
         """The broker does not read us before this time, because of a quota of its own (KIP-219)."""
+
+    def decided(self, outcome: Outcome) -> None:
+        """The decision that a handler had to wait for."""
+        self.outcome = outcome
+        self.wake()
 
     def mute(self, account: Account, kind: Kind, delay_ms: int, now_ms: float, charged: float | None = None) -> None:
         """Do not read the client for `delay_ms`, because of a Produce request that gets no response (acks=0)."""
@@ -120,3 +128,7 @@ class Exchange:
                 api_key=pending.api_key,
                 amount=pending.charged,
             )
+
+
+def _nobody() -> None:
+    """Nobody waits for outcomes: there is no shell around this session."""

@@ -88,7 +88,19 @@ class Ask:
     """then(body after the response header, now_ms) -> what to do with the request. May raise WireError."""
 
 
-Outcome: TypeAlias = Forward | Answer | Ask
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What becomes of the request depends on something outside: a file has to be written, say.
+
+    The client's later requests wait meanwhile; nobody else does.
+    """
+
+    start: Callable[[Callable[[Outcome], None]], None]
+    """Called at once with the function that takes the decision: to be called once, in the event loop, now or later. If
+    the connection has ended by then, nobody hears it."""
+
+
+Outcome: TypeAlias = Forward | Answer | Ask | Wait
 
 
 class Interceptor(Protocol):

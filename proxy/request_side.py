@@ -9,7 +9,7 @@ from proxy.errors import CloseReason, SessionError
 from proxy.exchange import Exchange, Pending
 from proxy.fetch import FetchShaper
 from proxy.framing import Buffer, FrameWalker
-from proxy.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Answer, Ask, Forward, Outcome
+from proxy.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Answer, Ask, Forward, Outcome, Wait
 from proxy.wire import requests, responses
 from proxy.wire.apis import API_VERSIONS, FETCH, PRODUCE, api_name, is_known
 from proxy.wire.frames import WireError, diagnose
@@ -76,7 +76,7 @@ class RequestSide:
         self._saw_request = False
         self._shaper = FetchShaper()
         self._waiting: tuple[bytes, bytes, Pending] | None = None
-        """Request (header, body) whose handler has asked the broker something first."""
+        """Request (header, body) whose handler has not decided yet."""
         self.client_ids: list[str] = []
         self.software: str | None = None
         """Client library and version, from ApiVersions v3+."""
@@ -100,7 +100,7 @@ class RequestSide:
 
     @property
     def asking(self) -> bool:
-        """True while a request waits for the answer to its handler's question."""
+        """True while a request waits for its handler: for the answer to a question of its, or for what it waits for."""
         return self._waiting is not None and self._exchange.outcome is None
 
     @property
@@ -343,6 +343,10 @@ class RequestSide:
             question = Pending(asked[2], asked[0], asked[1], pending.account, now_ms, asked=outcome.then)
             exchange.inflight.append(question)
             out.append(framed(request_header(*asked, pending.account.identity.client_id) + outcome.body))
+            return
+        if isinstance(outcome, Wait):
+            self._waiting = (head, body, pending)
+            outcome.start(exchange.decided)
             return
         if outcome.delay_ms > 0:
             exchange.impose(pending, outcome.kind, outcome.delay_ms, now_ms)

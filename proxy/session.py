@@ -14,8 +14,8 @@ States of the client's side, of which only one is ever true:
     | MUTED    | nothing is read before `mute_until_ms` (KIP-219); | the deadline -> OPEN, what was already read     |
     |          | responses go on flowing                           | first (`has_backlog`, `resume`)                 |
     | FULL     | too many requests wait for their answer           | a response -> OPEN, likewise                    |
-    | ASKING   | a handler has asked the broker something before   | the answer -> what the handler then decides     |
-    |          | it judges the request (`proxy.intercept`)         |                                                 |
+    | ASKING   | a handler has asked the broker something, or      | the answer -> what the handler then decides     |
+    |          | waits, before it judges (`proxy.intercept`)       |                                                 |
 
 Rules that hold in both directions:
 - no sockets, no tasks, no clock: `now_ms` is given (monotonic milliseconds);
@@ -25,6 +25,8 @@ Rules that hold in both directions:
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from proxy.exchange import AddressTranslator, Exchange
 from proxy.intercept import NO_INTERCEPTORS, Interceptors
@@ -129,8 +131,12 @@ class Session:
 
     @property
     def must_wait(self) -> bool:
-        """True while the client is not read before the broker has answered something: FULL or ASKING."""
+        """True while the client is not read before something else has happened: FULL or ASKING."""
         return self._requests.in_flight_full or self._requests.asking
+
+    def when_decided(self, wake: Callable[[], None]) -> None:
+        """`wake()` is called when a handler that waited for something has decided: look at `must_wait` again."""
+        self._exchange.wake = wake
 
     @property
     def quiet(self) -> bool:

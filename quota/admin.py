@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from quota.connections import Scope, canonical_address
 from quota.entity import DEFAULT, Kind, Name
-from quota.table import RATE_FIELD, Entry
+from quota.table import RATE_FIELD, Entry, QuotaTable
 
 USER: Final = "user"
 CLIENT_ID: Final = "client-id"
@@ -34,16 +35,18 @@ Quotas = Mapping[Entity, Mapping[str, float]]
 Changes = Mapping[Entity, Mapping[str, float | None]]
 """What shall be changed: entity -> key -> new value, None to remove."""
 
-_LONG: Final = "long"
-_DOUBLE: Final = "double"
-_CLIENT_KEYS: Final = {
-    RATE_FIELD[Kind.PRODUCE]: _LONG,
-    RATE_FIELD[Kind.FETCH]: _LONG,
-    RATE_FIELD[Kind.REQUEST]: _DOUBLE,
-    RATE_FIELD[Kind.MUTATION]: _DOUBLE,
-}
+CONNECTION_RATE: Final = "connection_creation_rate"
 _LONG_MAX: Final = float(2**63)
 """Java compares with ``(double) Long.MAX_VALUE``, which is 2^63: a broker takes 2^63 as well."""
+_INT_MAX: Final = float(2**31 - 1)
+_CLIENT_KEYS: Final[Mapping[str, float | None]] = {
+    RATE_FIELD[Kind.PRODUCE]: _LONG_MAX,
+    RATE_FIELD[Kind.FETCH]: _LONG_MAX,
+    RATE_FIELD[Kind.REQUEST]: None,
+    RATE_FIELD[Kind.MUTATION]: None,
+}
+"""Keys of users and client-ids with the largest whole number allowed; None: any number above 0, fractions too."""
+_ADDRESS_KEYS: Final[Mapping[str, float | None]] = {CONNECTION_RATE: _INT_MAX}
 _MOST_FRACTION: Final = 1e-6
 
 
@@ -68,6 +71,7 @@ class Judged:
     """What becomes of one entity of an AlterClientQuotas request."""
 
     entity: Entity
+    """As the request names it; an address may be spelt in any way."""
     changes: Mapping[str, float | None]
     """Empty when nothing is to be done."""
     error: AdminError | None = None
@@ -105,13 +109,34 @@ def names_of(entity: Entity) -> tuple[Name, Name]:
     return found.get(USER), found.get(CLIENT_ID)
 
 
-def enforced(entries: Iterable[Entry]) -> dict[Entity, dict[str, float]]:
-    """The limits in force, as DescribeClientQuotas shows them; shadow limits are not in force, so not among them."""
+def canonical(entity: Entity) -> Entity:
+    """The same entity with its address, if it is one, in the one spelling that limits and peers are compared in."""
+    return tuple((kind, _canonical(kind, name)) for kind, name in entity)
+
+
+def _canonical(kind: str, name: str | None) -> str | None:
+    if kind != IP or name is None:
+        return name
+    try:
+        return canonical_address(name)
+    except ValueError:
+        return name
+
+
+def enforced(table: QuotaTable) -> dict[Entity, dict[str, float]]:
+    """The limits in force, as DescribeClientQuotas shows them; shadow limits are not in force, so not among them.
+
+    Of the limits of connections only the rate of an address is a client quota of Kafka's.
+    """
     shown: dict[Entity, dict[str, float]] = {}
-    for entry in entries:
+    for entry in table.entries:
         limits = {RATE_FIELD[kind]: limit for kind in Kind if (limit := entry.limit(kind)) is not None}
         if limits and entry.mode == "enforce":
             shown[entity_of_entry(entry)] = limits
+    for one in table.connections.entries:
+        rate = one.connection_creation_rate
+        if one.scope is Scope.IP and rate is not None and one.mode == "enforce":
+            shown[((IP, None if one.name is DEFAULT else str(one.name)),)] = {CONNECTION_RATE: rate}
     return shown
 
 
@@ -147,7 +172,7 @@ def _judged(entity: Entity, ops: Sequence[Op]) -> dict[str, float | None]:
     check_entity(entity)
     for key, value in changes.items():
         if value is not None:  # what is removed need not exist, not even as a key
-            check_value(key, value)
+            check_value(entity, key, value)
     return changes
 
 
@@ -162,26 +187,36 @@ def check_entity(entity: Entity) -> None:
             raise AdminError(INVALID_REQUEST, f"expected a name or the default, got an empty {kind}")
         if name is not None and len(name.encode()) > MOST_NAME_BYTES:
             raise AdminError(INVALID_REQUEST, f"expected a {kind} of at most {MOST_NAME_BYTES} bytes")
-    kinds = {kind for kind, _ in entity}
-    if IP in kinds:
-        if len(kinds) > 1:
-            raise AdminError(INVALID_REQUEST, f"an {IP} cannot be combined with a {USER} or a {CLIENT_ID}")
-        raise AdminError(INVALID_REQUEST, "limits of addresses cannot be set here")
+    names = dict(entity)
+    if IP not in names:
+        return
+    if len(names) > 1:
+        raise AdminError(INVALID_REQUEST, f"an {IP} cannot be combined with a {USER} or a {CLIENT_ID}")
+    address = names[IP]
+    if address is not None:
+        try:
+            canonical_address(address)
+        except ValueError:
+            text = f"expected an IPv4 or IPv6 address (host names are not resolved here), got {address!r}"
+            raise AdminError(INVALID_REQUEST, text) from None
 
 
-def check_value(key: str, value: float) -> None:
-    """Raise AdminError unless `key` is a quota of users and client-ids and may be `value`.
+def check_value(entity: Entity, key: str, value: float) -> None:
+    """Raise AdminError unless `key` is a quota of such entities and may be `value`.
 
     One thing is refused that a broker takes: NaN, and infinity for quotas that may have a fraction.
     """
-    sort = _CLIENT_KEYS.get(key)
-    if sort is None:
-        raise AdminError(INVALID_REQUEST, f"expected one of {', '.join(_CLIENT_KEYS)}, got {key or 'an empty key'}")
+    keys = _ADDRESS_KEYS if IP in dict(entity) else _CLIENT_KEYS
+    if key not in keys:
+        raise AdminError(INVALID_REQUEST, f"expected {' or '.join(keys)}, got {key or 'an empty key'}")
     if not value > 0 or math.isinf(value):
         raise AdminError(INVALID_REQUEST, f"expected {key} to be a finite number above 0, got {value:g}")
-    if sort == _LONG and value > _LONG_MAX:
-        raise AdminError(INVALID_REQUEST, f"expected {key} to be at most 2^63, got {value:g}")
-    if sort == _LONG and math.fmod(value, 1.0) > _MOST_FRACTION:
+    most = keys[key]
+    if most is None:
+        return
+    if value > most:
+        raise AdminError(INVALID_REQUEST, f"expected {key} to be at most {most:.0f}, got {value:g}")
+    if math.fmod(value, 1.0) > _MOST_FRACTION:
         raise AdminError(INVALID_REQUEST, f"expected {key} to be a whole number, got {value!r}")
 
 
@@ -231,6 +266,6 @@ def _check_component(component: Component, before: Mapping[str, Component]) -> N
 
 def _matches(entity: Mapping[str, str | None], wanted: Mapping[str, Component]) -> bool:
     return all(
-        kind in entity and (component.match_type == _ANY or entity[kind] == component.match)
+        kind in entity and (component.match_type == _ANY or entity[kind] == _canonical(kind, component.match))
         for kind, component in wanted.items()
     )

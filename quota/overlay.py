@@ -1,27 +1,46 @@
-"""Limits set by an administrator at run time, laid over the entries of the configuration file.
+"""Limits set by an administrator at run time, laid over those of the configuration file.
 
 The overlay wins for each entity and key that it names. A limit that the file sets and an administrator removed is
 there as None: otherwise the file would bring it back at the next start.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Final
 
-from quota.admin import Changes, Entity, Quotas, enforced, entity_of_entry, names_of
-from quota.table import Entry
+from quota.admin import (
+    CONNECTION_RATE,
+    IP,
+    AdminError,
+    Changes,
+    Entity,
+    Quotas,
+    canonical,
+    check_entity,
+    check_value,
+    enforced,
+    entity_of_entry,
+    entity_text,
+    names_of,
+)
+from quota.connections import ConnectionEntry, ConnectionLimits, Scope
+from quota.entity import DEFAULT, Default
+from quota.table import Entry, QuotaTable
 
 Overlay = Mapping[Entity, Mapping[str, float | None]]
-"""entity -> key -> value; None: there is no such limit, whatever the file says."""
+"""entity -> key -> value; None: there is no such limit, whatever the file says. Addresses in their canonical form."""
 
 
-def altered(overlay: Overlay, entries: Iterable[Entry], changes: Changes) -> dict[Entity, dict[str, float | None]]:
-    """The overlay after `changes` (which were validated), over a file with these entries."""
-    in_file: Quotas = enforced(entries)
+def altered(overlay: Overlay, in_file: QuotaTable, changes: Changes) -> dict[Entity, dict[str, float | None]]:
+    """The overlay after `changes` (which were validated), over a file with these limits."""
+    set_by_file = enforced(in_file)
     result = {entity: dict(limits) for entity, limits in overlay.items()}
-    for entity, wanted in changes.items():
+    for named, wanted in changes.items():
+        entity = canonical(named)
         limits = result.setdefault(entity, {})
         for key, value in wanted.items():
-            if value is not None or key in in_file.get(entity, {}):
+            if value is not None or key in set_by_file.get(entity, {}):
                 limits[key] = value
             else:
                 limits.pop(key, None)
@@ -30,33 +49,96 @@ def altered(overlay: Overlay, entries: Iterable[Entry], changes: Changes) -> dic
     return result
 
 
-def merged(entries: Iterable[Entry], overlay: Overlay) -> list[Entry]:
-    """The entries in force.
+def laid_over(table: QuotaTable, overlay: Overlay) -> QuotaTable:
+    """The limits in force.
 
     An entity that the file keeps in shadow mode, and for which the overlay sets a limit, is enforced with the limits of
     the overlay alone: an entry has one mode, and what an administrator sets shall work.
     """
+    if not overlay:
+        return table
+    addresses = {entity: limits for entity, limits in overlay.items() if entity[0][0] == IP}
+    clients = {entity: limits for entity, limits in overlay.items() if entity not in addresses}
+    return QuotaTable(
+        _entries(table.entries, clients),
+        empty_client_id=table.empty_client_id,
+        connections=ConnectionLimits(_connections(table.connections.entries, addresses))
+        if addresses
+        else table.connections,
+    )
+
+
+def _entries(entries: Iterable[Entry], overlay: Overlay) -> Iterator[Entry]:
     rest = dict(overlay)
-    result = []
     for entry in entries:
         limits = rest.pop(entity_of_entry(entry), None)
-        if limits is not None:
-            changed = _laid_over(entry, limits)
-            if changed is None:
-                continue
-            entry = changed
-        result.append(entry)
+        changed = entry if limits is None else _changed(entry, limits)
+        if changed is not None:
+            yield changed
     for entity, limits in rest.items():
-        found = _laid_over(Entry(*names_of(entity)), limits)
-        if found is not None:
-            result.append(found)
-    return result
+        changed = _changed(Entry(*names_of(entity)), limits)
+        if changed is not None:
+            yield changed
 
 
-def _laid_over(entry: Entry, limits: Mapping[str, float | None]) -> Entry | None:
+def _changed(entry: Entry, limits: Mapping[str, float | None]) -> Entry | None:
     if entry.mode == "shadow":
         if all(limit is None for limit in limits.values()):
             return entry  # a removal is of a limit in force, and this is none
-        entry = Entry(entry.user, entry.client_id)
+        entry = Entry(*entry.entity)
     found = replace(entry, **limits)  # type: ignore[arg-type]  # keys are the names of Entry's limits
-    return found if enforced([found]) else None
+    return None if found == Entry(*entry.entity) else found
+
+
+def _connections(entries: Iterable[ConnectionEntry], overlay: Overlay) -> Iterator[ConnectionEntry]:
+    rates = {DEFAULT if name is None else name: limits[CONNECTION_RATE] for ((_, name),), limits in overlay.items()}
+    for entry in entries:
+        if entry.scope is not Scope.IP or entry.name not in rates:
+            yield entry
+            continue
+        rate = rates.pop(entry.name)
+        if entry.mode == "enforce":
+            changed = replace(entry, connection_creation_rate=rate)
+            if changed != ConnectionEntry(*entry.entity):
+                yield changed
+        else:
+            yield entry if rate is None else ConnectionEntry(*entry.entity, rate)
+    for name, rate in rates.items():
+        if rate is not None:
+            yield ConnectionEntry(Scope.IP, name, rate)
+
+
+# ---- the cluster's own quotas ---------------------------------------------------------------------------------------
+
+UNLIMITED: Final = 2.0**63
+"""Stands for infinity and NaN, which a broker stores for some quotas and then never enforces."""
+
+
+def from_cluster(base: QuotaTable, quotas: Quotas) -> tuple[QuotaTable, list[str]]:
+    """The limits that a cluster's client quotas stand for, and what of them cannot be enforced, for people.
+
+    `base` has the configuration's limits of connections; of an address, its own rate wins over the cluster's.
+    """
+    usable: dict[Entity, dict[str, float | None]] = {}
+    unusable: list[str] = []
+    for named, values in quotas.items():
+        entity = canonical(named)
+        for key, value in values.items():
+            limit = UNLIMITED if math.isnan(value) or math.isinf(value) else value
+            try:
+                check_entity(entity)
+                check_value(entity, key, math.ceil(limit))  # older brokers let fractions pass
+            except AdminError as error:
+                unusable.append(f"{entity_text(named)}, {key}={value:g}: {error}")
+            else:
+                usable.setdefault(entity, {})[key] = limit
+    table = laid_over(QuotaTable(empty_client_id=base.empty_client_id), usable)
+    rates = {entry.entity: entry.connection_creation_rate for entry in table.connections.entries}
+    connections: dict[tuple[Scope, str | Default], ConnectionEntry] = {
+        entry.entity: entry for entry in table.connections.entries
+    }
+    for entry in base.connections.entries:
+        rate = rates.get(entry.entity)
+        keeps = rate is None or entry.connection_creation_rate is not None or entry.mode == "shadow"
+        connections[entry.entity] = entry if keeps else replace(entry, connection_creation_rate=rate)
+    return table.with_connections(ConnectionLimits(connections.values())), unusable

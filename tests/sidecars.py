@@ -69,7 +69,9 @@ class Sidecar:
 
 
 @contextmanager
-def sidecar(bootstrap: Sequence[str], quotas: Sequence[Mapping[str, Any]] = (), **settings: Any) -> Iterator[Sidecar]:
+def sidecar(
+    bootstrap: Sequence[str], quotas: Sequence[Mapping[str, Any]] | Mapping[str, Any] = (), **settings: Any
+) -> Iterator[Sidecar]:
     """Start `kquota run` and wait until /readyz says yes; at the end SIGTERM must make it exit 0.
 
     `settings` are further keys of the configuration.
@@ -82,7 +84,7 @@ def sidecar(bootstrap: Sequence[str], quotas: Sequence[Mapping[str, Any]] = (), 
         "mode": "rewrite",
         "listen": {"host": "127.0.0.1", "port": port, "broker_ports": f"{first}-{first + BROKER_PORTS - 1}"},
         "upstream": {"bootstrap": list(bootstrap), "metadata_refresh_ms": 1000},
-        "quotas": [dict(quota) for quota in quotas],
+        "quotas": dict(quotas) if isinstance(quotas, Mapping) else [dict(quota) for quota in quotas],
         "admin": {"host": "127.0.0.1", "port": admin_port},
         "log": {"level": "debug", "format": "json"},
     } | settings

@@ -54,6 +54,8 @@ def test_check_prints_what_the_file_means(good: str) -> None:
   mutation window   11 samples of 1 s, token_bucket
   empty client-id   share_default
   largest request   100 MiB
+  quotas from       this file
+  altering quotas   refused
   admin             http://127.0.0.1:9404
 
 2 quotas, most specific level first:

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from config.load import load_bytes
-from config.overlay import entries_in_force, load_overlay, overlay_bytes, parse_overlay
+from config.overlay import load_overlay, overlay_bytes, parse_overlay, table_in_force
 from config.problems import ConfigError
 from quota.admin import Entity
 from quota.overlay import Overlay
@@ -40,6 +40,7 @@ limits = st.fixed_dictionaries(
 
 
 @given(st.dictionaries(entities, limits, max_size=5))
+@example({(("ip", None),): {"connection_creation_rate": None}, (("ip", "::1"),): {"connection_creation_rate": 5.0}})
 @example({(("user", "<default>"),): {PRODUCE: 1.0}, (("user", None),): {PRODUCE: None}})
 @example({(("user", "12"),): {PRODUCE: 5e-7}, (("user", "null"),): {PRODUCE: 1000.0000005}})
 @example({(("user", "\x00\n\x85\u2028\ufeff\ufffe ~ - : # {"),): {PRODUCE: float(2**63)}})
@@ -68,7 +69,7 @@ def test_the_file_is_readable_and_says_who_writes_it() -> None:
     ("text", "expected"),
     [
         ("quotas: [{user: a}]", "o.yaml:1:10: quotas[0]: expected at least one limit"),
-        ("quotas: [{producer_byte_rate: 1}]", "o.yaml:1:10: quotas[0]: expected a user, a client-id or both"),
+        ("quotas: [{producer_byte_rate: 1}]", "o.yaml:1:10: quotas[0]: expected a user, a client-id"),
         ("quotas: [{user: 5, producer_byte_rate: 1}]", "quotas[0].user: got 5, expected a name that is not empty"),
         ("quotas: [{user: '', producer_byte_rate: 1}]", 'quotas[0].user: got "", expected a name that is not empty'),
         (
@@ -84,6 +85,17 @@ def test_the_file_is_readable_and_says_who_writes_it() -> None:
             "quotas:\n- {user: a, producer_byte_rate: 1}\n- {user: a, producer_byte_rate: 2}",
             "o.yaml:3:3: quotas[1]: expected each entity once, user=a is there already",
         ),
+        ("quotas: [{user: a, ip: 1.1.1.1, producer_byte_rate: 1}]", "quotas[0]: an ip cannot be combined with a user"),
+        ("quotas: [{ip: host, connection_creation_rate: 1}]", "quotas[0]: expected an IPv4 or IPv6 address"),
+        (
+            "quotas: [{ip: 1.1.1.1, producer_byte_rate: 1}]",
+            "producer_byte_rate: expected connection_creation_rate, got",
+        ),
+        (
+            "quotas: [{ip: '::1', connection_creation_rate: 1}, {ip: '0::1', connection_creation_rate: 1}]",
+            "each entity once",
+        ),
+        ("quotas: [{user: a, connection_creation_rate: null}]", "expected producer_byte_rate or consumer_byte_rate"),
         ("quota: []", "o.yaml:1:1: quota: unknown key, did you mean quotas?"),
         ("- a", "got a list of 1, expected a mapping"),
         ("quotas:", "quotas: got null, expected a list"),
@@ -120,10 +132,10 @@ def test_the_entries_in_force_are_those_of_the_file_with_the_overlay(tmp_path: P
     }
     text = yaml.safe_dump({"upstream": {"bootstrap": ["kafka:9092"]}, "quotas": quotas, "quota.producer.default": 5})
     config = load_bytes("q.yaml", text.encode())
-    in_file = entries_in_force(config)
+    in_file = table_in_force(config).entries
     assert Entry("a", None, 1.0, 2.0) in in_file
     path.write_bytes(overlay_bytes({USER_A: {PRODUCE: 7.0, "consumer_byte_rate": None}}))
-    assert entries_in_force(config) == [Entry("a", None, 7.0), *in_file[1:]]
+    assert table_in_force(config).entries == (Entry("a", None, 7.0), *in_file[1:])
     path.write_text("nonsense")
     with pytest.raises(ConfigError):
-        entries_in_force(config)
+        table_in_force(config)

@@ -10,7 +10,7 @@ import trio
 
 from proxy.errors import CloseReason, SessionError
 from proxy.exchange import Exchange, Pending
-from proxy.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Answer, Ask, Forward, Outcome, Reply
+from proxy.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Answer, Ask, Forward, Outcome, Reply, Wait
 from proxy.observer import Counters
 from proxy.session import Session
 from proxy.wire.frames import WireError
@@ -157,6 +157,28 @@ def test_a_question_may_lead_to_another_and_then_to_an_answer() -> None:
     assert answers(one) == created(1, 0, b"done")
 
 
+def test_requests_behind_a_wait_are_judged_after_the_decision() -> None:
+    decide: list[Callable[[Outcome], None]] = []
+    handler, woken = Scripted(lambda request, now_ms: Wait(decide.append)), []
+    one = judged_by(handler)
+    one.when_decided(lambda: woken.append(one.must_wait))
+    assert from_client(one, create(1) + produce(2, 80)) == b""
+    assert (one.must_wait, one.client_at_boundary, len(handler.given)) == (True, False, 1)
+    decide[0](Answer(struct.pack(">i", 0) + b"stored"))
+    assert woken == [False]
+    assert one.has_backlog
+    assert b"".join(map(bytes, one.resume(5.0))) == produce(2, 80)
+    assert answers(one) == created(1, 0, b"stored")
+    assert not one.has_backlog
+
+
+def test_what_is_decided_at_once_need_not_be_waited_for() -> None:
+    one = judged_by(Scripted(lambda request, now_ms: Wait(lambda decide: decide(Forward(b"changed")))))
+    assert from_client(one, create(1)) == b""
+    assert not one.must_wait
+    assert b"".join(map(bytes, one.resume(0.0))) == create(1, b"changed")
+
+
 def test_unknown_versions_pass_by_and_are_not_judged() -> None:
     handler = Scripted(lambda request, now_ms: Answer(b""))
     one = judged_by(handler)
@@ -221,6 +243,31 @@ async def test_through_the_shell_later_requests_wait_for_what_was_asked() -> Non
         proxy.drain()
         assert await read_frame(client) == created(3)
         assert await read_frame(client) is None
+
+
+async def test_through_the_shell_a_wait_holds_up_its_own_connection_only() -> None:
+    decide: list[Callable[[Outcome], None]] = []
+
+    async def serve(stream: trio.SocketStream, frame: bytes) -> None:
+        await stream.send_all(produce_response(int.from_bytes(frame[8:12], "big")))
+
+    handler = Scripted(lambda request, now_ms: Wait(decide.append))
+    async with through(serve, interceptors={CREATE_TOPICS: handler}) as (proxy, broker, _):
+        waiting, other, gone = await connect(proxy), await connect(proxy), await connect(proxy)
+        await gone.send_all(create(1))
+        await waiting.send_all(create(2) + produce(3, 80))
+        while len(decide) < 2:  # noqa: ASYNC110 - the handler sets no event
+            await trio.sleep(0.005)
+        await gone.aclose()
+        await other.send_all(produce(4, 80))
+        assert await read_frame(other) == produce_response(4)
+        assert broker.received == [produce(4, 80)]
+        for decided in decide:  # that of the client that has gone is heard by nobody
+            decided(Answer(struct.pack(">i", 0) + b"stored"))
+        assert await read_frame(waiting) == created(2, 0, b"stored")
+        assert await read_frame(waiting) == produce_response(3)
+        proxy.drain()
+        assert await read_frame(waiting) is None
 
 
 # --- several throttles, one cause

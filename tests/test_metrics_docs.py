@@ -17,7 +17,7 @@ from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 
 TEXT = Path(__file__, "../../docs/metrics.md").resolve().read_text()
-LABEL = r"\b(kind|cause|user|client_id|mode|limit|reason|api|version|python|ip|scope)\b"
+LABEL = r"\b(kind|cause|user|client_id|mode|limit|reason|api|version|python|ip|scope|outcome)\b"
 
 
 async def everything() -> bytes:
@@ -33,7 +33,9 @@ async def everything() -> bytes:
     counters.parse_errors["tls_on_plain_port"] = 1
     counters.requests[0] = 1
     status = Status(ready=True, cluster_reached=True, draining=False)
-    return await Metrics(ledger, counters, ReloadState(), lambda: status, max_groups=5).text(0)
+    return await Metrics(ledger, counters, ReloadState(), lambda: status, max_groups=5, alterations={"denied": 1}).text(
+        0
+    )
 
 
 @pytest.mark.trio

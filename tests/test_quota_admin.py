@@ -6,6 +6,7 @@ Their expectations come from Kafka's own tests; tests/test_quota_admin_kafka.py 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 
@@ -24,9 +25,10 @@ from quota.admin import (
     names_of,
     select,
 )
+from quota.connections import ConnectionEntry, ConnectionLimits, Scope
 from quota.entity import DEFAULT
-from quota.overlay import altered, merged
-from quota.table import Entry
+from quota.overlay import altered, laid_over
+from quota.table import Entry, QuotaTable
 
 PRODUCE, FETCH, TIME, MUTATIONS = (
     "producer_byte_rate",
@@ -34,6 +36,8 @@ PRODUCE, FETCH, TIME, MUTATIONS = (
     "request_percentage",
     "controller_mutation_rate",
 )
+
+RATE = "connection_creation_rate"
 
 
 def entity(user: str | None = "-", client_id: str | None = "-", ip: str | None = "-") -> Entity:
@@ -54,8 +58,8 @@ def code(*alterations: tuple[Entity, list[Op]]) -> list[int]:
 class Table:
     """What an administrator sees: alterations over a file, applied one after the other."""
 
-    def __init__(self, *in_file: Entry) -> None:
-        self.in_file = in_file
+    def __init__(self, *in_file: Entry, connections: Sequence[ConnectionEntry] = ()) -> None:
+        self.in_file = QuotaTable(in_file, connections=ConnectionLimits(connections))
         self.overlay: dict[Entity, dict[str, float | None]] = {}
 
     def alter(self, entity: Entity, **values: float | None) -> None:
@@ -64,8 +68,12 @@ class Table:
         self.overlay = altered(self.overlay, self.in_file, {entity: verdict.changes})
 
     @property
+    def in_force(self) -> QuotaTable:
+        return laid_over(self.in_file, self.overlay)
+
+    @property
     def shown(self) -> dict[Entity, dict[str, float]]:
-        return enforced(merged(self.in_file, self.overlay))
+        return enforced(self.in_force)
 
 
 # ---- altering -------------------------------------------------------------------------------------------------------
@@ -154,6 +162,64 @@ def test_g12_values(key: str, value: float, good: bool) -> None:
     assert code(change(entity("u"), **{key: value})) == [0 if good else INVALID_REQUEST]
 
 
+def test_g3_addresses() -> None:
+    table, address, default = Table(), entity(ip="1.2.3.4"), entity(ip=None)
+    table.alter(address, connection_creation_rate=100.0)
+    table.alter(address, connection_creation_rate=150.0)
+    table.alter(default, connection_creation_rate=200.0)
+    assert select(table.shown, [any_("ip")], strict=False) == [
+        (address, {RATE: 150.0}),
+        (default, {RATE: 200.0}),
+    ]
+    limits = table.in_force.connections
+    assert [limits.rate(Scope.IP, name).connection_creation_rate for name in ("1.2.3.4", "1.1.1.1")] == [150.0, 200.0]
+    table.alter(address, connection_creation_rate=None)
+    table.alter(default, connection_creation_rate=None)
+    assert (table.shown, table.overlay) == ({}, {})
+
+
+def test_addresses_are_the_same_however_they_are_spelt() -> None:
+    table = Table()
+    table.alter(entity(ip="0:0::1"), connection_creation_rate=1.0)
+    table.alter(entity(ip="::ffff:10.0.0.1"), connection_creation_rate=2.0)
+    assert table.shown == {entity(ip="::1"): {RATE: 1.0}, entity(ip="10.0.0.1"): {RATE: 2.0}}
+    assert len(select(table.shown, [named("ip", "0::0:1")], strict=True)) == 1
+    table.alter(entity(ip="::1"), connection_creation_rate=None)
+    assert list(table.shown) == [entity(ip="10.0.0.1")]
+
+
+def test_caps_of_an_address_stay_when_its_rate_is_altered() -> None:
+    table = Table(connections=[ConnectionEntry(Scope.IP, "1.2.3.4", 5.0, 3), ConnectionEntry(Scope.USER, "u", 7.0)])
+    table.alter(entity(ip="1.2.3.4"), connection_creation_rate=None)
+    assert table.in_force.connections.entries == (
+        ConnectionEntry(Scope.IP, "1.2.3.4", None, 3),
+        ConnectionEntry(Scope.USER, "u", 7.0),
+    )
+    table.alter(entity(ip="1.2.3.4"), connection_creation_rate=9.0)
+    assert table.in_force.connections.rate(Scope.IP, "1.2.3.4") == ConnectionEntry(Scope.IP, "1.2.3.4", 9.0, 3)
+    shadow = Table(connections=[ConnectionEntry(Scope.IP, DEFAULT, 5.0, 3, mode="shadow")])
+    assert shadow.shown == {}
+    shadow.alter(entity(ip=None), connection_creation_rate=None)
+    assert shadow.in_force.connections.entries == shadow.in_file.connections.entries
+    shadow.alter(entity(ip=None), connection_creation_rate=9.0)
+    assert shadow.in_force.connections.entries == (ConnectionEntry(Scope.IP, DEFAULT, 9.0),)
+
+
+@pytest.mark.parametrize(
+    "name", ["not a valid host because it has spaces", "RFC2606.invalid", "1.2.3", "", "localhost"]
+)
+def test_g6_bad_addresses(name: str) -> None:
+    assert code(change(entity(ip=name), connection_creation_rate=1.0)) == [INVALID_REQUEST]
+
+
+@pytest.mark.parametrize(
+    ("value", "good"), [(1.0, True), (float(2**31 - 1), True), (float(2**31), False), (1.5, False), (0.0, False)]
+)
+def test_g12_rates_of_connections(value: float, good: bool) -> None:
+    assert code(change(entity(ip="::1"), connection_creation_rate=value)) == [0 if good else INVALID_REQUEST]
+    assert code(change(entity(ip="::1"), producer_byte_rate=value)) == [INVALID_REQUEST]
+
+
 def test_what_is_removed_need_not_exist() -> None:
     (verdict,) = judge([change(entity("u"), producer_byte_rate=None, no_such_key=None)])
     assert verdict.error is None
@@ -205,7 +271,7 @@ def test_a_user_called_default_is_not_the_default() -> None:
     table = Table()
     table.alter(entity("<default>"), producer_byte_rate=70.0)
     table.alter(entity(None), producer_byte_rate=71.0)
-    assert [entry.user for entry in merged([], table.overlay)] == ["<default>", DEFAULT]
+    assert [entry.user for entry in table.in_force.entries] == ["<default>", DEFAULT]
     assert table.shown == {entity("<default>"): {PRODUCE: 70.0}, entity(None): {PRODUCE: 71.0}}
 
 
@@ -297,7 +363,7 @@ def test_g9_g10_filters_that_make_no_sense(components: list[Component], expected
 
 def test_shadow_limits_are_not_in_force_and_not_shown() -> None:
     entries = [Entry("a", None, 1.0), Entry("b", None, 1.0, mode="shadow")]
-    assert enforced(entries) == {entity("a"): {PRODUCE: 1.0}}
+    assert enforced(QuotaTable(entries)) == {entity("a"): {PRODUCE: 1.0}}
 
 
 def test_entities_and_entries_say_the_same() -> None:
@@ -322,7 +388,7 @@ def test_what_the_file_sets_stays_removed_until_it_is_set_again() -> None:
     assert table.shown == {entity("a"): {FETCH: 2.0}}
     table.alter(entity("a"), consumer_byte_rate=None)
     assert table.shown == {}
-    table.in_file = (Entry("a", None, 100.0),)  # the file is edited: what was removed is still removed
+    table.in_file = QuotaTable([Entry("a", None, 100.0)])  # the file is edited: what was removed is still removed
     assert table.shown == {}
     table.alter(entity("a"), producer_byte_rate=7.0)
     assert table.shown == {entity("a"): {PRODUCE: 7.0}}
@@ -341,7 +407,7 @@ def test_an_entity_in_shadow_mode_is_enforced_with_what_the_overlay_sets() -> No
     assert table.overlay == {}
     table.alter(entity("a"), producer_byte_rate=9.0)
     assert table.shown == {entity("a"): {PRODUCE: 9.0}}
-    (entry,) = merged(table.in_file, table.overlay)
+    (entry,) = table.in_force.entries
     assert (entry.mode, entry.consumer_byte_rate) == ("enforce", None)
     table.alter(entity("a"), producer_byte_rate=None)
-    assert merged(table.in_file, table.overlay) == list(table.in_file)
+    assert table.in_force.entries == table.in_file.entries

@@ -1,0 +1,35 @@
+"""Replacing a small file so that it is always the old one or the new one, whole, whatever happens in between."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write beside it, flush to the disk, rename over it, flush the directory. Raises OSError: `path` is as it was.
+
+    Blocks for as long as the disk takes. One writer at a time: the name of the temporary file is always the same, so
+    that what a crash leaves behind is overwritten by the next write. The file keeps its permissions.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(temporary, flags, 0o644)
+        try:
+            with open(descriptor, "wb") as file:
+                with suppress(FileNotFoundError):
+                    os.fchmod(descriptor, os.stat(path).st_mode & 0o777)
+                file.write(data)
+                file.flush()
+                os.fsync(descriptor)
+            os.rename(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,175 @@
+"""Limits from the configuration file, with the overlay that AlterClientQuotas writes (`quotas.source: file`)."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import structlog
+import trio
+
+from config.fingerprint import Fingerprint, fingerprint
+from config.model import Config
+from config.overlay import MOST_BYTES, overlay_bytes, parse_overlay, unreadable
+from config.problems import ConfigError
+from config.table import to_table
+from deploy.atomic import replace_file
+from deploy.quota_source import MOST_LOGGED, QuotaSource
+from deploy.watch import POLL_S, settled
+from quota.admin import Changes, entity_text
+from quota.overlay import Overlay, altered, laid_over
+from quota.table import QuotaTable
+
+log = structlog.get_logger("kquota.quotas")
+
+MOST_WAITING: Final = 100
+"""Alterations that wait for the one being written; further ones are refused."""
+_ABSENT: Final = os.strerror(errno.ENOENT)
+
+
+class _Job(NamedTuple):
+    user: str
+    changes: Changes
+    done: Callable[[str | None], None]
+
+
+class FileSource(QuotaSource):
+    """The file's limits with the overlay laid over them.
+
+    Alterations are carried out one after the other by a task of its own: the disk is waited for in a worker thread, so
+    that a slow one holds up nobody but administrators. Raises ConfigError for an overlay that cannot be used.
+    """
+
+    def __init__(self, path: Path, config: Config, *, poll_s: float = POLL_S) -> None:
+        """`path` is the configuration file's."""
+        self._file = path
+        self._path = None if config.quota_settings.overlay is None else Path(config.quota_settings.overlay)
+        self._seen = Fingerprint(None) if self._path is None else fingerprint(self._path)
+        self._overlay: Overlay = {} if self._path is None else _parsed(self._path, self._seen)
+        self._in_file = to_table(config)
+        self._poll_s = poll_s
+        self._changing = trio.Lock()
+        """Held while the overlay is being altered or read anew."""
+        self._jobs, self._next_job = trio.open_memory_channel[_Job](MOST_WAITING)
+        super().__init__(config, laid_over(self._in_file, self._overlay))
+        self.state.overlay_entities = len(self._overlay)
+
+    async def run(self) -> None:
+        """Carry out alterations, and notice when the overlay file is edited, until cancelled."""
+        if self._path is None:
+            await trio.sleep_forever()
+        if self.rule == "apply" and not os.access(self._path.parent, os.W_OK | os.X_OK):
+            log.warning(
+                "the directory of the overlay cannot be written to: quotas cannot be altered", file=str(self._path)
+            )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch, self._path)
+            async for job in self._next_job:
+                reason: str | None = "an error of the sidecar's own, see its log"
+                try:
+                    async with self._changing:
+                        reason = await self._alter(self._path, job)
+                except Exception:  # a bug of ours must not end the traffic
+                    log.exception("quotas cannot be altered")
+                finally:
+                    job.done(reason)
+
+    def _with_file(self, table: QuotaTable) -> QuotaTable:
+        self._in_file = table
+        return laid_over(table, self._overlay)
+
+    # ---- QuotaAuthority ---------------------------------------------------------------------------------------------
+
+    @property
+    def managed(self) -> str:
+        """In a file, which is named."""
+        return f"in the file {self._file}"
+
+    def apply(self, user: str, changes: Changes, done: Callable[[str | None], None]) -> None:
+        """Have it done; see :meth:`QuotaAuthority.apply`."""
+        if self._path is None:
+            done("quotas.overlay takes a restart of the sidecar")
+            return
+        try:
+            self._jobs.send_nowait(_Job(user, changes, done))
+        except trio.WouldBlock:
+            done(f"{MOST_WAITING} alterations are waiting already")
+
+    def altered_at_the_broker(self) -> None:
+        """The broker's quotas are not ours."""
+
+    # ---- overlay ----------------------------------------------------------------------------------------------------
+
+    async def _alter(self, path: Path, job: _Job) -> str | None:
+        """Carry out one alteration; returns why not."""
+        mistakes = await self._look(path)
+        if mistakes is not None:
+            return f"{path} was edited and is broken: {mistakes}"
+        overlay = altered(self._overlay, self._in_file, job.changes)
+        if overlay != self._overlay:
+            data = await trio.to_thread.run_sync(overlay_bytes, overlay)
+            if len(data) > MOST_BYTES:
+                return f"{path} would become larger than {MOST_BYTES} bytes"
+            try:
+                await trio.to_thread.run_sync(replace_file, path, data)
+            except OSError as error:
+                log.error("quotas not altered, the overlay cannot be written", file=str(path), error=str(error))
+                return f"{path} cannot be written: {error.strerror or error}"
+            self._seen = Fingerprint(hashlib.sha256(data).hexdigest())
+            self._use(overlay)
+        changes = [_said(entity_text(entity), values) for entity, values in list(job.changes.items())[:MOST_LOGGED]]
+        log.info("quotas altered", user=job.user, entities=len(job.changes), changes=changes)
+        return None
+
+    async def _watch(self, path: Path) -> None:
+        while True:
+            await trio.sleep(self._poll_s)
+            async with self._changing:
+                await self._look(path)
+
+    async def _look(self, path: Path) -> str | None:
+        """Read the overlay file if somebody else has changed it. Returns what is wrong with it."""
+        found = await trio.to_thread.run_sync(fingerprint, path)
+        if (found.digest, found.error) == (self._seen.digest, self._seen.error):
+            return None if self.state.overlay_successful else "see the log"
+        self._seen = found = await settled(path, found)
+        try:
+            overlay = await trio.to_thread.run_sync(_parsed, path, found)
+        except ConfigError as error:
+            self.state.overlay_successful = False
+            problems = [str(problem) for problem in error.problems[:MOST_LOGGED]]
+            log.error("overlay refused, the last good one stays in force", file=str(path), problems=problems)
+            return problems[0]
+        if found.error == _ABSENT:
+            log.warning("the overlay file is gone, and with it its limits", file=str(path))
+        self.state.overlay_successful = True
+        if overlay != self._overlay:
+            self._use(overlay)
+            log.info("overlay read", file=str(path), entities=len(overlay))
+        return None
+
+    def _use(self, overlay: Overlay) -> None:
+        self._overlay = overlay
+        self.state.overlay_entities = len(overlay)
+        self._put_in_force(laid_over(self._in_file, overlay))
+
+
+def _said(entity: str, values: Mapping[str, float | None]) -> str:
+    said = ", ".join(f"{key} {'removed' if value is None else _number(value)}" for key, value in values.items())
+    return f"{entity}: {said}"
+
+
+def _number(value: float) -> str:
+    return str(int(value) if value.is_integer() else value)
+
+
+def _parsed(path: Path, found: Fingerprint) -> Overlay:
+    if found.data is not None:
+        return parse_overlay(str(path), found.data)
+    if found.error == _ABSENT:
+        return {}
+    raise ConfigError([unreadable(path, found.error or "no reason is known")])
