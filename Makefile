@@ -7,8 +7,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PINS := pyproject.toml deploy/constraints.txt
+LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
+	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help demo test check bench schema clean
+.PHONY: help demo test check bench schema chart image-lock clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -51,6 +53,12 @@ bench: $(VENV)/.bench ## Direct vs HAProxy vs Envoy vs kquota, as ratios of one 
 
 schema: $(VENV)/.dev ## Generate proxy/wire/schema.py anew from Kafka's published message schemas
 	@$(BIN)/python -m proxy.wire.generate
+
+image-lock: $(VENV)/.dev ## Pin what goes into the image, with SHA-256 sums, from pyproject.toml and deploy/constraints.txt
+	@$(PIP) install -c deploy/constraints.txt uv
+	@$(LOCK) -o deploy/image/sidecar.txt pyproject.toml
+	@$(LOCK) -o deploy/image/analysis.txt --extra analysis pyproject.toml
+	@$(LOCK) -o deploy/image/build.txt deploy/image/build.in
 
 clean: ## Remove .venv and caches of tools (the Kafka cache outside the project stays)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build

