@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -182,3 +183,17 @@ async def test_a_storm_is_told_in_few_lines(mock_clock: MockClock, capsys: pytes
     assert text.count("connection refused") == 1
     (line,) = [line for line in text.splitlines() if "more connections refused" in line]
     assert "49" in line
+
+
+async def test_refused_connections_leave_no_descriptor_behind(mock_clock: MockClock) -> None:
+    async with sidecar(mock_clock, ConnectionEntry(IP, DEFAULT, 1), max_held_connections=20) as (proxy, ledger):
+        await until(lambda: proxy.cluster_reached)
+        before = len(os.listdir("/proc/self/fd"))
+        for turn in range(100):
+            await (await connect(proxy)).aclose()
+            await settled(proxy, turn + 1)
+        assert proxy.counters.connections_held == 20
+        mock_clock.jump(1.001)
+        await until(lambda: not ledger.connections.open(IP))  # the one that was admitted has seen its client go
+        await until(lambda: sum(proxy.counters.connections_closed.values()) == 100)
+        await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
