@@ -1,0 +1,395 @@
+"""The two sources of limits: the file with its overlay, and the cluster; what stays in force when something fails."""
+
+# ruff: noqa: ASYNC240 - small local files, read and written between two steps of the code under test
+from __future__ import annotations
+
+import resource
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import yaml
+
+import deploy.quota_file
+from config.load import load_bytes
+from config.model import Config
+from config.overlay import load_overlay
+from config.problems import ConfigError
+from config.table import to_table
+from deploy import quota_cluster
+from deploy.admin import not_ready
+from deploy.atomic import replace_file
+from deploy.quota_cluster import ClusterSource
+from deploy.quota_file import MOST_WAITING, FileSource
+from deploy.quota_source import QuotaSource
+from proxy.cluster import ClusterError
+from quota.admin import Changes, Entity, Quotas
+from quota.connections import ConnectionEntry, Scope
+from quota.entity import DEFAULT
+from quota.overlay import UNLIMITED, from_cluster
+from quota.table import Entry, QuotaTable
+
+ALICE: Entity = (("user", "alice"),)
+BOB: Entity = (("user", "bob"),)
+PRODUCE, FETCH, TIME, RATE = (
+    "producer_byte_rate",
+    "consumer_byte_rate",
+    "request_percentage",
+    "connection_creation_rate",
+)
+LIMIT_S = 30.0
+
+
+def configured(**quotas: Any) -> Config:
+    text = yaml.safe_dump({"upstream": {"bootstrap": ["kafka:9092"]}, "quotas": quotas})
+    return load_bytes("kquota.yaml", text.encode())
+
+
+def with_overlay(path: Path, *entries: dict[str, Any], **more: Any) -> Config:
+    settings = {"entries": list(entries), "alter": "apply", "alter_principals": ["admin"], "overlay": str(path)}
+    return configured(**(settings | more))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "overlay.yaml"
+
+
+@asynccontextmanager
+async def running(source: QuotaSource) -> AsyncIterator[list[QuotaTable]]:
+    """The tables that are put in force while the source works."""
+    swapped: list[QuotaTable] = []
+    source.attach(swapped.append)
+    with trio.fail_after(LIMIT_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(source.run)
+            yield swapped
+            nursery.cancel_scope.cancel()
+
+
+async def apply(source: QuotaSource, changes: Changes) -> str | None:
+    done = trio.Event()
+    reasons: list[str | None] = []
+
+    def hear(reason: str | None) -> None:
+        reasons.append(reason)
+        done.set()
+
+    source.apply("admin", changes, hear)
+    await done.wait()
+    return reasons[0]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - what is waited for is on the disk or in another task
+        await trio.sleep(0.01)
+
+
+# ---- the file -------------------------------------------------------------------------------------------------------
+
+
+async def test_an_alteration_is_in_force_on_the_disk_and_still_there_after_a_restart(path: Path) -> None:
+    config = with_overlay(path, {"user": "alice", PRODUCE: 10, FETCH: 20})
+    source = FileSource(Path("kquota.yaml"), config)
+    assert source.quotas() == {ALICE: {PRODUCE: 10.0, FETCH: 20.0}}
+    async with running(source) as swapped:
+        assert await apply(source, {ALICE: {PRODUCE: None}, BOB: {TIME: 12.5}}) is None
+        assert load_overlay(path) == {ALICE: {PRODUCE: None}, BOB: {TIME: 12.5}}
+        assert swapped == [source.table]
+        assert source.quotas() == {ALICE: {FETCH: 20.0}, BOB: {TIME: 12.5}}
+        assert await apply(source, {BOB: {TIME: 12.5}}) is None  # nothing new: nothing is written
+        assert (len(swapped), source.state.overlay_entities) == (1, 2)
+    again = FileSource(Path("kquota.yaml"), config)
+    assert again.quotas() == source.quotas()
+    assert sorted(file.name for file in path.parent.iterdir()) == ["overlay.yaml"]
+
+
+async def test_the_file_may_change_and_the_overlay_stays_over_it(path: Path) -> None:
+    source = FileSource(Path("kquota.yaml"), with_overlay(path, {"user": "alice", PRODUCE: 10}))
+    async with running(source):
+        await apply(source, {ALICE: {PRODUCE: 11.0}})
+        changed = with_overlay(path, {"user": "alice", PRODUCE: 99, FETCH: 5}, alter="deny")
+        source.reload(changed, to_table(changed))
+        assert source.quotas() == {ALICE: {PRODUCE: 11.0, FETCH: 5.0}}
+        assert source.rule == "deny"
+
+
+def test_who_may_alter_is_what_the_file_says_now(path: Path) -> None:
+    source = FileSource(Path("kquota.yaml"), with_overlay(path))
+    assert (source.may_alter("admin"), source.may_alter("alice"), source.may_alter("ANONYMOUS")) == (True, False, False)
+    changed = with_overlay(path, alter_principals=["alice"])
+    source.reload(changed, to_table(changed))
+    assert (source.may_alter("admin"), source.may_alter("alice")) == (False, True)
+
+
+async def test_a_directory_that_is_not_there_is_told_and_nothing_changes(tmp_path: Path) -> None:
+    path = tmp_path / "gone" / "overlay.yaml"
+    source = FileSource(Path("kquota.yaml"), with_overlay(path, {"user": "alice", PRODUCE: 10}))
+    async with running(source) as swapped:
+        assert await apply(source, {ALICE: {PRODUCE: 11.0}}) == f"{path} cannot be written: No such file or directory"
+        assert (swapped, source.quotas()) == ([], {ALICE: {PRODUCE: 10.0}})
+        path.parent.mkdir()
+        assert await apply(source, {ALICE: {PRODUCE: 12.0}}) is None
+        assert source.quotas() == {ALICE: {PRODUCE: 12.0}}
+
+
+async def test_a_write_that_fails_halfway_leaves_the_old_file(path: Path) -> None:
+    source = FileSource(Path("kquota.yaml"), with_overlay(path))
+    async with running(source) as swapped:
+        await apply(source, {ALICE: {PRODUCE: 1.0}})
+        before = path.read_bytes()
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 1000, hard))  # as a full disk: part of it is written
+        try:
+            many: Changes = {(("user", f"user {number}"),): {PRODUCE: 1.0} for number in range(1000)}
+            assert await apply(source, many) == f"{path} cannot be written: File too large"
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert path.read_bytes() == before
+        assert (len(swapped), source.quotas()) == (1, {ALICE: {PRODUCE: 1.0}})
+        assert [file.name for file in path.parent.iterdir()] == ["overlay.yaml"]
+        assert await apply(source, many) is None
+        assert len(load_overlay(path)) == 1001
+
+
+async def test_an_overlay_that_could_not_be_read_again_is_not_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deploy.quota_file, "MOST_BYTES", 1000)
+    source = FileSource(Path("kquota.yaml"), with_overlay(path))
+    async with running(source):
+        many: Changes = {(("user", f"user {number}"),): {PRODUCE: 1.0} for number in range(100)}
+        assert await apply(source, many) == f"{path} would become larger than 1000 bytes"
+    assert not path.exists()
+
+
+async def test_a_slow_disk_holds_up_administrators_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = threading.Event()
+
+    def slow(path: Path, data: bytes) -> None:
+        assert written.wait(LIMIT_S)
+        replace_file(path, data)
+
+    monkeypatch.setattr(deploy.quota_file, "replace_file", slow)
+    source = FileSource(Path("kquota.yaml"), with_overlay(path))
+    reasons: list[str | None] = []
+    async with running(source):
+        source.apply("admin", {ALICE: {PRODUCE: 1.0}}, reasons.append)
+        await trio.testing.wait_all_tasks_blocked()
+        for number in range(MOST_WAITING):  # one is being written, and these wait
+            source.apply("admin", {BOB: {PRODUCE: number + 1.0}}, reasons.append)
+        source.apply("admin", {BOB: {PRODUCE: 1.0}}, reasons.append)
+        assert reasons == ["100 alterations are waiting already"]
+        for _ in range(100):  # the event loop goes on
+            await trio.lowlevel.checkpoint()
+        written.set()
+        await until(lambda: len(reasons) == MOST_WAITING + 2)
+    assert set(reasons[1:]) == {None}
+    assert load_overlay(path) == {ALICE: {PRODUCE: 1.0}, BOB: {PRODUCE: float(MOST_WAITING)}}
+
+
+async def test_an_edited_overlay_is_read_and_a_broken_one_is_not(path: Path) -> None:
+    config = with_overlay(path, {"user": "alice", PRODUCE: 10})
+    source = FileSource(Path("kquota.yaml"), config, poll_s=0.01)
+    async with running(source):
+        await apply(source, {ALICE: {PRODUCE: 11.0}})
+        path.write_text("quotas: [{user: alice, producer_byte_rate: 12}]")
+        await until(lambda: source.quotas() == {ALICE: {PRODUCE: 12.0}})
+        path.write_text("quotas: [{user: alice, producer_byte_rate: 0}]")
+        await until(lambda: not source.state.overlay_successful)
+        assert source.quotas() == {ALICE: {PRODUCE: 12.0}}
+        reason = await apply(source, {BOB: {PRODUCE: 1.0}})
+        assert reason is not None
+        assert reason.startswith(f"{path} was edited and is broken: ")
+        path.write_text("quotas: [{user: alice, producer_byte_rate: 13}]")
+        await until(lambda: source.state.overlay_successful)
+        assert await apply(source, {BOB: {PRODUCE: 1.0}}) is None
+        assert source.quotas() == {ALICE: {PRODUCE: 13.0}, BOB: {PRODUCE: 1.0}}
+        path.unlink()
+        await until(lambda: source.quotas() == {ALICE: {PRODUCE: 10.0}})
+
+
+async def test_an_edit_just_before_an_alteration_is_not_lost(path: Path) -> None:
+    source = FileSource(Path("kquota.yaml"), with_overlay(path), poll_s=1000)
+    async with running(source):
+        await apply(source, {ALICE: {PRODUCE: 1.0}})
+        path.write_text("quotas: [{user: alice, producer_byte_rate: 2}]")
+        assert await apply(source, {BOB: {PRODUCE: 3.0}}) is None
+    assert load_overlay(path) == {ALICE: {PRODUCE: 2.0}, BOB: {PRODUCE: 3.0}}
+
+
+def test_a_broken_overlay_is_an_error_at_the_start(path: Path) -> None:
+    path.write_text("quotas: [{user: alice}]")
+    with pytest.raises(ConfigError, match=r"overlay.yaml:1:10: quotas\[0\]: expected at least one limit"):
+        FileSource(Path("kquota.yaml"), with_overlay(path))
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        FileSource(Path("kquota.yaml"), with_overlay(path))
+
+
+async def test_an_overlay_that_came_with_a_reload_takes_a_restart(path: Path) -> None:
+    source = FileSource(Path("kquota.yaml"), configured())
+    async with running(source):
+        changed = with_overlay(path)
+        source.reload(changed, to_table(changed))
+        assert await apply(source, {ALICE: {PRODUCE: 1.0}}) == "quotas.overlay takes a restart of the sidecar"
+
+
+def test_a_replaced_file_keeps_its_permissions_and_links_are_not_followed(tmp_path: Path) -> None:
+    path, other = tmp_path / "file", tmp_path / "other"
+    replace_file(path, b"one")
+    path.chmod(0o600)
+    replace_file(path, b"two")
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"two", 0o600)
+    (tmp_path / "file.tmp").symlink_to(other)
+    with pytest.raises(OSError, match="symbolic links"):
+        replace_file(path, b"three")
+    assert not other.exists()
+    assert path.read_bytes() == b"two"
+
+
+# ---- the cluster ----------------------------------------------------------------------------------------------------
+
+
+class Brokers:
+    """What `ask_quotas` says, by address; an error where it is a string."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: Quotas | str) -> None:
+        self.answers = answers
+        self.asked: list[str] = []
+        monkeypatch.setattr(quota_cluster, "ask_quotas", self.ask)
+
+    async def ask(self, host: str, port: int, timeout_s: float) -> Quotas:
+        await trio.lowlevel.checkpoint()
+        self.asked.append(host)
+        answer = self.answers[host]
+        if isinstance(answer, str):
+            raise ClusterError(answer)
+        return answer
+
+
+def cluster_source(*hosts: str, **quotas: Any) -> ClusterSource:
+    settings = {"source": "cluster", "poll_interval_s": "100ms"} | quotas
+    return ClusterSource(configured(**settings), lambda: [(host, 9092) for host in hosts])
+
+
+class View:
+    state = "serving"
+    listeners_bound = cluster_reached = True
+    last_cluster_error = None
+
+    def connections(self) -> list[Any]:
+        return []
+
+
+async def test_the_clusters_quotas_are_in_force_and_changes_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers = Brokers(monkeypatch, a={ALICE: {PRODUCE: 10.0}})
+    source = cluster_source("a")
+    async with running(source) as swapped:
+        await until(lambda: bool(swapped))
+        assert source.quotas() == {ALICE: {PRODUCE: 10.0}}
+        assert swapped[0].entries == (Entry("alice", None, 10.0),)
+        await until(lambda: len(brokers.asked) > 3)
+        assert len(swapped) == 1  # the same answer changes nothing
+        brokers.answers["a"] = {BOB: {PRODUCE: 5.0}}
+        await until(lambda: len(swapped) == 2)
+        assert source.quotas() == {BOB: {PRODUCE: 5.0}}
+        assert (source.state.changes, source.state.poll_failures) == (1, 0)
+
+
+async def test_the_last_quotas_known_stay_while_no_broker_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers = Brokers(monkeypatch, a="a: refused")
+    source = cluster_source("a")
+    assert not_ready(View(), source) == ["the cluster's quotas are not known: no answer yet"]
+    async with running(source) as swapped:
+        await until(lambda: source.state.poll_failures > 1)
+        assert not_ready(View(), source) == ["the cluster's quotas are not known: a: refused"]
+        brokers.answers["a"] = {ALICE: {PRODUCE: 10.0}}
+        await until(lambda: bool(swapped))
+        assert not_ready(View(), source) == []
+        before = source.state.poll_failures
+        brokers.answers["a"] = "a: gone"
+        await until(lambda: source.state.poll_failures > before)
+        assert (source.state.successful, source.quotas()) == (False, {ALICE: {PRODUCE: 10.0}})
+        assert not_ready(View(), source) == []
+        brokers.answers["a"] = {}
+        await until(lambda: source.state.successful)
+        assert source.quotas() == {}
+
+
+async def test_the_broker_that_answered_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers = Brokers(monkeypatch, a="a: gone", b={}, c={})
+    source = cluster_source("a", "b", "c")
+    async with running(source):
+        await until(lambda: len(brokers.asked) > 4)
+        assert brokers.asked[:4] == ["a", "b", "b", "b"]
+        brokers.answers["b"] = "b: gone"
+        await until(lambda: "c" in brokers.asked)
+        assert brokers.asked[brokers.asked.index("c") - 2 :][:3] == ["b", "a", "c"]
+
+
+async def test_what_was_altered_at_the_broker_is_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers = Brokers(monkeypatch, a={})
+    source = cluster_source("a", poll_interval_s="1h", alter="forward")
+    async with running(source):
+        await until(lambda: len(brokers.asked) == 1)
+        await trio.testing.wait_all_tasks_blocked()
+        source.altered_at_the_broker()
+        await until(lambda: len(brokers.asked) == 2)
+        assert source.rule == "forward"
+
+
+async def test_limits_of_connections_come_from_the_file_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    quotas: Quotas = {
+        (("ip", "10.0.0.1"),): {RATE: 5.0},
+        (("ip", "10.0.0.2"),): {RATE: 6.0},
+        (("ip", None),): {RATE: 7.0},
+    }
+    Brokers(monkeypatch, a=quotas)
+    entries = [
+        {"ip": "10.0.0.1", "max_connections": 3},
+        {"ip": "10.0.0.2", RATE: 1},
+        {"user": "alice", "max_connections": 9},
+    ]
+    source = cluster_source("a", entries=entries)
+    async with running(source) as swapped:
+        await until(lambda: bool(swapped))
+        expected = {
+            ConnectionEntry(Scope.IP, "10.0.0.1", 5.0, 3),
+            ConnectionEntry(Scope.IP, "10.0.0.2", 1.0),
+            ConnectionEntry(Scope.IP, DEFAULT, 7.0),
+            ConnectionEntry(Scope.USER, "alice", None, 9),
+        }
+        assert set(source.table.connections.entries) == expected
+        changed = configured(source="cluster", entries=entries[:1])
+        source.reload(changed, to_table(changed))
+        assert ConnectionEntry(Scope.IP, "10.0.0.2", 6.0) in source.table.connections.entries
+
+
+def test_what_a_cluster_can_have_and_we_cannot_enforce_is_named() -> None:
+    quotas: Quotas = {
+        ALICE: {PRODUCE: float("nan"), TIME: float("inf"), FETCH: 2.5, "some_new_rate": 1.0},
+        (("ip", "localhost"),): {RATE: 5.0},
+        (("user", "x" * 40_000),): {PRODUCE: 1.0},
+    }
+    table, unusable = from_cluster(QuotaTable(), quotas)
+    assert table.entries == (Entry("alice", None, UNLIMITED, 2.5, UNLIMITED),)
+    assert [text.split(":")[0][:40] for text in unusable] == [
+        "user=alice, some_new_rate=1",
+        "ip=localhost, connection_creation_rate=5",
+        "user=" + "x" * 35,
+    ]
+
+
+@pytest.mark.parametrize("entries", [[{"user": "alice", PRODUCE: 1}], [{"ip": "10.0.0.1", RATE: 1}]])
+def test_a_cluster_source_shows_what_it_has_before_the_first_answer(entries: Sequence[dict[str, Any]]) -> None:
+    if "user" in entries[0]:
+        with pytest.raises(ConfigError, match="expected limits of connections only"):
+            cluster_source("a", entries=entries)
+    else:
+        assert cluster_source("a", entries=entries).quotas() == {(("ip", "10.0.0.1"),): {RATE: 1.0}}
