@@ -130,7 +130,7 @@ def enforced(table: QuotaTable) -> dict[Entity, dict[str, float]]:
     """
     shown: dict[Entity, dict[str, float]] = {}
     for entry in table.entries:
-        limits = {RATE_FIELD[kind]: limit for kind in Kind if (limit := entry.limit(kind)) is not None}
+        limits = {key: limit for key in RATE_FIELD.values() if (limit := getattr(entry, key)) is not None}
         if limits and entry.mode == "enforce":
             shown[entity_of_entry(entry)] = limits
     for one in table.connections.entries:

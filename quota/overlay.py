@@ -25,7 +25,7 @@ from quota.admin import (
     names_of,
 )
 from quota.connections import ConnectionEntry, ConnectionLimits, Scope
-from quota.entity import DEFAULT, Default
+from quota.entity import DEFAULT, Default, Kind
 from quota.table import Entry, QuotaTable
 
 Overlay = Mapping[Entity, Mapping[str, float | None]]
@@ -87,7 +87,7 @@ def _changed(entry: Entry, limits: Mapping[str, float | None]) -> Entry | None:
             return entry  # a removal is of a limit in force, and this is none
         entry = Entry(*entry.entity)
     found = replace(entry, **limits)  # type: ignore[arg-type]  # keys are the names of Entry's limits
-    return None if found == Entry(*entry.entity) else found
+    return found if any(found.limit(kind) is not None for kind in Kind) else None
 
 
 def _connections(entries: Iterable[ConnectionEntry], overlay: Overlay) -> Iterator[ConnectionEntry]:

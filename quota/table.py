@@ -63,17 +63,30 @@ class Entry:
         if self.candidate is None or self.limit(kind) is None:
             return None
         value: float | None = getattr(self.candidate, RATE_FIELD[kind])
-        return value
+        return None if value is None else _countable(value)
 
     def limit(self, kind: Kind) -> float | None:
-        """The limit for `kind` in its own unit (bytes/s, percent, partitions/s), None where the entry has none."""
+        """The limit for `kind` in its own unit (bytes/s, percent, partitions/s), None where the entry has none.
+
+        Within :data:`LEAST_LIMIT` and :data:`MOST_LIMIT`; the fields have what was written.
+        """
         value: float | None = getattr(self, RATE_FIELD[kind])
-        return value
+        return None if value is None else _countable(value)
 
     @property
     def entity(self) -> tuple[Name, Name]:
         """What the entry is about: (user, client-id). At most one entry of a table has it."""
         return (self.user, self.client_id)
+
+
+LEAST_LIMIT: Final = 1e-9
+"""Limits below count as this one: a byte in 30 years is as good as none, and no delay of it is infinite."""
+MOST_LIMIT: Final = 2.0**63
+"""Limits above count as this one, which is Kafka's own "no limit" and far from what floats cannot count any more."""
+
+
+def _countable(limit: float) -> float:
+    return min(max(limit, LEAST_LIMIT), MOST_LIMIT)
 
 
 class Limit(NamedTuple):

@@ -28,7 +28,7 @@ from quota.admin import (
 from quota.connections import ConnectionEntry, ConnectionLimits, Scope
 from quota.entity import DEFAULT
 from quota.overlay import altered, laid_over
-from quota.table import Entry, QuotaTable
+from quota.table import CandidateLimits, Entry, QuotaTable
 
 PRODUCE, FETCH, TIME, MUTATIONS = (
     "producer_byte_rate",
@@ -399,6 +399,16 @@ def test_what_only_the_overlay_sets_is_gone_without_a_trace() -> None:
     table.alter(entity("a"), consumer_byte_rate=5.0)
     table.alter(entity("a"), consumer_byte_rate=None)
     assert table.overlay == {}
+
+
+def test_candidates_stay_beside_altered_limits_and_go_with_removed_ones() -> None:
+    candidate = CandidateLimits(producer_byte_rate=5.0)
+    table = Table(Entry("a", None, 10.0, candidate=candidate))
+    table.alter(entity("a"), producer_byte_rate=9.0)
+    assert table.in_force.entries == (Entry("a", None, 9.0, candidate=candidate),)
+    assert table.shown == {entity("a"): {PRODUCE: 9.0}}
+    table.alter(entity("a"), producer_byte_rate=None)
+    assert table.in_force.entries == ()
 
 
 def test_an_entity_in_shadow_mode_is_enforced_with_what_the_overlay_sets() -> None:
