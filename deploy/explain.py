@@ -15,7 +15,7 @@ from config.model import Config
 from deploy.text import UNITS
 from proxy.connection import ConnectionInfo
 from proxy.wire.schema import API_NAMES
-from quota.connections import ConnectionEntry, Scope, canonical_address
+from quota.connections import ConnectionEntry, Refused, Scope, canonical_address
 from quota.connections import Standing as ConnectionStanding
 from quota.decisions import Decision
 from quota.entity import ANONYMOUS, Kind
@@ -158,8 +158,22 @@ def _connection_json(one: ConnectionStanding, at: Moment | None) -> dict[str, An
         "cap_mode": _mode(cap),
     }
     if at is not None:
-        found |= {"observed": one.observed, "wait_ms": one.delay_ms, "open": one.open}
+        refused = [refused_json(each, at) for each in one.refused]
+        found |= {"observed": one.observed, "wait_ms": one.delay_ms, "open": one.open, "refused": refused}
     return found
+
+
+def refused_json(one: Refused, at: Moment) -> dict[str, Any]:
+    """How often a limit of connections has refused one address or user."""
+    return {
+        "reason": one.last.cause.value,
+        "name": one.last.name,
+        "count": one.count,
+        "last_at": at.iso(one.at_ms),
+        "ago_ms": at.now_ms - one.at_ms,
+        "limit": one.last.limit,
+        "observed": one.last.observed,
+    }
 
 
 def _level(entry: ConnectionEntry | None) -> str | None:
@@ -224,10 +238,9 @@ def throttled_json(groups: Iterable[Group], ledger: Ledger, at: Moment) -> dict[
         for group in groups
     ]
     rows.sort(key=lambda row: (row["now"]["muted_ms"], row["now"]["wait_ms"]), reverse=True)
-    gate = ledger.connections
     return {
         "at": at.iso(),
         "throttled": rows,
         "decisions": [decision_json(one, at) for one in ledger.decisions.latest(MOST_DECISIONS)],
-        "connections_refused": {cause.value: count for cause, count in gate.refused.items()},
+        "refused": [refused_json(one, at) for one in ledger.connections.refusals(MOST_DECISIONS)],
     }

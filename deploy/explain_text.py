@@ -11,6 +11,8 @@ from quota.entity import Kind
 NEAR: Final = 0.9
 """From this share of a limit on, it is worth a line at the top."""
 MOST_ROWS: Final = 30
+RECENT_MS: Final = 300_000
+"""Refused connections of the last five minutes are worth a line at the top."""
 _SOURCES: Final = {
     "static": "identity.static",
     "anonymous": "no source of identity knows one",
@@ -39,7 +41,7 @@ def explanation_text(answer: dict[str, Any]) -> str:
         rows.append([level["level"], *cells])
     parts.append("levels from most to least specific:\n" + columns(rows))
     parts.append("\n".join(_kind_text(one, at) for one in kinds))
-    parts.append("\n".join(_connection_text(one) for one in answer["connections"]))
+    parts.append("\n".join(_connection_text(one, at) for one in answer["connections"]))
     decisions = [decision for one in kinds for decision in one.get("decisions", ())]
     if decisions:
         decisions.sort(key=lambda one: one["at"], reverse=True)
@@ -74,10 +76,12 @@ def throttled_text(answer: dict[str, Any], admin_url: str) -> str:
         parts = [f"nobody is throttled at {at}"]
     if answer["decisions"]:
         parts.append(decisions_text(answer["decisions"], at))
-    refused = {cause: count for cause, count in answer["connections_refused"].items() if count}
-    if refused:
-        said = ", ".join(f"{count} by {cause}" for cause, count in refused.items())
-        parts.append(f"connections refused since the start: {said}")
+    if answer["refused"]:
+        table = [["refused last at", "by", "name", "how often", "because"]]
+        for one in answer["refused"][:MOST_ROWS]:
+            because = _refused_because(one)
+            table.append([_clock(one["last_at"], at), one["reason"], safe(one["name"]), str(one["count"]), because])
+        parts.append(f"connections refused, newest first:\n{columns(table)}")
     parts.append(f"about one client: kquota explain --admin {admin_url} --user U --client-id C")
     return "\n\n".join(parts)
 
@@ -90,6 +94,33 @@ def decisions_text(decisions: list[dict[str, Any]], at: str) -> str:
         names = [safe(one["user"]), safe(one["client_id"])]
         rows.append([_clock(one["at"], at), api, *names, _span(one["delay_ms"]), one["kind"], _because(one)])
     return f"last throttles, newest first:\n{columns(rows)}"
+
+
+def _refused_lines(limit: dict[str, Any], at: str) -> list[str]:
+    name = f"{limit['scope']} {safe(limit['name'])}"
+    lines: list[str] = []
+    for one in limit["refused"]:
+        if one["ago_ms"] < RECENT_MS:
+            lines.append(
+                f"CONNECTIONS of {name} REFUSED, last at {_clock(one['last_at'], at)}: {_refused_because(one)}"
+            )
+            by_rate = one["reason"].endswith("_rate")
+            setting, level = ("connection_creation_rate", "rate_level") if by_rate else ("max_connections", "cap_level")
+            if limit[level] is not None:
+                entity = "<default>" if limit[level].startswith("<default") else safe(limit["name"])
+                lines.append(f"  to change it: {setting} of {{{limit['scope']}: {entity}}}, now {limit[setting]:g}")
+    full = limit["max_connections"] is not None and limit["open"] >= limit["max_connections"]
+    if full and limit["cap_mode"] == "enforce" and not lines:
+        lines.append(
+            f"the next connection of {name} will be refused: {limit['open']} of {limit['max_connections']} open"
+        )
+    return lines
+
+
+def _refused_because(one: dict[str, Any]) -> str:
+    if one["reason"].endswith("_rate"):
+        return f"{_three_digits(one['observed']):g}/s made of {one['limit']:g}/s"
+    return f"{one['observed']:g} open of {one['limit']:g}"
 
 
 def _because(one: dict[str, Any]) -> str:
@@ -149,14 +180,7 @@ def _verdict(answer: dict[str, Any]) -> list[str]:
         elif (now["share"] or 0.0) >= NEAR:
             lines.append(f"near its limit: {kind}, {_used(kind, one)} ({where})")
     for limit in answer["connections"]:
-        if limit["wait_ms"] and limit["rate_mode"] == "enforce":
-            lines.append(f"CONNECTIONS REFUSED: {limit['scope']} {safe(limit['name'])} connects too fast, see below")
-        full = limit["max_connections"] is not None and limit["open"] >= limit["max_connections"]
-        if full and limit["cap_mode"] == "enforce":
-            lines.append(
-                f"CONNECTIONS REFUSED: {limit['scope']} {safe(limit['name'])} has all the "
-                f"{limit['max_connections']} connections that it may have"
-            )
+        lines += _refused_lines(limit, at)
     told = answer.get("broker_throttles", {"count": 0})
     if told["count"]:
         lines.append(
@@ -229,7 +253,7 @@ def _would_have(trial: dict[str, Any]) -> str:
     )
 
 
-def _connection_text(one: dict[str, Any]) -> str:
+def _connection_text(one: dict[str, Any], at: str | None) -> str:
     name = f"{one['scope']} {safe(one['name'])}"
     rate, cap = one["connection_creation_rate"], one["max_connections"]
     live = "open" in one
@@ -244,7 +268,14 @@ def _connection_text(one: dict[str, Any]) -> str:
         many = f"at most {cap} open ({one['cap_level']}{_shadow(one['cap_mode'])})"
     if live:
         many += f", now {one['open']}"
-    return f"{name}: {made}; {many}"
+    lines = [f"{name}: {made}; {many}"]
+    if live and at is not None:
+        lines += [
+            f"  {_count(refused['count'], 'connection')} refused by {refused['reason']}, "
+            f"last at {_clock(refused['last_at'], at)}"
+            for refused in one["refused"]
+        ]
+    return "\n".join(lines)
 
 
 def _shadow(mode: str) -> str:

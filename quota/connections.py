@@ -11,6 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from math import inf
 from typing import Final, Literal, NamedTuple
 
@@ -19,6 +20,8 @@ from quota.rate import SampledRate, throttle_ms
 
 FORGET_EACH_TIME: Final = 8
 """Idle names dropped per attempt: more than one attempt can add, so that the tables shrink while traffic goes on."""
+MOST_REMEMBERED: Final = 1000
+"""Names whose refusals are remembered, for people; the longest ago refused one makes room."""
 
 
 class Scope(StrEnum):
@@ -149,6 +152,16 @@ class Refusal(NamedTuple):
     """How long the refused socket is to be left open and unserved; 0: closed at once."""
 
 
+@dataclass(slots=True)
+class Refused:
+    """How often one limit has refused one address or user."""
+
+    count: int
+    at_ms: float
+    """The last time."""
+    last: Refusal
+
+
 class Ticket:
     """An admitted connection: what has to be given back when it ends."""
 
@@ -175,6 +188,8 @@ class Standing:
     cap: ConnectionEntry | None
     """The entry that caps open connections."""
     open: int
+    refused: list[Refused]
+    """By which limits it was refused, as far as that is remembered; the latest first."""
 
 
 class ConnectionGate:
@@ -191,6 +206,7 @@ class ConnectionGate:
         self.refused: Final[Counter[Cause]] = Counter()
         self.shadow_refused: Final[Counter[Cause]] = Counter()
         """Connections that limits in shadow mode would have refused."""
+        self._refusals: OrderedDict[tuple[Cause, str], Refused] = OrderedDict()  # the latest ones last
 
     def admit(self, address: str, user: str | None, now_ms: float) -> Ticket | Refusal:
         """A connection was accepted from `address`; `user` is None while nobody knows it (then call :meth:`identify`).
@@ -208,7 +224,7 @@ class ConnectionGate:
         if refusal is None and user is not None:
             refusal = self._cap(Scope.USER, user)
         if refusal is not None:
-            self.refused[refusal.cause] += 1
+            self._remember(refusal, now_ms)
             return refusal
         ticket = Ticket(address)
         _add(self._open[Scope.IP], address)
@@ -227,7 +243,7 @@ class ConnectionGate:
         _, refusal = self._rate(Scope.USER, user, int(now_ms))
         refusal = refusal or self._cap(Scope.USER, user)
         if refusal is not None:
-            self.refused[refusal.cause] += 1
+            self._remember(refusal, now_ms)
             return refusal
         self._name(ticket, user)
         return None
@@ -259,7 +275,28 @@ class ConnectionGate:
         if rate is not None:
             assert rate.connection_creation_rate is not None
             observed, delay_ms = self._rates[scope].peek(name, rate.connection_creation_rate, int(now_ms))
-        return Standing(scope, name, rate, observed, delay_ms, cap, self._open[scope].get(name, 0))
+        causes = (_RATE_CAUSE[scope], _CAP_CAUSE[scope])
+        refused = [found for cause in causes if (found := self._refusals.get((cause, name))) is not None]
+        refused.sort(key=lambda one: one.at_ms, reverse=True)
+        return Standing(scope, name, rate, observed, delay_ms, cap, self._open[scope].get(name, 0), refused)
+
+    def refusals(self, most: int) -> list[Refused]:
+        """The refusals that are remembered, the latest first."""
+        return list(islice(reversed(self._refusals.values()), most))
+
+    def _remember(self, refusal: Refusal, now_ms: float) -> None:
+        self.refused[refusal.cause] += 1
+        place = (refusal.cause, refusal.name)
+        found = self._refusals.get(place)
+        if found is None:
+            self._refusals[place] = Refused(1, now_ms, refusal)
+            if len(self._refusals) > MOST_REMEMBERED:
+                self._refusals.popitem(last=False)
+            return
+        found.count += 1
+        found.at_ms = now_ms
+        found.last = refusal
+        self._refusals.move_to_end(place)
 
     def _rate(self, scope: Scope, name: str, now: int) -> tuple[bool, Refusal | None]:
         """Whether the connection is recorded now, and whether it is refused."""

@@ -86,6 +86,11 @@ def test_a_client_above_the_cap_fails_with_a_reason_while_others_work(kafka: Kaf
             assert (line["reason"], line["name"]) == ("user_max_connections", "web")
             assert line["observed"] >= line["limit"] == 1
 
+            (refused,) = running.get("/throttled")["refused"]
+            assert (refused["reason"], refused["name"], refused["limit"]) == ("user_max_connections", "web", 1)
+            standing = running.get("/explain")["connections"][0]
+            assert standing["refused"] == [refused | {"ago_ms": standing["refused"][0]["ago_ms"]}]
+
             set_quotas(running, {"user": "web", "max_connections": 20})
             assert topic in list_topics(running, 30)
             assert send() >= 2

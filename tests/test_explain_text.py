@@ -72,7 +72,8 @@ THROTTLED by produce until 14:13:24Z, 4.5 s more: 14.3 MB/s used of 10 MB/s, 143
 THROTTLED by request until 14:13:20Z, 500 ms more: 6.67 % used of 5 %, 133 %
   to change it: request_percentage of {user: web, client-id: etl}, now 5 %
 shadow, not applied: fetch would have delayed 1 request, held clients up for 110 s (consumer_byte_rate of {user: web})
-CONNECTIONS REFUSED: user web has all the 3 connections that it may have""",
+CONNECTIONS of user web REFUSED, last at 14:13:19Z: 3 open of 3
+  to change it: max_connections of {user: <default>}, now 3""",
     ]
     assert len(table.splitlines()) == 9
     assert (
@@ -97,6 +98,7 @@ mutation  5/s from user+client-id; one counter for all connections of user web w
           delayed 1 request so far, 13 s in all
 
 user web: connections made at most 10/s (<default user>), now 0.4/s; at most 3 open (<default user>), now 3
+  1 connection refused by user_max_connections, last at 14:13:19Z
 ip 10.0.0.7: connections made at most 20/s (<default ip>, shadow), now 0.4/s; any number open, now 3
 
 last throttles, newest first:
@@ -141,7 +143,9 @@ last throttles, newest first:
   14:13:19Z   Metadata       web    etl         1 s     request    700 ms of broker time made it 7 % of 5 %
   14:13:19Z   Produce        web    etl         5 s     produce    150 MB made it 15 MB/s of 10 MB/s
 
-connections refused since the start: 1 by user_max_connections
+connections refused, newest first:
+  refused last at   by                     name   how often   because
+  14:13:19Z         user_max_connections   web    1           3 open of 3
 
 about one client: kquota explain --admin http://h:9404 --user U --client-id C"""
     )
@@ -187,6 +191,34 @@ def test_a_limit_that_has_left_shadow_mode_keeps_what_it_counted() -> None:
     assert "          would have delayed 1 request, held clients up for 2 s" in explained(ledger, "web", "etl")
     ledger.swap(table("enforce"))
     assert "while it was in shadow mode it would have delayed 1 request" in explained(ledger, "web", "etl")
+
+
+def test_a_full_cap_is_named_before_it_refuses_anybody_and_old_refusals_are_no_alarm() -> None:
+    ledger = Ledger(TABLE, smooth=False)
+    for _ in range(3):
+        ledger.connections.admit("10.0.0.7", "web", 1000)
+    full = "the next connection of user web will be refused: 3 of 3 open"
+    assert full in explained(ledger, "web", "etl").split("\n\n")[1]
+    ledger.connections.admit("10.0.0.7", "web", AT.now_ms - 300_001)
+    top, rest = explained(ledger, "web", "etl").split("levels from most", 1)
+    assert full in top
+    assert "1 connection refused by user_max_connections, last at 14:08:19Z" in rest
+
+
+def test_a_rate_that_refuses_connections_names_its_limit() -> None:
+    ledger = Ledger(
+        QuotaTable(connections=ConnectionLimits([ConnectionEntry(Scope.IP, "10.0.0.7", 2)])),
+        smooth=False,
+        num_samples=2,
+    )
+    for _ in range(3):
+        ledger.connections.admit("10.0.0.7", "web", 1500)
+    page = explained(ledger, "web", "etl")
+    assert (
+        "CONNECTIONS of ip 10.0.0.7 REFUSED, last at 14:13:20Z: 3/s made of 2/s\n"
+        "  to change it: connection_creation_rate of {ip: 10.0.0.7}, now 2\n"
+    ) in page
+    assert "now 2.0/s, one more would be held 500 ms and closed" in page
 
 
 def test_a_broker_that_throttles_by_itself_is_named() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quota.connections import (
+    MOST_REMEMBERED,
     Cause,
     ConnectionEntry,
     ConnectionGate,
@@ -218,6 +219,23 @@ def test_standing_tells_the_rate_and_what_one_more_connection_would_meet() -> No
     assert gate.gate.standing(IP, A, 2000).observed == 0.0
     assert gate.gate.standing(IP, B, 0).rate is None
     assert Gate(ConnectionEntry(IP, A, 0)).gate.standing(IP, A, 0).delay_ms == 1000
+
+
+def test_refusals_are_remembered_by_name_and_bounded() -> None:
+    gate = Gate(ConnectionEntry(IP, DEFAULT, None, 0), ConnectionEntry(IP, A, 1, 100))
+    gate.attempts(3, 5)  # one admitted, two refused by the rate
+    gate.attempts(1, 7, B)
+    gate.attempts(1, 9)
+    assert [(one.last.cause, one.last.name, one.count, one.at_ms) for one in gate.gate.refusals(9)] == [
+        (Cause.IP_RATE, A, 3, 9),
+        (Cause.IP_CAP, B, 1, 7),
+    ]
+    assert gate.gate.standing(IP, A, 9).refused == gate.gate.refusals(1)
+    for number in range(MOST_REMEMBERED):
+        gate.attempts(1, 10, f"10.1.{number >> 8}.{number & 255}")
+    assert len(gate.gate.refusals(10**6)) == MOST_REMEMBERED
+    assert gate.gate.standing(IP, A, 10).refused == []
+    assert gate.gate.refused == {Cause.IP_RATE: 3, Cause.IP_CAP: 1 + MOST_REMEMBERED}
 
 
 # ---- entities ---------------------------------------
