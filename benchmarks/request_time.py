@@ -14,6 +14,7 @@ import argparse
 import datetime
 import json
 import os
+import selectors
 import signal
 import socket
 import statistics
@@ -22,7 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,8 +74,8 @@ class Traffic:
 # ---- traffics --------------------------------------------------------------------------------------------------------
 
 
-def _metadata(in_flight: int) -> Callable[[Place], int]:
-    """Metadata requests without topics on one connection, as fast as they are answered."""
+def _metadata(connections: int, in_flight: int) -> Callable[[Place], int]:
+    """Metadata requests without topics, as fast as they are answered: so many at a time on each connection."""
 
     def run(place: Place) -> int:
         name = place.client_id.encode()
@@ -82,17 +83,25 @@ def _metadata(in_flight: int) -> Callable[[Place], int]:
         payload = struct.pack(">hhih", METADATA, 9, 0, len(name)) + name + b"\0" + b"\x01" + b"\0\0\0" + b"\0"
         frames = (struct.pack(">i", len(payload)) + payload) * in_flight
         host, _, port = place.bootstrap.rpartition(":")
-        count = 0
-        with socket.create_connection((host, int(port)), timeout=30) as connection:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            reader = connection.makefile("rb")
-            until = time.monotonic() + place.seconds
-            while time.monotonic() < until:
+        count, until = 0, time.monotonic() + place.seconds
+        with ExitStack() as stack:
+            selector = stack.enter_context(selectors.DefaultSelector())
+            for _ in range(connections):
+                connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=30))
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                selector.register(connection, selectors.EVENT_READ, connection.makefile("rb"))
                 connection.sendall(frames)
-                for _ in range(in_flight):
-                    (size,) = struct.unpack(">i", reader.read(4))
-                    assert len(reader.read(size)) == size
-                count += in_flight
+            owed = connections
+            while owed:
+                for ready, _ in selector.select():
+                    for _ in range(in_flight):
+                        (size,) = struct.unpack(">i", ready.data.read(4))
+                        assert len(ready.data.read(size)) == size
+                    count += in_flight
+                    if time.monotonic() < until:
+                        ready.fileobj.sendall(frames)  # type: ignore[union-attr]
+                    else:
+                        owed -= 1
         return count
 
     return run
@@ -253,8 +262,9 @@ def _topic(place: Place, partitions: int, replicas: int) -> str:
 
 
 TRAFFICS = (
-    Traffic("metadata", "metadata storm, one at a time", _metadata(1)),
-    Traffic("metadata-8", "metadata storm, 8 in flight", _metadata(8)),
+    Traffic("metadata", "metadata storm, one at a time", _metadata(1, 1)),
+    Traffic("metadata-8", "metadata storm, 8 in flight", _metadata(1, 8)),
+    Traffic("metadata-32", "metadata storm, 32 connections", _metadata(32, 1)),
     Traffic("produce-1", "produce acks=1, 1 KB, 200/s", _produce("1", 1_000, 200)),
     Traffic("produce-1-large", "produce acks=1, 500 KB, 20/s", _produce("1", 500_000, 20)),
     Traffic("produce-all", "produce acks=all, 1 KB, 200/s", _produce("all", 1_000, 200)),

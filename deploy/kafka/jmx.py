@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from deploy.kafka.cluster import Node
-from deploy.kafka.errors import EmbeddedKafkaError
+from deploy.kafka.errors import EmbeddedKafkaError, ToolError
 from deploy.kafka.jars import DEFAULT_VERSION
 from deploy.kafka.tools import run_tool
 
@@ -25,6 +25,7 @@ def attributes(
     node: Node, objects: str, attribute: str, version: str = DEFAULT_VERSION
 ) -> dict[frozenset[tuple[str, str]], float]:
     """One attribute of all MBeans that match `objects`, by their keys (type, client-id, ...). NaN is a value too.
+    Empty if there is none yet: brokers make metrics of clients when they first record something.
 
     Names with commas, colons or equal signs are quoted by Kafka and not understood here.
 
@@ -32,9 +33,14 @@ def attributes(
         EmbeddedKafkaError: the broker was not started with `JMX`, or the tool failed.
     """
     arguments = ["--jmx-url", _address(node), "--object-name", objects, "--attributes", attribute]
-    result = run_tool(
-        "org.apache.kafka.tools.JmxTool", [*arguments, "--one-time", "--report-format=properties"], version
-    )
+    try:
+        result = run_tool(
+            "org.apache.kafka.tools.JmxTool", [*arguments, "--one-time", "--report-format=properties"], version
+        )
+    except ToolError as error:
+        if "No matched attributes" in str(error):
+            return {}
+        raise
     found = {}
     for line in result.stdout.splitlines():
         name, _, value = line.rpartition("=")
