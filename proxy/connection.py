@@ -18,6 +18,7 @@ from typing import Final
 import structlog
 import trio
 
+from proxy.arrivals import Arrivals
 from proxy.errors import CloseReason, SessionError, UpstreamError
 from proxy.framing import Buffer
 from proxy.observer import Counters
@@ -45,6 +46,8 @@ class Shared:
     buffer: memoryview
     """Receive buffer; valid only until the next await."""
     splice_min_bytes: int
+    arrivals: Arrivals
+    """Of the event loop that all of this runs in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +338,7 @@ class Connection:
                 return
             read_empty = received < len(shared.buffer)
             self.last_activity_s = now_s = trio.current_time()
-            buffers = session.broker_bytes(shared.buffer[:received], now_s * 1000.0)
+            buffers = session.broker_bytes(shared.buffer[:received], now_s * 1000.0, shared.arrivals.since_ms)
             if self._client_lock.locked():
                 buffers = [bytes(buffer) for buffer in buffers]
                 async with self._client_lock:

@@ -108,19 +108,24 @@ class RequestTime:
         self._baseline: float | None = DEFAULT_BASELINE_MS  # None: to be found again
         self._free_sasl = FREE_SASL
 
-    def busy_ms(self, api_key: int, sent_ms: float, now_ms: float, replicated_bytes: int = 0) -> float:
-        """What to charge a request whose last byte was read at `sent_ms` and whose response begins at `now_ms`.
+    def busy_ms(
+        self, api_key: int, sent_ms: float, now_ms: float, replicated_bytes: int = 0, came_ms: float | None = None
+    ) -> float:
+        """What to charge a request whose last byte was read at `sent_ms` and whose response is read at `now_ms`.
 
+        `came_ms`: since when that response may have been there (`proxy.arrivals`); None: since now.
         `replicated_bytes`: the size of a Produce request with acks=all, 0 for all others.
         """
         free_ms = self.free_ms
         if free_ms > sent_ms:
-            elapsed = now_ms - free_ms
-            busy = elapsed - HANDOVER_MS
+            start_ms = free_ms
+            unused_ms = HANDOVER_MS
         else:
-            elapsed = now_ms - sent_ms
-            busy = elapsed - self.round_trip_ms - HANDOVER_MS
+            start_ms = sent_ms
+            unused_ms = self.round_trip_ms + HANDOVER_MS
+        busy = (now_ms if came_ms is None else came_ms) - start_ms - unused_ms
         if busy < LEAST_MS:
+            elapsed = now_ms - start_ms
             busy = LEAST_MS if elapsed >= LEAST_MS else elapsed if elapsed > 0.0 else 0.0
         if replicated_bytes:
             most = self.baseline_ms + replicated_bytes * MS_PER_BYTE

@@ -33,20 +33,23 @@ _SIZE_AND_CORRELATION: Final = Struct(">ii")
 class ResponseSide:
     """Responses to one client connection. Knows nothing of sockets and clocks."""
 
-    __slots__ = ("_exchange", "_now_ms", "_timed", "bytes_total", "walker")
+    __slots__ = ("_came_ms", "_exchange", "_now_ms", "_timed", "bytes_total", "walker")
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self.walker = FrameWalker()
         self._now_ms = 0.0
+        self._came_ms = 0.0
         self._timed: Pending | None = None
         """The latest request whose time has been charged; its response may be judged again, with more of it there."""
         self.bytes_total = 0
 
-    def take(self, view: memoryview, now_ms: float) -> list[Buffer]:
-        """Take bytes read from the broker; returns the buffers to send to the client, in order."""
+    def take(self, view: memoryview, now_ms: float, came_ms: float | None = None) -> list[Buffer]:
+        """Take bytes read from the broker, which may have been there since `came_ms` (None: just now); returns the
+        buffers to send to the client, in order."""
         self.bytes_total += len(view)
         self._now_ms = now_ms
+        self._came_ms = now_ms if came_ms is None else came_ms
         out, _ = self.walker.walk(view, self._judge, self._complete)
         return out
 
@@ -56,7 +59,7 @@ class ResponseSide:
         self.walker.skip -= count
         if not self.walker.at_boundary:
             return []
-        self._now_ms = now_ms
+        self._now_ms = self._came_ms = now_ms
         return self._complete()
 
     def ready_answers(self) -> list[Buffer]:
@@ -67,7 +70,7 @@ class ResponseSide:
         """The last byte of a response has come: from now on the broker has time for the next request."""
         exchange = self._exchange
         # Unless it has muted us: then from the end of that (see `Exchange.broker_throttled`).
-        exchange.request_time.free_ms = max(self._now_ms, exchange.broker_mute_until_ms)
+        exchange.request_time.free_ms = max(self._came_ms, exchange.broker_mute_until_ms)
         return self._ready()
 
     def _ready(self) -> list[Buffer]:
@@ -157,7 +160,9 @@ class ResponseSide:
         """Charge the time that the broker was busy. Known with the first bytes of the response, before any goes on."""
         self._timed = pending
         exchange, now_ms = self._exchange, self._now_ms
-        busy_ms = exchange.request_time.busy_ms(pending.api_key, pending.sent_ms, now_ms, pending.replicated_bytes)
+        busy_ms = exchange.request_time.busy_ms(
+            pending.api_key, pending.sent_ms, now_ms, pending.replicated_bytes, self._came_ms
+        )
         if busy_ms <= 0.0:
             return  # exempt: neither charged nor checked
         if pending.asked is not None:

@@ -13,6 +13,7 @@ import trio
 
 from proxy.addresses import AddressBook, BrokerKey, NoFreePortError
 from proxy.admission import Admission
+from proxy.arrivals import Arrivals
 from proxy.cluster import ClusterError, ask_brokers
 from proxy.connection import Connection, ConnectionInfo, Shared
 from proxy.errors import CloseReason, SessionError, UpstreamError
@@ -59,6 +60,7 @@ class Proxy:
             pipes=PipePool(),
             buffer=memoryview(bytearray(settings.buffer_bytes)),
             splice_min_bytes=settings.splice_min_bytes,
+            arrivals=Arrivals(),
         )
         self._admission = Admission(ledger.connections, self.counters, settings.max_held_connections)
         self._connections: set[Connection] = set()
@@ -111,6 +113,7 @@ class Proxy:
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until drained. Raises OSError if the bootstrap port cannot be bound."""
         settings = self._settings
+        trio.lowlevel.add_instrument(self._shared.arrivals)
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -128,6 +131,7 @@ class Proxy:
                 nursery.cancel_scope.cancel()
         finally:
             self.state = "stopped"
+            trio.lowlevel.remove_instrument(self._shared.arrivals)
             for listener in self._listeners:
                 trio.lowlevel.notify_closing(listener)
                 listener.close()

@@ -88,7 +88,8 @@ class Session:
         self.resume = self._requests.resume
         """resume(now_ms): go on with the backlog after a mute; as `client_bytes`."""
         self.broker_bytes = self._responses.take
-        """broker_bytes(view, now_ms): take bytes read from the broker. Returns the buffers to send to the client.
+        """broker_bytes(view, now_ms, came_ms=None): take bytes read from the broker, which may have been there since
+        `came_ms` (None: just now). Returns the buffers to send to the client.
         Raises SessionError if they answer nothing, or cannot be read where they must be rewritten."""
         self.broker_moved = self._responses.moved
         """broker_moved(count, now_ms): returns answers as `ready_answers`."""

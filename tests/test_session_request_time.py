@@ -147,6 +147,19 @@ def test_pipelined_requests_count_once() -> None:
     assert charged(of) == pytest.approx(50.0 - 5 * HANDOVER_MS)
 
 
+def test_answers_that_were_read_late_are_charged_from_when_they_may_have_come() -> None:
+    of = ledger()
+    one = session(of)
+    from_client(one, heartbeat(1), 0.0)
+    one.broker_bytes(memoryview(bytearray(heartbeat_response(1))), 30.0, 4.0)
+    assert charged(of) == pytest.approx(4.0 - HANDOVER_MS)
+    from_client(one, heartbeat(2) + heartbeat(3), 30.0)
+    one.broker_bytes(memoryview(bytearray(heartbeat_response(2))), 40.0, 32.0)
+    # The broker was free for the third one from 32 ms on, not from 40.
+    one.broker_bytes(memoryview(bytearray(heartbeat_response(3))), 45.0, 45.0)
+    assert charged(of) == pytest.approx(4.0 + 2.0 + 13.0 - 3 * HANDOVER_MS)
+
+
 def test_what_lies_behind_a_long_poll_is_charged_from_its_response_on() -> None:
     of = ledger()
     one = session(of)
