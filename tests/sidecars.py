@@ -70,11 +70,15 @@ class Sidecar:
 
 @contextmanager
 def sidecar(
-    bootstrap: Sequence[str], quotas: Sequence[Mapping[str, Any]] | Mapping[str, Any] = (), **settings: Any
+    bootstrap: Sequence[str],
+    quotas: Sequence[Mapping[str, Any]] | Mapping[str, Any] = (),
+    *,
+    not_ready: str | None = None,
+    **settings: Any,
 ) -> Iterator[Sidecar]:
-    """Start `kquota run` and wait until /readyz says yes; at the end SIGTERM must make it exit 0.
+    """Start `kquota run` and wait until /readyz says yes, or no and why; at the end SIGTERM must make it exit 0.
 
-    `settings` are further keys of the configuration.
+    `not_ready` is part of the reason that is waited for instead. `settings` are further keys of the configuration.
     """
     port, admin_port = free_ports(2)
     # A run of adjacent ports for the brokers, found free as a whole by looking at its ends and trusting the rest: the
@@ -98,7 +102,7 @@ def sidecar(
             )
         running = Sidecar(f"127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}", path, log, process)
         try:
-            _wait_ready(running)
+            _wait_ready(running, not_ready)
             yield running
             process.send_signal(signal.SIGTERM)
             assert process.wait(STOP_LIMIT_S) == 0, log.read_text()[-3000:]
@@ -113,15 +117,15 @@ def sidecar(
                 process.wait()
 
 
-def _wait_ready(running: Sidecar) -> None:
+def _wait_ready(running: Sidecar, not_ready: str | None) -> None:
     deadline = time.monotonic() + READY_LIMIT_S
     while True:
         assert running.process.poll() is None, running.log.read_text()
         try:
             answer = httpx.get(running.admin + "/readyz", timeout=2)
-            if answer.status_code == 200:
-                return
             reason = answer.text
+            if answer.status_code == 200 if not_ready is None else not_ready in reason:
+                return
         except httpx.HTTPError as error:
             reason = repr(error)
         assert time.monotonic() < deadline, f"not ready: {reason}\n{running.log.read_text()}"

@@ -323,3 +323,65 @@ def test_quotas_can_be_tried_on_paper_without_an_upstream(tmp_path: Path) -> Non
     checked = kquota("check", "--config", str(path))
     assert checked.exit_code == 2
     assert "upstream" in checked.stderr
+
+
+@pytest.fixture
+def administered(tmp_path: Path) -> Path:
+    """A configuration with an overlay, which does not exist yet."""
+    path = tmp_path / "q.yaml"
+    overlay = tmp_path / "overlay.yaml"
+    path.write_text(
+        'upstream: {bootstrap: ["kafka-0.kafka:9092"]}\n'
+        "quotas:\n"
+        f"  {{alter: apply, alter_principals: [ANONYMOUS], overlay: {overlay},\n"
+        "   entries: [{user: <default>, producer_byte_rate: 2M, consumer_byte_rate: 3M}]}\n"
+    )
+    return path
+
+
+def test_check_and_explain_take_the_overlay_into_account_and_say_so(administered: Path) -> None:
+    overlay = administered.with_name("overlay.yaml")
+    explaining = ("explain", "--config", str(administered))
+    before = kquota("check", "--config", str(administered))
+    assert before.exit_code == 0
+    assert f"quotas from       this file with overlay {overlay}, which does not exist yet\n" in before.stdout
+    assert "altering quotas   applied here, for ANONYMOUS\n" in before.stdout
+    assert "1 quota, most specific level first" in before.stdout
+    assert "2 MB/s (2000000) from <default user>" in kquota(*explaining).stdout
+    overlay.write_text(
+        "quotas:\n- {user: <default>, producer_byte_rate: 5, consumer_byte_rate: null}\n"
+        "- {client-id: c, request_percentage: 1}\n"
+    )
+    after = kquota("check", "--config", str(administered))
+    assert f"quotas from       this file with overlay {overlay}, which has 2 entities\n" in after.stdout
+    assert "2 quotas, most specific level first" in after.stdout
+    shown = json.loads(kquota("check", "--config", str(administered), "--json").stdout)
+    assert (shown["source"], shown["alter"], shown["overlay"]) == ("file", "apply", str(overlay))
+    assert [quota.get("producer_byte_rate") for quota in shown["quotas"]] == [5, None]
+    explained = kquota(*explaining)
+    assert "5 B/s from <default user>" in explained.stdout
+    assert "fetch     no limit" in explained.stdout
+    assert explained.stderr == f"note: with overlay {overlay}, which has 2 entities\n"
+
+
+def test_a_broken_overlay_is_named_by_every_command(administered: Path) -> None:
+    overlay = administered.with_name("overlay.yaml")
+    overlay.write_text("quotas: [{user: alice}]")
+    complaint = f"error: {overlay}:1:10: quotas[0]: expected at least one limit: "
+    for command in ("check", "explain", "run"):
+        result = kquota(command, "--config", str(administered))
+        assert (result.exit_code, result.stdout) == (2, ""), command
+        assert result.stderr.startswith(complaint), command
+    problem = json.loads(kquota("check", "--config", str(administered), "--json").stdout)["problems"][0]
+    assert (problem["file"], problem["place"], problem["line"]) == (str(overlay), "quotas[0]", 1)
+
+
+def test_check_and_explain_say_that_the_cluster_has_the_limits(tmp_path: Path) -> None:
+    path = tmp_path / "q.yaml"
+    path.write_text('upstream: {bootstrap: ["kafka-0.kafka:9092"]}\nquotas: {source: cluster, alter: forward}\n')
+    checked = kquota("check", "--config", str(path))
+    assert "quotas from       the cluster's own, asked for every 10 s\n" in checked.stdout
+    assert "altering quotas   passed to the broker\n" in checked.stdout
+    assert checked.stdout.endswith("quotas are the cluster's own\n")
+    explained = kquota("explain", "--config", str(path))
+    assert explained.stderr.startswith("warning: quotas.source is cluster: this file does not have the limits")

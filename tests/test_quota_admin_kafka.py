@@ -376,6 +376,39 @@ def test_what_is_forwarded_comes_back_from_the_cluster_at_once(kafka: KafkaClust
         assert proxy.metric("kquota_quota_alterations_total", outcome="forwarded") == 2
 
 
+def test_a_cluster_whose_acls_hide_its_quotas(java_tool: JavaTool) -> None:
+    """Neither clients nor the sidecar see more than the cluster lets them."""
+    from kafka import KafkaAdminClient
+    from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
+
+    from deploy.kafka import KafkaCluster
+
+    overrides = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "true",
+    }
+    with KafkaCluster.start(1, overrides=overrides) as kafka:
+        client = KafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+        try:
+            cluster = ResourcePattern(ResourceType.CLUSTER, "kafka-cluster")
+            allow, deny = ACLPermissionType.ALLOW, ACLPermissionType.DENY
+            rules = [(ACLOperation.ALL, allow), (ACLOperation.DESCRIBE_CONFIGS, deny)]
+            client.create_acls([ACL("User:ANONYMOUS", "*", what, how, cluster) for what, how in rules])
+        finally:
+            client.close()
+        with sidecar(kafka.bootstrap, quotas=[{"user": "alice", PRODUCE: 5}]) as proxy:
+            configs = Tool(java_tool, proxy.bootstrap)
+            assert "ClusterAuthorizationException" in configs.refused("--describe", "--entity-type", "users")
+            with RawClient(proxy.bootstrap) as ours, RawClient(kafka.bootstrap[0]) as broker:
+                for version in (0, 1):
+                    assert describe(ours, version=version) == describe(broker, version=version) == (31, None)
+        reason = "does not tell its quotas: cluster_authorization_failed"
+        with sidecar(kafka.bootstrap, {"source": "cluster", "poll_interval_s": 0.2}, not_ready=reason) as proxy:
+            assert proxy.metric("kquota_quota_source_poll_failures_total") > 0
+            assert proxy.metric("kquota_quota_source_last_poll_successful") == 0
+            assert proxy.metric("kquota_ready") == 0
+
+
 # ---- applied at once, kept for ever ---------------------------------------------------------------------------------
 
 
