@@ -1,0 +1,1 @@
+"""Grafana dashboards: the JSON files that people import, and the module that writes them."""
