@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.procstat import describe_machine
+from benchmarks.procstat import describe_machine, wait_calm
 from benchmarks.report import put_into
 from benchmarks.variants import PROJECT
 from deploy.kafka import DEFAULT_VERSION, KafkaCluster, run_tool
@@ -42,6 +42,8 @@ BROKERS = 3
 METADATA = 3
 RESULTS = PROJECT / "benchmarks" / "results"
 DOCUMENT = PROJECT / "docs" / "request-time.md"
+CALM_SHARE = 0.2
+"""The machine counts as calm below this share of its CPU; three brokers and a sidecar that idle are part of it."""
 EXPOSITION_S = 1.2
 """The sidecar's metrics are up to a second old."""
 
@@ -319,9 +321,17 @@ def broker_busy_ms(cluster: KafkaCluster) -> dict[str, float]:
 
 
 def compare(
-    chosen: Sequence[Traffic], seconds: float, rounds: int, say: Callable[[str], None], brokers: int = BROKERS
+    chosen: Sequence[Traffic],
+    seconds: float,
+    rounds: int,
+    say: Callable[[str], None],
+    brokers: int = BROKERS,
+    patience_s: float = 0.0,
 ) -> list[dict[str, Any]]:
-    """Run every traffic `rounds` times; one row for each run, with both figures in ms."""
+    """Run every traffic `rounds` times; one row for each run, with both figures in ms.
+
+    Before each run it waits at most `patience_s` for other programs on the machine to be done.
+    """
     from tests.sidecars import sidecar  # the real `kquota run`; needs what the tests need
 
     rows: list[dict[str, Any]] = []
@@ -332,6 +342,7 @@ def compare(
                 say(client_id)
                 length_s = seconds if number >= 0 else seconds / 3
                 place = Place(running.bootstrap, cluster.bootstrap[0], client_id, length_s, brokers)
+                wait_calm(CALM_SHARE, os.cpu_count() or 1, patience_s)
                 began = time.monotonic()
                 traffic.run(place)
                 row = {"traffic": traffic.key, "round": number, "client_id": client_id}
@@ -378,6 +389,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.request_time", description=__doc__)
     parser.add_argument("--seconds", type=float, default=9.0, help="how long each traffic runs")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--patience", type=float, default=15.0, help="seconds to wait for a calm machine before each run"
+    )
     parser.add_argument("--only", help=f"comma-separated, of: {', '.join(traffic.key for traffic in TRAFFICS)}")
     parser.add_argument("--output", type=Path, default=RESULTS, help="where <date>-request-time.json goes")
     parser.add_argument("--update-docs", action="store_true", help="put the table into docs/request-time.md")
@@ -393,7 +407,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "rounds": options.rounds,
     }
     chosen = [traffic for traffic in TRAFFICS if traffic.key in wanted]
-    result["rows"] = compare(chosen, options.seconds, options.rounds, lambda text: print(f"· {text}", flush=True))
+
+    def say(text: str) -> None:
+        print(f"· {text}", flush=True)
+
+    result["rows"] = compare(chosen, options.seconds, options.rounds, say, patience_s=options.patience)
     options.output.mkdir(parents=True, exist_ok=True)
     file = options.output / f"{result['started'][:10]}-request-time.json"
     file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
