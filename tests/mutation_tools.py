@@ -30,7 +30,7 @@ UNKNOWN_TOPIC, INVALID_TOPIC, EXISTS, INVALID_PARTITIONS, INVALID_REQUEST, UNKNO
 
 CREATE_VERSIONS, DELETE_VERSIONS, PARTITIONS_VERSIONS = range(8), range(7), range(4)
 Request = CreateTopicsRequest | DeleteTopicsRequest | CreatePartitionsRequest
-_PAIRS: dict[int, tuple[Any, Any]] = {
+MESSAGES: dict[int, tuple[Any, Any]] = {
     METADATA: (MetadataRequest, MetadataResponse),
     CREATE_TOPICS: (CreateTopicsRequest, CreateTopicsResponse),
     DELETE_TOPICS: (DeleteTopicsRequest, DeleteTopicsResponse),
@@ -125,7 +125,7 @@ class Cluster:
     def handle(self, api_key: int, version: int, body: bytes) -> bytes:
         """What the broker answers."""
         self.seen.append((api_key, version))
-        request_class, response_class = _PAIRS[api_key]
+        request_class, response_class = MESSAGES[api_key]
         message = request_class.decode(body, version=version)
         method = {
             METADATA: self._metadata,
@@ -307,7 +307,7 @@ class Client:
         """Send a request as a session would handle it."""
         key, version = message.API_KEY, message.API_VERSION
         body = encoded(message)
-        request_class, response_class = _PAIRS[key]
+        request_class, response_class = MESSAGES[key]
         outcome = self.quota.request(AdminRequest(key, version, "u", "c", self.account, body), self.now_ms)
         while isinstance(outcome, Ask):
             answer = self.cluster.handle(outcome.api_key, outcome.api_version, outcome.body)

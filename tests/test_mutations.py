@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,14 @@ from proxy.intercept import AdminRequest, Forward
 from proxy.mutation_request import RECENT_MS, RECENT_TOPICS, RecentChanges
 from proxy.mutations import DEFAULT_COUNT_MS
 from proxy.wire.frames import WireError
-from proxy.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, REFUSAL_TEXT, STRICT_FROM
+from proxy.wire.topics import (
+    CREATE_PARTITIONS,
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    MAX_TOPICS,
+    REFUSAL_TEXT,
+    STRICT_FROM,
+)
 from tests.mutation_tools import (
     CREATE_VERSIONS,
     DELETE_VERSIONS,
@@ -423,6 +431,30 @@ def test_cut_requests_are_malformed(message: object) -> None:
         unlimited = Client(None)
         request = AdminRequest(message.API_KEY, message.API_VERSION, "u", "c", unlimited.account, cut)  # type: ignore[attr-defined]
         assert unlimited.quota.request(request, 0) == Forward()  # the broker may judge it
+
+
+@pytest.mark.parametrize("message", [create(4, {}), create(7, {}), delete(3, []), delete(5, []), partitions(3, {})])
+def test_more_topics_than_can_be_judged_at_once(message: Any) -> None:
+    client = Client(2)
+    count = MAX_TOPICS + 1
+    flexible = encoded(message)[:1] == b"\1"
+    body = bytes([count + 1 & 0x7F | 0x80, (count + 1 >> 7) & 0x7F | 0x80, count + 1 >> 14]) if flexible else None
+    body = body or count.to_bytes(4)
+    request = AdminRequest(message.API_KEY, message.API_VERSION, "u", "c", client.account, body + bytes(99))
+    with pytest.raises(WireError, match="names 10001 topics, expected at most 10000") as caught:
+        client.quota.request(request, 0)
+    assert caught.value.reason == "request_malformed"
+
+
+def test_topics_that_the_client_may_not_see_are_the_brokers_to_refuse() -> None:
+    client = Client(2)
+    client.cluster.add(secret=30, a=1)
+    client.cluster.hidden.add("secret")  # a broker answers TOPIC_AUTHORIZATION_FAILED in place of UNKNOWN_TOPIC
+    client.cluster.fail["secret"] = 29
+    client.send(create(7, {"drain": 21}))
+    assert client.send(delete(6, ["secret"])).errors == {"secret": 29}
+    assert client.send(partitions(3, {"secret": 40})).errors == {"secret": 29}
+    assert client.charged == 21
 
 
 def test_an_answer_that_cannot_be_read_passes_if_it_need_not_be_changed() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import signal
 import time
 import uuid
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 from kio.serial import entity_reader, entity_writer
 
 from proxy.wire import topics as wire
@@ -337,3 +339,73 @@ def test_refusals_are_a_brokers_own_to_the_byte(request: pytest.FixtureRequest, 
             assert comparable(key, version, got) == comparable(key, version, expected)
             assert int.from_bytes(got[:4]) > 0
     settled(cluster.bootstrap[0], dict.fromkeys(names, 1), (*names, *new))
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+def test_a_brokers_own_refusals_cost_nothing_here(request: pytest.FixtureRequest, broker: str) -> None:
+    cluster: KafkaCluster = request.getfixturevalue(broker)
+    theirs, (first, second) = use_up(cluster), pair()
+    with sidecar(cluster.bootstrap, [{"client-id": "<default>", "controller_mutation_rate": RATE}]) as proxy:
+        answer = Raw(proxy, theirs).ask(create(7, {first: 5, second: 5}))
+        assert errors(answer) == {first: THROTTLED, second: THROTTLED}
+        assert answer.throttle_time_ms > 100_000  # the broker's: hundreds of seconds at 0.01 per second
+        assert charged(proxy) == 0
+
+
+# ---- the limit changes, and another way of counting ------------------------------------------------------------------
+
+
+def test_setting_and_unsetting_the_quota(kafka: KafkaCluster) -> None:
+    # E17, E18: no tokens before there is a quota; then those of the rate in force; none again without one
+    def put(entries: list[dict[str, Any]]) -> None:
+        config = yaml.safe_load(proxy.config.read_text())
+        before = proxy.log.read_text().count("configuration reloaded")
+        proxy.config.write_text(yaml.safe_dump(config | {"quotas": entries}))
+        proxy.process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + 30
+        while proxy.log.read_text().count("configuration reloaded") == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def limits() -> list[float]:
+        return [one["limit"] for one in proxy.get("/quotas")["groups"] if one["kind"] == "mutation" and one["limit"]]
+
+    other = {"client-id": "other", "producer_byte_rate": 1_000_000}
+    with sidecar(kafka.bootstrap, [other], **{"controller.quota.window.num": 10}) as proxy:
+        raw, (first, second) = Raw(proxy), pair()
+        assert raw.ask(create(7, {first: 1})).throttle_time_ms == 0
+        assert "kquota_quota_tokens" not in {line.split("{")[0] for line in proxy.metrics().splitlines()}
+        put([other, {"client-id": LIMITED, "controller_mutation_rate": 0.02}])
+        assert errors(raw.ask(create(7, {first: 1, second: 3}))) == {first: EXISTS, second: 0}
+        assert limits() == [0.02]
+        deadline = time.monotonic() + 30
+        while not (tokens := proxy.metric("kquota_quota_tokens", kind="mutation")):  # which are a little old
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert tokens == pytest.approx(-2.8, abs=1)  # 0.2 in hand, 3 used; 0.02 more in each second
+        assert errors(raw.ask(delete(6, [second]))) == {second: THROTTLED}
+        put([other, {"client-id": LIMITED, "controller_mutation_rate": 4000}])
+        assert limits() == [4000]
+        assert errors(raw.ask(delete(6, [second]))) == {second: 0}
+        put([other])
+        assert limits() == []
+        assert errors(raw.ask(delete(6, [first]))) == {first: 0}
+
+
+def test_windowed_bursts_on_the_wire(kafka: KafkaCluster) -> None:
+    # Q = 0.05, S = 10 windows of W = 1 s: 0.5 in all. 5 partitions: 9 windows of 0.05 and one of 4.55, R = 0.5, so the
+    # next is refused for (0.5 - 0.05) / 0.05 * 10 s = 90 s, less what has left the windows by then.
+    quotas = [{"client-id": LIMITED, "controller_mutation_rate": 0.05}]
+    settings = {"controller_mutation_algorithm": "windowed_burst", "controller.quota.window.num": 10}
+    with sidecar(kafka.bootstrap, quotas, max_mute=0, **settings) as proxy:
+        raw, (first, second) = Raw(proxy), pair()
+        accepted = raw.ask(create(7, {first: 5}))
+        assert (errors(accepted), accepted.throttle_time_ms) == ({first: 0}, 0)
+        refused = raw.ask(create(7, {second: 1}))
+        assert errors(refused) == {second: THROTTLED}
+        assert 80_000 < refused.throttle_time_ms <= 90_000
+        # The window that holds the debt is forgotten after 10 s, sooner than the throttle time has it.
+        deadline = time.monotonic() + 60
+        while errors(raw.ask(create(7, {second: 1}))) != {second: 0}:
+            assert time.monotonic() < deadline
+            time.sleep(1)

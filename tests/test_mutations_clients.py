@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from tests.mutation_tools import create
+from tests.mutation_tools import create, partitions
 from tests.raw_client import RawClient
 from tests.sidecars import Sidecar, sidecar
 from tests.test_mutations_brokers import counts_of, settled
@@ -150,13 +150,14 @@ def test_kafka_topics(proxy: Sidecar, names: list[str], java_tool: JavaTool) -> 
         return java_tool(TOPICS, ["--bootstrap-server", proxy.bootstrap, *arguments], check=False)
 
     rounds = [
-        (["--create", "--topic", first, "--partitions", "9"], ["--create", "--topic", second, "--partitions", "7"]),
-        (["--create", "--topic", third, "--partitions", "1"], ["--alter", "--topic", first, "--partitions", "12"]),
-        (["--alter", "--topic", second, "--partitions", "8"], ["--delete", "--topic", first]),
+        (create(7, {first: 9}), ["--create", "--topic", second, "--partitions", "7"]),
+        (create(7, {third: 1}), ["--alter", "--topic", first, "--partitions", "12"]),
+        (partitions(3, {second: 8}), ["--delete", "--topic", first]),
     ]
     for accepted, refused in rounds:
         set_rate(proxy, 0.01)  # nothing in hand, and nothing comes within a test
-        assert run(*accepted).returncode == 0
+        with RawClient(proxy.bootstrap, "adminclient-1") as client:  # as the tool calls itself
+            client.ask(accepted)
         before = counts_of(proxy.bootstrap, (first, second))
         done = run(*refused)
         assert done.returncode == 1
