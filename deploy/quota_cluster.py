@@ -37,6 +37,8 @@ class ClusterSource(QuotaSource):
         self._in_file = to_table(config)
         self._quotas: Quotas | None = None
         """The last answer; None before the first one."""
+        self._changing = trio.Lock()
+        """Held while limits are being put in force."""
         self._wanted = trio.Event()
         super().__init__(config, self._in_file)
         self.state.successful = False
@@ -66,9 +68,10 @@ class ClusterSource(QuotaSource):
             return None
         return f"the cluster's quotas are not known: {self._error or 'no answer yet'}"
 
-    def _with_file(self, table: QuotaTable) -> QuotaTable:
-        self._in_file = table
-        return from_cluster(table, self._quotas or {})[0]
+    async def _reload(self, table: QuotaTable) -> None:
+        async with self._changing:
+            self._in_file = table
+            await self._use(self._quotas)
 
     async def _poll(self) -> None:
         state = self.state
@@ -84,7 +87,7 @@ class ClusterSource(QuotaSource):
             state.successful = True
             state.success_at_s = time.time()
             if quotas != self._quotas:
-                await self._use(quotas)
+                await self._changed(quotas)
             return
         self._failed("; ".join(errors) or "no broker is known")
 
@@ -94,20 +97,24 @@ class ClusterSource(QuotaSource):
         first = [] if self._last is None else [self._last]
         return list(dict.fromkeys([*first, *found]))
 
-    async def _use(self, quotas: Quotas) -> None:
-        base = self._in_file
-        table, unusable = await trio.to_thread.run_sync(from_cluster, base, quotas)
-        if base is not self._in_file:  # the file was read anew meanwhile
-            table, unusable = from_cluster(self._in_file, quotas)
-        first, self._quotas = self._quotas is None, quotas
-        self.state.changes += not first
-        self.state.unusable = len(unusable)
-        self._put_in_force(table)
+    async def _changed(self, quotas: Quotas) -> None:
+        async with self._changing:
+            first = self._quotas is None
+            unusable = await self._use(quotas)
+            self.state.changes += not first
         log.info("quotas read from the cluster", broker=_text(self._last), entities=len(quotas))
         if unusable:
             log.warning(
                 "some of the cluster's quotas cannot be enforced", count=len(unusable), which=unusable[:MOST_LOGGED]
             )
+
+    async def _use(self, quotas: Quotas | None) -> list[str]:
+        """Put these quotas in force, with what the file says of connections. Returns what cannot be enforced."""
+        table, unusable = await trio.to_thread.run_sync(from_cluster, self._in_file, quotas or {})
+        self._quotas = quotas
+        self.state.unusable = len(unusable)
+        self._put_in_force(table)
+        return unusable
 
     def _failed(self, error: str) -> None:
         self.state.poll_failures += 1

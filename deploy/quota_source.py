@@ -58,14 +58,14 @@ class QuotaSource(ABC):
         """`swap(table)` is called with each table to put in force from now on."""
         self._swap = swap
 
-    def reload(self, config: Config, table: QuotaTable) -> None:
-        """The configuration file has changed; `table` are its limits."""
+    async def reload(self, config: Config, table: QuotaTable) -> None:
+        """The configuration file has changed; `table` are its limits. They are in force when this returns."""
         self._settings = config.quota_settings
-        self._put_in_force(self._with_file(table))
+        await self._reload(table)
 
     @abstractmethod
-    def _with_file(self, table: QuotaTable) -> QuotaTable:
-        """The limits in force when the file has these."""
+    async def _reload(self, table: QuotaTable) -> None:
+        """Put these limits of the file in force, with what this source has besides."""
 
     @abstractmethod
     async def run(self) -> None:

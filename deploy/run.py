@@ -137,8 +137,8 @@ class Sidecar:
             not not_ready(self.proxy, self.source), self.proxy.cluster_reached, self.proxy.state == "draining"
         )
 
-    def _apply(self, config: Config, table: QuotaTable) -> None:
-        self.source.reload(config, table)
+    async def _apply(self, config: Config, table: QuotaTable) -> None:
+        await self.source.reload(config, table)
         configure_logs(config)
 
     async def serve(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,7 +50,7 @@ class Watcher:
         config: Config,
         seen: Fingerprint,
         state: ReloadState,
-        apply: Callable[[Config, QuotaTable], None],
+        apply: Callable[[Config, QuotaTable], Awaitable[None]],
         *,
         poll_s: float = POLL_S,
         settle_s: float = SETTLE_S,
@@ -95,7 +95,7 @@ class Watcher:
             log.exception("configuration cannot be loaded")
             self._refused([f"{self._path}: cannot be loaded: {error!r}"])
             return
-        self._apply(config, table)
+        await self._apply(config, table)
         state = self._state
         state.reloads += 1
         state.successful = True

@@ -36,7 +36,7 @@ class Running:
             path, load(path), fingerprint(path), self.state, self._apply, poll_s=0.01, settle_s=0.005
         )
 
-    def _apply(self, config: Config, table: QuotaTable) -> None:
+    async def _apply(self, config: Config, table: QuotaTable) -> None:
         self.limits.append(table.resolve(Kind.PRODUCE, "u", "c").limit)
 
     async def until(self, what: Callable[[], bool]) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
+from proxy import quota_admin
 from proxy.errors import CloseReason, SessionError
-from proxy.quota_admin import AlterRule, QuotaAdmin, describe_request, read_described
+from proxy.quota_admin import MOST_ANSWERS, AlterRule, QuotaAdmin, describe_request, read_described
 from proxy.session import Session
 from quota.admin import CLUSTER_AUTHORIZATION_FAILED, AdminError, Changes, Entity, Quotas
 from tests.session_tools import (
@@ -293,3 +294,32 @@ def test_tagged_fields_that_nobody_knows_end_the_connection() -> None:
     with pytest.raises(SessionError, match="Unknown tagged field tag: 5") as caught:
         from_client(one, request(ALTER, 1, 1, body[:-1] + b"\x01\x05\x02hi"))
     assert caught.value.reason is CloseReason.CLIENT_MALFORMED
+
+
+@versions
+def test_answers_are_kept_until_the_limits_change_and_never_many(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+    original = quota_admin.describe_response
+
+    def counted(version: int, *rest: Any) -> bytes:
+        encoded.append(version)
+        return original(version, *rest)
+
+    monkeypatch.setattr(quota_admin, "describe_response", counted)
+    authority = Authority()
+    one, admin = under(authority)
+
+    def shown(*components: tuple[str, int, str | None]) -> int:
+        from_client(one, request(DESCRIBE, version, 1, describing(version, *components)))
+        told = from_broker(one, response(DESCRIBE, version, 1, described(version)))
+        return len(read("describe_client_quotas", DESCRIBE, version, told).entries)
+
+    assert [shown(), shown(), shown(("user", 2, None)), shown()] == [2, 2, 1, 2]
+    assert len(encoded) == 2
+    authority.shown = {ALICE: {PRODUCE: 2.0}}
+    assert [shown(), shown()] == [1, 1]
+    assert len(encoded) == 3
+    for number in range(3 * MOST_ANSWERS):
+        assert shown(("user", 0, f"user {number}")) == 0
+    assert len(admin._answers) == MOST_ANSWERS
+    assert shown() == 1

@@ -113,16 +113,16 @@ async def test_the_file_may_change_and_the_overlay_stays_over_it(path: Path) -> 
     async with running(source):
         await apply(source, {ALICE: {PRODUCE: 11.0}})
         changed = with_overlay(path, {"user": "alice", PRODUCE: 99, FETCH: 5}, alter="deny")
-        source.reload(changed, to_table(changed))
+        await source.reload(changed, to_table(changed))
         assert source.quotas() == {ALICE: {PRODUCE: 11.0, FETCH: 5.0}}
         assert source.rule == "deny"
 
 
-def test_who_may_alter_is_what_the_file_says_now(path: Path) -> None:
+async def test_who_may_alter_is_what_the_file_says_now(path: Path) -> None:
     source = FileSource(Path("kquota.yaml"), with_overlay(path))
     assert (source.may_alter("admin"), source.may_alter("alice"), source.may_alter("ANONYMOUS")) == (True, False, False)
     changed = with_overlay(path, alter_principals=["alice"])
-    source.reload(changed, to_table(changed))
+    await source.reload(changed, to_table(changed))
     assert (source.may_alter("admin"), source.may_alter("alice")) == (False, True)
 
 
@@ -236,7 +236,7 @@ async def test_an_overlay_that_came_with_a_reload_takes_a_restart(path: Path) ->
     source = FileSource(Path("kquota.yaml"), configured())
     async with running(source):
         changed = with_overlay(path)
-        source.reload(changed, to_table(changed))
+        await source.reload(changed, to_table(changed))
         assert await apply(source, {ALICE: {PRODUCE: 1.0}}) == "quotas.overlay takes a restart of the sidecar"
 
 
@@ -367,7 +367,7 @@ async def test_limits_of_connections_come_from_the_file_as_well(monkeypatch: pyt
         }
         assert set(source.table.connections.entries) == expected
         changed = configured(source="cluster", entries=entries[:1])
-        source.reload(changed, to_table(changed))
+        await source.reload(changed, to_table(changed))
         assert ConnectionEntry(Scope.IP, "10.0.0.2", 6.0) in source.table.connections.entries
 
 
