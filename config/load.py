@@ -143,8 +143,6 @@ def warnings_of(config: Config) -> list[Problem]:
     text = f"matches no connection yet: with this file every connection's user is {_fallback(config)}"
     found += _first_of(source, config, unreachable, text)
     found += _warnings_of_administration(config, source)
-    if config.export is not None:
-        found.append(source.problem(("export",), "usage records are not written by this version", at_key=True))
     limited = entries(config) or connection_entries(config)
     if not limited and config.quota_settings.source == "file" and config.quota_settings.alter != "apply":
         found.append(source.problem(("quotas",), "no quotas at all: nothing will be throttled", at_key=True))

@@ -20,6 +20,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
+from config.export import Export
 from config.source import Source
 from config.types import (
     ABSOLUTE_PATH,
@@ -301,18 +302,6 @@ class Log(_Model):
     )
 
 
-class Export(_Model):
-    """Where usage records go. Checked, but not acted on yet: `kquota check` and `kquota run` warn."""
-
-    directory: Annotated[str, text("a directory")] = Field(description="Directory of the rotated JSON-lines files.")
-    interval_s: Annotated[int, duration_ms(1000, _HOUR_MS, "a duration", bare_unit="s")] = Field(
-        default=10_000, description="One record per group and interval.", json_schema_extra={"default": 10}
-    )
-    kafka_topic: Annotated[str, text("a topic name")] | None = Field(
-        default=None, description="Topic that gets the same records; null: none."
-    )
-
-
 class Config(_Model):
     """One sidecar."""
 
@@ -399,9 +388,7 @@ class Config(_Model):
     admin: Admin | None = Field(default_factory=Admin, description="null: no admin port.")
     metrics: Metrics = Field(default_factory=Metrics)
     log: Log = Field(default_factory=Log)
-    export: Export | None = Field(
-        default=None, description="Usage records. Not written yet: accepted with a warning. null: none."
-    )
+    export: Export | None = Field(default=None, description="Usage records; null: none.")
 
     _source: Source | None = PrivateAttr(default=None)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import platform
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from deploy.export import ExportState
 from deploy.fold import OTHER, STEP, Fold, Labels, Totals, label
 from deploy.quota_source import SourceState
 from deploy.watch import ReloadState
@@ -79,8 +81,10 @@ class Metrics:
         max_groups: int,
         source: SourceState | None = None,
         alterations: Mapping[str, int] | None = None,
+        export: Callable[[], ExportState] | None = None,
     ) -> None:
-        """`alterations` are AlterClientQuotas requests by outcome."""
+        """`alterations` are AlterClientQuotas requests by outcome; `export` tells of usage records, if any are made."""
+        self._export = export
         self._ledger = ledger
         self._counters = counters
         self._source = source or SourceState("file")
@@ -152,6 +156,8 @@ class Metrics:
         yield from self._group_families(int(now_ms))
         yield from self._traffic_families()
         yield from self._source_families()
+        if self._export is not None:
+            yield from _export_families(self._export())
         yield from self._own_families()
 
     def _client_families(self) -> Iterator[Metric]:
@@ -440,6 +446,25 @@ def _written(family: Metric) -> Iterator[bytes]:
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=float(value))
+
+
+def _export_families(state: ExportState) -> Iterator[Metric]:
+    now_s = time.time()
+    told = [
+        (CounterMetricFamily, "records", "Usage records delivered."),
+        (CounterMetricFamily, "errors", "Attempts to deliver that failed."),
+        (CounterMetricFamily, "dropped", "Usage records lost because the buffer was full."),
+        (GaugeMetricFamily, "pending_bytes", "Usage records that wait."),
+        (GaugeMetricFamily, "last_success_timestamp_seconds", "When records were last delivered; 0: never."),
+        (GaugeMetricFamily, "lag_seconds", "Age of the oldest record that waits."),
+    ]
+    for family, name, text in told:
+        metric = family(f"kquota_export_{name}", text, labels=["sink"])
+        for sink, worker in state.sinks.items():
+            metric.add_metric([sink], worker.lag_s(now_s) if name == "lag_seconds" else getattr(worker, name))
+        yield metric
+    yield _counter("kquota_export_files_deleted", "Complete files deleted because of keep_bytes.", state.files_deleted)
+    yield _counter("kquota_export_failures", "Failures to put an interval together.", state.failures)
 
 
 def _counter(name: str, text: str, value: float) -> Metric:

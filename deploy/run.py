@@ -18,6 +18,7 @@ from config.model import Config
 from config.problems import ConfigError, Problem
 from deploy import logs
 from deploy.admin import AdminApp, AdminServer, bind, not_ready
+from deploy.export import new_exporter
 from deploy.metrics import Metrics, Status, kquota_version
 from deploy.quota_cluster import ClusterSource
 from deploy.quota_file import FileSource
@@ -102,6 +103,7 @@ class Sidecar:
         }
         self.proxy = Proxy(proxy_settings(config), self.ledger, interceptors=interceptors)
         self.reloads = ReloadState()
+        self.exporter = new_exporter(config, self.ledger, kquota_version())
         self.metrics = Metrics(
             self.ledger,
             self.proxy.counters,
@@ -110,6 +112,7 @@ class Sidecar:
             max_groups=config.metrics.max_groups,
             source=self.source.state,
             alterations=quota_admin.requests,
+            export=None if self.exporter is None else self.exporter.state,
         )
         self.watcher = Watcher(path, config, found, self.reloads, self._apply)
         self.admin_port: int | None = None
@@ -171,12 +174,16 @@ class Sidecar:
 
             await nursery.start(serve_proxy)
             nursery.start_soon(self.watcher.run)
+            if self.exporter is not None:
+                nursery.start_soon(self.exporter.run)
             nursery.start_soon(self.source.run)
             nursery.start_soon(self._expire)
             admin = None if self.config.admin is None else f"http://{self.config.admin.host}:{self.admin_port}"
             log.info("kquota is up", version=kquota_version(), port=self.port, admin=admin, config=str(self.path))
             task_status.started(self)
             await proxy_done.wait()
+            if self.exporter is not None:
+                await self.exporter.finish()
             nursery.cancel_scope.cancel()
         log.info("stopped")
         scope.cancel()

@@ -5,7 +5,7 @@ Write-only for the data path, which adds to plain integers; read by the exporter
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from typing import Any
 
 
@@ -27,7 +27,7 @@ class Activity:
     def __init__(self) -> None:
         self.touched = False
         """Something was counted that is no charge (`Account.last_ms` tells of those); its reader sets it back."""
-        self.requests: Counter[int] = Counter()
+        self.requests: defaultdict[int, int] = defaultdict(int)
         """Requests by API key; -1 for the keys that we do not know."""
         self.connections = 0
         """Open now."""
@@ -52,6 +52,7 @@ class Activity:
 
     def leave(self) -> None:
         """A connection that had joined has ended."""
+        self.touched = True
         self.connections -= 1
 
     def note_mute(self, *, ignored: bool) -> None:

@@ -75,7 +75,13 @@ def _fields() -> Iterator[Field]:
     yield Field(
         "sequence", "bigint", False, "", "1, 2, 3 … within the instance; (instance, sequence) is the record's id"
     )
-    yield Field("start_ms", "bigint", False, "ms since 1970, UTC", "start of the interval: `end_ms` less `duration_s`")
+    yield Field(
+        "start_ms",
+        "bigint",
+        False,
+        "ms since 1970, UTC",
+        "start of the interval: `end_ms` of the one before, unless the clock was set",
+    )
     yield Field("end_ms", "bigint", False, "ms since 1970, UTC", "end of the interval, by the machine's clock")
     yield Field("duration_s", "double", False, "s", "length of the interval, by a clock that is never set")
     yield Field("samples", "int", False, "", "one-second samples that the rates below were taken from")
@@ -165,6 +171,11 @@ def build(values: Mapping[str, Any]) -> Row:
     if found:
         raise RecordError("; ".join(found))
     return row
+
+
+def empty() -> Row:
+    """A row of this version with nothing in it: null names, zeros. Fill in what :data:`FIELDS` does not let be null."""
+    return dict(_EMPTY)
 
 
 def problems(row: Mapping[str, Any]) -> list[str]:

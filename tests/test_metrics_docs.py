@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from deploy.export import ExportState
+from deploy.export_worker import WorkerState
 from deploy.metrics import Metrics, Status
 from deploy.watch import ReloadState
 from proxy.errors import CloseReason
@@ -17,7 +19,7 @@ from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 
 TEXT = Path(__file__, "../../docs/metrics.md").resolve().read_text()
-LABEL = r"\b(kind|cause|user|client_id|mode|limit|reason|api|version|python|ip|scope|outcome)\b"
+LABEL = r"\b(kind|cause|user|client_id|mode|limit|reason|api|version|python|ip|scope|outcome|sink)\b"
 
 
 async def everything() -> bytes:
@@ -33,9 +35,17 @@ async def everything() -> bytes:
     counters.parse_errors["tls_on_plain_port"] = 1
     counters.requests[0] = 1
     status = Status(ready=True, cluster_reached=True, draining=False)
-    return await Metrics(ledger, counters, ReloadState(), lambda: status, max_groups=5, alterations={"denied": 1}).text(
-        0
+    export = ExportState({"files": WorkerState(1, 1, 1, 1, 1.0, None)}, 1, 1)
+    metrics = Metrics(
+        ledger,
+        counters,
+        ReloadState(),
+        lambda: status,
+        max_groups=5,
+        alterations={"denied": 1},
+        export=lambda: export,
     )
+    return await metrics.text(0)
 
 
 @pytest.mark.trio

@@ -1,0 +1,61 @@
+"""Settings of usage records: where they go, how often, how much of them is kept."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from config.types import duration_ms, size, text, wrong
+from config.units import LONG_MAX
+
+_MIB = 1024 * 1024
+
+
+class Export(BaseModel):
+    """Where usage records go (docs/usage-records.md)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    directory: Annotated[str, text("a directory")] | None = Field(
+        default=None, description="Directory of the rotated JSON-lines files; null: none."
+    )
+    kafka_topic: Annotated[str, text("a topic name", most=249)] | None = Field(
+        default=None, description="Topic of the cluster that gets the same records; null: none."
+    )
+    interval_s: Annotated[int, duration_ms(1000, 300_000, "a duration", bare_unit="s")] = Field(
+        default=10_000, description="One record per client and interval.", json_schema_extra={"default": 10}
+    )
+    rotate_s: Annotated[int, duration_ms(1000, 3_600_000, "a duration", bare_unit="s")] = Field(
+        default=300_000,
+        description="A file is complete, and seen by readers, after so long; also at the end of its hour.",
+        json_schema_extra={"default": 300},
+    )
+    rotate_bytes: Annotated[int, size(1, LONG_MAX, "bytes")] = Field(
+        default=64 * _MIB, description="A file of this size is complete.", json_schema_extra={"default": "64MiB"}
+    )
+    keep_bytes: Annotated[int, size(1, LONG_MAX, "bytes")] | None = Field(
+        default=1024 * _MIB,
+        description="What complete files may occupy together; the oldest are deleted. null: no limit.",
+        json_schema_extra={"default": "1GiB"},
+    )
+    buffer_bytes: Annotated[int, size(1, LONG_MAX, "bytes")] = Field(
+        default=16 * _MIB,
+        description="Records that wait for a full disk or a dead topic, each; the oldest are dropped above it.",
+        json_schema_extra={"default": "16MiB"},
+    )
+    cluster_id: Annotated[str, text("a name", most=255)] | None = Field(
+        default=None, description="The Kafka cluster, as records name it; null: KQUOTA_CLUSTER_ID, else none."
+    )
+    namespace: Annotated[str, text("a name", most=255)] | None = Field(
+        default=None, description="The namespace, as records name it; null: KQUOTA_POD_NAMESPACE, else none."
+    )
+    pod: Annotated[str, text("a name", most=255)] | None = Field(
+        default=None, description="The pod, as records name it; null: KQUOTA_POD_NAME, else the host's name."
+    )
+
+    @model_validator(mode="after")
+    def _somewhere(self) -> Export:
+        if self.directory is None and self.kafka_topic is None:
+            raise wrong("a directory, a kafka_topic, or both")
+        return self

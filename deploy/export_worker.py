@@ -1,0 +1,245 @@
+"""The thread that delivers usage records: a bounded buffer in front of one sink, retries behind it, losses counted.
+
+Traffic never waits for a disk or a broker: the event loop only puts finished bytes into the buffer. When the buffer is
+full the oldest records go: what a dead disk or topic has kept waiting longest. Their sequence numbers are missing then,
+so that readers see the gap.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import structlog
+
+log = structlog.get_logger("kquota.export")
+
+TICK_S: Final = 1.0
+"""How often an idle sink is asked whether it has something to finish."""
+FIRST_RETRY_S: Final = 1.0
+LONGEST_RETRY_S: Final = 30.0
+
+
+class SinkError(Exception):
+    """Records could not be delivered now; the message says where and why."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """Records of one interval, ready to be written."""
+
+    lines: list[bytes]
+    """Each with its newline, in order of sequence; a sink takes out what it has delivered when it fails half-way."""
+    first_sequence: int
+    end_ms: int
+    """Wall clock."""
+    partition: str
+    """``date=YYYY-MM-DD/hour=HH``, UTC."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What it occupies in the buffer."""
+        return sum(map(len, self.lines))
+
+
+class Sink(Protocol):
+    """Where records go. Called by one thread only; may block."""
+
+    def write(self, batch: Batch) -> None:
+        """Deliver all of it. Raises SinkError; what was delivered all the same is gone from the batch."""
+
+    def tick(self) -> None:
+        """Now and then, while there is nothing to write. Raises SinkError."""
+
+    def close(self) -> None:
+        """No more is coming. Raises SinkError."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """For /metrics."""
+
+    records: int
+    errors: int
+    dropped: int
+    pending_bytes: int
+    last_success_timestamp_seconds: float
+    """Wall clock; 0: never."""
+    oldest_end_ms: int | None
+    """End of the interval of the oldest record that waits."""
+
+    def lag_s(self, now_s: float) -> float:
+        """Age of that record; 0 when nothing waits."""
+        return 0.0 if self.oldest_end_ms is None else max(now_s - self.oldest_end_ms / 1000.0, 0.0)
+
+
+class Worker:
+    """Feeds a sink from a buffer of at most `buffer_bytes`, in a thread of its own."""
+
+    def __init__(
+        self,
+        name: str,
+        sink: Sink,
+        buffer_bytes: int,
+        *,
+        wall_s: Callable[[], float] = time.time,
+        first_retry_s: float = FIRST_RETRY_S,
+    ) -> None:
+        self.name = name
+        self._sink = sink
+        self._buffer_bytes = buffer_bytes
+        self._wall_s = wall_s
+        self._first_retry_s = first_retry_s
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[int, Batch]] = deque()
+        self._waiting_bytes = 0
+        self._in_work: tuple[int, Batch] | None = None
+        self._end_s: float | None = None
+        """Monotonic time at which to give up; set when no more is coming."""
+        self._records = self._errors = self._dropped = 0
+        self._last_success_s = 0.0
+        self._complaint: str | None = None
+        self.done = threading.Event()
+        """The thread has ended."""
+
+    def start(self) -> None:
+        """Start the thread. It does not keep the process alive."""
+        threading.Thread(target=self._run, name=f"kquota-export-{self.name}", daemon=True).start()
+
+    def offer(self, batch: Batch) -> None:
+        """Take a batch. Never blocks; what the buffer cannot hold is dropped, oldest first, and counted."""
+        size = batch.size_bytes
+        with self._changed:
+            self._waiting.append((size, batch))
+            self._waiting_bytes += size
+            self._make_room()
+            self._changed.notify()
+
+    def end(self, within_s: float) -> None:
+        """No more is coming: deliver what waits within this time, then give up. `done` tells when."""
+        with self._changed:
+            self._end_s = time.monotonic() + within_s
+            self._changed.notify()
+
+    def state(self) -> WorkerState:
+        """How it is doing."""
+        with self._changed:
+            first = self._in_work or (self._waiting[0] if self._waiting else None)
+            size = self._waiting_bytes + (0 if self._in_work is None else self._in_work[0])
+            return WorkerState(
+                records=self._records,
+                errors=self._errors,
+                dropped=self._dropped,
+                pending_bytes=size,
+                last_success_timestamp_seconds=self._last_success_s,
+                oldest_end_ms=None if first is None else first[1].end_ms,
+            )
+
+    # ---- the thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            retry_s = self._first_retry_s
+            while (taken := self._take()) is not None:
+                batch = taken[1]
+                if self._deliver(batch):
+                    retry_s = self._first_retry_s
+                    continue
+                if self._give_back(taken):
+                    break
+                self._rest(retry_s)
+                retry_s = min(retry_s * 2, LONGEST_RETRY_S)
+            self._try(self._sink.close)
+        except Exception:  # a bug of ours ends the export, never the traffic
+            log.exception("usage records are no longer written", sink=self.name)
+            with self._changed:
+                self._errors += 1
+        finally:
+            with self._changed:
+                self._drop_all()
+            self.done.set()
+
+    def _take(self) -> tuple[int, Batch] | None:
+        """The next batch, waiting for it; None when no more is coming."""
+        while True:
+            with self._changed:
+                if self._waiting:
+                    taken = self._in_work = self._waiting.popleft()
+                    self._waiting_bytes -= taken[0]
+                    return taken
+                if self._end_s is not None:
+                    return None
+                woken = self._changed.wait(TICK_S)
+            if not woken:
+                self._try(self._sink.tick)
+
+    def _deliver(self, batch: Batch) -> bool:
+        before = len(batch.lines)
+        try:
+            self._sink.write(batch)
+        except SinkError as error:
+            with self._changed:
+                self._records += before - len(batch.lines)
+            self._failed(error)
+            return False
+        with self._changed:
+            self._records += before
+            self._in_work = None
+            self._last_success_s = self._wall_s()
+        if self._complaint is not None:
+            log.info("usage records are written again", sink=self.name)
+            self._complaint = None
+        return True
+
+    def _give_back(self, taken: tuple[int, Batch]) -> bool:
+        """Put a batch that could not be delivered back to the front. True when there is no time left to try again."""
+        _, batch = taken
+        with self._changed:
+            self._in_work = None
+            size = batch.size_bytes
+            self._waiting.appendleft((size, batch))
+            self._waiting_bytes += size
+            self._make_room()
+            return self._end_s is not None and time.monotonic() >= self._end_s
+
+    def _rest(self, retry_s: float) -> None:
+        """Wait before the next try; no longer than there is time when no more is coming."""
+        until_s = time.monotonic() + retry_s
+        with self._changed:
+            while True:
+                end_s = until_s if self._end_s is None else min(until_s, self._end_s)
+                left_s = end_s - time.monotonic()
+                if left_s <= 0:
+                    return
+                self._changed.wait(left_s)
+
+    def _make_room(self) -> None:
+        while self._waiting_bytes > self._buffer_bytes and self._waiting:
+            size, batch = self._waiting.popleft()
+            self._waiting_bytes -= size
+            self._dropped += len(batch.lines)
+
+    def _drop_all(self) -> None:
+        for _, batch in [*self._waiting, *([self._in_work] if self._in_work else [])]:
+            self._dropped += len(batch.lines)
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        self._in_work = None
+
+    def _try(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except SinkError as error:
+            self._failed(error)
+
+    def _failed(self, error: SinkError) -> None:
+        with self._changed:
+            self._errors += 1
+        text = str(error)
+        if text != self._complaint:
+            self._complaint = text
+            log.error("usage records cannot be written, trying again", sink=self.name, error=text)

@@ -1,0 +1,276 @@
+"""Usage records from the ledger's totals, on a clock that the test sets; expected numbers worked out by hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from deploy.export_rows import FAMILY_OF, Interval, Sampler
+from proxy.wire.schema import API_NAMES
+from quota import record
+from quota.entity import DEFAULT, Kind
+from quota.ledger import Ledger
+from quota.table import CandidateLimits, Entry, QuotaTable
+
+CONSTANTS = {"instance": "i", "kquota_version": "1", "pod": "p"}
+
+
+class Watched:
+    """A ledger and its sampler; ticks once a second, an interval is as many ticks as the test makes."""
+
+    def __init__(self, *entries: Entry) -> None:
+        self.ledger = Ledger(QuotaTable(entries), smooth=False, max_throttle_ms=None)
+        self.sampler = Sampler(self.ledger, CONSTANTS, 0.0)
+        self.now_ms = self.start_ms = 0.0
+
+    def charge(self, client_id: str, kind: Kind, amount: float) -> None:
+        self.ledger.charge(self.ledger.account("u", client_id), kind, amount, self.now_ms)
+
+    def tick(self, count: int = 1, each_ms: float = 1000.0) -> None:
+        for _ in range(count):
+            self.now_ms += each_ms
+            for _ in self.sampler.tick(self.now_ms):
+                pass
+
+    def close(self) -> list[record.Row]:
+        start_ms, self.start_ms = self.start_ms, self.now_ms
+        duration_s = (self.now_ms - start_ms) / 1000
+        interval = Interval(int(start_ms), int(self.now_ms), duration_s)
+        rows = [row for row in self.sampler.close(interval) if row is not None]
+        assert [record.problems(row) for row in rows] == [[]] * len(rows)
+        assert all(record.from_line(record.to_line(row)) == row for row in rows)
+        return rows
+
+
+def told(row: record.Row, *names: str) -> list[Any]:
+    return [row[name] for name in names]
+
+
+def test_a_client_s_use_of_an_interval() -> None:
+    watched = Watched()
+    for size in (100, 0, 300, 0, 500, 600, 700, 800, 900, 1000):
+        if size:
+            watched.charge("c", Kind.PRODUCE, size)
+        watched.tick()
+    watched.charge("c", Kind.REQUEST, 250)
+    watched.charge("c", Kind.MUTATION, 7)
+    (row,) = watched.close()
+    assert told(row, "user", "client_id", "instance", "sequence", "pod") == ["u", "c", "i", 1, "p"]
+    assert told(row, "start_ms", "end_ms", "duration_s", "samples") == [0, 10_000, 10.0, 10]
+    assert told(row, "produce_bytes", "fetch_bytes", "request_seconds", "mutations") == [4900, 0, 0.25, 7.0]
+    # sorted: 0 0 100 300 500 600 700 800 900 1000; the 5th, the 10th, the 10th and the highest
+    rates = told(row, "produce_rate_p50", "produce_rate_p95", "produce_rate_p99", "produce_rate_max")
+    assert rates == [500.0, 1000.0, 1000.0, 1000.0]
+    # charged after the last tick: in this interval's totals, in the next one's rates
+    assert row["request_rate_max"] == 0.0
+    watched.tick()
+    assert watched.close() == []
+
+
+def test_what_comes_after_the_last_tick_is_the_next_interval_s() -> None:
+    watched = Watched()
+    watched.tick()
+    watched.charge("c", Kind.REQUEST, 250)
+    assert watched.close() == []
+    watched.tick()
+    (second,) = watched.close()
+    # 250 ms of one second of one thread are 25 percent
+    assert (second["request_seconds"], second["request_rate_max"]) == (0.25, 25.0)
+
+
+@pytest.mark.parametrize(
+    ("rates", "samples", "percentiles"),
+    [
+        # ranks ceil(0.5 * 20) = 10, ceil(0.95 * 20) = 19, ceil(0.99 * 20) = 20
+        (range(1, 21), 20, (10, 19, 20, 20)),
+        # 100 samples, 97 of them idle: ranks 50, 95, 99 of 97 zeros, 5, 6, 7
+        ((7, 5, 6), 100, (0, 0, 6, 7)),
+        ((3,), 1, (3, 3, 3, 3)),
+    ],
+)
+def test_percentiles_are_by_nearest_rank(
+    rates: Iterator[int], samples: int, percentiles: tuple[int, int, int, int]
+) -> None:
+    watched = Watched()
+    for rate in rates:
+        watched.charge("c", Kind.FETCH, rate)
+        watched.tick()
+        samples -= 1
+    watched.tick(samples)
+    (row,) = watched.close()
+    assert tuple(row[f"fetch_rate_{name}"] for name in ("p50", "p95", "p99", "max")) == percentiles
+
+
+def test_a_late_tick_divides_by_the_time_that_really_passed() -> None:
+    watched = Watched()
+    watched.charge("c", Kind.PRODUCE, 5000)
+    watched.tick(each_ms=2500)
+    watched.charge("c", Kind.PRODUCE, 10)
+    watched.tick(each_ms=100)  # too short to tell a rate
+    (row,) = watched.close()
+    assert told(row, "produce_bytes", "produce_rate_max", "samples") == [5010, 2000.0, 1]
+
+
+def test_only_active_clients_have_rows_and_sequences_have_no_gaps() -> None:
+    watched = Watched()
+    watched.charge("a", Kind.PRODUCE, 1)
+    watched.charge("b", Kind.PRODUCE, 1)
+    watched.tick()
+    assert [(row["client_id"], row["sequence"]) for row in watched.close()] == [("a", 1), ("b", 2)]
+    watched.tick()
+    assert watched.close() == []
+    watched.charge("b", Kind.PRODUCE, 2)
+    watched.tick()
+    assert [(row["client_id"], row["sequence"], row["produce_bytes"]) for row in watched.close()] == [("b", 3, 2)]
+
+
+def test_connections_requests_library_and_patience() -> None:
+    watched = Watched()
+    account = watched.ledger.account("u", "c")
+    for _ in range(3):
+        account.join()
+    account.leave()
+    account.requests |= {0: 4, 1: 3, 78: 1, 3: 2, 11: 1, 22: 1, 19: 1, 18: 3, -1: 1}
+    account.software = "apache-kafka-java/4.2.0"
+    account.note_mute(ignored=True)
+    account.note_mute(ignored=False)
+    watched.ledger.note_throttle(account, Kind.PRODUCE, 1500)
+    watched.ledger.note_throttle(account, Kind.REQUEST, 20)
+    watched.ledger.note_broker_throttle(account, 7)
+    watched.tick()
+    (row,) = watched.close()
+    assert {name: row[f"requests_{name}"] for name in record.FAMILIES} == {
+        "produce": 4,
+        "fetch": 4,
+        "metadata": 2,
+        "group": 1,
+        "transaction": 1,
+        "admin": 1,
+        "connection": 3,
+        "other": 1,
+    }
+    assert told(row, "connections_peak", "connections_opened", "mutes", "mutes_ignored") == [3, 3, 2, 1]
+    assert told(row, "client_library", "client_library_version") == ["apache-kafka-java", "4.2.0"]
+    assert told(row, "throttle_produce_count", "throttle_produce_seconds") == [1, 1.5]
+    assert told(row, "throttle_request_count", "throttle_request_seconds") == [1, 0.02]
+    assert told(row, "throttle_broker_count", "throttle_broker_seconds") == [1, 0.007]
+    account.leave()  # no row for a connection that only ends, but the peak of the next row knows
+    watched.tick()
+    assert watched.close() == []
+    watched.charge("c", Kind.PRODUCE, 1)
+    watched.tick()
+    (row,) = watched.close()
+    assert told(row, "connections_peak", "connections_opened", "requests", "mutes") == [1, 0, 0, 0]
+
+
+def test_every_api_has_a_family() -> None:
+    assert FAMILY_OF.keys() == API_NAMES.keys() | {-1}
+    named = {name: FAMILY_OF[key] for key, name in API_NAMES.items()}
+    assert {name for name, family in named.items() if family == "produce"} == {"Produce"}
+    assert {family: sum(1 for one in named.values() if one == family) for family in record.FAMILIES}["admin"] > 20
+
+
+def test_limits_and_groups() -> None:
+    watched = Watched(Entry(client_id=DEFAULT, producer_byte_rate=1000.0), Entry("u", consumer_byte_rate=50.0))
+    for _ in range(2):
+        watched.charge("c", Kind.PRODUCE, 2000)
+        watched.charge("c", Kind.FETCH, 1)
+        watched.tick()
+    (row,) = watched.close()
+    limit = told(row, "produce_limit", "produce_limit_mode", "produce_limit_level")
+    assert limit == [1000.0, "enforce", "<default client-id>"]
+    assert told(row, "produce_group_user", "produce_group_client_id") == [None, "c"]
+    assert told(row, "fetch_group_user", "fetch_group_client_id", "fetch_limit") == ["u", None, 50.0]
+    assert told(row, "mutation_limit", "mutation_limit_mode", "mutation_group_utilisation_peak") == [None, None, None]
+    # 4000 bytes in Kafka's window, of which at least 10 s count: 400 bytes/s of 1000
+    assert row["produce_group_utilisation_peak"] == pytest.approx(0.4, abs=0.05)
+
+
+def test_what_limits_on_trial_would_have_done_is_told_once_per_group() -> None:
+    """Three clients of one user share a shadow limit of 10 bytes/s."""
+    watched = Watched(Entry("u", producer_byte_rate=10.0, mode="shadow"))
+    for client in "abc":
+        watched.charge(client, Kind.PRODUCE, 1000)
+    watched.tick()
+    rows = watched.close()
+    assert [row["produce_limit_mode"] for row in rows] == ["shadow"] * 3
+    (group,) = watched.ledger.groups()
+    assert group.shadowed is not None
+    assert sum(row["produce_group_shadow_count"] for row in rows) == group.shadowed.throttled == 3
+    assert sum(row["produce_group_shadow_seconds"] for row in rows) == group.shadowed.throttle_ms / 1000 > 0
+    assert sum(row["throttle_produce_count"] for row in rows) == 0
+    before = group.shadowed.throttled
+    watched.charge("b", Kind.PRODUCE, 1000)
+    watched.tick()
+    (row,) = watched.close()
+    assert row["produce_group_shadow_count"] == group.shadowed.throttled - before == 1
+
+
+def test_what_a_candidate_would_have_done() -> None:
+    candidate = CandidateLimits(producer_byte_rate=10.0)
+    watched = Watched(Entry(client_id="c", producer_byte_rate=1e9, candidate=candidate))
+    watched.charge("c", Kind.PRODUCE, 1000)
+    watched.tick()
+    (row,) = watched.close()
+    assert told(row, "produce_limit", "produce_candidate_limit") == [1e9, 10.0]
+    assert row["produce_group_candidate_count"] == 1
+    # 1000 bytes in 10 s are 100 bytes/s: (100 - 10) / 10 * 10 s
+    assert row["produce_group_candidate_seconds"] == pytest.approx(90.0, rel=0.1)
+    assert row["produce_group_shadow_count"] == 0
+
+
+def test_a_forgotten_client_starts_anew() -> None:
+    watched = Watched()
+    watched.charge("c", Kind.PRODUCE, 5)
+    watched.tick()
+    watched.close()
+    watched.now_ms += 2 * 3_600_000
+    assert watched.ledger.expire(watched.now_ms) >= 1
+    assert list(watched.ledger.accounts()) == [], "the sampler does not keep it alive"
+    watched.tick()
+    watched.charge("c", Kind.PRODUCE, 7)
+    watched.tick()
+    (row,) = watched.close()
+    assert row["produce_bytes"] == 7
+
+
+def test_refunds_make_negative_amounts_and_sums_are_right() -> None:
+    watched = Watched()
+    watched.charge("c", Kind.MUTATION, 5)
+    watched.tick()
+    rows = watched.close()
+    watched.ledger.refund(watched.ledger.account("u", "c"), Kind.MUTATION, 3, watched.now_ms)
+    watched.tick()
+    rows += watched.close()
+    assert [row["mutations"] for row in rows] == [5.0, -3.0]
+    assert rows[1]["mutation_rate_max"] == 0.0
+
+
+def test_names_are_cut_as_in_metrics() -> None:
+    watched = Watched()
+    watched.charge("x" * 500, Kind.PRODUCE, 1)
+    watched.charge("\udce9", Kind.PRODUCE, 1)
+    watched.tick()
+    first, second = watched.close()
+    assert len(first["client_id"]) == record.MAX_NAME_CHARACTERS
+    assert second["client_id"] == "\\udce9"
+
+
+def test_a_hundred_thousand_clients_are_sampled_in_short_steps() -> None:
+    """The bound is generous, for busy machines; docs/adr/0013 has the measured time."""
+    watched = Watched()
+    for index in range(100_000):
+        watched.ledger.account("u", f"c{index}")
+    watched.tick()
+    for index in range(0, 100_000, 50):
+        watched.charge(f"c{index}", Kind.PRODUCE, 1)
+    steps = []
+    began = time.thread_time()
+    for _ in watched.sampler.tick(1000.0):
+        steps.append(time.thread_time() - began)
+        began = time.thread_time()
+    assert len(steps) > 50
+    assert sorted(steps)[len(steps) // 2] < 0.005
