@@ -7,7 +7,8 @@ totals, so over time nothing is counted twice or forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ SHORTEST_SAMPLE_MS: Final = 250.0
 """A shorter time gives no rate (a drain may end right after a tick)."""
 _PER_SECOND: Final = {Kind.PRODUCE: 1.0, Kind.FETCH: 1.0, Kind.REQUEST: 0.1, Kind.MUTATION: 1.0}
 """From an amount per second to the kind's rate: 1 ms of busy time per second is 0.1 percent of a thread."""
+_ZEROS: Final = (0.0,) * len(Kind)
 
 _NAMES_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "produce": ("Produce",),
@@ -72,19 +74,22 @@ class Interval:
 
 
 class _Seen:
-    """What was seen of a client when it was last looked at, and its rates in this interval. Knows no account, so that
-    the ledger can forget it."""
+    """What was seen of a client when it was last looked at, and its rates in this interval.
+
+    Knows no account, so that the ledger can forget it. Made of things that the garbage collector does not have to walk:
+    there are as many of these as clients.
+    """
 
     __slots__ = ("amounts", "interval", "rates", "requests", "ticked", "totals")
 
     def __init__(self) -> None:
         self.interval = -1
         """The last interval in which it was active."""
-        self.ticked = [0.0] * len(Kind)
+        self.ticked = array("d", _ZEROS)
         """Amounts at the last tick."""
-        self.rates: list[list[float]] = [[] for _ in Kind]
-        """One-second rates above 0."""
-        self.amounts = [0.0] * len(Kind)
+        self.rates: dict[int, array[float]] | None = None
+        """One-second rates above 0, by the number of the kind."""
+        self.amounts: tuple[float, ...] = _ZEROS
         """Amounts at the end of the last interval that has a row."""
         self.requests: dict[int, int] = {}
         self.totals = (0,) * (2 * len(Kind) + 5)
@@ -143,7 +148,9 @@ class Sampler:
             if gain:
                 ticked[index] = meter.amount
                 if gain > 0 and factors[index]:
-                    seen.rates[index].append(gain * factors[index])
+                    if seen.rates is None:
+                        seen.rates = {}
+                    seen.rates.setdefault(index, array("d")).append(gain * factors[index])
                 group = meter.group
                 if group is not None and group.limit is not None:
                     groups.add(group)
@@ -163,9 +170,7 @@ class Sampler:
         samples, self._samples = self._samples, 0
         self._interval += 1
         for account in active:
-            row = self._row(account, common, samples, peaks, news)
-            if row is not None:
-                yield row
+            yield self._row(account, common, samples, peaks, news)
 
     def _look_at_trials(self, news: dict[Group, _Trials]) -> Iterator[None]:
         """What limits on trial would have done since that was last reported; forgets groups that are gone."""
@@ -198,7 +203,7 @@ class Sampler:
         row = dict(common)
         before, totals = seen.totals, _totals(account)
         gains = [now - old for now, old in zip(totals, before, strict=True)]
-        amounts = [meter.amount for meter in account.meters.values()]
+        amounts = tuple(meter.amount for meter in account.meters.values())
         used = [now - old for now, old in zip(amounts, seen.amounts, strict=True)]
         opened = gains[-1]
         requests = _families(account.requests, seen.requests, row)
@@ -222,12 +227,11 @@ class Sampler:
             row[f"throttle_{cause}_seconds"] = gains[2 * index + 1] / 1000.0
         row["mutes"], row["mutes_ignored"] = gains[-3], gains[-2]
         for index, (kind, meter) in enumerate(account.meters.items()):
-            if seen.rates[index]:
+            if seen.rates is not None and index in seen.rates:
                 _put_rates(row, kind, seen.rates[index], samples)
-                seen.rates[index] = []
             if meter.group is not None:
                 self._put_group(row, kind, meter.group, peaks, news)
-        seen.totals, seen.amounts = totals, amounts
+        seen.totals, seen.amounts, seen.rates = totals, amounts, None
         seen.requests = dict(account.requests)
         account.connections_peak = account.connections
         return row
@@ -282,9 +286,9 @@ def _families(now: Mapping[int, int], before: Mapping[int, int], row: Row) -> in
     return requests
 
 
-def _put_rates(row: Row, kind: Kind, rates: list[float], samples: int) -> None:
+def _put_rates(row: Row, kind: Kind, unsorted: Iterable[float], samples: int) -> None:
     """Percentiles by nearest rank: of n samples, idle ones included, the ceil(p * n / 100)-th smallest."""
-    rates.sort()
+    rates = sorted(unsorted)
     idle = max(samples - len(rates), 0)
     for percent in _PERCENTS:
         rank = -(-percent * samples // 100) - idle
