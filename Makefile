@@ -54,6 +54,10 @@ bench: $(VENV)/.bench ## Direct vs HAProxy vs Envoy vs kquota, as ratios of one 
 schema: $(VENV)/.dev ## Generate proxy/wire/schema.py anew from Kafka's published message schemas
 	@$(BIN)/python -m proxy.wire.generate
 
+chart: $(VENV)/.dev ## Generate what the chart has from the configuration model, and its golden and plain renders
+	@$(BIN)/python -m deploy.chart
+	@$(BIN)/python -m tests.chart_tools
+
 image-lock: $(VENV)/.dev ## Pin what goes into the image, with SHA-256 sums, from pyproject.toml and deploy/constraints.txt
 	@$(PIP) install -c deploy/constraints.txt uv
 	@$(LOCK) -o deploy/image/sidecar.txt pyproject.toml

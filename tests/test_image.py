@@ -5,6 +5,7 @@ No Docker engine is needed; tests/image_tools.py says what takes its place and w
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -22,10 +23,12 @@ import yaml
 
 from deploy.kafka.jars import cache_dir
 from deploy.kafka.ports import free_ports
+from tests.chart_tools import configuration, documents, pod_specs, render_text, sidecar_of
 from tests.image_tools import ROOT, Builder, Stage, context_files, locked_wheels, parse
 
 if TYPE_CHECKING:
     from deploy.kafka import KafkaCluster
+    from tests.conftest import JavaTool
 
 UID = 65532
 LIMIT_S = 60.0
@@ -207,57 +210,120 @@ def config(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _write(config: Path, values: dict[str, Any]) -> None:
+def _write(config: Path, text: str) -> None:
     """A new version of the ConfigMap."""
     number = len(list(config.glob("..[0-9]*"))) + 1
     fresh = config / f"..{number}"
     fresh.mkdir()
-    (fresh / "kquota.yaml").write_text(yaml.safe_dump(values))
+    (fresh / "kquota.yaml").write_text(text)
     (config / "..swap").symlink_to(fresh.name)
     os.replace(config / "..swap", config / "..data")
 
 
 @pytest.mark.broker
-def test_the_image_serves_kafka_with_a_read_only_root(
-    image: Builder, config: Path, kafka: KafkaCluster, topic: str
+def test_the_image_serves_as_the_chart_runs_it(
+    image: Builder, config: Path, kafka: KafkaCluster, topic: str, java_tool: JavaTool, tmp_path: Path
 ) -> None:
-    """`kquota run` as uid 65532 without capabilities: serves clients, sees a new ConfigMap, ends with 0 on SIGTERM."""
-    from tests.clients import Load, produce_kafka_python
+    """What the chart renders, at work: its ConfigMap, container, probes, helm test and demo, in the image as uid 65532.
 
+    No capability, a read-only root, one writable directory. The demo's producer is throttled; then its quota is raised
+    in the values, and the same sidecar lets it run.
+    """
     port, admin, first = free_ports(3)
     values: dict[str, Any] = {
-        "listen": {"port": port, "broker_ports": f"{first}-{first + 9}"},
-        "upstream": {"bootstrap": list(kafka.bootstrap)},
-        "quotas": [{"client-id": "greedy", "producer_byte_rate": 100_000_000}],
-        "admin": {"host": "0.0.0.0", "port": admin},
+        "config": {
+            "upstream": {"bootstrap": list(kafka.bootstrap)},
+            "listen": {"port": port, "broker_ports": f"{first}-{first + 9}"},
+            "admin": {"port": admin},
+        },
+        "quotas": [{"client-id": "kquota-demo", "producer_byte_rate": "100k"}],
+        "demo": {"enabled": True, "topic": topic, "records": 1500},
     }
-    _write(config, values)
-    stage = image.stages["kquota"]
+
+    def rendered() -> list[dict[str, Any]]:
+        path = tmp_path / "values.yaml"
+        path.write_text(yaml.safe_dump(values))
+        return documents(render_text(path))
+
+    manifests = rendered()
+    _write(config, configuration(manifests))
+    pods = pod_specs(manifests)
+    demo, smoke = pods["Job/shop-kquota-demo"], pods["Pod/shop-kquota-test"]
+    container, stage = sidecar_of(demo), image.stages["kquota"]
+    assert container["securityContext"]["runAsUser"] == UID
+    writable = [mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")]
+    assert writable == ["/var/lib/kquota"]
     (image.root("kquota") / "etc/kquota").mkdir(exist_ok=True)
     command = image.command(
         "kquota",
-        [*stage.last("ENTRYPOINT").arguments, *stage.last("CMD").arguments],
+        [*stage.last("ENTRYPOINT").arguments, *container["args"]],
         where=stage.last("WORKDIR").rest,
         user=UID,
-        writable=["/var/lib/kquota"],
+        writable=writable,
         mounts={config: "/etc/kquota"},
     )
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    url = f"http://127.0.0.1:{admin}"
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+
+    def probe(kind: str) -> bool:
+        get = container[f"{kind}Probe"]["httpGet"]
+        return httpx.get(f"http://127.0.0.1:{ports[get['port']]}{get['path']}").is_success
+
+    def run_the_demo() -> float:
+        """Runs its container's command with its arguments; seconds that it was throttled so far."""
+        (producer,) = demo["containers"]
+        assert producer["command"] == ["/opt/kafka/bin/kafka-producer-perf-test.sh"]
+        java_tool("org.apache.kafka.tools.ProducerPerformance", producer["args"])
+        text = httpx.get(f"http://127.0.0.1:{admin}/metrics").text
+        samples = re.findall(
+            r'^kquota_throttle_seconds_total\{.*client_id="kquota-demo".*\} (\S+)$', text, re.MULTILINE
+        )
+        return sum(map(float, samples))
+
     try:
-        _wait(lambda: httpx.get(url + "/readyz").status_code == 200, process)
+        for kind in ("startup", "readiness", "liveness"):
+            _wait(functools.partial(probe, kind), process)
         status = Path(f"/proc/{process.pid}/status").read_text()
         assert f"Uid:\t{UID}\t{UID}\t{UID}\t{UID}" in status
-        load = Load(bootstrap=[f"127.0.0.1:{port}"], topic=topic, client_id="greedy", records=20, record_bytes=1000)
-        assert produce_kafka_python(load).total_bytes > 0
-        values["quotas"][0]["producer_byte_rate"] = 12_345
-        _write(config, values)
-        _wait(lambda: "12345" in httpx.get(url + "/explain?client_id=greedy").text, process)
+        (tester,) = smoke["containers"]
+        done = _run(image, *tester["command"], *tester["args"])
+        assert done.returncode == 0, done.stderr
+        assert "1 brokers, each behind a port of the sidecar" in done.stdout
+        # 1.5 MB at 100 kB/s; eleven seconds' worth may go at once (Kafka's window)
+        throttled_s = run_the_demo()
+        assert throttled_s > 1
+        values["quotas"][0]["producer_byte_rate"] = "500M"
+        again = rendered()
+        assert pod_specs(again) == pods, "no pod is restarted for it"
+        _write(config, configuration(again))
+        _wait(lambda: "500000000" in httpx.get(f"http://127.0.0.1:{admin}/explain?client_id=kquota-demo").text, process)
+        assert run_the_demo() == throttled_s
     finally:
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
     assert "Traceback" not in output
+
+
+@pytest.mark.broker
+def test_smoke_sees_clients_sent_around_the_sidecar(kafka: KafkaCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the sidecar between: the broker's own address is none of the sidecar's ports."""
+    from deploy import smoke
+
+    (bootstrap,) = kafka.bootstrap
+    assert smoke.main([f"--bootstrap={bootstrap}", "--broker-ports=1-2", "--limit-s=0"]) == 1
+    assert f"clients are sent around the sidecar: to {bootstrap}, expected ports 1-2" in capsys.readouterr().err
+
+
+def test_smoke_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    from deploy import smoke
+
+    (port,) = free_ports(1)
+    arguments = [f"--bootstrap=127.0.0.1:{port}", "--broker-ports=1-2", "--limit-s=0"]
+    assert smoke.main(arguments) == 1
+    assert f"error: 127.0.0.1:{port}: " in capsys.readouterr().err
+    assert smoke.main([*arguments, f"--admin=http://127.0.0.1:{port}"]) == 1
+    assert f"error: http://127.0.0.1:{port}: " in capsys.readouterr().err
 
 
 def _wait(condition: Any, process: subprocess.Popen[str]) -> None:

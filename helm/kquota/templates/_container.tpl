@@ -1,0 +1,63 @@
+{{/* The kquota container, without its place in a pod. Called with the chart's own scope. */}}
+{{- define "kquota.container" -}}
+name: kquota
+image: {{ include "kquota.image" . | quote }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+args: ["run", "--config", "/etc/kquota/kquota.yaml"]
+{{- with .Values.extraEnv }}
+env:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+ports:
+  {{- if eq .Values.mode "gateway" }}
+  - name: kafka
+    containerPort: {{ include "kquota.port" . }}
+    protocol: TCP
+  {{- end }}
+  - name: metrics
+    containerPort: {{ int .Values.config.admin.port }}
+    protocol: TCP
+startupProbe:
+  httpGet: {path: {{ .Values.probes.startup.path }}, port: metrics}
+  {{- omit .Values.probes.startup "path" | toYaml | nindent 2 }}
+readinessProbe:
+  httpGet: {path: /readyz, port: metrics}
+  {{- toYaml .Values.probes.readiness | nindent 2 }}
+livenessProbe:
+  httpGet: {path: /healthz, port: metrics}
+  {{- toYaml .Values.probes.liveness | nindent 2 }}
+resources:
+  {{- toYaml .Values.resources | nindent 2 }}
+securityContext:
+  {{- include "kquota.securityContext" . | nindent 2 }}
+terminationMessagePolicy: FallbackToLogsOnError
+volumeMounts:
+  {{- /* The whole directory: a file mounted by subPath never changes. */}}
+  - name: kquota-config
+    mountPath: /etc/kquota
+    readOnly: true
+  - name: kquota-state
+    mountPath: /var/lib/kquota
+{{- end -}}
+
+{{/* Satisfies the Pod Security Standard "restricted" without help from the pod. */}}
+{{- define "kquota.securityContext" -}}
+allowPrivilegeEscalation: false
+capabilities:
+  drop: ["ALL"]
+privileged: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- define "kquota.podVolumes" -}}
+- name: kquota-config
+  configMap:
+    name: {{ include "kquota.fullname" . }}
+- name: kquota-state
+  {{- toYaml .Values.state.volume | nindent 2 }}
+{{- end -}}

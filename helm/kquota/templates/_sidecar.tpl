@@ -1,0 +1,68 @@
+{{/*
+For other charts: parts of a pod with a kquota sidecar.
+
+Each is called with the including chart's root, {{ include "kquota.initContainers" . }}, where this chart is a dependency
+named kquota; or, if it goes by another name there, with {{ include "kquota.initContainers" .Subcharts.thatName }}.
+docs/kubernetes.md shows a whole chart.
+*/}}
+
+{{/* "true" where the sidecar is an init container with restartPolicy Always. */}}
+{{- define "kquota.native" -}}
+{{- $scope := get (default dict .Subcharts) "kquota" | default . -}}
+{{- $native := $scope.Values.sidecar.native | toString -}}
+{{- if eq $native "auto" -}}
+{{- if semverCompare ">=1.29.0-0" $scope.Capabilities.KubeVersion.Version -}}true{{- end -}}
+{{- else if eq $native "true" -}}true
+{{- end -}}
+{{- end -}}
+
+{{/* The sidecar as an item of initContainers (native) or containers. Native: put it first. */}}
+{{- define "kquota.sidecar" -}}
+{{- $scope := get (default dict .Subcharts) "kquota" | default . -}}
+{{- $container := include "kquota.container" $scope | fromYaml -}}
+{{- if include "kquota.native" $scope -}}
+{{- $_ := set $container "restartPolicy" "Always" -}}
+{{- else if $scope.Values.sidecar.preStopSleepSeconds -}}
+{{- $sleep := list "sleep" (toString (int $scope.Values.sidecar.preStopSleepSeconds)) -}}
+{{- $_ := set $container "lifecycle" (dict "preStop" (dict "exec" (dict "command" $sleep))) -}}
+{{- end -}}
+{{- list $container | toYaml -}}
+{{- end -}}
+
+{{/* Items for initContainers, before all others: the sidecar if it is native, else nothing. */}}
+{{- define "kquota.initContainers" -}}
+{{- if include "kquota.native" . }}{{ include "kquota.sidecar" . }}{{ end -}}
+{{- end -}}
+
+{{/* Items for containers: the sidecar if it is not native, else nothing. */}}
+{{- define "kquota.containers" -}}
+{{- if not (include "kquota.native" .) }}{{ include "kquota.sidecar" . }}{{ end -}}
+{{- end -}}
+
+{{/* Items for volumes. */}}
+{{- define "kquota.volumes" -}}
+{{- include "kquota.podVolumes" (get (default dict .Subcharts) "kquota" | default .) -}}
+{{- end -}}
+
+{{/* Labels for the pod: what PodMonitor and NetworkPolicy select. */}}
+{{- define "kquota.podLabels" -}}
+{{- include "kquota.memberLabels" (get (default dict .Subcharts) "kquota" | default .) -}}
+{{- end -}}
+
+{{/* Annotations for the pod: settings that need a restart restart it; changed quotas do not. */}}
+{{- define "kquota.podAnnotations" -}}
+{{- $scope := get (default dict .Subcharts) "kquota" | default . -}}
+kquota.io/restart-checksum: {{ include "kquota.restartChecksum" $scope }}
+{{- if $scope.Values.prometheusAnnotations }}
+prometheus.io/scrape: "true"
+prometheus.io/path: /metrics
+prometheus.io/port: {{ $scope.Values.config.admin.port | int | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* At least this many seconds for the pod's end: the longest drain and a margin, after what the application needs. */}}
+{{- define "kquota.terminationGracePeriodSeconds" -}}
+{{- $scope := get (default dict .Subcharts) "kquota" | default . -}}
+{{- $sleep := ternary 0 (int $scope.Values.sidecar.preStopSleepSeconds) (eq (include "kquota.native" $scope) "true") -}}
+{{- add 15 $sleep (include "kquota.drainSeconds" $scope | int) -}}
+{{- end -}}
