@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import tracemalloc
+from collections import Counter as CountOf
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -296,6 +298,54 @@ def test_forgetting_changes_no_decision(steps: list[tuple[int, str]], limit: int
         assert told == delay
         if isinstance(decision, Ticket):
             gate.gate.leave(decision)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["admit", "admit unnamed", "identify", "leave"]),
+            st.sampled_from([A, B]),
+            st.sampled_from(["alice", "bob"]),
+            st.integers(0, 400),
+        ),
+        max_size=80,
+    ),
+    st.integers(0, 4),
+    st.integers(1, 6),
+    st.sampled_from(["enforce", "shadow"]),
+)
+def test_counts_of_open_connections_are_right_and_caps_are_kept(
+    steps: list[tuple[str, str, str, int]], cap: int, rate: int, mode: Literal["enforce", "shadow"]
+) -> None:
+    gate = Gate(ConnectionEntry(IP, A, rate, cap + 2, mode), ConnectionEntry(USER, DEFAULT, rate, cap, mode))
+    tickets: list[Ticket] = []
+    refused, now = 0, 0
+    for what, address, user, pause in steps:
+        now += pause
+        if what.startswith("admit"):
+            decision = gate.gate.admit(address, user if what == "admit" else None, now)
+            if isinstance(decision, Ticket):
+                tickets.append(decision)
+            else:
+                refused += 1
+                assert (decision.delay_ms > 0) == (decision.cause in (Cause.IP_RATE, Cause.USER_RATE))
+        elif tickets and what == "identify":
+            refused += gate.gate.identify(tickets[0], user, now) is not None
+        elif tickets:
+            gate.gate.leave(tickets.pop(0))
+        for scope, names in ((IP, [one.address for one in tickets]), (USER, [one.user for one in tickets if one.user])):
+            assert dict(gate.gate.open(scope)) == dict(CountOf(names))
+        if mode == "enforce":
+            assert max(gate.gate.open(USER).values(), default=0) <= cap
+            assert gate.gate.open(IP).get(A, 0) <= cap + 2
+    assert refused == gate.gate.refused.total()
+    assert refused == 0 or mode == "enforce"
+    assert sum(one.count for one in gate.gate.refusals(100)) == refused
+    for ticket in tickets:
+        gate.gate.leave(ticket)
+    assert not gate.gate.open(IP)
+    assert not gate.gate.open(USER)
 
 
 def test_memory_is_bounded_with_a_million_addresses() -> None:
