@@ -28,9 +28,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from deploy.explain import Moment, addresses_of, explanation_json, identity_of_connections, throttled_json
+from deploy.explain import Moment, Origin, addresses_of, explanation_json, identity_of_connections, throttled_json
 from deploy.metrics import CONTENT_TYPE, Metrics
 from proxy.connection import ConnectionInfo
+from quota.admin import Entity
 from quota.connections import canonical_address
 from quota.group import Group
 from quota.ledger import Ledger, TrialSnapshot, trial_snapshot
@@ -73,6 +74,9 @@ class QuotasView(Protocol):
     @property
     def not_ready(self) -> str | None:
         """Why the sidecar should get no traffic yet; None when it may."""
+
+    def origin(self, entity: Entity, key: str) -> str:
+        """Where one limit in force was set, in words."""
 
 
 def not_ready(proxy: ProxyView, quotas: QuotasView | None = None) -> list[str]:
@@ -134,6 +138,10 @@ class AdminApp:
         reasons = not_ready(self._proxy, self._source)
         return _json({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
 
+    @property
+    def _origin(self) -> Origin | None:
+        return None if self._source is None else self._source.origin
+
     def _moment(self) -> Moment:
         return Moment(self._now_ms(), time.time())
 
@@ -151,7 +159,7 @@ class AdminApp:
                 if index % STEP == 0:
                     await trio.lowlevel.checkpoint()
             longest = [group for _, _, group in heapq.nlargest(most, held)]
-            return _json(throttled_json(longest, self._ledger, at) | {"total": len(held)})
+            return _json(throttled_json(longest, self._ledger, at, self._origin) | {"total": len(held)})
 
     async def _explain(self, request: Request) -> Response:
         """One client. A user that is not named is the one that connections get."""
@@ -167,7 +175,9 @@ class AdminApp:
             identity = identity_of_connections(self._proxy.connections(), user, client_id, given)
             at = self._moment()
             addresses = addresses or addresses_of(identity["peers"])
-            answer = explanation_json(self._ledger, user, client_id, identity=identity, at=at, addresses=addresses)
+            answer = explanation_json(
+                self._ledger, user, client_id, identity=identity, at=at, addresses=addresses, origin=self._origin
+            )
             return _json(answer)
 
     async def _quotas(self, request: Request) -> Response:

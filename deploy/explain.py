@@ -6,7 +6,7 @@ of it is in `deploy.explain_text`. Times are wall-clock time in UTC, for they st
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -15,10 +15,11 @@ from config.model import Config
 from deploy.text import UNITS
 from proxy.connection import ConnectionInfo
 from proxy.wire.schema import API_NAMES
+from quota.admin import Entity, entity_of_entry
 from quota.connections import ConnectionEntry, Refused, Scope, canonical_address
 from quota.connections import Standing as ConnectionStanding
 from quota.decisions import Decision
-from quota.entity import ANONYMOUS, Kind
+from quota.entity import ANONYMOUS, DEFAULT, Kind
 from quota.group import Group
 from quota.ledger import KindExplanation, Ledger, TrialSnapshot, trial_snapshot
 from quota.standing import standing
@@ -45,8 +46,19 @@ class Moment:
             return "9999-12-31T23:59:59.999Z"  # a debt of thousands of years
 
 
+Origin = Callable[[Entity, str], str]
+"""Where the limit of this name (Kafka's) of an entity was set, in words: "in the file kquota.yaml"."""
+
+
 def explanation_json(
-    ledger: Ledger, user: str, client_id: str, *, identity: dict[str, Any], at: Moment | None, addresses: Iterable[str]
+    ledger: Ledger,
+    user: str,
+    client_id: str,
+    *,
+    identity: dict[str, Any],
+    at: Moment | None,
+    addresses: Iterable[str],
+    origin: Origin | None = None,
 ) -> dict[str, Any]:
     """What `/explain` answers; `at` is None for a configuration on paper, where nobody has used anything."""
     now_ms = 0.0 if at is None else at.now_ms
@@ -59,15 +71,15 @@ def explanation_json(
         "user": found.user,
         "client_id": found.client_id,
         "identity": identity,
-        "kinds": [_kind_json(ledger, one, at) for one in found.kinds],
-        "connections": [_connection_json(gate.standing(scope, name, now_ms), at) for scope, name in scopes],
+        "kinds": [_kind_json(ledger, one, at, origin) for one in found.kinds],
+        "connections": [_connection_json(gate.standing(scope, name, now_ms), at, origin) for scope, name in scopes],
     }
     if account is not None:
         answer["broker_throttles"] = {"count": account.broker_throttled, "sum_ms": account.broker_throttle_ms}
     return answer
 
 
-def _kind_json(ledger: Ledger, one: KindExplanation, at: Moment | None) -> dict[str, Any]:
+def _kind_json(ledger: Ledger, one: KindExplanation, at: Moment | None, origin: Origin | None) -> dict[str, Any]:
     winner = one.winner if one.winner is not None and one.limit is not None else None
     level = None if winner is None else winner.level.label
     found: dict[str, Any] = {
@@ -77,6 +89,7 @@ def _kind_json(ledger: Ledger, one: KindExplanation, at: Moment | None) -> dict[
         "limit": one.limit,
         "level": level,
         "entity": None if winner is None or winner.entry is None else _entity(winner.entry),
+        "set_in": None if winner is None else _set_in(winner.entry, one.kind, origin),
         "mode": one.mode,
         "candidate_limit": one.candidate_limit,
         "group": {"user": one.group[0], "client_id": one.group[1]},
@@ -145,7 +158,7 @@ def decision_json(one: Decision, at: Moment) -> dict[str, Any]:
     }
 
 
-def _connection_json(one: ConnectionStanding, at: Moment | None) -> dict[str, Any]:
+def _connection_json(one: ConnectionStanding, at: Moment | None, origin: Origin | None) -> dict[str, Any]:
     rate, cap = one.rate, one.cap
     found: dict[str, Any] = {
         "scope": one.scope.value,
@@ -153,9 +166,11 @@ def _connection_json(one: ConnectionStanding, at: Moment | None) -> dict[str, An
         "connection_creation_rate": None if rate is None else rate.connection_creation_rate,
         "rate_level": _level(rate),
         "rate_mode": _mode(rate),
+        "rate_set_in": _connection_set_in(rate, "connection_creation_rate", origin),
         "max_connections": None if cap is None else cap.max_connections,
         "cap_level": _level(cap),
         "cap_mode": _mode(cap),
+        "cap_set_in": _connection_set_in(cap, "max_connections", origin),
     }
     if at is not None:
         refused = [refused_json(each, at) for each in one.refused]
@@ -182,6 +197,16 @@ def _level(entry: ConnectionEntry | None) -> str | None:
 
 def _mode(entry: ConnectionEntry | None) -> str | None:
     return None if entry is None else entry.mode
+
+
+def _set_in(entry: Entry | None, kind: Kind, origin: Origin | None) -> str | None:
+    return None if entry is None or origin is None else origin(entity_of_entry(entry), RATE_FIELD[kind])
+
+
+def _connection_set_in(entry: ConnectionEntry | None, key: str, origin: Origin | None) -> str | None:
+    if entry is None or origin is None:
+        return None
+    return origin(((entry.scope.value, None if entry.name is DEFAULT else str(entry.name)),), key)
 
 
 def _entity(entry: Entry) -> dict[str, str]:
@@ -221,7 +246,7 @@ def addresses_of(found: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(canonical_address(peer.rpartition(":")[0]) for peer in found))[:MOST_ADDRESSES]
 
 
-def throttled_json(groups: Iterable[Group], ledger: Ledger, at: Moment) -> dict[str, Any]:
+def throttled_json(groups: Iterable[Group], ledger: Ledger, at: Moment, origin: Origin | None = None) -> dict[str, Any]:
     """What `/throttled` answers: the counters that hold somebody now, longest first, and the last decisions."""
     rows: list[dict[str, Any]] = [
         {
@@ -232,6 +257,7 @@ def throttled_json(groups: Iterable[Group], ledger: Ledger, at: Moment) -> dict[
             "limit": group.limit,
             "level": None if group.level is None else group.level.label,
             "entity": None if group.entry is None else _entity(group.entry),
+            "set_in": _set_in(group.entry, group.kind, origin),
             "observed": group.observed(int(at.now_ms)),
             "now": standing_json(group, at),
         }

@@ -71,6 +71,8 @@ def throttled_text(answer: dict[str, Any], admin_url: str) -> str:
                 ]
             )
         more = f"\n  … and {len(rows) - MOST_ROWS} more (--json shows all)" if len(rows) > MOST_ROWS else ""
+        origins = sorted({row["set_in"] for row in rows if row["set_in"] is not None})
+        more += "".join(f"\n  limits are set {origin}" for origin in origins)
         parts = [f"{_count(len(rows), 'counter')} throttled at {at}, the longest first:\n{columns(table)}{more}"]
     else:
         parts = [f"nobody is throttled at {at}"]
@@ -105,16 +107,22 @@ def _refused_lines(limit: dict[str, Any], at: str) -> list[str]:
                 f"CONNECTIONS of {name} REFUSED, last at {_clock(one['last_at'], at)}: {_refused_because(one)}"
             )
             by_rate = one["reason"].endswith("_rate")
-            setting, level = ("connection_creation_rate", "rate_level") if by_rate else ("max_connections", "cap_level")
-            if limit[level] is not None:
-                entity = "<default>" if limit[level].startswith("<default") else safe(limit["name"])
-                lines.append(f"  to change it: {setting} of {{{limit['scope']}: {entity}}}, now {limit[setting]:g}")
+            setting, which = ("connection_creation_rate", "rate") if by_rate else ("max_connections", "cap")
+            level = limit[f"{which}_level"]
+            if level is not None:
+                entity = "<default>" if level.startswith("<default") else safe(limit["name"])
+                where = f"{setting} of {{{limit['scope']}: {entity}}}, now {limit[setting]:g}"
+                lines.append(f"  to change it: {where}{_set_in(limit[f'{which}_set_in'])}")
     full = limit["max_connections"] is not None and limit["open"] >= limit["max_connections"]
     if full and limit["cap_mode"] == "enforce" and not lines:
         lines.append(
             f"the next connection of {name} will be refused: {limit['open']} of {limit['max_connections']} open"
         )
     return lines
+
+
+def _set_in(origin: str | None) -> str:
+    return "" if origin is None else f", {origin}"
 
 
 def _refused_because(one: dict[str, Any]) -> str:
@@ -176,7 +184,7 @@ def _verdict(answer: dict[str, Any]) -> list[str]:
             if now["muted_ms"]:
                 until = f"until {_clock(now['muted_until'], at)}, {_span(now['muted_ms'])} more"
             lines.append(f"THROTTLED by {kind} {until}: {_used(kind, one)}")
-            lines.append(f"  to change it: {where}, now {readable_limit(kind, one['limit'])}")
+            lines.append(f"  to change it: {where}, now {readable_limit(kind, one['limit'])}{_set_in(one['set_in'])}")
         elif (now["share"] or 0.0) >= NEAR:
             lines.append(f"near its limit: {kind}, {_used(kind, one)} ({where})")
     for limit in answer["connections"]:

@@ -13,7 +13,7 @@ from config.model import Config
 from config.table import to_table
 from deploy.quota_source import MOST_LOGGED, QuotaSource
 from proxy.cluster import ClusterError, ask_quotas
-from quota.admin import Changes, Quotas
+from quota.admin import Changes, Entity, Quotas, canonical, enforced
 from quota.overlay import from_cluster
 from quota.table import QuotaTable
 
@@ -129,6 +129,16 @@ class ClusterSource(QuotaSource):
     def managed(self) -> str:
         """At the brokers."""
         return "in the cluster itself, at its brokers"
+
+    def origin(self, entity: Entity, key: str) -> str:
+        """At the brokers; limits of connections may stand in the configuration file, and then win."""
+        quotas = self._quotas or {}
+        found = quotas.get(entity)
+        if found is None:  # an address may have been written in another way
+            found = next((limits for named, limits in quotas.items() if canonical(named) == entity), {})
+        if key in found and key not in enforced(self._in_file).get(entity, {}):
+            return self.managed
+        return "in the configuration file"
 
     def apply(self, user: str, changes: Changes, done: Callable[[str | None], None]) -> None:
         """The configuration allows no such rule together with this source; a reload could bring one, though."""

@@ -20,7 +20,7 @@ from config.table import to_table
 from deploy.atomic import replace_file
 from deploy.quota_source import MOST_LOGGED, QuotaSource
 from deploy.watch import POLL_S, settled
-from quota.admin import Changes, entity_text
+from quota.admin import Changes, Entity, entity_text
 from quota.overlay import Overlay, altered, laid_over
 from quota.table import QuotaTable
 
@@ -89,6 +89,12 @@ class FileSource(QuotaSource):
     def managed(self) -> str:
         """In a file, which is named."""
         return f"in the file {self._file}"
+
+    def origin(self, entity: Entity, key: str) -> str:
+        """In the file, or in the overlay, which wins over it."""
+        if self._overlay.get(entity, {}).get(key) is None:
+            return self.managed
+        return f"in the overlay {self._path}, by AlterClientQuotas"
 
     def apply(self, user: str, changes: Changes, done: Callable[[str | None], None]) -> None:
         """Have it done; see :meth:`QuotaAuthority.apply`."""

@@ -10,7 +10,7 @@ from typing import Final
 
 from config.model import Config
 from proxy.quota_admin import AlterRule
-from quota.admin import Changes, Quotas, enforced
+from quota.admin import Changes, Entity, Quotas, enforced
 from quota.table import QuotaTable
 
 MOST_LOGGED: Final = 20
@@ -93,6 +93,10 @@ class QuotaSource(ABC):
     @abstractmethod
     def managed(self) -> str:
         """Where quotas are managed, to complete "quotas are managed …"."""
+
+    def origin(self, entity: Entity, key: str) -> str:
+        """Where one limit in force was set, as `managed`."""
+        return self.managed
 
     def quotas(self) -> Quotas:
         """The limits in force, as DescribeClientQuotas shows them."""

@@ -67,6 +67,7 @@ def test_a_throttled_producer_is_explained_while_it_waits(running: Sidecar, topi
         (row,) = throttled
         assert (row["user"], row["client_id"], row["limit"]) == ("web", "etl", RATE)
         assert row["entity"] == {"user": "web", "client-id": "etl"}
+        assert row["set_in"] == f"in the file {running.config}"
 
         page = explain(running, "--client-id", "etl")
         assert page.startswith("user web, client-id etl, at ")

@@ -7,6 +7,7 @@ import pytest
 from deploy.explain import Moment, addresses_of, explanation_json, identity_of_connections, throttled_json
 from deploy.explain_text import _clock, _span, explanation_text, throttled_text
 from proxy.connection import ConnectionInfo
+from quota.admin import Entity
 from quota.connections import ConnectionEntry, ConnectionLimits, Scope
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
@@ -219,6 +220,22 @@ def test_a_rate_that_refuses_connections_names_its_limit() -> None:
         "  to change it: connection_creation_rate of {ip: 10.0.0.7}, now 2\n"
     ) in page
     assert "now 2.0/s, one more would be held 500 ms and closed" in page
+
+
+def test_where_a_limit_was_set_is_named(ledger: Ledger) -> None:
+    def origin(entity: Entity, key: str) -> str:
+        return "in the overlay o.yaml, by AlterClientQuotas" if key == "producer_byte_rate" else "in the file q.yaml"
+
+    identity = identity_of_connections(PEERS, "web", "etl", ("web", "static"))
+    answer = explanation_json(ledger, "web", "etl", identity=identity, at=AT, addresses=["10.0.0.7"], origin=origin)
+    page = explanation_text(answer)
+    assert "now 10 MB/s (10000000), in the overlay o.yaml, by AlterClientQuotas\n" in page
+    assert "  to change it: max_connections of {user: <default>}, now 3, in the file q.yaml\n" in page
+    groups = [group for group in ledger.groups() if group.throttled_until > AT.now_ms]
+    shown = throttled_text(throttled_json(groups, ledger, AT, origin), "http://h:9404")
+    assert (
+        "\n  limits are set in the file q.yaml\n  limits are set in the overlay o.yaml, by AlterClientQuotas\n" in shown
+    )
 
 
 def test_a_broker_that_throttles_by_itself_is_named() -> None:

@@ -393,3 +393,24 @@ def test_a_cluster_source_shows_what_it_has_before_the_first_answer(entries: Seq
             cluster_source("a", entries=entries)
     else:
         assert cluster_source("a", entries=entries).quotas() == {(("ip", "10.0.0.1"),): {RATE: 1.0}}
+
+
+# ---- where a limit was set ---------------------------------------------------------------------------------
+
+
+def test_a_limit_of_the_overlay_is_told_from_one_of_the_file(path: Path) -> None:
+    path.write_text("quotas: [{user: alice, producer_byte_rate: 7}, {user: bob, producer_byte_rate: null}]\n")
+    source = FileSource(Path("kquota.yaml"), with_overlay(path, {"user": "alice", FETCH: 10}))
+    assert source.origin(ALICE, PRODUCE) == f"in the overlay {path}, by AlterClientQuotas"
+    assert source.origin(ALICE, FETCH) == source.origin(BOB, PRODUCE) == "in the file kquota.yaml"
+
+
+async def test_a_limit_of_the_cluster_is_told_from_one_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    address: Entity = (("ip", "2001:db8::1"),)
+    other: Entity = (("ip", "10.0.0.1"),)
+    Brokers(monkeypatch, a={ALICE: {PRODUCE: 10.0}, (("ip", "2001:DB8:0::1"),): {RATE: 5.0}, other: {RATE: 5.0}})
+    source = cluster_source("a", entries=[{"ip": "10.0.0.1", RATE: 7}, {"user": "alice", "max_connections": 3}])
+    async with running(source) as swapped:
+        await until(lambda: bool(swapped))
+    assert source.origin(ALICE, PRODUCE) == source.origin(address, RATE) == "in the cluster itself, at its brokers"
+    assert source.origin(other, RATE) == source.origin(ALICE, "max_connections") == "in the configuration file"
