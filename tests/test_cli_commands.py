@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from typer.testing import CliRunner, Result
 
 from deploy.cli import app
@@ -20,6 +22,13 @@ quotas:
   - {user: web, client-id: etl, producer_byte_rate: 10M, controller_mutation_rate: 5, mode: shadow}
 """
 BAD = 'upstream: {bootstrap: ["kafka-0.kafka:9092"]}\nquotas: [{user: a, producer_byte_rat: 1}, {usr: b}]\n'
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """`run` sets up logging to the stream that stands for stderr here, which ends with the test."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture
