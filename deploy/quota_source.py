@@ -59,7 +59,12 @@ class QuotaSource(ABC):
         self._swap = swap
 
     async def reload(self, config: Config, table: QuotaTable) -> None:
-        """The configuration file has changed; `table` are its limits. They are in force when this returns."""
+        """The configuration file has changed; `table` are its limits. They are in force when this returns.
+
+        Another source takes a restart, as the watcher says; until then everything about quotas stays as it was.
+        """
+        if config.quota_settings.source != self.state.source:
+            return
         self._settings = config.quota_settings
         await self._reload(table)
 

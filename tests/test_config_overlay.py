@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -12,9 +13,9 @@ from hypothesis import strategies as st
 from config.load import load_bytes
 from config.overlay import load_overlay, overlay_bytes, parse_overlay, table_in_force
 from config.problems import ConfigError
-from quota.admin import Entity
-from quota.overlay import Overlay
-from quota.table import Entry
+from quota.admin import Entity, enforced, names_of
+from quota.overlay import Overlay, altered, laid_over
+from quota.table import Entry, QuotaTable
 
 USER_A: Entity = (("user", "a"),)
 PRODUCE = "producer_byte_rate"
@@ -139,3 +140,36 @@ def test_the_entries_in_force_are_those_of_the_file_with_the_overlay(tmp_path: P
     path.write_text("nonsense")
     with pytest.raises(ConfigError):
         table_in_force(config)
+
+
+@given(st.binary(max_size=200))
+@example(b"quotas: [{user: {name: [a]}, producer_byte_rate: 1}]")
+@example(b"quotas: [{? {a: b} : c}]")
+@example(b"quotas: [{user: &a [*a]}]")
+def test_any_bytes_are_an_overlay_or_a_problem_with_a_place(data: bytes) -> None:
+    problems = []
+    try:
+        parse_overlay("o.yaml", data)
+    except ConfigError as error:
+        problems = error.problems or ["no problem is named"]
+    assert all(str(problem).startswith("o.yaml") for problem in problems)
+
+
+@given(st.dictionaries(entities, limits, max_size=3), st.lists(st.tuples(entities, limits), max_size=8))
+def test_alterations_do_what_they_say_whatever_the_file_has(in_file: Overlay, alterations: Any) -> None:
+    """Against a model that is obviously right: a table of limits in which keys are set and deleted."""
+    model = {entity: {key: value for key, value in of.items() if value is not None} for entity, of in in_file.items()}
+    model = {entity: of for entity, of in model.items() if of}
+    file = QuotaTable(Entry(*names_of(entity), **of) for entity, of in model.items())
+    overlay: Overlay = {}
+    for entity, wanted in alterations:
+        overlay = altered(overlay, file, {entity: wanted})
+        overlay = parse_overlay("o.yaml", overlay_bytes(overlay))  # a restart after each
+        of = model.setdefault(entity, {})
+        for key, value in wanted.items():
+            of.pop(key, None)
+            if value is not None:
+                of[key] = value
+        if not of:
+            del model[entity]
+        assert enforced(laid_over(file, overlay)) == model

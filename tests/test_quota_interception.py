@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 
 from proxy import quota_admin
@@ -323,3 +326,12 @@ def test_answers_are_kept_until_the_limits_change_and_never_many(version: int, m
         assert shown(("user", 0, f"user {number}")) == 0
     assert len(admin._answers) == MOST_ANSWERS
     assert shown() == 1
+
+
+@versions
+@given(data=st.binary(max_size=60))
+def test_any_bytes_are_answered_or_end_the_connection_with_a_reason(version: int, data: bytes) -> None:
+    for api in (DESCRIBE, ALTER):
+        one, _ = under(Authority("apply"))
+        with suppress(SessionError):
+            from_client(one, request(api, version, 1, data))

@@ -126,6 +126,18 @@ async def test_who_may_alter_is_what_the_file_says_now(path: Path) -> None:
     assert (source.may_alter("admin"), source.may_alter("alice")) == (False, True)
 
 
+@pytest.mark.parametrize("source", ["file", "cluster"])
+async def test_another_source_takes_a_restart_and_limits_stay_until_then(source: str, path: Path) -> None:
+    file = with_overlay(path, {"user": "alice", PRODUCE: 10})
+    cluster = configured(source="cluster", alter="forward")
+    one = FileSource(Path("kquota.yaml"), file) if source == "file" else ClusterSource(cluster, list)
+    before, rule = one.quotas(), one.rule
+    other = cluster if source == "file" else file
+    await one.reload(other, to_table(other))
+    assert (one.quotas(), one.rule) == (before, rule)
+    assert other.restart_settings() != (file if source == "file" else cluster).restart_settings()
+
+
 async def test_a_directory_that_is_not_there_is_told_and_nothing_changes(tmp_path: Path) -> None:
     path = tmp_path / "gone" / "overlay.yaml"
     source = FileSource(Path("kquota.yaml"), with_overlay(path, {"user": "alice", PRODUCE: 10}))
