@@ -10,7 +10,7 @@ PINS := pyproject.toml deploy/constraints.txt
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help demo test check bench schema chart image-lock clean
+.PHONY: help analysis demo test check bench schema chart image-lock clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -26,10 +26,15 @@ $(VENV)/.demo: $(VENV)/.created $(PINS)
 	@$(PIP) install -c deploy/constraints.txt -e '.[demo]'
 	@touch $@
 
+$(VENV)/.analysis: $(VENV)/.created $(PINS)
+	@echo "· installing kquota with what the Spark reports need (pinned)"
+	@$(PIP) install -c deploy/constraints.txt -e '.[analysis]'
+	@touch $@
+
 $(VENV)/.dev: $(VENV)/.created $(PINS)
 	@echo "· installing kquota with everything the tests need (pinned)"
 	@$(PIP) install -c deploy/constraints.txt -e '.[dev]'
-	@touch $@ $(VENV)/.demo
+	@touch $@ $(VENV)/.demo $(VENV)/.analysis
 
 $(VENV)/.bench: $(VENV)/.dev $(PINS)
 	@echo "· installing the peers to measure against (pinned)"
@@ -38,6 +43,8 @@ $(VENV)/.bench: $(VENV)/.dev $(PINS)
 
 demo: $(VENV)/.demo ## A real Kafka broker, the sidecar, real clients, a live view of throttling (about 30 s)
 	@$(BIN)/kquota demo $(DEMO_ARGS)
+
+analysis: $(VENV)/.analysis ## What `kquota report` needs: pyspark and what draws the pages (Java 17 or 21 has to be there)
 
 check: $(VENV)/.dev ## Format, lint, types (strict), import rules, generated files up to date
 	@echo "· ruff format"; $(BIN)/ruff format --check --quiet .

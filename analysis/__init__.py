@@ -1,1 +1,1 @@
-"""PySpark jobs over exported usage: a second program, never imported by the sidecar. Empty until usage is exported."""
+"""PySpark jobs over exported usage: a second program, never imported by the sidecar."""

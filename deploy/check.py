@@ -139,6 +139,13 @@ def summary_json(file: str, config: Config, table: QuotaTable) -> dict[str, Any]
         "warnings": [warning.as_json() for warning in warnings_of(config)],
         "quotas": [entry_json(entry) | {"level": level_of(entry).label} for entry in table.entries],
         "connection_limits": [connection_entry_json(entry) for entry in table.connections.entries],
+        "windows": {
+            "num": config.window_num,
+            "size_seconds": config.window_size_seconds,
+            "controller_num": config.controller_window_num,
+            "controller_size_seconds": config.controller_window_size_seconds,
+            "empty_client_id": config.empty_client_id,
+        },
     }
 
 

@@ -89,13 +89,19 @@ def run(config: ConfigFile) -> None:
 
 
 @app.command(short_help="Check a configuration file.")
-def check(config: ConfigFile, as_json: AsJson = False) -> None:
+def check(
+    config: ConfigFile,
+    as_json: AsJson = False,
+    on_paper: Annotated[
+        bool, typer.Option("--on-paper", help="The file may leave out upstream, such as values with quotas only.")
+    ] = False,
+) -> None:
     """Check a configuration and print what it means; every problem is named with its place."""
     from config.overlay import table_in_force
     from deploy.check import summary_json, summary_text
 
     try:
-        loaded = load(config)
+        loaded = load(config, on_paper=on_paper)
         table = table_in_force(loaded)
     except ConfigError as error:
         if as_json:
@@ -242,6 +248,26 @@ def demo(
         typer.echo(f"error: the demo needs its extra packages ({error.name}): pip install 'kquota[demo]'", err=True)
         raise typer.Exit(FAILED) from None
     raise typer.Exit(demo_main(seconds, plain))
+
+
+@app.command(
+    short_help="Spark reports over usage records.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def report(context: typer.Context) -> None:
+    """Make a report from usage records with Spark; `kquota report --help` names the reports and their options."""
+    from deploy.report import PYTHON_VARIABLE
+    from deploy.report import run as run_report
+
+    try:
+        code = run_report(context.args)
+    except ConfigError as error:
+        _print_problems(error.problems)
+        raise typer.Exit(WRONG_USE) from None
+    except OSError as error:
+        typer.echo(f"error: {PYTHON_VARIABLE}: {error}", err=True)
+        raise typer.Exit(WRONG_USE) from None
+    raise typer.Exit(code)
 
 
 def main() -> None:

@@ -14,6 +14,8 @@ import pytest
 if TYPE_CHECKING:
     import subprocess
 
+    from pyspark.sql import SparkSession
+
     from deploy.kafka import KafkaCluster
 
     JavaTool = Callable[..., subprocess.CompletedProcess[str]]
@@ -33,6 +35,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("broker") is not None:
             item.add_marker(pytest.mark.flaky(reruns=1))
+        if "spark" in getattr(item, "fixturenames", ()):
+            # pyspark leaves the sockets over which results come to the garbage collector; in these tests only.
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning"))
 
 
 @contextmanager
@@ -80,3 +85,21 @@ def topic(request: pytest.FixtureRequest) -> str:
     import uuid
 
     return f"{re.sub('[^a-zA-Z0-9._-]', '-', request.node.name)[:60]}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One small Spark for all tests of the jobs. Without a Java that can run it they fail: they are never skipped."""
+    from analysis.session import open_session
+
+    small = {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.default.parallelism": "2",
+        # Queries over a handful of rows: compiling them takes longer than interpreting them. `kquota report`
+        # itself, as the tests of the command line start it, compiles.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    }
+    session = open_session("local[2]", "1g", small)
+    yield session
+    session.stop()

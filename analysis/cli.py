@@ -1,0 +1,151 @@
+"""The command line of the reports. `kquota report` hands its arguments to it in a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from analysis.errors import ReportError, WrongUseError
+
+JOBS = {
+    "usage": "who used how much, how fast",
+    "throttling": "who was slowed down, by what, for how long",
+    "chargeback": "what everybody owes, by a price model (--prices)",
+    "recommend": "a quota for every client, as Helm values and as a diff",
+    "capacity": "what has been promised against what is used, and where it is going",
+    "noisy": "whose bursts coincide with others' waiting",
+    "whatif": "what other quotas (--candidate) would have done",
+    "obedience": "which client libraries wait when they are told to",
+}
+OK, FAILED, WRONG_USE = 0, 1, 2
+INSTALL = "pip install 'kquota[analysis]'"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of all reports."""
+    width = max(map(len, JOBS))
+    whole = argparse.ArgumentParser(
+        prog="kquota report",
+        description="Spark jobs over usage records.",
+        epilog="reports:\n" + "\n".join(f"  {name:{width}}  {text}" for name, text in JOBS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    whole.add_argument("name", choices=JOBS, metavar="NAME", help="which report, see below")
+    whole.add_argument(
+        "--input", required=True, help="usage records: a file, a directory or a glob; JSON lines or Parquet"
+    )
+    whole.add_argument("--output", required=True, help="directory for the results; each report has one below it")
+    whole.add_argument("--grain", type=_seconds, default=60, metavar="S", help="time bucket of fleet-wide rates (60)")
+    whole.add_argument("--prices", metavar="FILE", help="chargeback: the price model (YAML)")
+    whole.add_argument("--candidate", metavar="FILE", help="whatif: the quotas to try (JSON of `kquota check --json`)")
+    whole.add_argument("--headroom", type=_headroom, default=0.25, metavar="X", help="recommend: above the need (0.25)")
+    whole.add_argument(
+        "--capacity",
+        action="append",
+        default=[],
+        metavar="KIND=BYTES",
+        help="capacity: what clusters can do, per second",
+    )
+    whole.add_argument("--master", help="Spark master; default: all cores of this machine, or what spark-submit says")
+    whole.add_argument("--memory", metavar="SIZE", help="memory of a local Spark, such as 4g (2g)")
+    whole.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="Spark's own configuration")
+    whole.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    return whole
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Make one report; returns the exit code."""
+    options = parser().parse_args(arguments)
+    try:
+        return _run(options)
+    except WrongUseError as error:
+        return _complain(str(error), WRONG_USE)
+    except ReportError as error:
+        return _complain(str(error), FAILED)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] in ("pyspark", "py4j", "matplotlib", "jinja2", "yaml"):
+            return _complain(f"reports need the package {error.name}, which is not installed: {INSTALL}", FAILED)
+        raise
+
+
+def _run(options: argparse.Namespace) -> int:
+    job = _options_of(options)  # wrong options are told before a JVM is started
+    from analysis.session import open_session
+
+    spark = open_session(options.master, options.memory, dict(_pairs("--conf", options.conf)))
+    try:
+        from py4j.protocol import Py4JJavaError
+        from pyspark.errors import PySparkException
+
+        from analysis.runner import make
+
+        try:
+            result = make(spark, options.name, options.input, options.output, options.grain, job, quiet=options.quiet)
+        except (PySparkException, Py4JJavaError) as error:
+            lines = [line for line in str(error).splitlines() if line.strip()]
+            raise ReportError("Spark failed: " + " ".join(lines[:2])) from error
+    finally:
+        spark.stop()
+    print(result)
+    return OK
+
+
+def _options_of(options: argparse.Namespace) -> dict[str, Any]:
+    """What the job needs besides the records."""
+    name = options.name
+    importlib.import_module("pyspark")  # so that its absence is told as such
+    for option, owner in (("prices", "chargeback"), ("candidate", "whatif")):
+        given = getattr(options, option)
+        if name == owner and given is None:
+            raise WrongUseError(f"{name} needs --{option} FILE")
+        if name != owner and given is not None:
+            raise WrongUseError(f"--{option} is for {owner}, not for {name}")
+    if name == "chargeback":
+        from analysis.prices import load_prices
+
+        return {"prices": load_prices(options.prices)}
+    if name == "whatif":
+        from analysis.levels import load_candidate
+
+        candidate = load_candidate(options.candidate)
+        if not candidate.quotas:
+            raise WrongUseError(f"--candidate {options.candidate}: there are no quotas in it")
+        return {"candidate": candidate}
+    capacity = {}
+    for kind, value in _pairs("--capacity", options.capacity):
+        try:
+            capacity[kind] = float(value)
+        except ValueError:
+            capacity[kind] = 0.0
+        if kind not in ("produce", "fetch") or not capacity[kind] > 0:
+            raise WrongUseError(f"--capacity {kind}={value}: expected produce=BYTES or fetch=BYTES, per second")
+    return {"headroom": options.headroom, "capacity": capacity}
+
+
+def _pairs(option: str, values: Sequence[str]) -> list[tuple[str, str]]:
+    for value in values:
+        if "=" not in value:
+            raise WrongUseError(f"{option} {value}: expected NAME=VALUE")
+    return [(name, rest) for name, _, rest in (value.partition("=") for value in values)]
+
+
+def _seconds(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 3600 or 3600 % value:
+        raise argparse.ArgumentTypeError("expected seconds that an hour is a multiple of")
+    return value
+
+
+def _headroom(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 10:
+        raise argparse.ArgumentTypeError("expected a number from 0 to 10, such as 0.25 for a quarter more")
+    return value
+
+
+def _complain(text: str, code: int) -> int:
+    print(f"error: {text}", file=sys.stderr)
+    return code

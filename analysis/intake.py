@@ -1,0 +1,258 @@
+"""Records in: usage records are read with the schema of `quota.record`; what is not fit for use is set aside.
+
+JSON lines are parsed once, into a staging area of Parquet with the columns that the job wants; records that are in
+Parquet already are read as they lie. Nothing is dropped without a count, and no row ends a report.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import reduce
+from typing import cast
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from analysis.errors import ReportError, WrongUseError
+from analysis.files import some_file
+from analysis.rows import some_rows
+from analysis.words import several
+from quota.record import FIELDS, IDENTITY, SCHEMA_VERSION, Field, spark_ddl
+
+BASE = (*IDENTITY, "schema_version", "start_ms", "end_ms", "duration_s", "cluster_id", "pod", "user", "client_id")
+"""Columns that every job gets."""
+EARLIEST_MS = 1_577_836_800_000
+"""2020-01-01: a record from before was written by a machine whose clock had not been set."""
+TOLERANCE_MS = 86_400_000
+"""How far ahead of this machine's clock a record may be."""
+STEP_BACK_MS = 1000
+"""Clocks that are set back by less are not worth a word."""
+
+REASONS = {
+    "not_a_record": "no JSON object, cut off, or with a value of the wrong type",
+    "foreign": "JSON, but no usage record",
+    "unknown_version": f"of a schema version that this reader does not know (it knows 1 to {SCHEMA_VERSION})",
+    "wrong_value": "a value that cannot be: missing, negative, or an end before its start",
+    "clock_off": "a time before 2020 or more than a day ahead of now",
+    "duplicate": "an id, (instance, sequence), that was there before",
+}
+"""Why rows are set aside; the order is that of the checks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """What was found out about the input, in rows unless said otherwise."""
+
+    read: int
+    aside: dict[str, int]
+    """Reason -> rows set aside."""
+    used: int
+    instances: int
+    missing: int
+    """Records whose sequence numbers are missing between others of their instance."""
+    gaps: int
+    """Places where they are missing."""
+    clock_steps: int
+    """Records that end more than a second before the one that their instance wrote earlier."""
+    renamed: int
+    """Instances that changed the name of their pod."""
+    first_ms: int
+    last_ms: int
+
+    @property
+    def seconds(self) -> float:
+        """The time from the first record's start to the last one's end."""
+        return (self.last_ms - self.first_ms) / 1000
+
+    def sentences(self) -> list[str]:
+        """The same in words."""
+        text = [
+            f"Used: {several(self.used, 'record')} of {several(self.instances, 'instance')}, of "
+            f"{several(self.read, 'row')} read."
+        ]
+        text += [f"Set aside: {several(count, 'row')}, {REASONS[name]}." for name, count in self.aside.items() if count]
+        if self.missing:
+            text.append(
+                f"Missing: {several(self.missing, 'record')}, in {several(self.gaps, 'place')} "
+                "(numbers left out in the sequence "
+                "of an instance). What they would have told is in no figure here."
+            )
+        if self.clock_steps:
+            text.append(
+                f"Clocks: set back {several(self.clock_steps, 'time')}; the records are used with the times they give."
+            )
+        if self.renamed:
+            text.append(
+                f"Pods: {several(self.renamed, 'instance')} changed the pod's name, and count as one each all the same."
+            )
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """Records that are fit for use, and the account of those that are not."""
+
+    records: DataFrame
+    quality: Quality
+    instances: DataFrame
+    """One row per instance: records, missing, duplicates, clock steps, first and last time."""
+    aside: DataFrame | None
+    """Rows set aside: reason, file, what it said. Repeats are not among them; they are counted only."""
+
+
+def parse(lines: DataFrame, now_ms: int | None = None) -> DataFrame:
+    """Text lines (`value`, and `file`) -> all fields of a record, `reason` (null: fit for use), `raw` and `file`.
+
+    `raw` is the line itself where there is a reason, and null elsewhere. Works on streams too.
+    """
+    schema = cast(StructType, StructType.fromDDL(f"{spark_ddl()}, _corrupt STRING"))
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_corrupt", "allowNonNumericNumbers": "false"}
+    parsed = lines.withColumn("r", F.from_json("value", schema, options)).select("r.*", "value", "file")
+    reason = F.when(
+        F.col("_corrupt").isNotNull(),
+        # A newer version may well have other types: that it is newer is what its reader should be told.
+        F.when(F.col("schema_version") > SCHEMA_VERSION, "unknown_version").otherwise("not_a_record"),
+    ).otherwise(_reason(FIELDS, now_ms))
+    return parsed.withColumn("reason", reason).select(
+        *(field.name for field in FIELDS),
+        "reason",
+        F.when(F.col("reason").isNotNull(), F.col("value")).alias("raw"),
+        "file",
+    )
+
+
+def _reason(fields: Iterable[Field], now_ms: int | None) -> Column:
+    """Why a row with these columns is not fit for use; null if it is."""
+    now_ms = int(time.time() * 1000) if now_ms is None else now_ms
+    fields = list(fields)
+    numbers = [field for field in fields if field.type != "string"]
+    no_null = [F.col(field.name).isNull() for field in fields if not field.nullable]
+    # least() passes over nulls; a number that may be negative has no least.
+    lowest = F.least(
+        *(F.col(f.name).cast("double") - F.lit(f.least) for f in numbers if f.least is not None), F.lit(0.0)
+    )
+    wrong = (
+        reduce(lambda a, b: a | b, no_null)
+        | (lowest < 0)
+        | (F.col("end_ms") < F.col("start_ms"))
+        | (F.col("sequence") < 1)
+    )
+    families = [F.col(field.name) for field in fields if field.name.startswith("requests_")]
+    if families:
+        wrong |= reduce(lambda a, b: a + b, families) != F.col("requests")
+    end = F.col("end_ms")
+    return (
+        F.when(F.col("schema_version").isNull() & F.col("instance").isNull(), "foreign")
+        .when(~F.coalesce(F.col("schema_version").between(1, SCHEMA_VERSION), F.lit(False)), "unknown_version")
+        .when(F.coalesce(wrong, F.lit(True)), "wrong_value")
+        .when((end < EARLIEST_MS) | (end > now_ms + TOLERANCE_MS), "clock_off")
+    )
+
+
+def read(
+    spark: SparkSession, pattern: str, columns: Iterable[str], staging: str, *, now_ms: int | None = None
+) -> Intake:
+    """Read usage records from a file, a directory (with all below it) or a glob; JSON lines or Parquet.
+
+    `columns`: what the job wants besides :data:`BASE`. `staging`: a directory for the parsed records.
+    Raises WrongUseError when there are no files, ReportError when they hold no usable record.
+    """
+    wanted = list(dict.fromkeys((*BASE, *columns)))
+    first = some_file(spark, pattern)
+    if first is None:
+        raise WrongUseError(f"--input {pattern}: no files there")
+    aside: DataFrame | None = None
+    if first.endswith(".parquet"):
+        rows = _from_parquet(spark, pattern, wanted, now_ms)
+    else:
+        text = (
+            spark.read.option("recursiveFileLookup", True)
+            .text(pattern)
+            .withColumn("file", F.col("_metadata.file_path"))
+        )
+        text = text.where(F.trim("value") != "")
+        parse(text, now_ms).select(*wanted, "reason", "raw", "file").write.mode("overwrite").parquet(staging)
+        rows = spark.read.parquet(staging)
+        aside = rows.where(F.col("reason").isNotNull()).select("reason", "file", "raw")
+    counts: dict[str | None, int] = dict(some_rows(rows.groupBy("reason").count()))  # seven rows at most
+    fit = rows.where(F.col("reason").isNull()).select(*wanted)
+    if not counts.get(None):
+        told = ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items()))
+        raise ReportError(
+            f"--input {pattern}: no usable record in {sum(counts.values()):,} rows ({told or 'all empty'})"
+        )
+    return _audited(fit, counts, aside)
+
+
+def _from_parquet(spark: SparkSession, pattern: str, wanted: list[str], now_ms: int | None) -> DataFrame:
+    """Only the columns that are wanted are read, so only they are checked."""
+    try:
+        # The files' own idea of a schema is not asked for: a foreign one gives nulls, and those are set aside. Whole
+        # numbers may be longer than ours, as other programs write them: Parquet readers widen, they do not narrow.
+        wide = spark_ddl().replace(" INT,", " BIGINT,")
+        rows = spark.read.option("recursiveFileLookup", True).schema(wide).parquet(pattern)
+    except AnalysisException as error:
+        raise ReportError(f"--input {pattern}: {error}") from error
+    some = [field for field in FIELDS if field.name in wanted and not field.name.startswith("requests")]
+    return rows.select(*wanted).withColumn("reason", _reason(some, now_ms))
+
+
+def audit(records: DataFrame) -> DataFrame:
+    """One row per instance: how many records, repeats, missing ones, steps of the clock.
+
+    One sort per instance, which is as much as one sidecar wrote: no key holds more than its share.
+    """
+    in_order = Window.partitionBy("instance").orderBy("sequence")
+    before, before_end = F.lag("sequence").over(in_order), F.lag("end_ms").over(in_order)
+    hole = F.greatest(F.col("sequence") - F.col("before") - 1, F.lit(0))
+    seen = records.select("instance", "sequence", "start_ms", "end_ms", "pod")
+    seen = seen.withColumns({"before": before, "before_end": before_end})
+    return (
+        seen.groupBy("instance")
+        .agg(
+            F.count("*").alias("records"),
+            F.sum((F.col("sequence") == F.col("before")).cast("long")).alias("duplicates"),
+            F.sum(hole).alias("missing"),
+            F.sum((hole > 0).cast("long")).alias("gaps"),
+            F.sum((F.col("end_ms") < F.col("before_end") - STEP_BACK_MS).cast("long")).alias("clock_steps"),
+            F.coalesce(F.min("pod") != F.max("pod"), F.lit(False)).alias("renamed"),
+            F.max("pod").alias("pod"),
+            F.min("start_ms").alias("first_ms"),
+            F.max("end_ms").alias("last_ms"),
+        )
+        .fillna(0)
+    )
+
+
+def _audited(fit: DataFrame, counts: dict[str | None, int], aside: DataFrame | None) -> Intake:
+    instances = audit(fit).cache()
+    sums = ("records", "duplicates", "missing", "gaps", "clock_steps")
+    total = instances.agg(
+        *(F.sum(name).alias(name) for name in sums),
+        F.count("*").alias("instances"),
+        F.sum(F.col("renamed").cast("long")).alias("renamed"),
+        F.min("first_ms").alias("first_ms"),
+        F.max("last_ms").alias("last_ms"),
+    ).head()
+    assert total is not None
+    repeats = int(total["duplicates"])
+    # Looking for repeats costs a look at the ids; taking them out costs moving every row, so only if there are any.
+    records = fit.dropDuplicates(list(IDENTITY)) if repeats else fit
+    reasons = {name: counts.get(name, 0) for name in REASONS} | {"duplicate": repeats}
+    quality = Quality(
+        read=sum(counts.values()),
+        aside=reasons,
+        used=int(total["records"]) - repeats,
+        instances=int(total["instances"]),
+        missing=int(total["missing"]),
+        gaps=int(total["gaps"]),
+        clock_steps=int(total["clock_steps"]),
+        renamed=int(total["renamed"]),
+        first_ms=int(total["first_ms"]),
+        last_ms=int(total["last_ms"]),
+    )
+    return Intake(records, quality, instances, aside)

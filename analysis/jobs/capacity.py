@@ -1,0 +1,179 @@
+"""`capacity`: what has been promised against what is used, and where it is going."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from analysis import plots
+from analysis.columns import bucket, cluster, moment, ratio
+from analysis.kinds import BYTE_KINDS, MEASURES, by_kind
+from analysis.report import Context, Plot, Report, Story, Table
+from analysis.rows import some_rows
+from analysis.words import several, share, size
+
+COLUMNS = (
+    "instance",
+    "pod",
+    *(MEASURES[kind].column for kind in BYTE_KINDS),
+    *(
+        f"{kind.value}_{name}"
+        for kind in BYTE_KINDS
+        for name in ("limit", "limit_mode", "group_user", "group_client_id")
+    ),
+)
+DAY_S, HOUR_S = 86_400, 3600
+FEWEST_DAYS = 3
+"""A trend needs so many days."""
+
+
+def run(context: Context) -> Report:
+    """Per cluster: sum of the limits in force in the last hour, peaks of the fleet, and a line through the daily peaks.
+
+    Option `capacity`: kind -> bytes/s that the clusters can really do, where that is known.
+    """
+    grain = context.grain_s
+    rows = context.records.withColumns(
+        {"cluster_id": cluster(), "bucket": bucket(grain), "sidecar": F.coalesce("pod", "instance")}
+    )
+    used = by_kind(rows, ["cluster_id", "bucket"], BYTE_KINDS, amount="{column}")
+    peaks = (
+        used.groupBy("cluster_id", "kind", "bucket")
+        .agg((F.sum("amount") / grain).alias("rate"))
+        .withColumn("day", (F.floor(F.col("bucket") / DAY_S)).cast("long"))
+    )
+    measured = peaks.groupBy("cluster_id", "kind").agg(
+        F.max("rate").alias("peak_bytes_per_s"),
+        F.percentile_approx("rate", 0.99, 10_000).alias("p99_bytes_per_s"),
+        F.avg("rate").alias("mean_bytes_per_s"),
+    )
+    days = peaks.groupBy("cluster_id", "kind", "day").agg(F.max("rate").alias("peak_bytes_per_s"))
+    trend = days.groupBy("cluster_id", "kind").agg(
+        F.count("*").alias("days"),
+        F.regr_slope("peak_bytes_per_s", "day").alias("slope"),
+        F.regr_intercept("peak_bytes_per_s", "day").alias("intercept"),
+        F.regr_r2("peak_bytes_per_s", "day").alias("fit_share"),
+        F.max("day").alias("last_day"),
+    )
+    since_ms = context.intake.quality.last_ms - HOUR_S * 1000
+    limits = (
+        by_kind(
+            rows.where(F.col("end_ms") > since_ms),
+            ["cluster_id", "sidecar", "end_ms"],
+            BYTE_KINDS,
+            limit="{kind}_limit",
+            mode="{kind}_limit_mode",
+            group_user="{kind}_group_user",
+            group_client="{kind}_group_client_id",
+        )
+        .where("limit IS NOT NULL AND mode = 'enforce'")
+        # A limit is shared by the clients of its group, and every sidecar enforces it for itself.
+        .groupBy("cluster_id", "kind", "sidecar", "group_user", "group_client")
+        .agg(F.max_by("limit", "end_ms").alias("limit"))
+        .groupBy("cluster_id", "kind")
+        .agg(
+            F.sum("limit").alias("limits_bytes_per_s"),
+            F.count("*").alias("limits"),
+            F.count_distinct("sidecar").alias("sidecars"),
+        )
+    )
+    known = context.options.get("capacity") or {}
+    capacity = F.coalesce(
+        *(F.when(F.col("kind") == kind, F.lit(float(value))) for kind, value in known.items()),
+        F.lit(None).cast("double"),
+    )
+    goal = F.coalesce(F.col("capacity_bytes_per_s"), F.col("limits_bytes_per_s"))
+    reached = (goal - F.col("intercept")) / F.col("slope") - F.col("last_day")
+    has_trend = (F.col("days") >= FEWEST_DAYS) & (F.col("slope") > 0)
+    clusters = (
+        measured.join(trend, ["cluster_id", "kind"])
+        .join(limits, ["cluster_id", "kind"], "left")
+        .withColumn("capacity_bytes_per_s", capacity)
+        .select(
+            "cluster_id",
+            "kind",
+            "limits",
+            "sidecars",
+            "limits_bytes_per_s",
+            "capacity_bytes_per_s",
+            ratio(F.col("limits_bytes_per_s"), F.col("capacity_bytes_per_s")).alias("oversubscription"),
+            "peak_bytes_per_s",
+            "p99_bytes_per_s",
+            "mean_bytes_per_s",
+            ratio(F.col("peak_bytes_per_s"), goal).alias("peak_of_goal_share"),
+            "days",
+            F.when(F.col("days") >= FEWEST_DAYS, F.col("slope")).alias("growth_bytes_per_day_per_s"),
+            F.when(F.col("days") >= FEWEST_DAYS, F.col("fit_share")).alias("fit_share"),
+            F.when(has_trend, F.greatest(reached, F.lit(0.0))).alias("days_until_reached"),
+        )
+    )
+    by_day = days.select("cluster_id", "kind", moment(F.col("day") * DAY_S).alias("day"), "peak_bytes_per_s")
+    return Report(
+        "Capacity",
+        "How much has been promised, how much is used at most, and when will it be reached?",
+        {
+            "clusters": Table(clusters, "Clusters", ["cluster_id", "kind"]),
+            "days": Table(by_day, "Daily peaks", ["cluster_id", "kind", "day"], shown=0),
+        },
+        _tell,
+    )
+
+
+def _tell(tables: Mapping[str, DataFrame]) -> Story:
+    rows = some_rows(tables["clusters"])
+    findings = [text for row in rows[:8] for text in _findings(row)]
+    days = some_rows(tables["days"])
+    series: dict[str, list[Any]] = {}
+    for row in days:
+        series.setdefault(f"{row['cluster_id'] or 'cluster'} {row['kind']}", []).append(
+            (row["day"], row["peak_bytes_per_s"])
+        )
+    levels = {
+        f"{row['cluster_id'] or 'cluster'} {row['kind']} capacity": row["capacity_bytes_per_s"]
+        for row in rows[:4]
+        if row["capacity_bytes_per_s"]
+    }
+    return Story(
+        findings,
+        [Plot("Daily peaks", plots.lines(series, "bytes per second", bytes_per_s=True, level=levels))],
+        notes=[
+            "Limits are summed over groups and sidecars: each sidecar lets a group use the whole "
+            "limit. Those seen in the last "
+            "hour of the input count; shadow limits do not.",
+            "The forecast is a straight line through the daily peaks, towards the capacity where one "
+            "was given, else towards "
+            "the sum of the limits. `fit share` is R²: near 0 %, there is no trend to speak of.",
+        ],
+    )
+
+
+def _findings(row: Any) -> list[str]:
+    name = f"{row['cluster_id'] or 'The cluster'}, {row['kind']}:"
+    text = [f"{name} the peak was {size(row['peak_bytes_per_s'])}/s, usual use {size(row['mean_bytes_per_s'])}/s."]
+    if row["limits_bytes_per_s"] is None:
+        text.append(f"{name} no limit was in force at the end, so nothing bounds it.")
+    else:
+        against = (
+            f"{share(row['oversubscription'])} of the capacity"
+            if row["oversubscription"] is not None
+            else f"{row['limits_bytes_per_s'] / max(row['peak_bytes_per_s'], 1):.2g} times the peak"
+        )
+        text.append(
+            f"{name} {several(row['limits'], 'limit')} on {several(row['sidecars'], 'sidecar')} promise "
+            f"{size(row['limits_bytes_per_s'])}/s, {against}."
+        )
+    if row["days"] < FEWEST_DAYS:
+        text.append(f"{name} {several(row['days'], 'day')} of data are too few for a forecast.")
+    elif row["days_until_reached"] is not None:
+        text.append(
+            f"{name} daily peaks grow by {size(row['growth_bytes_per_day_per_s'])}/s a day; at that pace they reach "
+            f"{'the capacity' if row['capacity_bytes_per_s'] else 'the sum of the limits'} in "
+            f"{row['days_until_reached']:,.0f} days "
+            f"(R² {row['fit_share'] or 0:.2f})."
+        )
+    else:
+        text.append(f"{name} daily peaks do not grow.")
+    return text

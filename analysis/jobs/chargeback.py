@@ -1,0 +1,195 @@
+"""`chargeback`: what everybody owes, by a price model of your own: usage, bursts, and limits that were kept free for
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from analysis import plots
+from analysis.columns import bucket, cluster, moment
+from analysis.kinds import BYTE_KINDS, by_kind
+from analysis.prices import PriceModel
+from analysis.report import Context, Plot, Report, Story, Table
+from analysis.rows import some_rows
+from analysis.words import several, share
+
+COLUMNS = (
+    "namespace",
+    "produce_bytes",
+    "fetch_bytes",
+    "request_seconds",
+    "mutations",
+    *(
+        f"{kind.value}_{name}"
+        for kind in BYTE_KINDS
+        for name in ("limit", "limit_mode", "group_user", "group_client_id")
+    ),
+)
+HOUR_S = 3600
+_GB, _MB = 1e9, 1e6
+ITEMS = ("usage", "bursts", "idle_reservations")
+
+
+def run(context: Context) -> Report:
+    """Lines of the bill per payer and hour, and their sums."""
+    model: PriceModel = context.options["prices"]
+    grain = min(context.grain_s, HOUR_S)
+    rows = context.records.withColumns(
+        {
+            "payer": F.coalesce(model.payer, F.lit("(none)")),
+            "cluster_id": cluster(),
+            "bucket": bucket(grain),
+            "hour_s": bucket(HOUR_S),
+        }
+    )
+    hours = (
+        _used(rows, model, grain)
+        .join(_idle(rows), ["payer", "hour_s"], "left")
+        .fillna(0.0, ["idle_produce_byte_seconds", "idle_fetch_byte_seconds"])
+    )
+    prices = model.prices
+    usage: Column = (
+        F.col("produce_bytes") / _GB * prices.produce_gb
+        + F.col("fetch_bytes") / _GB * prices.fetch_gb
+        + F.col("request_seconds") / HOUR_S * prices.request_hour
+        + F.col("mutations") * prices.mutation
+    )
+    idle: Column = (
+        F.col("idle_produce_byte_seconds") * prices.idle_produce_mb_s_hour
+        + F.col("idle_fetch_byte_seconds") * prices.idle_fetch_mb_s_hour
+    ) / (_MB * HOUR_S)
+    billed = hours.select(
+        "payer",
+        moment("hour_s").alias("hour"),
+        "produce_bytes",
+        "fetch_bytes",
+        "request_seconds",
+        "mutations",
+        "burst_bytes",
+        usage.alias("usage"),
+        (F.col("burst_bytes") / _GB * prices.burst_gb).alias("bursts"),
+        idle.alias("idle_reservations"),
+    )
+    payers = (
+        billed.groupBy("payer")
+        .agg(
+            *(F.sum(name).alias(name) for name in ITEMS),
+            *(
+                F.sum(name).alias(name)
+                for name in ("produce_bytes", "fetch_bytes", "request_seconds", "mutations", "burst_bytes")
+            ),
+        )
+        .select(
+            "payer",
+            F.round(F.col("usage") + F.col("bursts") + F.col("idle_reservations"), 6).alias("total"),
+            *(F.round(name, 6).alias(name) for name in ITEMS),
+            "produce_bytes",
+            "fetch_bytes",
+            "burst_bytes",
+            "request_seconds",
+            "mutations",
+        )
+    )
+    return Report(
+        "Chargeback",
+        f"What does every {model.payer} owe, in {model.currency}?",
+        {
+            "bill": Table(payers, f"The bill, in {model.currency}", [F.col("total").desc(), "payer"], shown=30),
+            "hours": Table(billed, "The bill, hour by hour", ["hour", "payer"], shown=0),
+        },
+        lambda tables: _tell(tables, model, grain),
+    )
+
+
+def _used(rows: DataFrame, model: PriceModel, grain: int) -> DataFrame:
+    """Per payer and hour; bytes above `burst_above` times the hour's mean rate apart. Silent buckets count in that
+    mean.
+    """
+    sums = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations")
+    buckets = rows.groupBy(
+        "payer", (F.floor(F.col("bucket") / HOUR_S) * HOUR_S).cast("long").alias("hour_s"), "bucket"
+    ).agg(*(F.sum(name).alias(name) for name in sums))
+    moved = F.col("produce_bytes") + F.col("fetch_bytes")
+    whole_hour = Window.partitionBy("payer", "hour_s")  # at most 3600 / grain rows each
+    usual = F.sum(moved).over(whole_hour) / (HOUR_S / grain)
+    over = F.greatest(moved - usual * model.burst_above, F.lit(0.0))
+    return (
+        buckets.withColumn("over", over)
+        .groupBy("payer", "hour_s")
+        .agg(*(F.sum(name).alias(name) for name in sums), F.sum("over").alias("burst_bytes"))
+    )
+
+
+def _idle(rows: DataFrame) -> DataFrame:
+    """Per payer and hour: byte-seconds of limits that were in force and not used.
+
+    A limit belongs to a group; what its clients leave unused in an interval is shared evenly among those present.
+    """
+    kinds = by_kind(
+        rows,
+        ["payer", "instance", "end_ms", "duration_s", "hour_s"],
+        BYTE_KINDS,
+        used="{column}",
+        limit="{kind}_limit",
+        mode="{kind}_limit_mode",
+        group_user="{kind}_group_user",
+        group_client="{kind}_group_client_id",
+    ).where("limit IS NOT NULL AND mode = 'enforce'")
+    members = F.collect_list("payer")
+    groups = kinds.groupBy("instance", "end_ms", "kind", "group_user", "group_client", "hour_s").agg(
+        F.greatest(F.max("limit") * F.max("duration_s") - F.sum("used"), F.lit(0.0)).alias("idle"),
+        members.alias("members"),
+    )
+    shares = groups.select(
+        "hour_s", "kind", (F.col("idle") / F.size("members")).alias("idle"), F.explode("members").alias("payer")
+    )
+    return shares.groupBy("payer", "hour_s").agg(
+        *(
+            F.sum(F.when(F.col("kind") == kind.value, F.col("idle")).otherwise(0.0)).alias(
+                f"idle_{kind.value}_byte_seconds"
+            )
+            for kind in BYTE_KINDS
+        )
+    )
+
+
+def _tell(tables: Mapping[str, DataFrame], model: PriceModel, grain: int) -> Story:
+    total = (
+        tables["bill"]
+        .agg(F.count("*").alias("payers"), F.sum("total").alias("total"), *(F.sum(n).alias(n) for n in ITEMS))
+        .head()
+    )
+    assert total is not None
+    top = some_rows(tables["bill"], 12)
+    sum_ = total["total"] or 0.0
+    findings = [f"{several(total['payers'], 'payer')} owe {sum_:,.2f} {model.currency} in all."]
+    if sum_ > 0:
+        findings += [
+            f"{share(total['bursts'] / sum_)} of it is for bursts, "
+            f"{share(total['idle_reservations'] / sum_)} for limits that "
+            "were kept free and not used.",
+            f"{top[0]['payer']} pays most: {top[0]['total']:,.2f} {model.currency}, "
+            f"{share(top[0]['total'] / sum_)} of everything.",
+        ]
+        idle = max(top, key=lambda row: row["idle_reservations"])
+        if idle["idle_reservations"] > idle["total"] / 2:
+            findings.append(
+                f"{idle['payer']} pays mostly for what it does not use: {idle['idle_reservations']:,.2f} of "
+                f"{idle['total']:,.2f} {model.currency}. A lower limit would save that."
+            )
+    bill = {str(row["payer"]): {name.replace("_", " "): row[name] for name in ITEMS} for row in top}
+    return Story(
+        findings,
+        [Plot(f"The largest bills, in {model.currency}", plots.bars(bill, model.currency))],
+        notes=[
+            f"A burst is what a payer moves above {model.burst_above:g} times its mean rate of that "
+            f"hour, per {grain} s.",
+            "An idle reservation is a limit in force less what was used, per sidecar and interval. "
+            "Only intervals in which a "
+            "client has a record count: nobody pays for a limit while gone. Shadow limits reserve nothing.",
+        ],
+    )

@@ -1,0 +1,127 @@
+"""`noisy`: whose bursts coincide with other clients' waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from analysis import plots
+from analysis.columns import CLIENT, bucket, cluster, ratio
+from analysis.report import Context, Plot, Report, Story, Table
+from analysis.rows import some_rows
+from analysis.words import several, who
+
+COLUMNS = ("produce_bytes", "fetch_bytes", "request_seconds", "requests")
+BURST_PERCENTILE = 0.95
+FEWEST_BUCKETS = 20
+"""Fewer time buckets with and without a burst say nothing."""
+NOTABLE_LIFT, NOTABLE_CORRELATION = 1.2, 0.3
+
+
+def run(context: Context) -> Report:
+    """Per client: broker time per request of everybody else in the cluster, in the buckets of its bursts and in the
+    others.
+    """
+    grain = context.grain_s
+    rows = context.records.withColumns({"cluster_id": cluster(), "bucket": bucket(grain)})
+    mine = rows.groupBy(*CLIENT, "bucket").agg(
+        F.sum(F.col("produce_bytes") + F.col("fetch_bytes")).alias("bytes"),
+        F.sum("request_seconds").alias("busy"),
+        F.sum("requests").alias("requests"),
+    )
+    everybody = mine.groupBy("cluster_id", "bucket").agg(
+        F.sum("busy").alias("all_busy"), F.sum("requests").alias("all_requests"), F.sum("bytes").alias("all_bytes")
+    )
+    usual = mine.groupBy(*CLIENT).agg(F.percentile_approx("bytes", BURST_PERCENTILE, 10_000).alias("burst_above"))
+    others_ms = ratio((F.col("all_busy") - F.col("busy")) * 1000, F.col("all_requests") - F.col("requests"))
+    beside = (
+        mine.join(everybody, ["cluster_id", "bucket"])
+        .join(usual, [*CLIENT])
+        .withColumns({"others_ms": others_ms, "burst": F.col("bytes") > F.col("burst_above")})
+        .where(F.col("others_ms").isNotNull())
+    )
+    in_burst = F.avg(F.when(F.col("burst"), F.col("others_ms")))
+    else_ = F.avg(F.when(~F.col("burst"), F.col("others_ms")))
+    constant = (F.min("bytes") == F.max("bytes")) | (F.min("others_ms") == F.max("others_ms"))
+    spread = F.stddev_pop("bytes") * F.stddev_pop("others_ms")
+    measured = beside.groupBy(*CLIENT).agg(
+        F.count("*").alias("buckets"),
+        F.sum(F.col("burst").cast("long")).alias("bursts"),
+        in_burst.alias("others_ms_in_bursts"),
+        else_.alias("others_ms_otherwise"),
+        # corr() itself fails where one of the two never changes: there is no correlation then.
+        F.when(~constant, ratio(F.covar_pop("bytes", "others_ms"), spread)).alias("correlation"),
+        (F.sum("bytes") / F.sum("all_bytes")).alias("bytes_share"),
+    )
+    lift = ratio(F.col("others_ms_in_bursts"), F.col("others_ms_otherwise")).alias("lift")
+    neighbours = measured.where(F.col("buckets") >= FEWEST_BUCKETS).select(
+        *CLIENT,
+        lift,
+        "correlation",
+        "others_ms_in_bursts",
+        "others_ms_otherwise",
+        "bursts",
+        "buckets",
+        "bytes_share",
+        ((lift >= NOTABLE_LIFT) & (F.col("correlation") >= NOTABLE_CORRELATION)).alias("notable"),
+    )
+    return Report(
+        "Noisy neighbours",
+        "Whose bursts coincide with longer broker times of everybody else?",
+        {
+            "neighbours": Table(
+                neighbours, "Clients, by what others see in their bursts", [F.col("lift").desc_nulls_last(), *CLIENT]
+            )
+        },
+        lambda tables: _tell(tables, grain),
+    )
+
+
+def _tell(tables: Mapping[str, DataFrame], grain: int) -> Story:
+    frame = tables["neighbours"]
+    notable = some_rows(frame.where("notable").orderBy(F.col("lift").desc(), *CLIENT))
+    judged = frame.count()
+    if not judged:
+        findings = [f"No client was there in {FEWEST_BUCKETS} time buckets beside others: nothing can be said."]
+    elif not notable:
+        findings = [
+            f"Of {several(judged, 'client')} none stands out: nobody's bursts coincide with broker "
+            "times of others that are "
+            f"{NOTABLE_LIFT:g} times as long as usual."
+        ]
+    else:
+        findings = [
+            f"While {who(row)} is in a burst, requests of the others take "
+            f"{row['others_ms_in_bursts']:.3g} ms of broker time "
+            f"instead of {row['others_ms_otherwise']:.3g} ms: {row['lift']:.2g} times as long "
+            f"(correlation {row['correlation']:.2f})."
+            for row in notable[:5]
+        ]
+        findings.append(f"{several(len(notable), 'client')} of {judged:,} stand out in this way.")
+    top = some_rows(frame, 12)
+    shown = {
+        who(row): {"ms": row["others_ms_in_bursts"] - row["others_ms_otherwise"]}
+        for row in top
+        if row["lift"] is not None and row["lift"] > 1
+    }
+    pictures = []
+    if shown:
+        pictures.append(
+            Plot(
+                "Broker time that others' requests take longer in a client's bursts",
+                plots.bars(shown, "ms per request"),
+            )
+        )
+    return Story(
+        findings,
+        pictures,
+        notes=[
+            f"A burst is a {grain} s bucket in which the client moved more bytes than in 95 % of its buckets.",
+            "Coincidence is not cause: clients that burst at the same hour all look noisy. The "
+            "report says where to look.",
+            "Broker time is the estimate of the request quota (request_seconds), of all other "
+            "clients in the same cluster.",
+        ],
+    )

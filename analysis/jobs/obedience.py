@@ -1,0 +1,85 @@
+"""`obedience`: which client libraries wait when they are told to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from analysis import plots
+from analysis.columns import CLIENT, cluster, ratio
+from analysis.report import Context, Plot, Report, Story, Table
+from analysis.rows import some_rows
+from analysis.words import several, share
+
+COLUMNS = ("client_library", "client_library_version", "mutes", "mutes_ignored", "requests")
+FEW = 20
+"""Fewer throttles than this say little about a library."""
+OBEDIENT, DEAF = 0.05, 0.5
+_SUMS = ("mutes", "mutes_ignored", "requests")
+
+
+def run(context: Context) -> Report:
+    """Throttles and how many of them were ignored, by library and version."""
+    rows = context.records.withColumn("cluster_id", cluster())
+    unknown = F.lit("(did not say)")
+    clients = rows.groupBy(
+        *CLIENT,
+        F.coalesce("client_library", unknown).alias("library"),
+        F.coalesce("client_library_version", F.lit("")).alias("version"),
+    ).agg(*(F.sum(name).alias(name) for name in _SUMS))
+    ignored = ratio(F.col("mutes_ignored").cast("double"), F.col("mutes")).alias("ignored_share")
+    libraries = (
+        clients.groupBy("library", "version")
+        .agg(F.count("*").alias("clients"), *(F.sum(name).alias(name) for name in _SUMS))
+        .select("library", "version", "clients", "requests", "mutes", "mutes_ignored", ignored)
+    )
+    deaf = clients.where("mutes_ignored > 0").select(*CLIENT, "library", "version", "mutes", "mutes_ignored", ignored)
+    return Report(
+        "Obedience",
+        "Which client libraries wait when they are told a throttle time?",
+        {
+            "libraries": Table(
+                libraries, "Client libraries", [F.col("mutes").desc(), F.col("library"), F.col("version")]
+            ),
+            "clients": Table(deaf, "Clients that went on sending", [F.col("mutes_ignored").desc(), *CLIENT]),
+        },
+        _tell,
+    )
+
+
+def _tell(tables: Mapping[str, DataFrame]) -> Story:
+    rows = [row for row in some_rows(tables["libraries"]) if row["mutes"] > 0]
+    if not rows:
+        return Story(["No throttle was watched in this time, so nothing is known about who obeys."])
+    findings = []
+    for row in rows[:8]:
+        name = f"{row['library']} {row['version']}".strip()
+        seen = f"{row['mutes_ignored']:,} of {several(row['mutes'], 'throttle')} ({share(row['ignored_share'])})"
+        if row["mutes"] < FEW:
+            findings.append(f"{name}: went on sending during {seen}; too few to judge.")
+        elif row["ignored_share"] <= OBEDIENT:
+            findings.append(f"{name} obeys: it went on sending during {seen}.")
+        elif row["ignored_share"] >= DEAF:
+            findings.append(
+                f"{name} ignores throttle times: it went on sending during {seen}. The mute is what holds it."
+            )
+        else:
+            findings.append(f"{name} obeys in part: it went on sending during {seen}.")
+    shown = {
+        f"{row['library']} {row['version']}".strip(): {
+            "waited": float(row["mutes"] - row["mutes_ignored"]),
+            "went on sending": float(row["mutes_ignored"]),
+        }
+        for row in rows[:12]
+    }
+    return Story(
+        findings,
+        [Plot("What libraries did when they were throttled", plots.bars(shown, "throttles"))],
+        notes=[
+            "Ignoring costs the client nothing and gains it nothing: a muted connection is not read, "
+            "so what it sends waits.",
+            "Libraries name themselves from ApiVersions version 3 on (KIP-511); older ones are `(did not say)`.",
+        ],
+    )

@@ -1,0 +1,235 @@
+"""`recommend`: a quota for every client, from what it needs in its busiest hours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import yaml
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from analysis import plots
+from analysis.columns import CLIENT, cluster
+from analysis.kinds import MEASURES, by_kind
+from analysis.report import Context, Plot, Report, Story, Table
+from analysis.rows import MOST_ROWS, some_rows
+from analysis.words import several, size, span
+from quota.entity import Kind
+from quota.record import MAX_NAME_CHARACTERS
+
+KINDS = (Kind.PRODUCE, Kind.FETCH, Kind.REQUEST)
+COLUMNS = (
+    *(MEASURES[kind].column for kind in KINDS),
+    *(f"{kind.value}_{name}" for kind in KINDS for name in ("rate_p95", "limit")),
+    *(f"throttle_{kind.value}_seconds" for kind in KINDS),
+)
+NEED_PERCENTILE = 0.99
+LEAST = {Kind.PRODUCE: 1000.0, Kind.FETCH: 1000.0, Kind.REQUEST: 1.0}
+"""Nobody is recommended less."""
+WINDOW_LIKE_S = 15.0
+"""Up to this length an interval's mean is as good as Kafka's window of some 11 s; in longer ones peaks are averaged
+away.
+"""
+DAYS_HIGH, DAYS_MEDIUM, RECORDS_HIGH = 14, 3, 1000
+SAME = 0.1
+"""Recommendations this close to the limit in force change nothing."""
+
+
+def run(context: Context) -> Report:
+    """Options: `headroom` (0.25 is a quarter above the need)."""
+    headroom = float(context.options.get("headroom", 0.25))
+    rows = context.records.withColumn("cluster_id", cluster())
+    kinds = by_kind(
+        rows,
+        [*CLIENT, "end_ms", "duration_s"],
+        KINDS,
+        amount="{column}",
+        p95="{kind}_rate_p95",
+        current="{kind}_limit",
+        held="throttle_{kind}_seconds",
+    )
+    when = F.timestamp_seconds(F.col("end_ms") / 1000)
+    scale = F.when(F.col("kind") == Kind.REQUEST.value, MEASURES[Kind.REQUEST].scale).otherwise(1.0)
+    mean = F.col("amount") * scale / F.greatest("duration_s", F.lit(0.001))
+    rate = F.when(F.col("duration_s") > WINDOW_LIKE_S, F.greatest(mean, F.col("p95"))).otherwise(mean)
+    slots = (
+        kinds.withColumns(
+            {
+                "rate": rate,
+                "weekend": F.dayofweek(when).isin(1, 7),
+                "hour": F.hour(when),
+                "day": F.floor(F.col("end_ms") / 86_400_000),
+            }
+        )
+        .groupBy(*CLIENT, "kind", "weekend", "hour", "day")
+        .agg(
+            # Two steps: days first, so that a client with many sidecars is not one long list on one machine.
+            F.percentile_approx("rate", NEED_PERCENTILE, 1000).alias("need"),
+            F.count("*").alias("records"),
+            F.sum("held").alias("held"),
+            F.max_by("current", F.struct("end_ms", "current")).alias("current"),
+            F.max("end_ms").alias("end_ms"),
+        )
+        .groupBy(*CLIENT, "kind", "weekend", "hour")
+        .agg(
+            F.max("need").alias("need"),
+            F.sum("records").alias("records"),
+            F.sum("held").alias("held"),
+            F.max_by("current", "end_ms").alias("current"),
+            F.max("end_ms").alias("end_ms"),
+            F.min("day").alias("first_day"),
+            F.max("day").alias("last_day"),
+        )
+    )
+    clients = slots.groupBy(*CLIENT, "kind").agg(
+        F.max("need").alias("need"),
+        F.max_by("hour", "need").alias("busiest_hour"),
+        F.max_by("weekend", "need").alias("busiest_on_weekends"),
+        F.sum("records").alias("records"),
+        F.sum("held").alias("delayed_seconds"),
+        F.max_by("current", "end_ms").alias("current"),
+        (F.max("last_day") - F.min("first_day") + 1).alias("days"),
+    )
+    # Who was delayed would have taken more: what was measured is then the limit, not the need.
+    wanted = F.greatest(F.col("need"), F.when(F.col("delayed_seconds") > 0, F.col("current")))
+    least = F.coalesce(*(F.when(F.col("kind") == kind.value, F.lit(value)) for kind, value in LEAST.items()))
+    advice = clients.withColumn("recommended", F.greatest(_round_up(wanted * (1 + headroom)), least))
+    close = F.abs(F.col("recommended") - F.col("current")) <= SAME * F.col("current")
+    change = (
+        F.when(F.col("current").isNull(), "new")
+        .when(close, "keep")
+        .when(F.col("recommended") > F.col("current"), "raise")
+        .otherwise("lower")
+    )
+    confidence = (
+        F.when(
+            (F.col("days") >= DAYS_HIGH) & (F.col("records") >= RECORDS_HIGH) & (F.col("delayed_seconds") == 0), "high"
+        )
+        .when(F.col("days") >= DAYS_MEDIUM, "medium")
+        .otherwise("low")
+    )
+    advice = advice.where("need > 0").select(
+        *CLIENT, "kind", "current", "recommended", change.alias("change"), confidence.alias("confidence"),
+        "need", "busiest_hour", "busiest_on_weekends", "delayed_seconds", "days", "records",
+    )  # fmt: skip
+    return Report(
+        "Recommended quotas",
+        "Which quota does every client need, and what would change?",
+        {"recommendations": Table(advice, "Recommendations", [*CLIENT, "kind"], shown=40)},
+        lambda tables: _tell(tables, headroom),
+    )
+
+
+def _round_up(value: Column) -> Column:
+    """Up to two significant digits: 1 234 567 -> 1 300 000."""
+    digit = F.pow(F.lit(10.0), F.floor(F.log10(F.greatest(value, F.lit(1e-9)))) - 1)
+    # The small part taken off keeps 1 200 000.0000001 from becoming 1 300 000.
+    return F.round(F.ceil(value / digit - 1e-6) * digit, 9)
+
+
+def _tell(tables: Mapping[str, DataFrame], headroom: float) -> Story:
+    frame = tables["recommendations"]
+    counts = {row["change"]: row["count"] for row in some_rows(frame.groupBy("change").count())}
+    rows = some_rows(frame.orderBy(F.col("need").desc(), *CLIENT, "kind"))
+    usable = [row for row in rows if _nameable(row)]
+    rest = sum(counts.values()) - len(usable)
+    findings = [
+        f"{several(sum(counts.values()), 'limit')} for {several(frame.select(*CLIENT).distinct().count(), 'client')}: "
+        + ", ".join(f"{counts[name]:,} {word}" for name, word in _CHANGES if counts.get(name))
+        + "."
+    ]
+    held = [row for row in rows if row["delayed_seconds"] > 0]
+    if held:
+        most = max(held, key=lambda row: row["delayed_seconds"])
+        findings.append(
+            f"{several(len(held), 'limit')} delayed somebody, most of all {most['user']} / {most['client_id']} "
+            f"({span(most['delayed_seconds'])}): there the need is not known, only that it is more than was allowed."
+        )
+    low = sum(row["confidence"] == "low" for row in rows)
+    if low:
+        findings.append(
+            f"{low:,} recommendations rest on less than {DAYS_MEDIUM} days of data: take them as a first guess."
+        )
+    if rest > 0:
+        findings.append(
+            f"{rest:,} recommendations are only in the table, not in the values: beyond the "
+            f"{MOST_ROWS:,} largest, or names that "
+            "were cut in the records or cannot be written in an entry."
+        )
+    shown = {
+        f"{row['user']} / {row['client_id']} {row['kind']}": {
+            "need": row["need"],
+            "headroom": row["recommended"] - row["need"],
+        }
+        for row in usable
+        if row["kind"] in ("produce", "fetch")
+    }
+    top = dict(list(shown.items())[:12])
+    pictures = [
+        Plot("The largest needs, and the headroom above them", plots.bars(top, "bytes per second", bytes_per_s=True))
+    ]
+    return Story(
+        findings,
+        pictures if top else [],
+        files={**_values(usable, headroom), "quotas.diff": _diff(usable)},
+        notes=[
+            "Need: per hour of the day, apart for weekends, the highest 99th percentile of a day; "
+            "the largest of them counts. "
+            f"The recommendation is {headroom:.0%} above it, rounded up to two digits. It is for one sidecar.",
+            f"Confidence is high from {DAYS_HIGH} days without delays on, medium from {DAYS_MEDIUM} days on, else low.",
+            "Partition mutations are too rare for percentiles and get no recommendation.",
+        ],
+    )
+
+
+_CHANGES = (("raise", "to raise"), ("lower", "to lower"), ("new", "where there is none"), ("keep", "to keep"))
+
+
+def _nameable(row: Any) -> bool:
+    names = (row["user"], row["client_id"])
+    return all(name != "<default>" and len(name) < MAX_NAME_CHARACTERS for name in names)
+
+
+def _values(rows: list[Any], headroom: float) -> dict[str, str]:
+    """A values patch per cluster; `values.yaml` where there is one cluster only."""
+    clusters: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
+    for row in rows:
+        entries = clusters.setdefault(row["cluster_id"], {})
+        key = (row["user"], row["client_id"])
+        # Without a client-id the entry is about the user: an entry cannot name an empty client-id.
+        entry = entries.setdefault(key, {"user": key[0]} | ({"client-id": key[1]} if key[1] else {}))
+        value = row["recommended"]
+        entry[MEASURES[Kind(row["kind"])].limit_name] = int(value) if value == int(value) else round(value, 6)
+    day = datetime.now(UTC).strftime("%Y-%m-%d")
+    head = f"# Written by kquota report recommend on {day}: needs of the busiest hours plus {headroom:.0%}.\n"
+    return {
+        ("values.yaml" if len(clusters) == 1 else f"values-{_file_name(name)}.yaml"): head
+        + yaml.safe_dump({"quotas": [entries[key] for key in sorted(entries)]}, sort_keys=False, allow_unicode=True)
+        for name, entries in clusters.items()
+    }
+
+
+def _file_name(cluster_id: str) -> str:
+    return "".join(one if one.isalnum() or one in "._-" else "_" for one in cluster_id) or "unnamed"
+
+
+def _diff(rows: list[Any]) -> str:
+    lines = []
+    for row in sorted(rows, key=lambda row: (row["cluster_id"], row["user"], row["client_id"], row["kind"])):
+        if row["change"] == "keep":
+            continue
+        days = "weekends" if row["busiest_on_weekends"] else "weekdays"
+        why = f"needs {_amount(row, 'need')} on {days} at {row['busiest_hour']:02d} h UTC"
+        why += f", was delayed {span(row['delayed_seconds'])}" if row["delayed_seconds"] > 0 else ""
+        name = f"{row['user']!r} {row['client_id']!r} {MEASURES[Kind(row['kind'])].limit_name}"
+        if row["current"] is not None:
+            lines.append(f"- {name}: {_amount(row, 'current')}")
+        lines.append(f"+ {name}: {_amount(row, 'recommended')}   # {why}; confidence {row['confidence']}")
+    return "\n".join(lines) + "\n" if lines else "Nothing would change.\n"
+
+
+def _amount(row: Any, name: str) -> str:
+    value = row[name]
+    return f"{value:.3g} %" if row["kind"] == Kind.REQUEST.value else f"{size(value)}/s"

@@ -1,0 +1,118 @@
+"""`usage`: who used how much, how fast."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from analysis import plots
+from analysis.columns import CLIENT, bucket, cluster, moment
+from analysis.report import Context, Plot, Report, Story, Table
+from analysis.rows import some_rows
+from analysis.words import several, share, size, who
+
+COLUMNS = (
+    "produce_bytes",
+    "fetch_bytes",
+    "request_seconds",
+    "mutations",
+    "requests",
+    "connections_peak",
+    "produce_rate_max",
+    "fetch_rate_max",
+    "client_library",
+)
+_SUMS = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations", "requests")
+HOUR_S = 3600
+
+
+def run(context: Context) -> Report:
+    """Totals, mean, percentiles of the whole fleet's rate per time bucket, and the highest one-second rate seen."""
+    grain = context.grain_s
+    rows = context.records.withColumns({"cluster_id": cluster(), "bucket": bucket(grain)})
+    buckets = rows.groupBy(*CLIENT, "bucket").agg(
+        *(F.sum(name).alias(name) for name in _SUMS),
+        F.sum("duration_s").alias("seconds"),
+        F.count("*").alias("records"),
+        F.max("produce_rate_max").alias("produce_rate_max"),
+        F.max("fetch_rate_max").alias("fetch_rate_max"),
+        F.sum("connections_peak").alias("connections"),
+        F.min("start_ms").alias("first_ms"),
+        F.max("end_ms").alias("last_ms"),
+        F.max("client_library").alias("library"),
+    )
+    percentiles = [
+        F.percentile_approx(F.col(f"{kind}_bytes") / grain, percent / 100, 10_000).alias(
+            f"{kind}_bytes_p{percent}_per_s"
+        )
+        for kind in ("produce", "fetch")
+        for percent in (50, 95, 99)
+    ]
+    clients = buckets.groupBy(*CLIENT).agg(
+        *(F.sum(name).alias(name) for name in _SUMS),
+        (F.sum("produce_bytes") / (F.count("*") * grain)).alias("produce_bytes_mean_per_s"),
+        (F.sum("fetch_bytes") / (F.count("*") * grain)).alias("fetch_bytes_mean_per_s"),
+        *percentiles,
+        F.max("produce_rate_max").alias("produce_bytes_one_second_max_per_s"),
+        F.max("fetch_rate_max").alias("fetch_bytes_one_second_max_per_s"),
+        F.max("library").alias("library"),
+        F.sum("records").alias("records"),
+        moment(F.min("first_ms") / 1000).alias("first_seen"),
+        moment(F.max("last_ms") / 1000).alias("last_seen"),
+    )
+    hours = buckets.groupBy(moment((F.floor(F.col("bucket") / HOUR_S) * HOUR_S).cast("long")).alias("hour")).agg(
+        *(F.sum(name).alias(name) for name in _SUMS)
+    )
+    return Report(
+        "Usage",
+        "Who used how much, and how fast?",
+        {
+            "clients": Table(
+                clients, "Clients, by bytes", [(F.col("produce_bytes") + F.col("fetch_bytes")).desc(), *CLIENT]
+            ),
+            "hours": Table(hours, "Hours", [F.col("hour")], shown=0),
+        },
+        lambda tables: _tell(tables, grain),
+    )
+
+
+def _tell(tables: Mapping[str, DataFrame], grain: int) -> Story:
+    total = tables["clients"].agg(F.count("*").alias("clients"), *(F.sum(name).alias(name) for name in _SUMS)).head()
+    assert total is not None
+    all_bytes = total["produce_bytes"] + total["fetch_bytes"]
+    top = some_rows(tables["clients"], 10)
+    hours = some_rows(tables["hours"])
+    findings = [
+        f"{several(total['clients'], 'client')} produced {size(total['produce_bytes'])} and fetched "
+        f"{size(total['fetch_bytes'])} in {total['requests']:,} requests, which took brokers "
+        f"{total['request_seconds']:,.0f} s.",
+    ]
+    if all_bytes > 0:
+        first = top[0]
+        part = (first["produce_bytes"] + first["fetch_bytes"]) / all_bytes
+        findings.append(f"The largest is {who(first)} with {share(part)} of all bytes.")
+        some = sum(row["produce_bytes"] + row["fetch_bytes"] for row in top)
+        if total["clients"] > len(top):
+            findings.append(f"The ten largest together have {share(some / all_bytes)}.")
+        busiest = max(hours, key=lambda row: row["produce_bytes"] + row["fetch_bytes"])
+        findings.append(
+            f"The busiest hour began {busiest['hour']:%Y-%m-%d %H:%M} UTC: "
+            f"{size((busiest['produce_bytes'] + busiest['fetch_bytes']) / HOUR_S)}/s on average."
+        )
+    series = {name: [(row["hour"], row[f"{name}_bytes"] / HOUR_S) for row in hours] for name in ("produce", "fetch")}
+    largest = {who(row): {kind: float(row[f"{kind}_bytes"]) for kind in ("produce", "fetch")} for row in top}
+    return Story(
+        findings,
+        [
+            Plot("The whole fleet's rate, hour by hour", plots.lines(series, "bytes per second", bytes_per_s=True)),
+            Plot("The largest clients", plots.bars(largest, "bytes", volume=True)),
+        ],
+        notes=[
+            f"Percentiles are of the client's rate on all sidecars together, per {grain} s in which it was there; an "
+            "interval counts where its middle is. The one-second maximum is of one sidecar.",
+            "A client is a user and a client-id in one cluster, whichever sidecars or pods its "
+            "connections went through.",
+        ],
+    )

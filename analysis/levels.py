@@ -1,0 +1,125 @@
+"""Which limit a client has, and with whom it shares it: Kafka's eight levels of precedence as joins with the few
+quota entries.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from analysis.errors import WrongUseError
+from analysis.kinds import MEASURES
+from quota.entity import Kind
+
+DEFAULT_WORD = "<default>"
+_ENTRY = "user string, client_id string, limit double"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Quotas to try: what `kquota check --json` says of a configuration file."""
+
+    quotas: list[Mapping[str, Any]]
+    num_samples: int = 11
+    window_ms: int = 1000
+    mutation_num_samples: int = 11
+    mutation_window_ms: int = 1000
+
+    def entries(self, kind: Kind) -> list[tuple[str | None, str | None, float]]:
+        """(user, client-id, limit) of every entry that limits `kind`."""
+        name = MEASURES[kind].limit_name
+        return [
+            (entry.get("user"), entry.get("client-id"), float(entry[name]))
+            for entry in self.quotas
+            if entry.get(name) is not None
+        ]
+
+
+def load_candidate(path: str | Path) -> Candidate:
+    """Read what `kquota check --json` wrote. Raises WrongUseError if it is something else."""
+    try:
+        values = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise WrongUseError(f"--candidate {path}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise WrongUseError(f"--candidate {path}: expected what `kquota check --json` prints: {error}") from None
+    if not isinstance(values, dict) or not values.get("ok") or "windows" not in values:
+        raise WrongUseError(f"--candidate {path}: expected what `kquota check --json` prints for a right configuration")
+    windows = values["windows"]
+    if windows["empty_client_id"] != "share_default":
+        raise WrongUseError(f"--candidate {path}: whatif knows empty_client_id: share_default only")
+    return Candidate(
+        values["quotas"],
+        windows["num"],
+        windows["size_seconds"] * 1000,
+        windows["controller_num"],
+        windows["controller_size_seconds"] * 1000,
+    )
+
+
+def resolved(rows: DataFrame, candidate: Candidate, kind: Kind) -> DataFrame:
+    """Rows (`user`, `client_id`) with `limit` (null: none), and whose counter it is: `group_user` and `group_client`.
+
+    Null in these two: plays no part.
+
+    The entries are few: they are sent to every task, and no row has to move.
+    """
+    spark = rows.sparkSession
+    entries = candidate.entries(kind)
+    named = [entry for entry in entries if DEFAULT_WORD not in entry[:2]]
+    fixed = {entry[:2]: entry[2] for entry in entries}
+
+    def lookup(found: list[tuple[str | None, str | None, float]], on: list[str], name: str) -> DataFrame:
+        frame = spark.createDataFrame(found, _ENTRY).select(*on, F.col("limit").alias(name))
+        return F.broadcast(frame)
+
+    both = [entry for entry in named if entry[0] is not None and entry[1] is not None]
+    users = [entry for entry in named if entry[1] is None]
+    clients = [entry for entry in named if entry[0] is None]
+    user_default = [e for e in entries if e[1] == DEFAULT_WORD and e[0] not in (None, DEFAULT_WORD)]
+    default_client = [e for e in entries if e[0] == DEFAULT_WORD and e[1] not in (None, DEFAULT_WORD)]
+    for found, on, name in (
+        (both, ["user", "client_id"], "_1"),
+        (user_default, ["user"], "_2"),
+        (users, ["user"], "_3"),
+        (default_client, ["client_id"], "_4"),
+        (clients, ["client_id"], "_7"),
+    ):
+        if found:
+            rows = rows.join(lookup(found, on, name), on, "left")
+        else:
+            rows = rows.withColumn(name, F.lit(None).cast("double"))
+
+    def everybody(user: str | None, client: str | None) -> Any:
+        return F.lit(fixed.get((user, client))).cast("double")
+
+    levels = [
+        F.col("_1"),
+        F.col("_2"),
+        F.col("_3"),
+        F.col("_4"),
+        everybody(DEFAULT_WORD, DEFAULT_WORD),
+        everybody(DEFAULT_WORD, None),
+        F.col("_7"),
+        everybody(None, DEFAULT_WORD),
+    ]
+    level = F.coalesce(*(F.when(one.isNotNull(), F.lit(number)) for number, one in enumerate(levels, 1)))
+    # With one sort of level configured anywhere the counters are of that sort; else the level that was found decides.
+    per_both = any(user is not None and client is not None for user, client, _ in entries)
+    per_user = any(client is None for _, client, _ in entries)
+    per_client = any(user is None for user, _, _ in entries)
+    nobody = F.lit(None).cast("string")
+    if per_both + per_user + per_client == 1:
+        user = nobody if per_client else F.col("user")
+        client = nobody if per_user else F.col("client_id")
+    else:
+        user = F.when(F.coalesce(level, F.lit(9)) < 7, F.col("user"))
+        client = F.when(~F.coalesce(level.isin(3, 6), F.lit(False)), F.col("client_id"))
+    names = {"limit": F.coalesce(*levels), "group_user": user, "group_client": client}
+    return rows.withColumns(names).drop("_1", "_2", "_3", "_4", "_7")

@@ -1,0 +1,74 @@
+"""The page of a report: one HTML file that needs nothing else to be read, no script and no network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from pyspark.sql import DataFrame
+from pyspark.sql.types import BooleanType, NumericType
+
+from analysis.intake import Quality
+from analysis.report import Report, Story, Table
+from analysis.rows import some_rows
+from analysis.words import cell, span
+
+MOST_LINES = 60
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    text: str
+    number: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    name: str
+    caption: str
+    heads: list[_Head]
+    rows: list[list[str]]
+    more: bool
+
+
+def render(report: Report, story: Story, tables: Mapping[str, DataFrame], quality: Quality) -> str:
+    """The page as text."""
+    # Names come from clients: everything is escaped but the plots, which escape for themselves.
+    environment = Environment(
+        loader=PackageLoader("analysis"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    return environment.get_template("report.html.j2").render(
+        title=report.title,
+        question=report.question,
+        first=_moment(quality.first_ms),
+        last=_moment(quality.last_ms),
+        length=span(quality.seconds),
+        findings=story.findings,
+        plots=story.plots,
+        tables=[_shown(name, table, tables[name]) for name, table in report.tables.items() if table.shown],
+        files={name: _head(text) for name, text in story.files.items()},
+        quality=quality.sentences(),
+        notes=story.notes,
+    )
+
+
+def _shown(name: str, table: Table, frame: DataFrame) -> _Shown:
+    rows = some_rows(frame, table.shown + 1)
+    fields = frame.schema.fields
+    heads = [
+        _Head(field.name.replace("_", " "), isinstance(field.dataType, NumericType | BooleanType)) for field in fields
+    ]
+    cells = [[cell(field.name, row[field.name]) for field in fields] for row in rows[: table.shown]]
+    return _Shown(name, table.caption, heads, cells, len(rows) > table.shown)
+
+
+def _head(text: str) -> str:
+    lines = text.splitlines()
+    rest = len(lines) - MOST_LINES
+    return text if rest <= 0 else "\n".join([*lines[:MOST_LINES], f"… and {rest:,} more lines in the file"])
+
+
+def _moment(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,101 @@
+"""Plots as SVG text (matplotlib): part of the page, no script and no network needed to see them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")  # before pyplot, which we do not use: figures of our own need no display and no clean-up
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from analysis.words import size
+
+COLOURS = ("#2a6f97", "#e07a5f", "#81b29a", "#f2cc8f", "#6d597a", "#3d405b", "#b56576", "#8d99ae")
+SERIES = Sequence[tuple[datetime, float]]
+
+
+def _figure(height: float = 3.2) -> Figure:
+    return Figure(figsize=(9.6, height), layout="constrained")
+
+
+def _svg(figure: Figure) -> str:
+    out = io.StringIO()
+    # Fixed ids and no date: the same figures make the same page.
+    with matplotlib.rc_context({"svg.hashsalt": "kquota", "svg.fonttype": "none", "font.family": "sans-serif"}):
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    text = out.getvalue()
+    return text[text.index("<svg") :]
+
+
+def lines(
+    series: Mapping[str, SERIES], label: str, *, bytes_per_s: bool = False, level: Mapping[str, float] | None = None
+) -> str:
+    """Values over time, one line per name; `level` draws horizontal lines, such as a capacity."""
+    figure = _figure()
+    axes = figure.add_subplot()
+    for (name, points), colour in zip(series.items(), COLOURS * 4, strict=False):
+        points = sorted(points)
+        style = "-" if len(points) > 1 else "o"
+        times: Any = [when for when, _ in points]  # matplotlib takes datetimes, its types know numbers only
+        axes.plot(times, [value for _, value in points], style, label=name, color=colour, linewidth=1.4)
+    for name, value in (level or {}).items():
+        axes.axhline(value, color="#c1121f", linestyle="--", linewidth=1.1, label=name)
+    locator = AutoDateLocator()  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
+    return _finish(figure, axes, label, bytes_per_s)
+
+
+def bars(
+    values: Mapping[str, Mapping[str, float]], label: str, *, bytes_per_s: bool = False, volume: bool = False
+) -> str:
+    """Horizontal stacked bars: name -> part -> value."""
+    figure = _figure(max(1.6, 0.34 * len(values) + 1.2))
+    axes = figure.add_subplot()
+    names = [_short(name) for name in values]
+    parts = list(dict.fromkeys(part for row in values.values() for part in row))
+    left = [0.0] * len(names)
+    places = list(range(len(names)))
+    for part, colour in zip(parts, COLOURS * 4, strict=False):
+        widths = [row.get(part, 0.0) for row in values.values()]
+        axes.barh(places, widths, left=left, label=part, color=colour)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    axes.set_yticks(places, names)
+    axes.invert_yaxis()
+    if bytes_per_s or volume:
+        unit = "/s" if bytes_per_s else ""
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value) + unit))
+    axes.set_xlabel(label)
+    axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(parts) > 1:
+        axes.legend(frameon=False, fontsize=9, ncols=min(len(parts), 5), loc="lower left", bbox_to_anchor=(0, 1))
+    return _svg(figure)
+
+
+def _finish(figure: Figure, axes: object, label: str, bytes_per_s: bool) -> str:
+    from matplotlib.axes import Axes
+
+    assert isinstance(axes, Axes)
+    axes.set_ylabel(label)
+    axes.set_ylim(bottom=0)
+    if bytes_per_s:
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value) + "/s"))
+    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(frameon=False, fontsize=9, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
+    return _svg(figure)
+
+
+def _short(name: str, most: int = 42) -> str:
+    # matplotlib takes what is between two dollar signs for a formula.
+    name = name.replace("$", r"\$")
+    return name if len(name) <= most else name[: most - 1] + "…"

@@ -1,0 +1,87 @@
+"""What a job hands over: tables, plots and sentences; and how they become Parquet, CSV and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+
+from analysis.files import write_csv
+from analysis.intake import Intake
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a job works on."""
+
+    intake: Intake
+    grain_s: int
+    """Length of the time buckets that rates of the whole fleet are taken over, in seconds."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def records(self) -> DataFrame:
+        """The usable records."""
+        return self.intake.records
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A result on its way out. `order`: how people want to see it."""
+
+    frame: DataFrame
+    caption: str
+    order: Sequence[Column | str] = ()
+    shown: int = 20
+    """How many rows the page shows; 0: none, the table is for plots and for whoever has the files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A picture as SVG text, and what it shows."""
+
+    caption: str
+    svg: str
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What the tables say, told after they have been written."""
+
+    findings: Sequence[str]
+    plots: Sequence[Plot] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Further text files, name -> content."""
+    notes: Sequence[str] = ()
+    """How to read the figures, and what they do not say."""
+
+
+Tell = Callable[[Mapping[str, DataFrame]], Story]
+"""Given the written tables, read back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of a job: lazily computed tables, and a function that tells the story once they are written."""
+
+    title: str
+    question: str
+    """What the report answers, in one sentence."""
+    tables: Mapping[str, Table]
+    tell: Tell
+
+
+def written(report: Report, directory: str) -> dict[str, DataFrame]:
+    """Write every table as Parquet and CSV; returns them as read back, so that nothing is computed twice."""
+    back = {}
+    for name, table in report.tables.items():
+        place = f"{directory}/{name}.parquet"
+        frame = table.frame.orderBy(*table.order) if table.order else table.frame
+        frame.write.mode("overwrite").parquet(place)
+        frame = frame.sparkSession.read.parquet(place)
+        frame = frame.orderBy(*table.order) if table.order else frame
+        write_csv(frame, f"{directory}/{name}.csv")
+        back[name] = frame
+    return back

@@ -1,0 +1,57 @@
+"""The Spark session of a report: what every job relies on is set here, everything else can be set by configuration."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from analysis.java import find_java
+
+KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
+"""The Kafka source and sink of the Spark that is pinned; fetched from Maven Central at first use."""
+
+_NEEDED = {
+    "spark.sql.session.timeZone": "UTC",  # hours and days in reports are UTC
+    "spark.sql.ansi.enabled": "true",
+    # Columns that nobody asks for would not be parsed, and a row's errors would depend on who asks.
+    "spark.sql.optimizer.enableJsonExpressionOptimization": "false",
+    "spark.sql.json.enablePartialResults": "true",
+}
+_USUAL = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.adaptive.enabled": "true",
+}
+
+
+def open_session(
+    master: str | None = None, memory: str | None = None, conf: Mapping[str, str] | None = None
+) -> SparkSession:
+    """The session that is there already (spark-submit), or a new one: local on all cores unless `master` says else.
+
+    `conf` is Spark's own configuration and wins over everything but what the jobs rely on.
+    Raises ReportError when a local session is wanted and there is no Java that can run it.
+    """
+    conf = dict(conf or {})
+    builder = SparkSession.builder.appName("kquota report")
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit started us: Java runs, master and memory are chosen
+    if SparkSession.getActiveSession() is None and not submitted:
+        os.environ["JAVA_HOME"] = str(find_java())
+        conf.setdefault("spark.master", master or "local[*]")
+        conf.setdefault("spark.driver.memory", memory or "2g")
+        # The same quiet from the JVM's first line on, and a driver that is found without asking any name server.
+        quiet = Path(__file__).with_name("log4j2.properties").as_uri()
+        conf.setdefault("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={quiet}")
+        if conf["spark.master"].startswith("local"):
+            conf.setdefault("spark.driver.host", "127.0.0.1")
+            conf.setdefault("spark.driver.bindAddress", "127.0.0.1")
+    elif master is not None:
+        builder = builder.master(master)
+    for name, value in {**_USUAL, **conf, **_NEEDED}.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session

@@ -1,0 +1,57 @@
+"""Figures as people read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_SIZES = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
+
+
+def size(value: float) -> str:
+    """Bytes with a decimal prefix: 1500000 -> ``1.5 MB``."""
+    unit = 0
+    value = float(value)
+    while abs(value) >= 999.95 and unit < len(_SIZES) - 1:
+        value /= 1000
+        unit += 1
+    return f"{value:.3g} {_SIZES[unit]}"
+
+
+def span(seconds: float) -> str:
+    """A length of time: ``45 s``, ``12 min``, ``3.5 h``, ``30 d``."""
+    for length, unit, most in ((1, "s", 120), (60, "min", 7200), (3600, "h", 172_800)):
+        if abs(seconds) < most:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds / 86_400:.3g} d"
+
+
+def share(value: float | None) -> str:
+    """A fraction as percent."""
+    return "–" if value is None else f"{value * 100:.3g} %"
+
+
+def who(row: Any) -> str:
+    """A client as ``user / client-id``."""
+    return f"{row['user']} / {row['client_id'] or '(no client-id)'}"
+
+
+def several(count: int, noun: str) -> str:
+    """``1 client``, ``2 clients``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def cell(name: str, value: Any) -> str:
+    """A table cell, in the unit that its column's name says."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, int | float):
+        return str(value)
+    if "bytes" in name:
+        return size(value) + ("/s" if name.endswith("_per_s") else "")
+    if name.endswith("_share"):
+        return share(value)
+    if isinstance(value, int) or value == int(value):
+        return f"{int(value):,}"
+    return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"

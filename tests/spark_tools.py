@@ -1,0 +1,57 @@
+"""Records for the tests of the Spark jobs, and a look at what the jobs wrote."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from quota.record import Row, build, to_line
+
+DAY_MS = 86_400_000
+T0_MS = 1_760_918_400_000
+"""2025-10-20 00:00:00 UTC, a Monday."""
+
+
+def record(sequence: int, start_s: float, *, duration_s: float = 10.0, instance: str = "i1", **values: Any) -> Row:
+    """A record of user u, client c, `start_s` seconds after T0. `requests` is put into a family by itself."""
+    start_ms = T0_MS + round(start_s * 1000)
+    requests = values.get("requests", 0)
+    return build(
+        {
+            "instance": instance,
+            "sequence": sequence,
+            "start_ms": start_ms,
+            "end_ms": start_ms + round(duration_s * 1000),
+            "duration_s": duration_s,
+            "samples": round(duration_s),
+            "cluster_id": "east",
+            "pod": f"pod-{instance}",
+            "kquota_version": "0",
+            "user": "u",
+            "client_id": "c",
+            "requests_produce": requests,
+        }
+        | values
+    )
+
+
+def write(directory: Path, rows: Iterable[Row | bytes], name: str = "date=2025-10-20/hour=00/a.jsonl") -> Path:
+    """Write records, or raw lines, to a file below `directory`; returns the directory."""
+    path = directory / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(row if isinstance(row, bytes) else to_line(row) for row in rows))
+    return directory
+
+
+def table(directory: Path, name: str) -> list[dict[str, str]]:
+    """The rows of a CSV result."""
+    with (directory / f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def json_lines(directory: Path) -> list[dict[str, Any]]:
+    """All rows below a directory that Spark wrote as JSON."""
+    return [json.loads(line) for path in sorted(directory.rglob("*.json")) for line in path.read_text().splitlines()]
