@@ -54,7 +54,10 @@ def test_a_report_from_the_command_line(tmp_path: Path) -> None:
         (["usage", "--input", "x", "--output", "y", "--prices", "p.yaml"], "--prices is for chargeback, not for usage"),
         (["chargeback", "--input", "x", "--output", "y", "--prices", "no.yaml"], "--prices no.yaml: cannot be read"),
         (["whatif", "--input", "x", "--output", "y", "--candidate", "none.yaml"], "none.yaml: (the whole file)"),
-        (["capacity", "--input", "x", "--output", "y", "--capacity", "fetch=1G"], "expected produce=BYTES or fetch=BYT"),
+        (
+            ["capacity", "--input", "x", "--output", "y", "--capacity", "fetch=1G"],
+            "expected produce=BYTES or fetch=BYT",
+        ),
         (["usage", "--input", "x", "--output", "y", "--conf", "spark.x"], "--conf spark.x: expected NAME=VALUE"),
     ],
 )
