@@ -33,6 +33,7 @@ _CONNECTION_KEYS = ("t_ms", "kind", "user", "ip", "close")
 _ENTITY_KEYS = ("user", "client-id", "ip")
 _HERE = "127.0.0.1"
 _LATEST_MS = 2**53  # beyond, JSON readers lose milliseconds
+_MOST = 2**63  # Kafka's largest quota; sums of much more would not be finite
 
 
 class EventError(Exception):
@@ -93,7 +94,7 @@ class Simulation:
         kind = _kind(event)
         user = _text(event, "user") or ANONYMOUS
         client_id = _text(event, "client_id")
-        amount = _number(event, "amount")
+        amount = _number(event, "amount", most=_MOST)
         strict = _flag(event, "strict", default=True)
         if "strict" in event and kind is not Kind.MUTATION:
             raise EventError("strict: expected only with kind mutation")
@@ -292,7 +293,8 @@ def _number(event: dict[str, Any], key: str, most: float = math.inf) -> float:
     fine = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf and value <= most
     if not fine:
         got = "nothing" if key not in event else value_text(value)
-        raise EventError(f"{key}: got {got}, expected a number of at least 0")
+        upper = "" if most == math.inf else f" and at most {most}"
+        raise EventError(f"{key}: got {got}, expected a number of at least 0{upper}")
     assert isinstance(value, int | float)
     return value
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from deploy.explain import Moment, addresses_of, explanation_json, identity_of_connections, throttled_json
@@ -236,6 +238,22 @@ def test_where_a_limit_was_set_is_named(ledger: Ledger) -> None:
     assert (
         "\n  limits are set in the file q.yaml\n  limits are set in the overlay o.yaml, by AlterClientQuotas\n" in shown
     )
+
+
+@pytest.mark.parametrize("limit", [5e-324, 1e-9, 1.0, 2.0**63, 1.7e308])
+@pytest.mark.parametrize("amount", [0, 10**6, 2**31])
+@pytest.mark.parametrize("smooth", [True, False])
+def test_absurd_limits_are_explained_too(limit: float, amount: int, smooth: bool) -> None:
+    candidate = CandidateLimits(limit, limit, limit, limit)
+    ledger = Ledger(QuotaTable([Entry(None, DEFAULT, limit, limit, limit, limit, candidate=candidate)]), smooth=smooth)
+    for kind in Kind:
+        use(ledger, "web", "etl", kind, amount, 0, 1000)
+    answer = explanation_json(ledger, "web", "etl", identity={}, at=AT, addresses=[])
+    everybody = throttled_json(ledger.groups(), ledger, AT)
+    for one in (answer, everybody):
+        assert json.loads(json.dumps(one, allow_nan=False)) == one
+    assert explained(ledger, "web", "etl")
+    assert throttled_text(everybody, "http://h:9404")
 
 
 def test_a_broker_that_throttles_by_itself_is_named() -> None:

@@ -291,6 +291,13 @@ def test_time_only_goes_forward() -> None:
     assert errors == [{"line": 2, "error": "t_ms: got 9, but the clock is at 10 already: time only goes forward"}]
 
 
+def test_amounts_without_end_are_refused_so_that_results_are_json() -> None:
+    results, errors = simulate(CLIENT_500, produce(0, 2**63), produce(0, 2**63), produce(0, 1e300))
+    assert [one["throttle_ms"] for one in results] == [2**31 - 1] * 2
+    assert json.loads(json.dumps(results, allow_nan=False)) == results
+    assert "expected a number of at least 0 and at most 9223372036854775808" in errors[0]["error"]
+
+
 def connection(t_ms: int, **more: Any) -> dict[str, Any]:
     return {"t_ms": t_ms, "kind": "connection", "ip": "10.0.0.1"} | more
 
