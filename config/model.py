@@ -261,13 +261,18 @@ class _ListOrMapping:
 
 
 class Limits(_Model):
-    """What one connection may use, and how many refused ones are held."""
+    """What one connection may use, how many refused ones are held, and how many clients are remembered."""
 
     max_frame_bytes: Annotated[int, size(1024, INT_MAX, "bytes")] = Field(
         default=104_857_600, description="Largest request, as Kafka's socket.request.max.bytes."
     )
     max_in_flight: Annotated[int, whole(1, 1_000_000, "requests")] = Field(
         default=1024, description="Requests of one connection without an answer; above it the client is not read."
+    )
+    max_clients: Annotated[int, whole(100, 10_000_000, "clients")] = Field(
+        default=20_000,
+        description="Clients remembered while they have no connection, and counters of each kind of quota. When there "
+        "are more, newcomers share a counter per quota entry.",
     )
     max_held_connections: Annotated[int, whole(0, 100_000, "connections")] = Field(
         default=1000,

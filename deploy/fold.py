@@ -82,7 +82,6 @@ class Fold(Generic[T]):
         """Take over what happened since the last look. A generator: run it to its end, others may work at each step."""
         waiting: dict[Labels, tuple[T, Totals]] = {}
         present: set[Labels] = set()
-        seen: dict[T, Totals] = {}
         nothing = (0.0,) * self._width
         for count, (item, labels, totals) in enumerate(objects, 1):
             if count % STEP == 0:
@@ -90,10 +89,9 @@ class Fold(Generic[T]):
             before = self._seen.get(item, nothing)
             present.add(labels)
             if totals == before:
-                seen[item] = before
                 continue
             highest = tuple(map(max, totals, before))
-            seen[item] = highest
+            self._seen[item] = highest
             gain = tuple(high - old for high, old in zip(highest, before, strict=True))
             series = self._series.get(labels)
             if series is not None:
@@ -105,15 +103,20 @@ class Fold(Generic[T]):
                 waiting[labels] = item, tuple(a + b for a, b in zip(already, gain, strict=True))
                 if len(waiting) > self._most + 4 * STEP:
                     self._dismiss(waiting, self._most)
-        self._seen = seen
         yield
         self._make_room(present, bool(waiting), now_ms)
         self._admit(waiting, now_ms)
         self.folded = len(present) - sum(1 for labels in self._series if labels in present)
 
-    def forget(self, keep: Callable[[T], bool]) -> None:
-        """Drop what is remembered of objects that are gone, so that a new one of the same name starts at 0."""
-        self._seen = {item: totals for item, totals in self._seen.items() if keep(item)}
+    def forget(self, item: T, labels: Labels, totals: Totals) -> None:
+        """An object goes, with these totals: what it did since the last look is counted, and a new one of the same name
+        starts at 0. To be called for each object that the next look will not see."""
+        before = self._seen.pop(item, (0.0,) * self._width)
+        gain = [max(total - old, 0.0) for total, old in zip(totals, before, strict=True)]
+        if any(gain):
+            series = self._series.get(labels)
+            values = self.other if series is None else series.values
+            values[:] = [value + more for value, more in zip(values, gain, strict=True)]
 
     def _make_room(self, present: set[Labels], wanted: bool, now_ms: float) -> None:
         for labels in [labels for labels in self._series if labels not in present]:

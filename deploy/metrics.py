@@ -22,7 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from deploy.export import ExportState
-from deploy.fold import OTHER, STEP, Fold, Labels, Totals, label
+from deploy.fold import OTHER, Fold, Labels, Totals, label
 from deploy.quota_source import SourceState
 from deploy.watch import ReloadState
 from proxy.observer import LATENCY_BUCKETS_S, Counters
@@ -96,7 +96,8 @@ class Metrics:
         self._groups: dict[Kind, Fold[Group]] = {kind: Fold(max_groups, 5, _group_weight) for kind in KINDS}
         self._capped = dict.fromkeys(KINDS, 0)
         self._capped_seen: dict[Group, int] = {}
-        self._known_clients = 0
+        ledger.on_forget.append(self._forget_client)
+        ledger.counters.on_forget.append(self._forget_group)
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
         self._lock = trio.Lock()
@@ -120,13 +121,25 @@ class Metrics:
             return self._text
 
     async def expire(self, now_ms: float) -> int:
-        """Let the ledger forget what is idle, without losing counts of it. The only caller of `Ledger.expire`."""
-        async with self._lock:
-            await self._look(now_ms)
-            forgotten = self._ledger.expire(now_ms)
-            known = {account.identity for account in self._ledger.accounts()}
-            self._clients.forget(known.__contains__)
-            return forgotten
+        """Let the ledger forget what is idle, in steps; others get their turn in between."""
+        forgotten = 0
+        for count in self._ledger.sweep(now_ms):
+            forgotten += count
+            await trio.lowlevel.checkpoint()
+        return forgotten
+
+    def _forget_client(self, account: Account) -> None:
+        self._clients.forget(*_client_totals(account))
+
+    def _forget_group(self, group: Group) -> None:
+        self._groups[group.kind].forget(*_group_totals(group))
+        self._count_capped(group)
+        self._capped_seen.pop(group, None)
+
+    def _count_capped(self, group: Group) -> None:
+        if group.capped:
+            self._capped[group.kind] += group.capped - self._capped_seen.get(group, 0)
+            self._capped_seen[group] = group.capped
 
     async def _look(self, now_ms: float) -> None:
         for _ in self.look(now_ms):
@@ -134,21 +147,14 @@ class Metrics:
 
     def look(self, now_ms: float) -> Iterator[None]:
         """Take over the ledger's totals, step by step."""
-        accounts = list(self._ledger.accounts())
-        self._known_clients = len(accounts)
-        yield from self._clients.look(map(_client_totals, accounts), now_ms)
-        groups: dict[Kind, list[Group]] = {kind: [] for kind in KINDS}
-        capped_seen: dict[Group, int] = {}
-        for count, group in enumerate(list(self._ledger.groups()), 1):
-            groups[group.kind].append(group)
-            if group.capped:
-                self._capped[group.kind] += group.capped - self._capped_seen.get(group, 0)
-                capped_seen[group] = group.capped
-            if count % STEP == 0:
-                yield
-        self._capped_seen = capped_seen
+        # Nothing is listed in advance: what is forgotten between two steps has been counted then, and is not seen here.
+        yield from self._clients.look(map(_client_totals, self._ledger.accounts()), now_ms)
         for kind, fold in self._groups.items():
-            yield from fold.look(map(_group_totals, groups[kind]), now_ms)
+            yield from fold.look(map(self._look_at, self._ledger.groups(kind)), now_ms)
+
+    def _look_at(self, group: Group) -> tuple[Group, Labels, Totals]:
+        self._count_capped(group)
+        return _group_totals(group)
 
     def families(self, now_ms: float) -> Iterator[Metric]:
         """Every metric as it stands after the last look."""
@@ -391,7 +397,17 @@ class Metrics:
         alone = (one for one in table.connections.entries if one.scope is Scope.IP or table.get(one.name, None) is None)
         quotas = len(table.entries) + sum(1 for _ in alone)
         yield _gauge("kquota_config_quotas", "Quota entries in force.", quotas)
-        yield _gauge("kquota_clients_known", "Clients that the ledger remembers.", self._known_clients)
+        yield _gauge("kquota_clients_known", "Clients that the ledger remembers.", self._ledger.clients)
+        counters = GaugeMetricFamily("kquota_counters", "Counters kept, by kind of quota.", labels=["kind"])
+        overflowed = CounterMetricFamily(
+            "kquota_clients_overflowed",
+            "Clients led to a shared counter because there was no room for one of their own.",
+            labels=["kind"],
+        )
+        for kind in KINDS:
+            counters.add_metric([kind.value], self._ledger.counters.count(kind))
+            overflowed.add_metric([kind.value], self._ledger.counters.overflowed[kind])
+        yield from (counters, overflowed)
         yield _gauge("kquota_clients_folded", "Clients counted as `other` in this exposition.", self._clients.folded)
         yield _counter("kquota_admin_evicted", "Admin connections closed to make room.", self.admin_evicted)
         build = GaugeMetricFamily("kquota_build_info", "Always 1.", labels=["version", "python"])

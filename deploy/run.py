@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import signal
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -30,12 +31,15 @@ from proxy.quota_admin import QuotaAdmin
 from proxy.server import Proxy
 from proxy.settings import ProxySettings
 from proxy.wire.apis import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
+from quota.entity import Kind
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 
 log = structlog.get_logger("kquota")
 
 EXPIRE_INTERVAL_S: Final = 60.0
+WARN_INTERVAL_S: Final = 60.0
+"""The same warning is not written more often than this."""
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -70,6 +74,7 @@ def new_ledger(config: Config, table: QuotaTable) -> Ledger:
         mutation_num_samples=config.controller_window_num,
         mutation_window_ms=config.controller_window_size_seconds * 1000,
         mutation_algorithm=config.controller_mutation_algorithm,
+        max_clients=config.limits.max_clients,
     )
 
 
@@ -95,6 +100,8 @@ class Sidecar:
         self.source = self._source_of(path, config)
         self.ledger = new_ledger(config, self.source.table)
         self.source.attach(self.ledger.swap)
+        self.ledger.counters.on_overflow = self._overflowed
+        self._overflow_said_s = -math.inf
         quota_admin = QuotaAdmin(self.source)
         interceptors: Interceptors = {
             DESCRIBE_CLIENT_QUOTAS: quota_admin,
@@ -214,6 +221,16 @@ class Sidecar:
                 log.warning("shutting down at once", signal=name)
                 self.interrupted = True
                 scope.cancel()
+
+    def _overflowed(self, kind: Kind) -> None:
+        now_s = trio.current_time()
+        if now_s - self._overflow_said_s >= WARN_INTERVAL_S:
+            self._overflow_said_s = now_s
+            log.warning(
+                "more clients than limits.max_clients: newcomers share one counter per quota entry",
+                kind=kind.value,
+                max_clients=self.config.limits.max_clients,
+            )
 
     def _evicted(self) -> None:
         self.metrics.admin_evicted += 1

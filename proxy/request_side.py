@@ -38,7 +38,6 @@ class RequestSide:
     __slots__ = (
         "_account",
         "_backlog",
-        "_client_id",
         "_completing",
         "_exchange",
         "_joined",
@@ -70,7 +69,6 @@ class RequestSide:
         self._unsent: Pending | None = None
         """Request whose last byte is still to come."""
         self._account: Account | None = None
-        self._client_id: str | None = None
         self._joined: list[Account] = []
         """Clients that count this connection as theirs: those of `client_ids`."""
         self._saw_request = False
@@ -190,9 +188,9 @@ class RequestSide:
         self._saw_request = True
         api_key, version = header.api_key, header.api_version
         client_id = header.client_id
-        if client_id != self._client_id or self._account is None:
-            self._client_id = client_id
+        if self._account is None or client_id != self._account.identity.client_id:
             self._account = self._exchange.ledger.account(self._user, client_id)
+            client_id = self._account.identity.client_id  # very long ones are shortened there; nothing holds them whole
             if client_id not in self.client_ids and len(self.client_ids) < MAX_TRACKED_CLIENT_IDS:
                 self.client_ids.append(client_id)
                 self._joined.append(self._account)

@@ -1,5 +1,6 @@
 """Who is charged: kinds of quota, identities, the eight levels of precedence, and the keys of shared counters."""
 
+import hashlib
 from enum import Enum, IntEnum, StrEnum
 from typing import Final, NamedTuple
 
@@ -32,6 +33,18 @@ class Default(Enum):
 DEFAULT: Final = Default.DEFAULT
 Name = str | Default | None
 """How an entry names one side of its entity: a name, every name without an entry of its own, or not named at all."""
+
+
+LONGEST_NAME: Final = 256
+"""Characters of a name that are kept as they are. The protocol lets a client-id have 32 767 bytes."""
+
+
+def bounded_name(name: str) -> str:
+    """A name as counters know it: itself, or for a very long one its beginning and its SHA-256, which no two share."""
+    if len(name) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{name[: LONGEST_NAME - 65]}~{digest}"
 
 
 class Identity(NamedTuple):

@@ -46,6 +46,7 @@ class Group:
     """What every kind of counter has. Times are integer milliseconds that never run backwards."""
 
     __slots__ = (
+        "applied",
         "candidate",
         "capped",
         "entry",
@@ -60,6 +61,7 @@ class Group:
         "shadowed",
         "throttled_until",
         "usage",
+        "users",
     )
 
     carries: ClassVar[bool] = True
@@ -77,6 +79,10 @@ class Group:
         self.owed_until = 0
         """Where the uncapped delay would have ended: the next delay ends there at the earliest (DESIGN: max_mute)."""
         self.throttled_until = 0
+        self.applied = -1
+        """Of which table the limit is; kept by :mod:`quota.counters`."""
+        self.users = 0
+        """How many accounts are led to this counter; kept by :mod:`quota.counters`."""
         self.usage = Usage()
         self.capped = 0
         """How many delays were cut to the longest one allowed."""
@@ -134,6 +140,11 @@ class Group:
     def owes(self, now: int) -> bool:
         """Whether forgetting this group now would forgive a delay or a debt."""
         return max(self.owed_until, self.throttled_until) > now
+
+    def forgettable(self, now: int) -> bool:
+        """Whether a counter made anew would decide everything from `now` on as this one, if the limit stays as it is:
+        nothing that was counted is in force any more."""
+        return not self.owes(now)
 
     def _rescale(self, factor: float) -> None:
         """What is owed is an amount: under another limit it takes another time."""

@@ -4,56 +4,35 @@ Times are monotonic milliseconds handed in by the caller; Kafka counts in whole 
 integers here, at the edge. One thread only: the sidecar's event loop.
 """
 
-import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from quota.activity import Activity
+from quota.accounts import Account, Accounts, Meter
 from quota.bucket import Mutation
 from quota.connections import ConnectionGate
+from quota.counters import EXPIRE_AFTER_MS, Counters
 from quota.decisions import Decisions
-from quota.entity import ANONYMOUS, GroupKey, Identity, Kind
-from quota.group import NOT_LIMITED, Admission, Group, MutationAlgorithm, Settings, Usage
+from quota.entity import ANONYMOUS, GroupKey, Identity, Kind, bounded_name
+from quota.group import NOT_LIMITED, Admission, Group, MutationAlgorithm, Settings
 from quota.mutation import BucketGroup
 from quota.table import Candidate, Entry, QuotaTable
 from quota.trial import Trial
 from quota.window import WindowGroup
 
-EXPIRE_AFTER_MS: Final = 3_600_000
-"""Kafka forgets a sensor that nothing was recorded on for an hour."""
+__all__ = [
+    "Account",
+    "Explanation",
+    "GroupSnapshot",
+    "KindExplanation",
+    "Ledger",
+    "Meter",
+    "TrialSnapshot",
+    "trial_snapshot",
+]
 
-
-class Meter(Usage):
-    """What one account used of one kind, and the counter it shares."""
-
-    __slots__ = ("generation", "group")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.group: Group | None = None  # None: no quota of this kind exists, only totals are kept
-        self.generation = -1  # of the table that `group` was looked up in
-
-
-class Account(Activity):
-    """A client, (user, client-id), as its connections hold it: cheap to charge, valid for ever, also over a reload.
-
-    The totals in :attr:`meters` are for metrics. Only the ledger changes them.
-    """
-
-    __slots__ = ("__weakref__", "broker_throttle_ms", "broker_throttled", "identity", "last_ms", "meters")
-
-    def __init__(self, identity: Identity) -> None:
-        super().__init__()
-        self.identity: Final = identity
-        self.meters: Final = {kind: Meter() for kind in Kind}
-        self.last_ms = 0
-        self.broker_throttled = 0
-        """Responses in which the broker itself told the client to wait."""
-        self.broker_throttle_ms = 0
-
-    def __repr__(self) -> str:
-        return f"Account({self.identity.user!r}, {self.identity.client_id!r})"
+MAX_CLIENTS: Final = 20_000
+"""Clients remembered, and counters of each kind, unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +117,7 @@ class Ledger:
 
     `num_samples` and `window_ms` are Kafka's ``quota.window.num`` and ``quota.window.size.seconds``. `max_throttle_ms`
     caps one delay (None: no cap, as Kafka); what is cut off is carried by the group. `smooth` adds pacing (ADR 0004).
+    `max_clients` bounds what is remembered of clients, whatever names they invent (ADR 0010).
     `mutation_num_samples` and `mutation_window_ms` are the windows of partition mutations (None: as the others').
     """
 
@@ -152,6 +132,7 @@ class Ledger:
         mutation_num_samples: int | None = None,
         mutation_window_ms: int | None = None,
         mutation_algorithm: MutationAlgorithm = "token_bucket",
+        max_clients: int = MAX_CLIENTS,
     ) -> None:
         if mutation_num_samples is None:
             mutation_num_samples = num_samples
@@ -171,8 +152,11 @@ class Ledger:
         )
         self._table = table
         self._generation = 0
-        self._accounts: dict[Identity, Account] = {}
-        self._groups: dict[tuple[Kind, GroupKey], Group] = {}
+        self._accounts = Accounts(max_clients, self._forgotten)
+        self.counters: Final = Counters(self.settings, max_clients, table)
+        """The groups."""
+        self.on_forget: Final[list[Callable[[Account], None]]] = []
+        """Called with each account that is forgotten, for those who look at totals only now and then."""
         self.connections: Final = ConnectionGate(
             lambda: self._table.connections, num_samples=num_samples, window_ms=window_ms
         )
@@ -186,16 +170,13 @@ class Ledger:
         return self._table
 
     def account(self, user: str, client_id: str) -> Account:
-        """The account of a client; the same object for the same names. An empty user is ANONYMOUS."""
-        identity = Identity(user or ANONYMOUS, client_id)
-        found = self._accounts.get(identity)
-        if found is None:
-            found = self._accounts[identity] = Account(identity)
-        return found
+        """The account of a client; the same object for the same names as long as anybody holds it. An empty user is
+        ANONYMOUS. Very long names are shortened (:func:`quota.entity.bounded_name`)."""
+        return self._accounts.get_or_make(_identity(user, client_id))
 
     def known(self, user: str, client_id: str) -> Account | None:
         """The account of a client that has one already; for readers."""
-        return self._accounts.get(Identity(user or ANONYMOUS, client_id))
+        return self._accounts.get(_identity(user, client_id))
 
     def charge(self, account: Account, kind: Kind, amount: float, now_ms: float) -> int:
         """Record `amount` (bytes, busy milliseconds, partitions; not negative), then check.
@@ -294,35 +275,41 @@ class Ledger:
         finds that one's history when it comes back (Kafka's metric tags)."""
         self._table = table
         self._generation += 1
-        for (kind, key), group in self._groups.items():
-            group.apply_limit(table.limit_of(kind, key))
+        self.counters.swap(table)
 
     def expire(self, now_ms: float) -> int:
-        """Forget groups and accounts unused for an hour; returns how many. Never a group that still owes, nor an
-        account that a connection holds."""
+        """Forget counters and accounts unused for an hour; returns how many. Never a counter that still owes or whose
+        window still counts, nor an account that a connection holds."""
+        return sum(self.sweep(now_ms))
+
+    def sweep(self, now_ms: float) -> Iterator[int]:
+        """expire() step by step, each well under a millisecond; others may use the ledger between two steps."""
         now = int(now_ms)
-        horizon = now - EXPIRE_AFTER_MS
-        idle = [key for key, group in self._groups.items() if group.last_ms <= horizon and not group.owes(now)]
-        for key in idle:
-            del self._groups[key]
-        if idle:
-            self._generation += 1  # accounts that are still held must not go on charging a forgotten group
-        stale = [identity for identity, account in self._accounts.items() if account.last_ms <= horizon]
-        forgotten = sum(self._forget(identity) for identity in stale)
-        return len(idle) + forgotten
+        for forgotten, lead_anew in self.counters.sweep(now):
+            if lead_anew:
+                self._generation += 1
+            yield forgotten
+        yield from self._accounts.sweep(now - EXPIRE_AFTER_MS)
 
     def accounts(self) -> Iterator[Account]:
-        """Every known account, with its totals."""
-        return iter(self._accounts.values())
+        """Every known account, with its totals. Others may use the ledger between two of them."""
+        return iter(self._accounts)
 
-    def groups(self) -> Iterator[Group]:
-        """Every counter itself, for readers that cannot afford :meth:`snapshot` of all of them at once. Read only."""
-        return iter(self._groups.values())
+    @property
+    def clients(self) -> int:
+        """How many accounts are known."""
+        return len(self._accounts)
+
+    def groups(self, kind: Kind | None = None) -> Iterator[Group]:
+        """Every counter itself (of one kind), for readers that cannot afford :meth:`snapshot` of all of them at once.
+        Read only. Others may use the ledger between two of them."""
+        for one in Kind if kind is None else (kind,):
+            yield from self.counters.of_kind(one)
 
     def snapshot(self, now_ms: float) -> list[GroupSnapshot]:
         """Every counter as it stands now."""
         now = int(now_ms)
-        return [_snapshot(group, now) for group in self._groups.values()]
+        return [_snapshot(group, now) for group in self.groups()]
 
     def explain(self, user: str, client_id: str, now_ms: float) -> Explanation:
         """Per kind: the eight levels, which one won, the counter and how it stands. Creates no account."""
@@ -349,48 +336,43 @@ class Ledger:
 
     def _resolve(self, account: Account, kind: Kind, meter: Meter, now: int) -> None:
         """Look the account's counter up in the table in force, creating it when it is new."""
-        table = self._table
         user, client_id = account.identity
-        resolution = table.resolve(kind, user, client_id)
-        if not resolution.recorded:
-            meter.group = None
-        else:
-            place = (kind, resolution.key)
-            group = self._groups.get(place)
-            if group is None:
-                sort = BucketGroup if kind is Kind.MUTATION else WindowGroup
-                group = self._groups[place] = sort(kind, resolution.key, self.settings, now)
-                group.apply_limit(table.limit_of(kind, resolution.key))
-            meter.group = group
+        self.counters.lead(meter, kind, user, client_id, now)
         meter.generation = self._generation
 
-    def _forget(self, identity: Identity) -> bool:
-        held = weakref.ref(self._accounts.pop(identity))
-        account = held()  # gone at once, unless a connection still holds it
-        if account is None:
-            return True
-        self._accounts[identity] = account
-        return False
+    def _forgotten(self, account: Account) -> None:
+        for meter in account.meters.values():
+            self.counters.leave(meter)
+        for listener in self.on_forget:
+            listener(account)
 
     def _explain(self, kind: Kind, user: str, client_id: str, now: int) -> KindExplanation:
+        identity = _identity(user, client_id)
         resolution = self._table.resolve(kind, user, client_id)
         candidates = self._table.candidates(kind, user, client_id)
         winner = next((one for one in candidates if one.level == resolution.level), None)
-        group = self._groups.get((kind, resolution.key))
+        group = self.counters.get(kind, resolution.key)
+        account = self._accounts.get(identity)
+        if group is None and account is not None:
+            group = self._group(account, kind, now)  # an overflow counter, if any
         return KindExplanation(
             kind=kind,
             candidates=candidates,
             winner=winner,
-            group=resolution.group,
+            group=resolution.group if group is None else group.key.tags,
             limit=resolution.limit,
             mode=_mode(resolution.entry),
             observed=0.0 if group is None else group.observed(now),
             throttle_ms=0 if group is None else group.due(now),
             counter=group,
-            key=resolution.key,
+            key=resolution.key if group is None else group.key,
             candidate_limit=None if resolution.entry is None else resolution.entry.candidate_limit(kind),
             candidate=None if group is None else trial_snapshot(group, group.candidate, now),
         )
+
+
+def _identity(user: str, client_id: str) -> Identity:
+    return Identity(bounded_name(user or ANONYMOUS), bounded_name(client_id))
 
 
 def _mode(entry: Entry | None) -> str:

@@ -112,6 +112,12 @@ class BucketGroup(Group):
         """See :meth:`Group.owes`."""
         return super().owes(now) or (self.limit is not None and self.observed(now) < 0)
 
+    def forgettable(self, now: int) -> bool:
+        """See :meth:`Group.forgettable`: a full bucket. (Windows with spread bursts begin anew at the next charge.)"""
+        limit = self.limit
+        full = limit is None or self.observed(now) >= self.bucket.burst(limit)
+        return full and not self.owes(now)
+
     def _put_to_trial(self, amount: float, now: int, *, strict: bool = False) -> None:
         """Charge the candidate's bucket as well. What it would refuse (strict) it is not charged with, but it was not
         refused: the client did not wait, so each of its next requests is another one that would have been refused."""

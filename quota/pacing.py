@@ -109,8 +109,11 @@ class Pacer:
         elif self._calm_since is None:
             self._calm_since = now
 
-    def end_if_calm(self, now: int, calm_ms: int, owed_until: int) -> None:
-        """End the episode if the group was calm for `calm_ms`. Being silent because Kafka's delay (or what is left of
-        a capped one, until `owed_until`) demands it is not calm."""
-        if self._calm_since is not None and now - max(self._calm_since, self._held_until, owed_until) >= calm_ms:
-            self.active = False
+    def calm(self, now: int, calm_ms: int, owed_until: int, empty_since: int) -> bool:
+        """Whether the group was calm for `calm_ms`, which ends the episode. Being silent because Kafka's delay (or what
+        is left of a capped one, until `owed_until`) demands it is not calm. The window is empty since `empty_since`, if
+        that has come."""
+        since = self._calm_since
+        if since is None:
+            since = empty_since  # not calm for `calm_ms` before it has come
+        return now - max(since, self._held_until, owed_until) >= calm_ms

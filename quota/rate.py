@@ -71,6 +71,10 @@ class SampledRate:
         self.window_ms = window = self._window(now - self._oldest_start) if self._sums else max(self._min_ms, 1)
         return total / (window / 1000.0)
 
+    def empty(self, now: int) -> bool:
+        """Whether every sample has expired at `now`: from then on there is no difference to a new rate."""
+        return self._current < 0 or now - self._lasts[self._current] >= self._expire_ms
+
     def peek(self, now: int) -> tuple[float, int]:
         """(sum, window in ms) as measure() at `now` would see them, changing nothing."""
         if not self._sums:

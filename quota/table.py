@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from quota.connections import NO_CONNECTION_LIMITS, ConnectionLimits
-from quota.entity import DEFAULT, GroupKey, Kind, Level, Name
+from quota.entity import DEFAULT, GroupKey, Kind, Level, Name, bounded_name
 
 Mode = Literal["enforce", "shadow"]
 EmptyClientId = Literal["share_default", "kafka"]
@@ -161,7 +161,7 @@ class QuotaTable:
             for kind in Kind:
                 limit = entry.limit(kind)
                 if limit is not None:
-                    self._limits[kind][entry.entity] = (limit, entry)
+                    self._limits[kind][_bounded(entry.user), _bounded(entry.client_id)] = (limit, entry)
                     self._shape[kind] |= _shape_of(entry)
 
     def records(self, kind: Kind) -> bool:
@@ -170,7 +170,7 @@ class QuotaTable:
 
     def resolve(self, kind: Kind, user: str, client_id: str) -> Resolution:
         """The counter of (user, client-id) for `kind` and its limit. At most twelve dictionary look-ups."""
-        key = self._key(kind, user, client_id)
+        key = self._key(kind, bounded_name(user), bounded_name(client_id))
         limit = self.limit_of(kind, key)
         return Resolution(limit.value, limit.level, key, limit.entry, self.records(kind))
 
@@ -198,6 +198,7 @@ class QuotaTable:
     def candidates(self, kind: Kind, user: str, client_id: str) -> list[Candidate]:
         """All eight levels for this client with what is configured there, most specific first."""
         limits = self._limits[kind]
+        user, client_id = bounded_name(user), bounded_name(client_id)
         found = ((level, limits.get(entity)) for level, entity in _ladder(user, client_id))
         return [Candidate(level, hit[1] if hit else None, hit[0] if hit else None) for level, hit in found]
 
@@ -272,6 +273,10 @@ def _ladder(user: str, client_id: str) -> tuple[tuple[Level, tuple[Name, Name]],
         (Level.CLIENT, (None, client_id)),
         (Level.DEFAULT_CLIENT, (None, DEFAULT)),
     )
+
+
+def _bounded(name: Name) -> Name:
+    return bounded_name(name) if isinstance(name, str) else name
 
 
 def _shape_of(entry: Entry) -> int:

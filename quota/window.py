@@ -17,6 +17,7 @@ class WindowGroup(Group):
     """A counter of bytes or busy time in Kafka's sampled window, with pacing for bytes."""
 
     __slots__ = (
+        "_admitted",
         "_bounded_ms",
         "_calm_ms",
         "_outstanding",
@@ -40,6 +41,7 @@ class WindowGroup(Group):
         self._smooth = settings.smooth and not is_request
         self._portions = Portions() if kind is Kind.FETCH else None  # a produce request is as large as it is
         self._calm_ms = 2 * settings.num_samples * settings.window_ms
+        self._admitted = 0  # fetches that are with the broker
         self._outstanding = 0.0  # bytes that admitted fetches are expected to bring, not yet counted
         self._watched = 0.0  # the lower of the limit and its candidate: up to it nothing happens
         self._typical: float | None = None  # running mean of the sizes of responses; None before the first
@@ -95,6 +97,8 @@ class WindowGroup(Group):
     def refund(self, amount: float, now: int) -> None:
         """See :meth:`Group.refund`: a negative amount in the current sample, as Kafka unrecords (KIP-13, fetch)."""
         now = max(now, self.last_ms)
+        if self.pacer.active and self._calm(now):
+            self.pacer.active = False
         self.last_ms = now
         self.usage.amount -= amount
         self.rate.record(-amount * self._scale, now)
@@ -155,6 +159,7 @@ class WindowGroup(Group):
         if paced and self._portions is not None:
             granted = self._portions.grant(granted, limit, pacer.credit_ms(now))
         granted = max(min(granted, wanted), 1)
+        self._admitted += 1
         self._outstanding += expected
         paced_ms = 0.0
         if paced:
@@ -166,7 +171,9 @@ class WindowGroup(Group):
 
     def settle(self, admission: Admission, amount: float) -> None:
         """Release what :meth:`admit` reserved and learn from the real size, which the caller then records."""
-        self._outstanding = max(self._outstanding - admission.reserved, 0.0)
+        self._admitted -= 1
+        # Exactly nothing when nothing is out: sums of fractions would leave a residue.
+        self._outstanding = max(self._outstanding - admission.reserved, 0.0) if self._admitted else 0.0
         if admission.paced_ms and self.pacer.active:
             self.pacer.give_back(admission.paced_ms)
         if not amount:
@@ -188,6 +195,20 @@ class WindowGroup(Group):
     def owes(self, now: int) -> bool:
         """See :meth:`Group.owes`."""
         return super().owes(now) or (self.pacer.active and self.pacer.paid_at > now)
+
+    def forgettable(self, now: int) -> bool:
+        """See :meth:`Group.forgettable`. What fetches have taught about sizes of batches is learned again."""
+        now = max(now, self.last_ms)
+        return (
+            self.rate.empty(now)
+            and not self._admitted
+            and not self.owes(now)
+            and (not self.pacer.active or self._calm(now))
+        )
+
+    def _calm(self, now: int) -> bool:
+        """Whether the episode is over at `now`. The window is empty one window after the last charge."""
+        return self.pacer.calm(now, self._calm_ms, self.owed_until, self.last_ms + self._calm_ms // 2)
 
     def _rescale(self, factor: float) -> None:
         super()._rescale(factor)
@@ -212,10 +233,11 @@ class WindowGroup(Group):
         rate = self.rate
         pacer = self.pacer
         if pacer.active:
-            empty_since = self.last_ms + self._calm_ms // 2  # one window after the last charge
+            empty_since = self.last_ms + self._calm_ms // 2
             if now > empty_since:
                 pacer.note_idle(empty_since)
-            pacer.end_if_calm(now, self._calm_ms, self.owed_until)
+            if pacer.calm(now, self._calm_ms, self.owed_until, empty_since):
+                pacer.active = False
         self.last_ms = now
         rate.record(amount * self._scale, now)
         limit = self.limit
@@ -288,6 +310,8 @@ class WindowGroup(Group):
 
     def _begin_if_used_up(self, now: int) -> None:
         """Fetches stop short of a violation, so for them an episode begins when less than a grain is left."""
+        if self.pacer.active and self._calm(now):
+            self.pacer.active = False
         if self.limit is None or self.shadow or self.pacer.active:
             return
         total, window_ms = self.rate.peek(now)

@@ -22,7 +22,7 @@ class Watched:
     """A ledger and its sampler; ticks once a second, an interval is as many ticks as the test makes."""
 
     def __init__(self, *entries: Entry) -> None:
-        self.ledger = Ledger(QuotaTable(entries), smooth=False, max_throttle_ms=None)
+        self.ledger = Ledger(QuotaTable(entries), smooth=False, max_throttle_ms=None, max_clients=100_000)
         self.sampler = Sampler(self.ledger, CONSTANTS, 0.0)
         self.now_ms = self.start_ms = 0.0
 

@@ -1,0 +1,120 @@
+"""Clients as their connections hold them, and how many of those that nobody holds are remembered."""
+
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from quota.activity import Activity
+from quota.entity import Identity, Kind
+from quota.group import Group, Usage
+
+STEP: Final = 250
+"""Accounts (or counters) looked at in one step of a sweep: well under a millisecond."""
+TRIES: Final = 8
+"""Clients looked at to find one that nobody holds."""
+
+
+class Meter(Usage):
+    """What one account used of one kind, and the counter it shares."""
+
+    __slots__ = ("generation", "group")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.group: Group | None = None  # None: no quota of this kind exists, only totals are kept
+        self.generation = -1  # of the table that `group` was looked up in
+
+
+class Account(Activity):
+    """A client, (user, client-id), as its connections hold it: cheap to charge, valid for ever, also over a reload.
+
+    The totals in :attr:`meters` are for metrics. Only the ledger changes them.
+    """
+
+    __slots__ = ("broker_throttle_ms", "broker_throttled", "identity", "last_ms", "meters")
+
+    def __init__(self, identity: Identity) -> None:
+        super().__init__()
+        self.identity: Final = identity
+        self.meters: Final = {kind: Meter() for kind in Kind}
+        self.last_ms = 0
+        self.broker_throttled = 0
+        """Responses in which the broker itself told the client to wait."""
+        self.broker_throttle_ms = 0
+
+    def __repr__(self) -> str:
+        return f"Account({self.identity.user!r}, {self.identity.client_id!r})"
+
+
+def _references(alone: list[Account]) -> int:
+    """How many references there are to the one account in a list, this look included."""
+    return sys.getrefcount(alone[0])
+
+
+_ALONE: Final = _references([Account(Identity("", ""))])
+"""References to an account that nobody holds but the list."""
+
+
+class Accounts:
+    """Every account that a connection holds, and up to `most` of those that nobody holds (or that are there by then).
+
+    `on_forget` gets each forgotten account.
+    """
+
+    def __init__(self, most: int, on_forget: Callable[[Account], None]) -> None:
+        self._most = most
+        self._on_forget = on_forget
+        self._by_identity: OrderedDict[Identity, Account] = OrderedDict()  # the next ones to be looked at come first
+
+    def __len__(self) -> int:
+        return len(self._by_identity)
+
+    def __iter__(self) -> Iterator[Account]:
+        """All of them; between two steps accounts may come and go."""
+        for identity in list(self._by_identity):
+            account = self._by_identity.get(identity)
+            if account is not None:
+                yield account
+
+    def get(self, identity: Identity) -> Account | None:
+        """The account of these names, if it is remembered."""
+        return self._by_identity.get(identity)
+
+    def get_or_make(self, identity: Identity) -> Account:
+        """The account of these names. In place of a new one others are forgotten when there are too many."""
+        found = self._by_identity.get(identity)
+        if found is None:
+            if len(self._by_identity) >= self._most:
+                self._make_room()
+            found = self._by_identity[identity] = Account(identity)
+        return found
+
+    def forget(self, identity: Identity) -> bool:
+        """Forget an account, unless a connection holds it: then it moves to the end. Returns whether it is gone."""
+        alone = [self._by_identity.pop(identity)]
+        if _references(alone) > _ALONE:
+            self._by_identity[identity] = alone[0]
+            return False
+        self._on_forget(alone[0])
+        return True
+
+    def sweep(self, horizon: int) -> Iterator[int]:
+        """Forget those unused since `horizon`, step by step; how many in each step."""
+        identities = list(self._by_identity)
+        for start in range(0, len(identities), STEP):
+            forgotten = 0
+            for identity in identities[start : start + STEP]:
+                account = self._by_identity.get(identity)
+                idle = account is not None and account.last_ms <= horizon
+                account = None  # not to be held here
+                if idle:
+                    forgotten += self.forget(identity)
+            yield forgotten
+
+    def _make_room(self) -> None:
+        """Up to `TRIES` looks, each at another one. If all of these are held, there are more than `most` for now."""
+        for _ in range(min(TRIES, len(self._by_identity))):
+            gone = self.forget(next(iter(self._by_identity)))
+            if gone and len(self._by_identity) < self._most:
+                return
