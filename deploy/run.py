@@ -24,6 +24,7 @@ from deploy.metrics import Metrics, Status, kquota_version
 from deploy.quota_cluster import ClusterSource
 from deploy.quota_file import FileSource
 from deploy.quota_source import QuotaSource
+from deploy.throttle_log import ThrottleLog
 from deploy.watch import ReloadState, Watcher
 from proxy.intercept import Interceptors
 from proxy.mutations import MUTATION_APIS, MutationQuota
@@ -185,6 +186,7 @@ class Sidecar:
                 nursery.start_soon(self.exporter.run)
             nursery.start_soon(self.source.run)
             nursery.start_soon(self._expire)
+            nursery.start_soon(ThrottleLog(self.ledger).run)
             admin = None if self.config.admin is None else f"http://{self.config.admin.host}:{self.admin_port}"
             log.info("kquota is up", version=kquota_version(), port=self.port, admin=admin, config=str(self.path))
             task_status.started(self)

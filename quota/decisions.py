@@ -4,6 +4,7 @@ Nothing is kept, and nothing costs time, while nobody is throttled.
 """
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -82,6 +83,13 @@ class Decisions:
     def of(self, kind: Kind, key: GroupKey) -> list[Decision]:
         """The last decisions of one counter, newest first."""
         return list(reversed(self._by_counter.get((kind, key), ())))
+
+    def since(self, at_ms: float) -> Iterator[tuple[tuple[Kind, GroupKey], list[Decision]]]:
+        """Each counter with what is remembered of its decisions after `at_ms`, oldest first; the last counter first."""
+        for place, ring in reversed(self._by_counter.items()):
+            if ring[-1].at_ms <= at_ms:
+                break
+            yield place, [one for one in ring if one.at_ms > at_ms]
 
     def latest(self, most: int) -> list[Decision]:
         """The newest decisions of all counters, newest first."""

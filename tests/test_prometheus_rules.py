@@ -20,6 +20,7 @@ from deploy.kafka.ports import free_ports
 from tests.corpus.job import wait_for
 from tests.raw_client import RawClient, produce_message
 from tests.sidecars import Sidecar, sidecar
+from tests.test_metrics_docs import everything
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "deploy" / "prometheus"
@@ -94,6 +95,19 @@ def test_rules_use_metrics_that_exist() -> None:
         used = set(re.findall(r"\bkquota[_:][\w:]+", rule["expr"]))
         assert used, rule
         assert used <= documented | recorded, rule
+
+
+async def test_promtool_has_no_complaint_about_names_types_and_help(promtool: str) -> None:
+    text = await everything()
+
+    def check(data: bytes) -> tuple[int, str]:
+        done = subprocess.run([promtool, "check", "metrics"], input=data, capture_output=True, timeout=60, check=False)
+        return done.returncode, (done.stdout + done.stderr).decode()
+
+    assert check(text) == (0, "")
+    code, complaint = check(text.replace(b"kquota_quota_limit", b"kquota_quotaLimit"))
+    assert code != 0
+    assert "snake_case" in complaint
 
 
 # --- a real Prometheus

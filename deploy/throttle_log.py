@@ -1,0 +1,131 @@
+"""One log line when a counter begins to hold clients up, one when it has stopped; never a flood.
+
+Looks once a second at what the ledger remembers of throttles (`quota.decisions`), so that it costs nothing while nobody
+is throttled, and nothing per request. A counter has one episode from its first throttle until none was imposed for
+QUIET_MS; lines beyond MOST_LINES a minute are counted and told in one line, as clients can invent names without end.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import structlog
+import trio
+
+from quota.decisions import Decision
+from quota.entity import GroupKey, Kind
+from quota.ledger import Ledger
+
+LOOK_S: Final = 1.0
+QUIET_MS: Final = 60_000.0
+"""An episode ends when no throttle was under way for so long: a client at its limit is throttled again and again."""
+MOST_LINES: Final = 30
+"""A minute."""
+MINUTE_MS: Final = 60_000.0
+MOST_EPISODES: Final = 1000
+
+
+class Log(Protocol):
+    """What lines are written to."""
+
+    def info(self, event: str, **values: Any) -> Any:
+        """Write one line."""
+
+
+@dataclass(slots=True)
+class Episode:
+    """Of one counter."""
+
+    began_ms: float
+    until_ms: float
+    """End of the latest throttle."""
+    throttles: int
+    held_ms: int
+    told: bool
+    """Its beginning was written, so its end will be."""
+
+
+class ThrottleLog:
+    """Writes the lines. `look` is called now and then with the ledger's clock."""
+
+    def __init__(self, ledger: Ledger, log: Log | None = None) -> None:
+        self._ledger = ledger
+        self._log = log or structlog.get_logger("kquota.throttle")
+        self._seen_ms = -1.0
+        self._episodes: OrderedDict[tuple[Kind, GroupKey], Episode] = OrderedDict()
+        self._minute_ms = 0.0
+        self._lines = 0
+        self._unsaid = 0
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await trio.sleep(LOOK_S)
+            self.look(trio.current_time() * 1000.0)
+
+    def look(self, now_ms: float) -> None:
+        """Take note of the throttles since the last look, and of those that are over."""
+        self._next_minute(now_ms)
+        newest = self._seen_ms
+        for (kind, key), decisions in self._ledger.decisions.since(self._seen_ms):
+            newest = max(newest, decisions[-1].at_ms)
+            self._note(kind, key, decisions)
+        self._seen_ms = newest
+        over = [place for place, one in self._episodes.items() if now_ms - one.until_ms >= QUIET_MS]
+        for place in over:
+            self._end(*place, self._episodes.pop(place))
+
+    def _note(self, kind: Kind, key: GroupKey, decisions: list[Decision]) -> None:
+        held_ms = sum(one.delay_ms for one in decisions)
+        until_ms = max(one.at_ms + one.delay_ms for one in decisions)
+        episode = self._episodes.get((kind, key))
+        if episode is not None:
+            episode.until_ms = max(episode.until_ms, until_ms)
+            episode.throttles += len(decisions)
+            episode.held_ms += held_ms
+            return
+        first = decisions[0]
+        told = self._say(
+            "throttling begins",
+            **_names(kind, key),
+            by=f"{first.identity.user}/{first.identity.client_id}",
+            why=str(first.why),
+            delay_ms=first.delay_ms,
+            limit=first.limit,
+            observed=round(first.observed, 1),
+        )
+        self._episodes[kind, key] = Episode(first.at_ms, until_ms, len(decisions), held_ms, told)
+        if len(self._episodes) > MOST_EPISODES:
+            self._episodes.popitem(last=False)
+
+    def _end(self, kind: Kind, key: GroupKey, episode: Episode) -> None:
+        if episode.told:
+            self._say(
+                "throttling has ended",
+                **_names(kind, key),
+                lasted_s=round((episode.until_ms - episode.began_ms) / 1000.0, 1),
+                throttles_at_least=episode.throttles,
+                held_s_at_least=round(episode.held_ms / 1000.0, 1),
+            )
+
+    def _say(self, event: str, **values: Any) -> bool:
+        if self._lines >= MOST_LINES:
+            self._unsaid += 1
+            return False
+        self._lines += 1
+        self._log.info(event, **values)
+        return True
+
+    def _next_minute(self, now_ms: float) -> None:
+        if now_ms - self._minute_ms < MINUTE_MS:
+            return
+        if self._unsaid:
+            self._log.info("throttling of more counters has begun or ended than is written", left_out=self._unsaid)
+        self._minute_ms, self._lines, self._unsaid = now_ms, 0, 0
+
+
+def _names(kind: Kind, key: GroupKey) -> dict[str, str | None]:
+    """The counter, as /quotas names it: null is a name that plays no part."""
+    return {"quota": kind.value, "user": key.user, "client_id": key.client_id}
