@@ -6,7 +6,7 @@ import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from proxy.intercept import AdminRequest, Answer, Forward, Reply
 from proxy.wire import topics as wire
@@ -30,31 +30,44 @@ _MAYBE_DONE: Final = frozenset({_TIMED_OUT, _UNKNOWN_SERVER_ERROR})
 TopicKey: TypeAlias = str | uuid.UUID
 
 
+class Recent(NamedTuple):
+    """What a broker has told about a topic that was changed through this sidecar."""
+
+    partitions: int
+    topic_id: uuid.UUID | None
+    at_ms: float
+
+
 class RecentChanges:
-    """Partition counts of topics that were changed through this sidecar in the last seconds."""
+    """Topics that were changed through this sidecar in the last seconds, by name and by id."""
 
     def __init__(self) -> None:
-        self._counts: OrderedDict[TopicKey, tuple[int, float]] = OrderedDict()
+        self._topics: OrderedDict[TopicKey, Recent] = OrderedDict()
 
-    def put(self, keys: Iterable[TopicKey | None], partitions: int, now_ms: float) -> None:
-        """The topic with these names and ids has so many partitions since now."""
-        for key in keys:
+    def put(self, name: str | None, topic_id: uuid.UUID | None, partitions: int, now_ms: float) -> None:
+        """The topic has so many partitions since now."""
+        if topic_id is None and name is not None and name in self._topics:
+            topic_id = self._topics[name].topic_id
+        for key in (name, topic_id):
             if key:
-                self._counts.pop(key, None)
-                self._counts[key] = (partitions, now_ms)
-        while len(self._counts) > RECENT_TOPICS:
-            self._counts.popitem(last=False)
+                self._topics.pop(key, None)
+                self._topics[key] = Recent(partitions, topic_id, now_ms)
+        while len(self._topics) > RECENT_TOPICS:
+            self._topics.popitem(last=False)
 
-    def forget(self, keys: Iterable[TopicKey | None]) -> None:
+    def forget(self, *keys: TopicKey | None) -> None:
         """The topic is gone."""
         for key in keys:
             if key:
-                self._counts.pop(key, None)
+                self._topics.pop(key, None)
 
-    def get(self, key: TopicKey | None, now_ms: float) -> int | None:
-        """The partitions of a topic; None if nothing is remembered, or only something too old."""
-        found = self._counts.get(key) if key else None
-        return None if found is None or now_ms - found[1] > RECENT_MS else found[0]
+    def get(self, key: TopicKey | None, now_ms: float) -> Recent | None:
+        """A topic by name or id; None if nothing is remembered, or only something too old."""
+        found = self._topics.get(key) if key else None
+        return None if found is None or now_ms - found.at_ms > RECENT_MS else found
+
+    def __len__(self) -> int:
+        return len(self._topics)
 
 
 class Knowledge(Protocol):
@@ -142,9 +155,11 @@ class MutationRequest:
             recent = self._knowledge.recent.get(topic.key, now_ms)
             if known is not None and known.error in EXISTS:
                 topic.name, topic.topic_id = known.name or topic.name, known.topic_id or topic.topic_id
-                topic.cost = max(known.partitions, recent or 0)
+                topic.cost = known.partitions
+                if recent is not None and recent.topic_id is not None and recent.topic_id == known.topic_id:
+                    topic.cost = max(topic.cost, recent.partitions)  # the same topic, and topics only grow
             elif known is not None and known.error in _UNKNOWN and recent is not None:
-                topic.cost = recent
+                topic.cost = recent.partitions
             else:
                 topic.cost, topic.judged = None, False
 
@@ -166,6 +181,9 @@ class MutationRequest:
             return Forward(on_response=self.settle)  # which finds out the delay, when it is known what was done
         delay_ms = 0
         for topic in judged:
+            if delay_ms > 0:  # no token comes while we look: what follows is refused as well
+                topic.refused = True
+                continue
             overdrawn = ledger.observed(account, Kind.MUTATION, now_ms) < 0
             outcome = ledger.charge_mutation(account, topic.cost or 0, True, now_ms)
             if outcome.accepted:
@@ -173,7 +191,7 @@ class MutationRequest:
                 topic.charged = 0 if overdrawn else topic.cost or 0
             else:
                 topic.refused = True
-                delay_ms = max(delay_ms, outcome.throttle_ms)
+                delay_ms = outcome.throttle_ms
         key, version = self.request.api_key, self.request.api_version
         if all(topic.refused for topic in self.wanted):
             return Answer(wire.only_refusals(self._refusals()), delay_ms)
@@ -225,12 +243,12 @@ class MutationRequest:
         topic.charged = actual
 
     def _remember(self, topic: Wanted, result: Result, partitions: int, now_ms: float) -> None:
-        recent, keys = self._knowledge.recent, (result.name, result.topic_id, topic.name, topic.topic_id)
+        recent = self._knowledge.recent
         if self.request.api_key == CREATE_TOPICS:
-            recent.put(keys, partitions, now_ms)
+            recent.put(result.name, result.topic_id, partitions, now_ms)
             if topic.said is None and result.partitions:
                 self._knowledge.learn_default(result.partitions, now_ms)
         elif self.request.api_key == CREATE_PARTITIONS:
-            recent.put(keys, topic.said or 0, now_ms)
+            recent.put(result.name, None, topic.said or 0, now_ms)
         else:
-            recent.forget(keys)
+            recent.forget(result.name, result.topic_id, topic.name, topic.topic_id)

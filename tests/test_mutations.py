@@ -389,14 +389,41 @@ def test_a_topic_that_only_seemed_to_exist_is_charged_afterwards() -> None:
 
 
 def test_the_memory_is_short_and_small() -> None:
-    recent = RecentChanges()
-    recent.put(["a", None], 3, 0)
-    assert (recent.get("a", RECENT_MS), recent.get("a", RECENT_MS + 1), recent.get(None, 0)) == (3, None, None)
+    recent, topic_id = RecentChanges(), uuid.UUID(int=1)
+    recent.put("a", topic_id, 3, 0)
+    assert recent.get("a", RECENT_MS) == recent.get(topic_id, RECENT_MS) == (3, topic_id, 0)
+    assert recent.get("a", RECENT_MS + 1) is None
+    assert recent.get(None, 0) is None
+    recent.put("a", None, 5, 1)  # CreatePartitions knows no ids
+    assert recent.get("a", 1) == recent.get(topic_id, 1) == (5, topic_id, 1)
     for number in range(2 * RECENT_TOPICS):
-        recent.put([str(number)], 1, 0)
-    assert len(recent._counts) == RECENT_TOPICS
-    recent.forget([str(2 * RECENT_TOPICS - 1), "nothing", None])
+        recent.put(str(number), None, 1, 0)
+    assert len(recent) == RECENT_TOPICS
+    recent.forget(str(2 * RECENT_TOPICS - 1), "nothing", None)
     assert recent.get(str(2 * RECENT_TOPICS - 1), 0) is None
+
+
+@pytest.mark.parametrize("version", DELETE_VERSIONS)
+def test_what_is_remembered_does_not_outlive_the_topic(version: int) -> None:
+    # Made here, and this very moment deleted and made anew, smaller, by somebody else: that one counts.
+    client = Client(2)
+    client.send(create(7, {"a": 15}))
+    client.cluster.add(a=2)
+    client.send(partitions(3, {"a": 4}))
+    assert client.charged == 15 + 2
+    client.cluster.add(a=1)
+    client.send(delete(version, ["a"]))
+    assert client.charged == 15 + 2 + 1
+
+
+def test_a_broker_that_knows_fewer_partitions_of_the_same_topic_is_behind() -> None:
+    client = Client(2)
+    client.send(create(7, {"a": 1}))
+    topic_id, _ = client.cluster.topics["a"]
+    client.send(partitions(3, {"a": 4}))
+    client.cluster.topics["a"] = (topic_id, 1)
+    client.send(delete(6, ["a"]))
+    assert client.charged == 1 + 3 + 4
 
 
 # ---- shadow, groups, reloads, bad bytes -----------------------------------------------------------------------------
