@@ -6,6 +6,7 @@ import json
 import struct
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -95,6 +96,25 @@ def test_a_client_above_the_cap_fails_with_a_reason_while_others_work(kafka: Kaf
             assert topic in list_topics(running, 30)
             assert send() >= 2
         until(lambda: running.metric("kquota_user_connections", user="web") == 0)
+
+
+def test_clients_over_the_rate_come_back_and_all_of_them_are_served(kafka: KafkaCluster) -> None:
+    """Five connections a second for a user, ten clients at once: librdkafka backs off and tries again."""
+    from confluent_kafka.admin import AdminClient
+
+    quotas = [{"user": "web", "connection_creation_rate": 5}]
+    identity = {"sources": ["static"], "static": "web"}
+    with sidecar(kafka.bootstrap, quotas, identity=identity, **{"quota.window.num": 2}) as running:
+
+        def brokers(_: int) -> int:
+            return len(AdminClient({"bootstrap.servers": running.bootstrap}).list_topics(timeout=60).brokers)
+
+        with ThreadPoolExecutor(10) as pool:
+            found = list(pool.map(brokers, range(10)))
+        assert found == [1] * 10
+        refused = running.metric("kquota_connections_refused_total", reason="user_connection_rate", mode="enforce")
+        assert refused >= 1
+        assert running.metric("kquota_connections_closed_total", reason="user_connection_rate") <= refused
 
 
 @pytest.mark.trio
