@@ -108,6 +108,9 @@ class Exporter:
                 if self._stop.is_set() or self._clocks.monotonic_s() >= ending_s:
                     await self._work(self._close)
                     ending_s = self._end_of_interval()
+        except Exception:  # a bug of ours ends the export, never the traffic
+            self._failures += 1
+            log.exception("usage records are no longer made")
         finally:
             for worker in self._workers:
                 worker.end(END_S)
@@ -143,7 +146,7 @@ class Exporter:
     async def _wait(self, ending_s: float) -> None:
         """Until the next tick. The last one ends the interval, and so takes a half to one and a half seconds."""
         now_s = self._clocks.monotonic_s()
-        left_s = ending_s - now_s
+        left_s = max(ending_s - now_s, 0.0)  # past it when the loop was held up
         with trio.move_on_after(left_s if left_s < 1.5 * TICK_S else TICK_S):
             await self._stop.wait()
 

@@ -36,6 +36,13 @@ class Sidecar:
     config: Path
     log: Path
     process: subprocess.Popen[bytes]
+    killed: bool = False
+
+    def kill(self) -> None:
+        """kill -9; nothing is expected of it any more."""
+        self.killed = True
+        self.process.kill()
+        self.process.wait(STOP_LIMIT_S)
 
     @property
     def port(self) -> int:
@@ -104,6 +111,8 @@ def sidecar(
         try:
             _wait_ready(running, not_ready)
             yield running
+            if running.killed:
+                return
             process.send_signal(signal.SIGTERM)
             assert process.wait(STOP_LIMIT_S) == 0, log.read_text()[-3000:]
             text = log.read_text()

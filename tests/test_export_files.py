@@ -1,0 +1,244 @@
+"""Usage records in files: what readers see, what a killed or a full sidecar leaves, what is deleted."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.export_files import FileSink, complete
+from deploy.export_worker import Batch, SinkError
+from quota import record
+
+HOUR = "date=2026-08-01/hour=12"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def sink(directory: Path, clock: Clock | None = None, **settings: Any) -> FileSink:
+    known: dict[str, Any] = {"rotate_s": 300.0, "rotate_bytes": 1 << 30, "keep_bytes": None}
+    return FileSink(directory, "inst", **(known | settings), clock_s=clock or Clock())
+
+
+def line(sequence: int, **values: Any) -> bytes:
+    known = {"instance": "inst", "sequence": sequence, "start_ms": 0, "end_ms": 1, "kquota_version": "1"}
+    return record.to_line(record.build(known | {"user": "u", "client_id": "c"} | values))
+
+
+def batch(first: int, count: int = 1, partition: str = HOUR, **values: Any) -> Batch:
+    return Batch([line(first + index, **values) for index in range(count)], first, 1, partition)
+
+
+def complete_files(directory: Path) -> list[Path]:
+    return sorted(directory.rglob("usage-*.jsonl"))
+
+
+def sequences(directory: Path) -> list[int]:
+    """Of all records in complete files; fails on anything that is no record."""
+    found = [one for path in complete_files(directory) for one in path.read_bytes().splitlines(keepends=True)]
+    return [record.from_line(one)["sequence"] for one in found]
+
+
+def visible(directory: Path) -> list[str]:
+    """What plain readers see: no names that start with a dot or an underscore."""
+    found = (path for path in directory.rglob("*") if path.is_file())
+    return sorted(path.name for path in found if not path.name.startswith((".", "_")))
+
+
+def test_a_file_is_seen_when_it_is_complete(tmp_path: Path) -> None:
+    clock = Clock()
+    files = sink(tmp_path, clock)
+    files.write(batch(1, 2))
+    clock.now_s = 299.0
+    files.write(batch(3))
+    assert visible(tmp_path) == []
+    clock.now_s = 300.0
+    files.tick()
+    assert visible(tmp_path) == ["usage-inst-000000000001.jsonl"]
+    assert complete_files(tmp_path) == [tmp_path / HOUR / "usage-inst-000000000001.jsonl"]
+    assert sequences(tmp_path) == [1, 2, 3]
+
+
+def test_a_file_ends_with_its_hour_and_its_size_and_its_sidecar(tmp_path: Path) -> None:
+    files = sink(tmp_path, rotate_bytes=len(line(1)) + 1)
+    files.write(batch(1))
+    files.write(batch(2, partition="date=2026-08-01/hour=13"))
+    assert len(complete_files(tmp_path)) == 1
+    files.write(batch(3, partition="date=2026-08-01/hour=13"))
+    files.write(batch(4, partition="date=2026-08-01/hour=13"))
+    assert len(complete_files(tmp_path)) == 2
+    files.close()
+    assert [(path.parent.name, path.name[-8:-6]) for path in complete_files(tmp_path)] == [
+        ("hour=12", "01"),
+        ("hour=13", "02"),
+        ("hour=13", "04"),
+    ]
+    assert sequences(tmp_path) == [1, 2, 3, 4]
+    assert list(tmp_path.rglob(".*")) == []
+
+
+def left_behind(directory: Path, data: bytes) -> Path:
+    path = directory / HOUR / ".usage-old-000000000007.jsonl.open"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("cut", [1, 10, len(line(9)) - 1])
+def test_the_next_sidecar_completes_what_a_killed_one_left(tmp_path: Path, cut: int) -> None:
+    left_behind(tmp_path, line(7) + line(8) + line(9)[:cut])
+    sink(tmp_path).tick()
+    assert visible(tmp_path) == ["usage-old-000000000007.jsonl"]
+    assert sequences(tmp_path) == [7, 8]
+    assert list(tmp_path.rglob(".*")) == []
+
+
+@pytest.mark.parametrize("data", [b"", b'{"half', b"x" * 200_000])
+def test_a_file_without_a_whole_line_goes(tmp_path: Path, data: bytes) -> None:
+    path = left_behind(tmp_path, data)
+    sink(tmp_path).tick()
+    assert not path.exists()
+    assert visible(tmp_path) == []
+
+
+def test_a_long_last_line_is_cut_off_too(tmp_path: Path) -> None:
+    left_behind(tmp_path, line(7) + b"x" * 200_000)
+    sink(tmp_path).tick()
+    assert sequences(tmp_path) == [7]
+
+
+def test_the_file_of_a_living_sidecar_is_left_alone(tmp_path: Path) -> None:
+    alive = sink(tmp_path)
+    alive.write(batch(1))
+    (path,) = tmp_path.rglob(".*.open")
+    assert complete(path) is None
+    FileSink(tmp_path, "other", rotate_s=1, rotate_bytes=1, keep_bytes=None).tick()
+    assert path.exists()
+    alive.write(batch(2))
+    alive.close()
+    assert sequences(tmp_path) == [1, 2]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 kB; the limit on file sizes stands in for it where nothing may be mounted."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "kquota-test", str(disk)]
+    mounted = os.geteuid() == 0 and subprocess.run(command, capture_output=True, check=False).returncode == 0
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if not mounted:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16 * 4096, before[1]))
+    try:
+        yield disk
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        if mounted:
+            subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_leaves_no_half_line_and_goes_on_when_there_is_room(small_disk: Path) -> None:
+    filler = small_disk / "filler"
+    filler.write_bytes(b"x" * 40_000)
+    files = sink(small_disk)
+    written = []
+    complaint: SinkError | None = None
+    for first in range(1, 100, 5):
+        one = batch(first, 5)
+        try:
+            files.write(one)
+        except SinkError as error:
+            complaint = error
+            assert len(one.lines) == 5, "all or nothing"
+            break
+        written += range(first, first + 5)
+    assert complaint is not None
+    assert isinstance(complaint.__cause__, OSError)
+    assert complaint.__cause__.errno in (errno.ENOSPC, errno.EFBIG)
+    assert written, "there was some room"
+    (path,) = small_disk.rglob(".*.open")
+    assert [record.from_line(one)["sequence"] for one in path.read_bytes().splitlines()] == written
+    filler.unlink()
+    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] == 16 * 4096:  # a limit, not a disk: the file itself is too long
+        files.close()
+    files.write(one)
+    files.close()
+    assert sequences(small_disk) == [*written, *range(first, first + 5)]
+
+
+def test_a_directory_that_cannot_be_made_is_complained_of_and_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "usage").write_text("a file in the way")
+    files = sink(tmp_path / "usage")
+    with pytest.raises(SinkError, match=r"usage.*(exists|directory)"):
+        files.write(batch(1))
+    (tmp_path / "usage").unlink()
+    files.write(batch(1))
+    files.close()
+    assert sequences(tmp_path) == [1]
+
+
+def test_a_file_that_somebody_deletes_is_followed_by_another(tmp_path: Path) -> None:
+    files = sink(tmp_path)
+    files.write(batch(1))
+    (path,) = tmp_path.rglob(".*.open")
+    path.unlink()
+    files.write(batch(2))
+    files.close()
+    assert sequences(tmp_path) == [2]
+
+
+def test_a_clock_that_is_set_back_overwrites_nothing(tmp_path: Path) -> None:
+    files = sink(tmp_path)
+    for first, hour in ((1, 12), (2, 13), (3, 12), (4, 13)):
+        files.write(batch(first, partition=f"date=2026-08-01/hour={hour}"))
+    files.close()
+    assert sorted(sequences(tmp_path)) == [1, 2, 3, 4]
+    assert len(complete_files(tmp_path)) == 4
+
+
+def test_the_oldest_files_go_when_there_are_too_many_bytes(tmp_path: Path) -> None:
+    files = sink(tmp_path, keep_bytes=len(line(1)) * 2, rotate_bytes=1)
+    for first in range(1, 6):
+        files.write(batch(first, partition=f"date=2026-08-0{first}/hour=00"))
+    files.close()
+    assert sequences(tmp_path) == [4, 5]
+    assert files.deleted == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["date=2026-08-04", "date=2026-08-05"]
+
+
+def test_duckdb_and_pandas_read_the_files_as_they_are(tmp_path: Path) -> None:
+    import duckdb
+    import pandas
+
+    files = sink(tmp_path)
+    files.write(batch(1, 2, produce_bytes=5, produce_limit=1.5, client_id="a"))
+    files.write(batch(3, client_id='b "\n ü', produce_bytes=2**60))
+    files.close()
+    files.write(batch(4, produce_bytes=1000))  # not complete: nobody sees it
+    glob = str(tmp_path / "**/*.jsonl")
+    query = "SELECT client_id, sum(produce_bytes), max(produce_limit), any_value(hour) FROM {} GROUP BY 1 ORDER BY 1"
+    expected = [("a", 10, 1.5, "12"), ('b "\n ü', 2**60, None, "12")]
+    with duckdb.connect() as database:
+        told = f"read_json('{glob}', columns={record.duckdb_columns()}, hive_partitioning=true)"
+        for source in (told, f"read_json('{glob}', hive_partitioning=true)"):
+            rows = database.sql(query.format(source)).fetchall()
+            assert [(name, total, limit, str(hour)) for name, total, limit, hour in rows] == expected
+        types = database.sql(f"DESCRIBE SELECT * FROM {told}").fetchall()
+    assert {name: kind for name, kind, *_ in types if name not in ("date", "hour")} == record.duckdb_columns()
+    (path,) = complete_files(tmp_path)
+    frame = pandas.read_json(path, lines=True)
+    assert list(frame.columns) == list(record.NAMES)
+    assert frame["produce_bytes"].sum() == 10 + 2**60
+    files.close()

@@ -1,0 +1,141 @@
+"""The thread that delivers usage records: what happens when its sink is slow, dead, or dies half-way."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from deploy.export_worker import Batch, SinkError, Worker
+
+LIMIT_S = 20.0
+
+
+class Sink:
+    """Fails, or waits, as told."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.failures = 0
+        self.go = threading.Event()
+        self.go.set()
+        self.partly = 0
+        self.closed = False
+        self.ticks = 0
+
+    def write(self, batch: Batch) -> None:
+        assert self.go.wait(LIMIT_S)
+        if self.failures:
+            self.failures -= 1
+            self.written += batch.lines[: self.partly]
+            batch.lines = batch.lines[self.partly :]
+            raise SinkError("no room")
+        self.written += batch.lines
+
+    def tick(self) -> None:
+        self.ticks += 1
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def batch(*lines: bytes) -> Batch:
+    return Batch(list(lines), 1, 10_000, "date=2026-01-01/hour=00")
+
+
+def until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def ended(worker: Worker, within_s: float = LIMIT_S) -> None:
+    worker.end(within_s)
+    assert worker.done.wait(LIMIT_S)
+
+
+def test_batches_are_written_in_order_and_the_sink_is_closed() -> None:
+    sink = Sink()
+    worker = Worker("w", sink, 1000, wall_s=lambda: 77.0)
+    worker.start()
+    worker.offer(batch(b"1\n", b"2\n"))
+    worker.offer(batch(b"3\n"))
+    ended(worker)
+    assert sink.written == [b"1\n", b"2\n", b"3\n"]
+    assert sink.closed
+    state = worker.state()
+    assert (state.records, state.errors, state.dropped, state.pending_bytes) == (3, 0, 0, 0)
+    assert state.last_success_timestamp_seconds == 77.0
+    assert state.oldest_end_ms is None
+
+
+def test_a_full_buffer_drops_the_oldest_and_counts_it() -> None:
+    sink = Sink()
+    sink.go.clear()
+    worker = Worker("w", sink, 6)
+    worker.start()
+    worker.offer(batch(b"1\n"))
+    until(lambda: worker.state().pending_bytes == 2 and not worker._waiting)  # in the sink's hands
+    began = time.monotonic()
+    for number in (b"2\n", b"3\n", b"4\n", b"5\n", b"6\n"):
+        worker.offer(batch(number))
+    assert time.monotonic() - began < 1.0, "offering never waits"
+    state = worker.state()
+    assert (state.dropped, state.pending_bytes, state.oldest_end_ms) == (2, 8, 10_000)
+    assert state.lag_s(25.0) == 15.0
+    sink.go.set()
+    ended(worker)
+    assert sink.written == [b"1\n", b"4\n", b"5\n", b"6\n"]
+    assert worker.state().records == 4
+
+
+def test_failures_are_counted_and_repeated_with_what_is_left() -> None:
+    sink = Sink()
+    sink.failures, sink.partly = 2, 1
+    worker = Worker("w", sink, 1000, first_retry_s=0.01)
+    worker.start()
+    worker.offer(batch(b"1\n", b"2\n", b"3\n"))
+    until(lambda: worker.state().records == 3)
+    ended(worker)
+    assert sink.written == [b"1\n", b"2\n", b"3\n"]
+    state = worker.state()
+    assert (state.errors, state.dropped) == (2, 0)
+
+
+def test_what_cannot_be_delivered_in_time_is_lost_and_counted() -> None:
+    sink = Sink()
+    sink.failures = 10**9
+    worker = Worker("w", sink, 1000, first_retry_s=0.01)
+    worker.start()
+    worker.offer(batch(b"1\n", b"2\n"))
+    worker.offer(batch(b"3\n"))
+    began = time.monotonic()
+    ended(worker, 0.2)
+    assert time.monotonic() - began < 10
+    assert sink.closed
+    assert (worker.state().dropped, worker.state().pending_bytes) == (3, 0)
+    assert worker.state().errors > 1, "it was tried again while there was time"
+
+
+def test_a_bug_in_a_sink_ends_the_export_alone() -> None:
+    class Broken(Sink):
+        def write(self, batch: Batch) -> None:
+            raise ZeroDivisionError
+
+    worker = Worker("w", Broken(), 1000)
+    worker.start()
+    worker.offer(batch(b"1\n"))
+    assert worker.done.wait(LIMIT_S)
+    assert (worker.state().dropped, worker.state().errors) == (1, 1)
+    for _ in range(1000):
+        worker.offer(batch(b"x" * 100))
+    assert worker.state().pending_bytes <= 1000
+
+
+def test_an_idle_sink_is_asked_now_and_then() -> None:
+    sink = Sink()
+    worker = Worker("w", sink, 1000)
+    worker.start()
+    until(lambda: sink.ticks > 0)
+    ended(worker)
