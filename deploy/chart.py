@@ -123,6 +123,21 @@ _OWN: Final[dict[str, Schema]] = {
         **_closed(enabled=_BOOLEAN, image=_NAME, topic=_NAME, records=_COUNT),
         "description": "A Job that produces through a sidecar, throttled, and ends.",
     },
+    "webhook": {
+        **_closed(
+            enabled=_BOOLEAN,
+            namespaces={"type": "array", "items": _NAME, "uniqueItems": True},
+            optIn=_BOOLEAN,
+            failurePolicy={"enum": ["Fail", "Ignore"]},
+            timeoutSeconds={"type": "integer", "minimum": 1, "maximum": 30},
+            replicas=_COUNT,
+            certificates={"enum": ["generated", "cert-manager"]},
+            generatedDays=_COUNT,
+            issuerRef=_STRINGS,
+            resources=_ANY_OBJECT,
+        ),
+        "description": "Puts sidecars into the pods of chosen namespaces.",
+    },
     "test": {**_closed(enabled=_BOOLEAN), "description": "The hook of helm test."},
 }
 

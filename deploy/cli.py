@@ -236,6 +236,20 @@ def schema() -> None:
     _print_json(json_schema())
 
 
+@app.command(short_help="Put sidecars into pods (Kubernetes).")
+def webhook(
+    template: Annotated[Path, typer.Option("--template", metavar="FILE", help="What the Helm chart renders for it.")],
+    cert: Annotated[Path, typer.Option("--cert", metavar="FILE", help="TLS certificate (PEM).")],
+    key: Annotated[Path, typer.Option("--key", metavar="FILE", help="Its private key (PEM).")],
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option("--port", min=1, max=65_535, help="Port to listen on.")] = 8443,
+) -> None:
+    """Serve a mutating admission webhook until SIGTERM; the Helm chart sets it up (docs/kubernetes.md)."""
+    from deploy.webhook import main as webhook_main
+
+    raise typer.Exit(webhook_main(template, cert, key, host, port))
+
+
 @app.command(short_help="Watch quotas at work on a real broker.")
 def demo(
     seconds: Annotated[int, typer.Option("--seconds", min=1, help="How long the clients work.")] = 30,

@@ -38,6 +38,7 @@ from tests.chart_tools import (
     pod_specs,
     render_text,
     sidecar_of,
+    without_secrets,
 )
 
 MINIMAL = CHART / "ci/sidecar-values.yaml"
@@ -48,7 +49,7 @@ NAMES = [path.name.removesuffix("-values.yaml") for path in ci_values()]
 
 _METADATA = {"type": "object", "required": ["name", "labels"]}
 _DURATION = {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"}
-# What this chart uses of the Prometheus operator's two kinds, closed, so that nothing else is rendered unseen.
+# What this chart uses of the Prometheus operator's and cert-manager's kinds, closed: nothing else is rendered unseen.
 OPERATOR_KINDS: dict[str, dict[str, Any]] = {
     "PodMonitor": {
         "type": "object",
@@ -56,6 +57,12 @@ OPERATOR_KINDS: dict[str, dict[str, Any]] = {
         "required": ["selector", "podMetricsEndpoints"],
         "properties": {
             "selector": {"type": "object", "required": ["matchLabels"]},
+            "namespaceSelector": {
+                "type": "object",
+                "required": ["matchNames"],
+                "additionalProperties": False,
+                "properties": {"matchNames": {"type": "array", "items": {"type": "string"}}},
+            },
             "podMetricsEndpoints": {
                 "type": "array",
                 "minItems": 1,
@@ -73,6 +80,17 @@ OPERATOR_KINDS: dict[str, dict[str, Any]] = {
                     },
                 },
             },
+        },
+    },
+    "Issuer": {"type": "object", "additionalProperties": False, "properties": {"selfSigned": {"type": "object"}}},
+    "Certificate": {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["secretName", "dnsNames", "issuerRef"],
+        "properties": {
+            "secretName": {"type": "string"},
+            "dnsNames": {"type": "array", "minItems": 1, "items": {"type": "string"}},
+            "issuerRef": {"type": "object", "required": ["name"]},
         },
     },
     "PrometheusRule": {
@@ -153,12 +171,17 @@ def test_the_validation_can_fail() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_both_helms_render_the_same(name: str) -> None:
-    old = documents(render_text(CHART / f"ci/{name}-values.yaml", release=HELM_3))
-    assert _sorted(old) == _sorted(render(name))
+    old, new = (
+        documents(without_secrets(render_text(CHART / f"ci/{name}-values.yaml", release=release)))
+        for release in (HELM_3, HELM_4)
+    )
+    assert _sorted(old) == _sorted(new)
 
 
 def _sorted(manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(manifests, key=lambda one: (one["kind"], one["metadata"]["name"]))
+    return sorted(
+        manifests, key=lambda one: (one["kind"], one["metadata"].get("namespace", ""), one["metadata"]["name"])
+    )
 
 
 def test_renders_are_what_was_reviewed() -> None:
@@ -488,7 +511,7 @@ def test_the_pages_values_install() -> None:
     blocks = re.findall(r"^( *)```yaml\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
     found = [re.sub(rf"^{indent}", "", text, flags=re.MULTILINE) for indent, text in blocks]
     shown = [text for text in found if "kquota:" not in text and "apiVersion" not in text]
-    assert len(shown) == 2
+    assert len(shown) == 3
     for number, text in enumerate(shown):
         assert load_bytes("page", configuration(documents(_render_text(text, number))).encode())
 

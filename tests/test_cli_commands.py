@@ -293,7 +293,7 @@ def test_schema_is_json() -> None:
     assert "quota.window.num" in json.loads(result.stdout)["properties"]
 
 
-@pytest.mark.parametrize("command", ["run", "check", "explain", "simulate", "schema", "demo"])
+@pytest.mark.parametrize("command", ["run", "check", "explain", "simulate", "schema", "demo", "webhook"])
 def test_every_command_has_help(command: str) -> None:
     result = kquota(command, "--help")
     assert result.exit_code == 0
