@@ -48,6 +48,7 @@ _HEADER: Final = """\
 # sidecar writes the whole file anew, so comments are lost.
 """
 _LIMITS: Final = (*LIMIT_NAMES, CONNECTION_RATE)
+_ROWS_AT_ONCE: Final = 100
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
@@ -149,10 +150,19 @@ def overlay_bytes(overlay: Overlay) -> bytes:
         | {key: _written_limit(value) for key, value in limits.items()}
         for entity, limits in overlay.items()
     ]
-    body = yaml.dump(
-        {"quotas": rows}, Dumper=_Dumper, allow_unicode=True, sort_keys=False, default_flow_style=None, width=1_000_000
+    if not rows:
+        return (_HEADER + "quotas: []\n").encode()
+    # libyaml lets no other thread run before it is done: in small parts it does not hold up the event loop for long
+    parts = (rows[start : start + _ROWS_AT_ONCE] for start in range(0, len(rows), _ROWS_AT_ONCE))
+    body = "".join(map(_dumped, parts))
+    return (_HEADER + "quotas:\n" + body).encode()
+
+
+def _dumped(rows: list[dict[str, Any]]) -> str:
+    text = yaml.dump(
+        rows, Dumper=_Dumper, allow_unicode=True, sort_keys=False, default_flow_style=None, width=1_000_000
     )
-    return (_HEADER + body).encode()
+    return str(text)
 
 
 def table_in_force(config: Config) -> QuotaTable:

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -189,9 +190,10 @@ FILTERS: dict[str, tuple[Sequence[tuple[str, int, str | None]], bool]] = {
 }
 
 
-@pytest.mark.parametrize("version", [0, 1])
-def test_answers_are_a_brokers(kafka: KafkaCluster, tmp_path: Path, version: int) -> None:
+@pytest.mark.parametrize(("cluster", "version"), [("kafka", 0), ("kafka", 1), ("kafka_391", 1)])
+def test_answers_are_a_brokers(request: pytest.FixtureRequest, tmp_path: Path, cluster: str, version: int) -> None:
     """G1 to G12: the same requests, one after the other; error codes and the quotas afterwards are the same."""
+    kafka: KafkaCluster = request.getfixturevalue(cluster)
     with (
         quotas_removed_afterwards(kafka.bootstrap[0]) as broker,
         sidecar(kafka.bootstrap, quotas=applying(tmp_path)) as proxy,
@@ -443,6 +445,27 @@ def test_a_producer_is_throttled_at_once_and_still_after_a_restart(
         assert alter(admin, [([("client-id", "c")], [(PRODUCE, None)])]) == [(0, None, {"client-id": "c"})]
         assert produce(50_000) == 0
         assert describe(admin) == (0, {})
+
+
+def test_administrators_at_the_same_time_all_get_what_they_set(kafka: KafkaCluster, tmp_path: Path) -> None:
+    with sidecar(kafka.bootstrap, quotas=applying(tmp_path)) as proxy:
+
+        def administrate(number: int) -> None:
+            with RawClient(proxy.bootstrap) as client:
+                for turn in range(20):
+                    entity: Pairs = [("user", f"user {number}"), ("client-id", str(turn))]
+                    assert alter(client, [(entity, [(PRODUCE, number * 100.0 + turn + 1)])])[0][0] == 0
+
+        with ThreadPoolExecutor(5) as pool:
+            list(pool.map(administrate, range(5)))
+        expected = {
+            frozenset({("user", f"user {number}"), ("client-id", str(turn))}): {PRODUCE: number * 100.0 + turn + 1}
+            for number in range(5)
+            for turn in range(20)
+        }
+        with RawClient(proxy.bootstrap) as client:
+            assert describe(client)[1] == expected
+    assert len(load_overlay(tmp_path / "overlay.yaml")) == 100
 
 
 def test_the_main_file_may_be_edited_and_the_overlay_stays(kafka: KafkaCluster, tmp_path: Path) -> None:
