@@ -409,3 +409,27 @@ def test_windowed_bursts_on_the_wire(kafka: KafkaCluster) -> None:
         while errors(raw.ask(create(7, {second: 1}))) != {second: 0}:
             assert time.monotonic() < deadline
             time.sleep(1)
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+def test_changes_made_around_the_sidecar_count(request: pytest.FixtureRequest, broker: str) -> None:
+    cluster: KafkaCluster = request.getfixturevalue(broker)
+    direct, (first, second) = cluster.bootstrap[0], pair()
+
+    def around(message: Any, expected: dict[str, int]) -> None:
+        with RawClient(direct, FREE) as client:
+            assert set(errors(client.ask(message).message).values()) == {0}
+        settled(direct, expected, (first, second))
+
+    with sidecar(cluster.bootstrap, [{"client-id": LIMITED, "controller_mutation_rate": 1000}]) as proxy:
+        raw = Raw(proxy)
+        raw.ask(create(7, {first: 9, second: 9}))  # 18
+        settled(direct, {first: 9, second: 9}, (first, second))
+        around(delete(6, [first]), {second: 9})
+        around(create(7, {first: 2}), {first: 2, second: 9})
+        around(partitions(3, {second: 12}), {first: 2, second: 12})
+        assert errors(raw.ask(partitions(3, {first: 5, second: 13}))) == {first: 0, second: 0}  # 3 + 1
+        around(partitions(3, {first: 6}), {first: 6, second: 13})
+        assert errors(raw.ask(delete(6, [first]))) == {first: 0}  # 6
+        assert errors(raw.ask(delete(5, [second]))) == {second: 0}  # 13
+        assert charged(proxy) == 18 + 4 + 6 + 13
