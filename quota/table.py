@@ -54,8 +54,8 @@ class Entry:
     def __post_init__(self) -> None:
         if self.user is None and self.client_id is None:
             raise ValueError("a quota entry names a user, a client-id, or both")
-        if self.user == "":
-            raise ValueError("the user of a quota entry is not empty")
+        if self.user == "" or self.client_id == "":
+            raise ValueError("the user and client-id of a quota entry are names, never empty")
         _check_limits(self)
 
     def candidate_limit(self, kind: Kind) -> float | None:
