@@ -14,6 +14,7 @@ from config.problems import ConfigError, Problem
 from config.schema import json_schema
 from config.table import entries, to_table
 from config.types import HostPort, PortRange
+from deploy.run import new_ledger
 from quota.connections import ConnectionEntry, Scope
 from quota.entity import DEFAULT
 from quota.table import CandidateLimits, Entry
@@ -143,6 +144,9 @@ export: {directory: 7}
     [
         ("listn: {}", "unknown key, did you mean listen?"),
         ("zzz: 1", "unknown key, expected one of: mode, listen, upstream, "),
+        ("controller_mutation_algorithm: leaky_bucket", "an algorithm: one of token_bucket, windowed_burst"),
+        ("controller.quota.window.num: 0", "samples, a whole number from 1 to 10000"),
+        ("controller.quota.window.size.seconds: 0.5", "got 0.5, expected seconds"),
         ("listen: 9092", "got 9092, expected a mapping"),
         ("quotas: {user: a}", "got a mapping with user, expected a list"),
         ("quotas: 5", "got 5, expected a list of quota entries, or a mapping with source"),
@@ -388,6 +392,16 @@ def test_missing_upstream() -> None:
     )
     assert "upstream.bootstrap: expected a value: host:port of some brokers" in only_problem("upstream: {}")
     assert "expected at least one item" in only_problem("upstream: {bootstrap: []}")
+
+
+def test_partition_mutations_have_windows_of_their_own() -> None:
+    text = "controller.quota.window.num: 100\ncontroller.quota.window.size.seconds: 2\nquota.window.num: 3\n"
+    config = load_bytes("q.yaml", (MINIMAL + text + "controller_mutation_algorithm: windowed_burst").encode())
+    settings = new_ledger(config, to_table(config)).settings
+    assert (settings.num_samples, settings.window_ms) == (3, 1000)
+    assert (settings.mutation_num_samples, settings.mutation_window_ms) == (100, 2000)
+    assert settings.mutation_algorithm == "windowed_burst"
+    assert "controller_mutation_algorithm" in config.restart_settings()
 
 
 def warnings_in(text: str) -> list[str]:
