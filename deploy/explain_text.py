@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from config.units import readable_bytes
 from deploy.text import columns, readable_limit, safe
+from quota.counters import OVERFLOW
 from quota.entity import Kind
 
 NEAR: Final = 0.9
@@ -292,6 +293,8 @@ def _shadow(mode: str) -> str:
 
 def _sharers(one: dict[str, Any]) -> str:
     user, client_id = one["group"]["user"], one["group"]["client_id"]
+    if OVERFLOW in (user, client_id):
+        return "an overflow counter, shared by all clients under this entry that came when there was no room for more"
     by_user = "user" in (one["level"] or "")
     if not by_user:
         return f"one counter for all connections with client-id {safe(client_id)}, of every user"

@@ -20,6 +20,8 @@ from quota.rate import SampledRate, throttle_ms
 
 FORGET_EACH_TIME: Final = 8
 """Idle names dropped per attempt: more than one attempt can add, so that the tables shrink while traffic goes on."""
+MOST_TRACKED: Final = 250_000
+"""Rates kept of each scope, for windows can be a day long; of more names the longest idle one is forgotten early."""
 MOST_REMEMBERED: Final = 1000
 """Names whose refusals are remembered, for people; the longest ago refused one makes room."""
 
@@ -369,6 +371,8 @@ class _Rates:
     def attempt(self, name: str, limit: float, now: int) -> tuple[float, int]:
         """Record one connection; (rate, delay in ms). With a delay it is refused, and was taken back."""
         known = self._by_name.get(name)
+        if known is None and len(self._by_name) >= MOST_TRACKED:
+            self._by_name.popitem(last=False)
         if known is None or now - _last(known) >= self._expire_ms:
             if self._once <= limit:
                 self._by_name[name] = now

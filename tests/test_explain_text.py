@@ -256,6 +256,15 @@ def test_absurd_limits_are_explained_too(limit: float, amount: int, smooth: bool
     assert throttled_text(everybody, "http://h:9404")
 
 
+def test_a_client_that_shares_an_overflow_counter_is_told_so() -> None:
+    ledger = Ledger(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=1000)]), smooth=False, max_clients=1)
+    held = [ledger.account("web", name) for name in ("first", "etl")]
+    for account in held:
+        ledger.charge(account, Kind.PRODUCE, 20_000, AT.now_ms)
+    assert "an overflow counter, shared by all clients under this entry" in explained(ledger, "web", "etl")
+    assert "one counter for all connections with client-id first" in explained(ledger, "web", "first")
+
+
 def test_a_broker_that_throttles_by_itself_is_named() -> None:
     ledger = Ledger(TABLE, smooth=False)
     ledger.note_broker_throttle(ledger.account("web", "etl"), 2500)

@@ -368,6 +368,16 @@ def test_memory_is_bounded_with_a_million_addresses() -> None:
     assert not gate.gate.open(IP)
 
 
+def test_in_a_window_without_end_the_longest_idle_address_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quota.connections.MOST_TRACKED", 3)
+    gate = Gate(ConnectionEntry(IP, DEFAULT, 1), num_samples=10_000)
+    for now, last in enumerate((1, 2, 3, 1, 4)):
+        gate.attempts(1, now, f"10.0.0.{last}")
+    assert gate.gate.tracked(IP) == 3
+    observed = [gate.observed(IP, f"10.0.0.{last}", 9) > 0 for last in (1, 2, 3, 4)]
+    assert observed == [True, False, True, True]
+
+
 def test_an_address_seen_once_costs_little() -> None:
     gate = Gate(ConnectionEntry(IP, DEFAULT, 5), num_samples=11)
     tracemalloc.start()
