@@ -34,8 +34,8 @@ from benchmarks.variants import PROJECT
 from deploy.kafka import DEFAULT_VERSION, KafkaCluster, run_tool
 from deploy.kafka.jmx import JMX, attributes
 
-WINDOWS = 601
-"""The brokers' quota.window.num, of one second each: ten minutes."""
+WINDOWS = 3601
+"""The brokers' quota.window.num, of one second each: an hour, in which a comparison is done."""
 HUGE_PERCENT = 1e7
 """A request quota of this size makes brokers measure, and never throttles anybody."""
 BROKERS = 3
