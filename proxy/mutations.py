@@ -11,6 +11,7 @@ request itself then puts the charge right. Why not a cache: docs/adr/0008.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import Final
 
 from proxy.intercept import AdminRequest, Ask, Forward, Outcome
@@ -73,9 +74,10 @@ class MutationQuota:
             return self._create_counted(work, now_ms)
 
         def told(body: bytes, now_ms: float) -> Outcome:
-            for result in wire.read_results(CREATE_TOPICS, version, body):
-                if result.partitions:
-                    self.learn_default(result.partitions, now_ms)
+            with suppress(WireError):  # an error newer than we are, perhaps: the answer to the request itself will tell
+                for result in wire.read_results(CREATE_TOPICS, version, body):
+                    if result.partitions:
+                        self.learn_default(result.partitions, now_ms)
             return self._create_counted(work, now_ms)
 
         version, question = wire.default_count_question(unsaid[:MOST_ASKED])

@@ -460,6 +460,21 @@ def test_cut_requests_are_malformed(message: object) -> None:
         assert unlimited.quota.request(request, 0) == Forward()  # the broker may judge it
 
 
+def test_unknown_tagged_fields_cannot_be_judged() -> None:
+    client = Client(2)
+    body = encoded(create(7, {"a": 1}))[:-1] + b"\1\x63\2ab"  # tag 99, two bytes
+    with pytest.raises(WireError, match="99") as caught:
+        client.quota.request(AdminRequest(CREATE_TOPICS, 7, "u", "c", client.account, body), 0)
+    assert caught.value.reason == "request_malformed"
+
+
+def test_a_default_count_that_cannot_be_read_is_one() -> None:
+    client = Client(2)
+    client.cluster.fail["a"] = 999
+    client.send(create(7, {"a": -1}))
+    assert client.charged == 1  # what became of it cannot be read either, so the charge stays
+
+
 @pytest.mark.parametrize("message", [create(4, {}), create(7, {}), delete(3, []), delete(5, []), partitions(3, {})])
 def test_more_topics_than_can_be_judged_at_once(message: Any) -> None:
     client = Client(2)
