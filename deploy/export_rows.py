@@ -1,7 +1,8 @@
 """From the ledger's running totals to usage records: sampled once a second, one row per client and interval.
 
-Nothing is done per request. A tick visits the clients that were active since the last one, in steps between which
-traffic goes on; what a client does between two steps is counted with the next. Totals are differences of running
+Nothing is done per request. A tick visits the clients that were active since the one before, in steps between which
+traffic goes on; what a client does between two steps is counted with the next, what is charged to it while it waits
+for a slow answer when it is active again. Totals are differences of running
 totals, so over time nothing is counted twice or forgotten.
 """
 
@@ -10,14 +11,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
-from deploy.fold import label
+from deploy.fold import OTHER, label
 from proxy.wire.schema import API_NAMES
-from quota.entity import Kind
+from quota.entity import Identity, Kind
 from quota.group import Group
 from quota.ledger import Account, Ledger
-from quota.record import FAMILIES, Row, empty
+from quota.record import CAUSES, FAMILIES, Row, empty
 
 STEP: Final = 64
 """Clients looked at in one step; an active one takes about 5 µs, its row 40 µs."""
@@ -26,6 +28,7 @@ SHORTEST_SAMPLE_MS: Final = 250.0
 _PER_SECOND: Final = {Kind.PRODUCE: 1.0, Kind.FETCH: 1.0, Kind.REQUEST: 0.1, Kind.MUTATION: 1.0}
 """From an amount per second to the kind's rate: 1 ms of busy time per second is 0.1 percent of a thread."""
 _ZEROS: Final = (0.0,) * len(Kind)
+_NOTHING: Final = (0,) * (2 * len(CAUSES) + 3)
 
 _NAMES_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "produce": ("Produce",),
@@ -92,7 +95,7 @@ class _Seen:
         self.amounts: tuple[float, ...] = _ZEROS
         """Amounts at the end of the last interval that has a row."""
         self.requests: dict[int, int] = {}
-        self.totals = (0,) * (2 * len(Kind) + 5)
+        self.totals = _NOTHING
 
 
 class Sampler:
@@ -105,9 +108,15 @@ class Sampler:
         self._tick_ms = now_ms
         self._interval = 0
         self._samples = 0
-        self._active: list[Account] = []
+        # By name, not by account: whoever holds an account keeps the ledger from forgetting it.
+        self._active: dict[Identity, None] = {}
+        self._watched: dict[Identity, None] = {account.identity: None for account in ledger.accounts()}
         self._peaks: dict[Group, float] = {}
         self._trials: dict[Group, _Trials] = {}
+        self._forgotten = _Use()
+        ledger.awake = {}
+        ledger.on_forget.append(self._forget_client)
+        ledger.counters.on_forget.append(self._forget_group)
 
     def tick(self, now_ms: float) -> Iterator[None]:
         """Sample the clients that were active since the last tick. A generator: others may work at each step."""
@@ -117,15 +126,17 @@ class Sampler:
         self._samples += counts
         factors = [_PER_SECOND[kind] / elapsed_s for kind in Kind] if counts else [0.0] * len(Kind)
         groups: set[Group] = set()
-        seen_active = 0
-        for index, account in enumerate(list(self._ledger.accounts()), 1):
-            if account.touched or account.last_ms >= since:
+        awake, self._ledger.awake = self._ledger.awake or {}, {}
+        watched, self._watched = self._watched, {}
+        newly = (identity for identity in awake if identity not in watched)
+        for index, identity in enumerate(chain(watched, newly), 1):
+            account = self._ledger.known(*identity)
+            if account is not None and (account.touched or account.last_ms >= since):
                 account.touched = False
                 self._sample(account, factors, groups)
-                seen_active += 1
-                if seen_active % STEP == 0:
-                    yield
-            elif index % (16 * STEP) == 0:
+                self._watched[identity] = None  # a response may be charged when no request comes any more
+            account = None  # not to be held while others work
+            if index % STEP == 0:
                 yield
         now = int(now_ms)
         for index, group in enumerate(groups, 1):
@@ -141,7 +152,7 @@ class Sampler:
             seen = account.sampled = _Seen()
         if seen.interval != self._interval:
             seen.interval = self._interval
-            self._active.append(account)
+            self._active[account.identity] = None
         ticked = seen.ticked
         for index, meter in enumerate(account.meters.values()):
             gain = meter.amount - ticked[index]
@@ -165,17 +176,26 @@ class Sampler:
             "duration_s": round(interval.duration_s, 3),
             "samples": self._samples,
         }
-        active, self._active = self._active, []
+        active, self._active = self._active, {}
+        forgotten, self._forgotten = self._forgotten, _Use()
         peaks, self._peaks = self._peaks, {}
         samples, self._samples = self._samples, 0
         self._interval += 1
-        for account in active:
-            yield self._row(account, common, samples, peaks, news)
+        for identity in active:
+            account = self._ledger.known(*identity)
+            if account is not None and account.sampled is not None:
+                row = self._row(account, common, samples, peaks, news)
+                account = None  # not to be held while others work
+                yield row
+        if forgotten:
+            self._sequence += 1
+            names = {"sequence": self._sequence, "user": OTHER, "client_id": OTHER}
+            yield forgotten.put(common | names)
 
     def _look_at_trials(self, news: dict[Group, _Trials]) -> Iterator[None]:
         """What limits on trial would have done since that was last reported; forgets groups that are gone."""
         known: dict[Group, _Trials] = {}
-        for index, group in enumerate(list(self._ledger.groups()), 1):
+        for index, group in enumerate(self._ledger.groups(), 1):
             shadow, candidate = group.shadowed, group.candidate
             if shadow is not None or candidate is not None:
                 now = (
@@ -200,41 +220,38 @@ class Sampler:
     ) -> Row | None:
         """The client's row; None if nothing can be told of it."""
         seen: _Seen = account.sampled
-        row = dict(common)
-        before, totals = seen.totals, _totals(account)
-        gains = [now - old for now, old in zip(totals, before, strict=True)]
-        amounts = tuple(meter.amount for meter in account.meters.values())
-        used = [now - old for now, old in zip(amounts, seen.amounts, strict=True)]
-        opened = gains[-1]
-        requests = _families(account.requests, seen.requests, row)
+        use = _Use()
+        use.add(account, seen)
+        peak, account.connections_peak = account.connections_peak, account.connections
         # A connection's peak without anything else is no activity: idle connections make no rows.
-        if not requests and not any(gains) and not any(used):
-            account.connections_peak = account.connections
+        if not use:
             return None
         self._sequence += 1
+        row = use.put(dict(common))
         user, client_id = account.identity
         library, _, version = (account.software or "").partition("/")
         row["sequence"] = self._sequence
         row["user"], row["client_id"] = label(user), label(client_id)
         row["client_library"], row["client_library_version"] = library or None, version or None
-        row["connections_peak"], row["connections_opened"] = account.connections_peak, opened
-        row["produce_bytes"], row["fetch_bytes"] = round(used[0]), round(used[1])
-        row["request_seconds"], row["mutations"] = round(used[2] / 1000.0, 6), round(float(used[3]), 6)
-        row["requests"] = requests
-        causes = (*Kind, "broker")
-        for index, cause in enumerate(causes):
-            row[f"throttle_{cause}_count"] = gains[2 * index]
-            row[f"throttle_{cause}_seconds"] = gains[2 * index + 1] / 1000.0
-        row["mutes"], row["mutes_ignored"] = gains[-3], gains[-2]
+        row["connections_peak"] = peak
         for index, (kind, meter) in enumerate(account.meters.items()):
             if seen.rates is not None and index in seen.rates:
                 _put_rates(row, kind, seen.rates[index], samples)
             if meter.group is not None:
                 self._put_group(row, kind, meter.group, peaks, news)
-        seen.totals, seen.amounts, seen.rates = totals, amounts, None
-        seen.requests = dict(account.requests)
-        account.connections_peak = account.connections
+        seen.rates = None
+        use.told(account, seen)
         return row
+
+    def _forget_client(self, account: Account) -> None:
+        """The ledger forgets a client: what no row has told of it yet goes into one row for all such clients."""
+        for names in (self._active, self._watched, self._ledger.awake or {}):
+            names.pop(account.identity, None)
+        self._forgotten.add(account, account.sampled or _Seen())
+
+    def _forget_group(self, group: Group) -> None:
+        self._peaks.pop(group, None)
+        self._trials.pop(group, None)
 
     def _put_group(
         self, row: Row, kind: Kind, group: Group, peaks: Mapping[Group, float], news: dict[Group, _Trials]
@@ -260,6 +277,52 @@ class Sampler:
         row[f"{kind}_group_candidate_seconds"] = (told[3] - before[3]) / 1000.0
 
 
+class _Use:
+    """What clients used since their last row, added up."""
+
+    __slots__ = ("amounts", "requests", "totals")
+
+    def __init__(self) -> None:
+        self.amounts = [0.0] * len(Kind)
+        self.requests: dict[int, int] = {}
+        self.totals = [0] * len(_NOTHING)
+
+    def __bool__(self) -> bool:
+        return bool(self.requests or any(self.totals) or any(self.amounts))
+
+    def add(self, account: Account, seen: _Seen) -> None:
+        """Add what the client did since it was `seen`."""
+        for index, meter in enumerate(account.meters.values()):
+            self.amounts[index] += meter.amount - seen.amounts[index]
+        for index, total in enumerate(_totals(account)):
+            self.totals[index] += total - seen.totals[index]
+        for key, count in account.requests.items():
+            gain = count - seen.requests.get(key, 0)
+            if gain:
+                self.requests[key] = self.requests.get(key, 0) + gain
+
+    @staticmethod
+    def told(account: Account, seen: _Seen) -> None:
+        """All of it is in a row now."""
+        seen.amounts = tuple(meter.amount for meter in account.meters.values())
+        seen.totals = _totals(account)
+        seen.requests = dict(account.requests)
+
+    def put(self, row: Row) -> Row:
+        """Put it into a row."""
+        produce, fetch, busy_ms, mutations = self.amounts
+        row["produce_bytes"], row["fetch_bytes"] = round(produce), round(fetch)
+        row["request_seconds"], row["mutations"] = round(busy_ms / 1000.0, 6), round(float(mutations), 6)
+        row["requests"] = sum(self.requests.values())
+        for key, count in self.requests.items():
+            row[_COLUMN_OF[key]] += count
+        *throttles, row["mutes"], row["mutes_ignored"], row["connections_opened"] = self.totals
+        for index, cause in enumerate(CAUSES):
+            row[f"throttle_{cause}_count"] = throttles[2 * index]
+            row[f"throttle_{cause}_seconds"] = throttles[2 * index + 1] / 1000.0
+        return row
+
+
 def _totals(account: Account) -> tuple[int, ...]:
     """Throttles as (count, ms) in the order of the record's causes; mutes, ignored ones, connections opened."""
     counts: list[int] = []
@@ -273,17 +336,6 @@ def _totals(account: Account) -> tuple[int, ...]:
         account.mutes_ignored,
         account.connections_opened,
     )
-
-
-def _families(now: Mapping[int, int], before: Mapping[int, int], row: Row) -> int:
-    """Put the requests by family into `row`; returns their sum."""
-    requests = 0
-    for key, count in now.items():
-        gain = count - before.get(key, 0)
-        if gain:
-            row[_COLUMN_OF[key]] += gain
-            requests += gain
-    return requests
 
 
 def _put_rates(row: Row, kind: Kind, unsorted: Iterable[float], samples: int) -> None:

@@ -89,6 +89,7 @@ class RequestSide:
         """The connection ends."""
         for account in self._joined:
             account.leave()
+            self._exchange.ledger.wake(account)
         self._joined.clear()
 
     @property
@@ -364,7 +365,8 @@ class RequestSide:
             api_key = -1
         self._exchange.counters.requests[api_key] += 1
         account.requests[api_key] += 1
-        account.touched = True
+        if not account.touched:
+            self._exchange.ledger.wake(account)
 
     def _client_malformed(self, buf: bytearray | memoryview, start: int, end: int, error: WireError) -> SessionError:
         """Name what the client really speaks if its very first bytes tell."""

@@ -159,6 +159,7 @@ class Session:
         account = self._requests.account
         if account is not None:
             account.note_mute(ignored=ignored)
+            self._exchange.ledger.wake(account)
 
     @property
     def client_bytes_total(self) -> int:

@@ -26,7 +26,7 @@ class Activity:
 
     def __init__(self) -> None:
         self.touched = False
-        """Something was counted that is no charge (`Account.last_ms` tells of those); its reader sets it back."""
+        """It has been active since somebody looked; that one sets it back (`Ledger.wake`)."""
         self.requests: defaultdict[int, int] = defaultdict(int)
         """Requests by API key; -1 for the keys that we do not know."""
         self.connections = 0
@@ -45,18 +45,15 @@ class Activity:
 
     def join(self) -> None:
         """A connection has begun to be this client's."""
-        self.touched = True
         self.connections_opened += 1
         self.connections += 1
         self.connections_peak = max(self.connections_peak, self.connections)
 
     def leave(self) -> None:
         """A connection that had joined has ended."""
-        self.touched = True
         self.connections -= 1
 
     def note_mute(self, *, ignored: bool) -> None:
         """A mute is over during which it was watched whether the client waits."""
-        self.touched = True
         self.mutes += 1
         self.mutes_ignored += ignored

@@ -157,6 +157,9 @@ class Ledger:
         """The groups."""
         self.on_forget: Final[list[Callable[[Account], None]]] = []
         """Called with each account that is forgotten, for those who look at totals only now and then."""
+        self.awake: dict[Identity, None] | None = None
+        """Clients that were active since somebody took this and put an empty one in its place; None: nobody looks.
+        By name: whoever holds an account keeps it from being forgotten."""
         self.connections: Final = ConnectionGate(
             lambda: self._table.connections, num_samples=num_samples, window_ms=window_ms
         )
@@ -177,6 +180,13 @@ class Ledger:
     def known(self, user: str, client_id: str) -> Account | None:
         """The account of a client that has one already; for readers."""
         return self._accounts.get(_identity(user, client_id))
+
+    def wake(self, account: Account) -> None:
+        """The client has done something, or something was done to it: a request, a throttle, an end."""
+        if not account.touched:
+            account.touched = True
+            if self.awake is not None:
+                self.awake[account.identity] = None
 
     def charge(self, account: Account, kind: Kind, amount: float, now_ms: float) -> int:
         """Record `amount` (bytes, busy milliseconds, partitions; not negative), then check.
@@ -253,7 +263,7 @@ class Ledger:
     ) -> None:
         """Count a delay that was really imposed, under the quota that caused it; `at_ms` and what follows are what is
         remembered of it for explanations. For metrics and people only."""
-        account.touched = True
+        self.wake(account)
         meter = account.meters[kind]
         meter.throttled += 1
         meter.throttle_ms += throttle_ms
@@ -266,7 +276,7 @@ class Ledger:
 
     def note_broker_throttle(self, account: Account, throttle_ms: int) -> None:
         """Count a delay that a broker has told the client by itself, beside ours. For metrics only."""
-        account.touched = True
+        self.wake(account)
         account.broker_throttled += 1
         account.broker_throttle_ms += throttle_ms
 
