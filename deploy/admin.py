@@ -1,4 +1,4 @@
-"""The admin port: /metrics, /healthz, /readyz, /quotas, /throttled, /explain, /connections.
+"""The admin port: /metrics, /healthz, /readyz, /quotas, /throttled, /explain, /connections, /history, /ui.
 
 An ASGI app (starlette) on hypercorn's trio worker, in the same event loop as the traffic. So everything here works in
 small steps, and connections are few, short and replaceable: whoever hangs, dribbles or floods is cut off, and the next
@@ -28,7 +28,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from deploy import ui
 from deploy.explain import Moment, Origin, addresses_of, explanation_json, identity_of_connections, throttled_json
+from deploy.explain_text import explanation_text
+from deploy.history import History
 from deploy.metrics import CONTENT_TYPE, Metrics
 from proxy.connection import ConnectionInfo
 from quota.admin import Entity
@@ -103,8 +106,10 @@ class AdminApp:
         metrics: Metrics,
         clock_ms: Callable[[], float],
         quotas: QuotasView | None = None,
+        history: History | None = None,
     ) -> None:
         self._ledger = ledger
+        self._history = history
         self._proxy = proxy
         self._metrics = metrics
         self._source = quotas
@@ -120,12 +125,14 @@ class AdminApp:
                 Route("/throttled", self._throttled),
                 Route("/explain", self._explain),
                 Route("/connections", self._connections),
+                Route("/history", self._history_route),
+                *ui.ROUTES,
             ]
         )
 
     async def _index(self, request: Request) -> Response:
         paths = ["/metrics", "/healthz", "/readyz", "/quotas", "/throttled", "/explain?user=U&client_id=C"]
-        paths.append("/connections")
+        paths += ["/connections", "/history", "/ui (for people)"]
         return PlainTextResponse("kquota\n" + "".join(f"  {path}\n" for path in paths))
 
     async def _serve_metrics(self, request: Request) -> Response:
@@ -178,7 +185,13 @@ class AdminApp:
             answer = explanation_json(
                 self._ledger, user, client_id, identity=identity, at=at, addresses=addresses, origin=self._origin
             )
-            return _json(answer)
+        return PlainTextResponse(explanation_text(answer)) if query.get("format") == "text" else _json(answer)
+
+    async def _history_route(self, request: Request) -> Response:
+        """The last 15 minutes."""
+        if self._history is None:
+            return _json({"error": "no history is kept"}, status=404)
+        return _json(self._history.as_json(self._now_ms()))
 
     async def _quotas(self, request: Request) -> Response:
         """The groups with the highest utilisation first."""

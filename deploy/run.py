@@ -20,6 +20,7 @@ from config.problems import ConfigError, Problem
 from deploy import logs
 from deploy.admin import AdminApp, AdminServer, bind, not_ready
 from deploy.export import new_exporter
+from deploy.history import History
 from deploy.metrics import Metrics, Status, kquota_version
 from deploy.quota_cluster import ClusterSource
 from deploy.quota_file import FileSource
@@ -110,6 +111,7 @@ class Sidecar:
             **dict.fromkeys(MUTATION_APIS, MutationQuota(self.ledger)),
         }
         self.proxy = Proxy(proxy_settings(config), self.ledger, interceptors=interceptors)
+        self.history = History(self.ledger, self.proxy.counters)
         self.reloads = ReloadState()
         self.exporter = new_exporter(config, self.ledger, kquota_version())
         self.metrics = Metrics(
@@ -164,7 +166,7 @@ class Sidecar:
                 if config.admin is not None:
                     listener = bind(config.admin.host, config.admin.port)
                     self.admin_port = int(listener.getsockname()[1])
-                    app = AdminApp(self.ledger, self.proxy, self.metrics, now_ms, self.source)
+                    app = AdminApp(self.ledger, self.proxy, self.metrics, now_ms, self.source, self.history)
                     server = AdminServer(listener, app.asgi, on_evict=self._evicted)
                     nursery.start_soon(server.serve)
                 if signals is not None:
@@ -187,6 +189,8 @@ class Sidecar:
             nursery.start_soon(self.source.run)
             nursery.start_soon(self._expire)
             nursery.start_soon(ThrottleLog(self.ledger).run)
+            if self.config.admin is not None:
+                nursery.start_soon(self.history.run)
             admin = None if self.config.admin is None else f"http://{self.config.admin.host}:{self.admin_port}"
             log.info("kquota is up", version=kquota_version(), port=self.port, admin=admin, config=str(self.path))
             task_status.started(self)

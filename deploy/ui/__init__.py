@@ -1,0 +1,45 @@
+"""The page on the admin port: `/ui`. Plain HTML and JavaScript, everything served from here, nothing from elsewhere.
+
+Names come from clients, so that the page treats all of them as text and the browser is told to run our files only.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+FOLDER: Final = Path(__file__).parent / "static"
+TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".txt": "text/plain; charset=utf-8",
+}
+FILES: Final = {path.name: (path.read_bytes(), TYPES[path.suffix]) for path in sorted(FOLDER.iterdir())}
+"""Read once: a few small files, and no path of a request is ever opened."""
+HEADERS: Final = {
+    "content-security-policy": "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
+    "frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+async def _to_folder(request: Request) -> Response:
+    return RedirectResponse("ui/", 307)  # relative: also right behind `kubectl proxy`
+
+
+async def _serve(request: Request) -> Response:
+    found = FILES.get(request.path_params.get("name") or "index.html")
+    if found is None:
+        return Response("not found\n", 404, media_type="text/plain")
+    return Response(found[0], 200, {**HEADERS, "content-type": found[1]})
+
+
+ROUTES: Final = [Route("/ui", _to_folder), Route("/ui/", _serve), Route("/ui/{name}", _serve)]
+"""For the admin port's application."""

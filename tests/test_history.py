@@ -1,0 +1,71 @@
+"""The last 15 minutes: what the page on the admin port draws."""
+
+from __future__ import annotations
+
+from deploy.history import INTERVAL_S, MOST_COUNTERS, SAMPLES, USED_WITHIN_MS, History
+from proxy.observer import Counters
+from quota.entity import DEFAULT, Kind
+from quota.ledger import Ledger
+from quota.table import Entry, QuotaTable
+
+STEP_MS = INTERVAL_S * 1000
+
+
+def books(rate: float = 1000) -> Ledger:
+    return Ledger(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=rate)]), smooth=False)
+
+
+def look(history: History, now_ms: float) -> None:
+    for _ in history.look(now_ms):
+        pass
+
+
+def test_use_and_held_time_of_each_counter() -> None:
+    ledger, counters = books(), Counters()
+    history = History(ledger, counters)
+    look(history, 0)
+    etl = ledger.account("u", "etl")
+    ledger.charge(etl, Kind.PRODUCE, 5000, STEP_MS - 1)  # 5 000 B in 10 s: half of 1 000 B/s
+    counters.connections_open, counters.connections_muted = 3, 1
+    look(history, STEP_MS)
+    ledger.note_throttle(etl, Kind.PRODUCE, 2500)  # 2.5 s of delay in 5 s: 0.5
+    ledger.charge(etl, Kind.PRODUCE, 0, 2 * STEP_MS)
+    look(history, 2 * STEP_MS)
+    seen = history.as_json(2 * STEP_MS + 500)
+    assert seen["age_s"] == [10.5, 5.5, 0.5]
+    assert seen["connections"] == {"open": [0, 3, 3], "muted": [0, 1, 1]}
+    (one,) = seen["counters"]
+    assert (one["kind"], one["user"], one["client_id"]) == ("produce", None, "etl")
+    assert one["use"] == [None, 0.5, 0.5]
+    assert one["held"] == [None, 0.0, 0.5]
+
+
+def test_nothing_is_kept_beyond_15_minutes_and_idle_counters_leave() -> None:
+    ledger = books()
+    history = History(ledger, Counters())
+    ledger.charge(ledger.account("u", "once"), Kind.PRODUCE, 5000, 0)
+    for number in range(SAMPLES + 10):
+        look(history, number * STEP_MS)
+        if number == 0:
+            assert history.as_json(0)["counters"][0]["use"] == [0.5]
+    seen = history.as_json((SAMPLES + 10) * STEP_MS)
+    assert len(seen["age_s"]) == SAMPLES
+    assert seen["counters"] == []
+
+
+def test_only_so_many_counters_are_remembered_the_most_used_ones() -> None:
+    ledger = books()
+    history = History(ledger, Counters())
+    for number in range(3 * MOST_COUNTERS):
+        ledger.charge(ledger.account("u", f"c{number:03}"), Kind.PRODUCE, 10 * (number + 1), 0)
+    look(history, 1)
+    names = {one["client_id"] for one in history.as_json(1)["counters"]}
+    assert names == {f"c{number:03}" for number in range(2 * MOST_COUNTERS, 3 * MOST_COUNTERS)}
+    ledger.charge(ledger.account("u", "late"), Kind.PRODUCE, 9000, STEP_MS)
+    look(history, STEP_MS)
+    counters = history.as_json(STEP_MS)["counters"]
+    assert len(counters) == MOST_COUNTERS
+    assert next(one["use"] for one in counters if one["client_id"] == "late") == [None, 0.9]
+    # None of them is used any more: all stay for what they did, with nothing since.
+    look(history, STEP_MS + USED_WITHIN_MS)
+    assert {one["use"][-1] for one in history.as_json(STEP_MS + USED_WITHIN_MS)["counters"]} == {0.0}
