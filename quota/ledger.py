@@ -21,6 +21,7 @@ from quota.trial import Trial
 from quota.window import WindowGroup
 
 __all__ = [
+    "MAX_CLIENTS",
     "Account",
     "Explanation",
     "GroupSnapshot",

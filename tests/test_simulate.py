@@ -9,6 +9,7 @@ import pytest
 
 from config.load import load_bytes
 from deploy.simulate import run
+from quota.ledger import MAX_CLIENTS
 
 BASE = 'upstream: {bootstrap: ["kafka:9092"]}\n'
 
@@ -391,3 +392,11 @@ def test_wrong_connection_events(event: dict[str, Any], error: str) -> None:
     results, (said,) = simulate(CLIENT_500, event)
     assert results == []
     assert error in said["error"]
+
+
+def test_any_number_of_clients_have_counters_of_their_own() -> None:
+    # More than a running sidecar remembers by default: the last one's 6000 B are its own, 600 B/s against 500.
+    clients = [f"c{number}" for number in range(MAX_CLIENTS + 2)]
+    events = [produce(0, 3000, client_id=client_id) for client_id in (*clients, clients[-1])]
+    delays = throttles("quotas: [{client-id: <default>, producer_byte_rate: 500}]", *events)
+    assert delays == [0] * len(clients) + [2000]
