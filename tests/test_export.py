@@ -241,8 +241,7 @@ def test_a_full_disk_slows_nobody_and_the_loss_is_counted(kafka: KafkaCluster, t
         until(lambda: proxy.metric("kquota_export_errors_total", sink="files") > 0, "an error is counted")
         until(lambda: proxy.metric("kquota_export_dropped_total", sink="files") > 0, "the loss is counted")
         assert proxy.metric("kquota_export_pending_bytes") <= 6000
-        written = proxy.metric("kquota_export_records_total", sink="files")
-    assert len(rows_of(full_disk)) == written <= 1
+    assert len(rows_of(full_disk)) <= 1, "what had room, and that whole"
 
 
 # kafka-python leaves the sockets of refused connections to the garbage collector.
@@ -292,6 +291,13 @@ class Times:
         self.wall_s += seconds
 
 
+def use(ledger: Ledger, now_s: float) -> None:
+    """A client's request of 100 bytes."""
+    account = ledger.account("u", "c")
+    ledger.wake(account)
+    ledger.charge(account, Kind.PRODUCE, 100, now_s * 1000)
+
+
 CONSTANTS = {"instance": "i", "kquota_version": "1"}
 
 
@@ -301,7 +307,7 @@ def test_a_clock_that_is_set_back_makes_intervals_overlap_and_nothing_else() -> 
     exporter = Exporter(ledger, [worker], 10.0, CONSTANTS, clocks=times.clocks())
     worker.start()
     for step_s in (0.0, 0.0, -7200.0, 0.0, 3600.0):
-        ledger.charge(ledger.account("u", "c"), Kind.PRODUCE, 100, times.monotonic_s * 1000)
+        use(ledger, times.monotonic_s)
         times.advance(10.0)
         times.wall_s += step_s
         list(exporter._sampler.tick(times.monotonic_s * 1000))
@@ -341,7 +347,7 @@ async def test_the_loop_writes_the_interval_that_had_begun_when_it_ends() -> Non
     async with trio.open_nursery() as nursery:
         nursery.start_soon(exporter.run)
         await trio.sleep(0.1)
-        ledger.charge(ledger.account("u", "c"), Kind.PRODUCE, 100, trio.current_time() * 1000)
+        use(ledger, trio.current_time())
         await exporter.finish()
     (row,) = memory.rows()
     assert row["produce_bytes"] == 100
@@ -360,7 +366,7 @@ async def test_a_failure_of_ours_is_counted_and_the_next_interval_is_written(mon
         return tick(now_ms)
 
     monkeypatch.setattr(exporter._sampler, "tick", fails_once)
-    ledger.charge(ledger.account("u", "c"), Kind.PRODUCE, 100, trio.current_time() * 1000)
+    use(ledger, trio.current_time())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(exporter.run)
         assert await trio.to_thread.run_sync(memory.written.wait, LIMIT_S)
