@@ -31,13 +31,17 @@ FROM ${PYTHON_IMAGE} AS analysis
 RUN apt-get update \
     && apt-get install -y --no-install-recommends openjdk-17-jre-headless procps \
     && rm -rf /var/lib/apt/lists/*
-COPY deploy/image/analysis.txt /lock/
-# pyspark is published as source only; it is Python and jars, so that nothing is compiled here either.
+COPY deploy/image/build.txt deploy/image/analysis.txt /lock/
+# pyspark is published as source only; it is Python and jars, so that nothing is compiled here either. Without build
+# isolation, what packs it is pinned as well.
 RUN python3 -m venv /opt/kquota \
-    && /opt/kquota/bin/python -m pip install --no-cache-dir --require-hashes -r /lock/analysis.txt
+    && /opt/kquota/bin/python -m pip install --no-cache-dir --only-binary :all: --require-hashes -r /lock/build.txt \
+    && /opt/kquota/bin/python -m pip install --no-cache-dir --no-build-isolation --require-hashes -r /lock/analysis.txt
 COPY --from=wheel /dist/ /dist/
 RUN /opt/kquota/bin/python -m pip install --no-cache-dir --no-index --no-deps /dist/kquota-*.whl
+# Spark and matplotlib write to /tmp: mount a volume there if the root is read-only.
 ENV PATH=/opt/kquota/bin:/usr/local/bin:/usr/bin:/bin \
+    HOME=/tmp \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 USER 65532:65532

@@ -25,6 +25,8 @@ from deploy.kafka.jars import cache_dir
 from deploy.kafka.ports import free_ports
 from tests.chart_tools import configuration, documents, pod_specs, render_text, sidecar_of
 from tests.image_tools import ROOT, Builder, Stage, context_files, locked_wheels, parse
+from tests.webhook_tools import VALUES as WEBHOOK_VALUES
+from tests.webhook_tools import Webhook, admission_review, sidecar_template, write_certificate
 
 if TYPE_CHECKING:
     from deploy.kafka import KafkaCluster
@@ -303,6 +305,39 @@ def test_the_image_serves_as_the_chart_runs_it(
         output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
     assert "Traceback" not in output
+
+
+def test_the_image_is_the_webhook_too(image: Builder, tmp_path: Path) -> None:
+    """With the arguments, volumes and user of the chart's Deployment: no writable directory at all."""
+    tmp_path.chmod(0o755)
+    template, tls = tmp_path / "template", tmp_path / "tls"
+    for directory in (template, tls):
+        directory.mkdir()
+    manifests = documents(render_text(WEBHOOK_VALUES))
+    authority = write_certificate(manifests, tls)
+    (template / "sidecar.json").write_bytes(sidecar_template())
+    pod = pod_specs(manifests)["Deployment/shop-kquota-webhook"]
+    (container,) = pod["containers"]
+    at = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    for path in at.values():
+        (image.root("kquota") / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
+    (port,) = free_ports(1)
+    command = image.command(
+        "kquota",
+        ["kquota", *container["args"], f"--port={port}"],
+        user=container["securityContext"]["runAsUser"],
+        mounts={template: at["template"], tls: at["tls"]},
+    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    webhook = Webhook(port, template, "shop-kquota-webhook.shop-prod.svc", authority, process)
+    try:
+        _wait(webhook.healthy, process)
+        assert webhook.post(b"{}").status_code == 400
+        assert webhook.post(admission_review("deployment")).json()["response"]["allowed"] is True
+    finally:
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, output
 
 
 @pytest.mark.broker

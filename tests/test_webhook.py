@@ -1,7 +1,4 @@
-"""`kquota webhook` as the chart runs it: over HTTPS, with its certificate and template, asked as an API server asks.
-
-The reviews in tests/golden/admission have the shape of an API server's; none was at hand to record them from.
-"""
+"""`kquota webhook` as the chart runs it: over HTTPS, with its certificate and template, asked as an API server asks."""
 
 from __future__ import annotations
 
@@ -10,12 +7,10 @@ import copy
 import json
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,40 +20,32 @@ import pytest
 
 from deploy.kafka.ports import free_ports
 from deploy.webhook_review import ReviewError, Template, TemplateError, review
-from tests.chart_tools import CHART, FIRST_NATIVE, NAMESPACE, NEWEST, ROOT, documents, of_kind, render_text
+from tests.chart_tools import FIRST_NATIVE, NAMESPACE, NEWEST, documents, of_kind, render_text
+from tests.webhook_tools import (
+    MANAGED,
+    VALUES,
+    Webhook,
+    admission_review,
+    sidecar_template,
+    write_certificate,
+)
 
-REVIEWS = ROOT / "tests/golden/admission"
-VALUES = CHART / "ci/webhook-values.yaml"
-MANAGED = CHART / "ci/webhook-cert-manager-values.yaml"
 LIMIT_S = 30.0
-
-
-def _template(values: Path = VALUES, kubernetes: str = NEWEST, **changes: Any) -> bytes:
-    """What the chart gives the webhook."""
-    maps = of_kind(documents(render_text(values, kubernetes=kubernetes)), "ConfigMap")
-    (text,) = [one["data"]["sidecar.json"] for one in maps if "sidecar.json" in one["data"]]
-    return json.dumps(json.loads(text) | changes).encode()
 
 
 @pytest.fixture(scope="module")
 def template() -> Template:
-    return Template.parse(_template())
+    return Template.parse(sidecar_template())
 
 
 @pytest.fixture(scope="module")
 def ordinary() -> Template:
     """Before native sidecars."""
-    return Template.parse(_template(kubernetes="1.28.0"))
-
-
-def _ask(name: str, **spec: Any) -> dict[str, Any]:
-    asked: dict[str, Any] = json.loads((REVIEWS / f"{name}.json").read_text())
-    asked["request"]["object"]["spec"] |= spec
-    return asked
+    return Template.parse(sidecar_template(kubernetes="1.28.0"))
 
 
 def _labelled(name: str, **labels: str) -> dict[str, Any]:
-    asked = _ask(name)
+    asked = admission_review(name)
     asked["request"]["object"]["metadata"].setdefault("labels", {}).update(labels)
     return asked
 
@@ -98,7 +85,7 @@ def _decide(asked: dict[str, Any], template: Template) -> tuple[dict[str, Any], 
 
 @pytest.mark.parametrize("name", ["deployment", "job", "bare"])
 def test_the_sidecar_is_put_in_first(name: str, template: Template) -> None:
-    asked = _ask(name)
+    asked = admission_review(name)
     pod, skipped = _decide(asked, template)
     assert skipped is None
     before, after = asked["request"]["object"]["spec"], pod["spec"]
@@ -127,7 +114,7 @@ def test_what_is_injected_is_what_others_include(template: Template) -> None:
 
 
 def test_an_ordinary_container_before_1_29(ordinary: Template) -> None:
-    pod, skipped = _decide(_ask("deployment"), ordinary)
+    pod, skipped = _decide(admission_review("deployment"), ordinary)
     assert skipped is None
     assert [one["name"] for one in pod["spec"]["containers"]] == ["app", "kquota"]
     assert [one["name"] for one in pod["spec"]["initContainers"]] == ["migrate"]
@@ -137,11 +124,11 @@ def test_an_ordinary_container_before_1_29(ordinary: Template) -> None:
 SKIPPED: dict[str, tuple[dict[str, Any], str]] = {
     "opted out": (_labelled("deployment", **{"kquota.io/inject": "false"}), "opted-out"),
     "a sidecar of its own": (
-        _ask("deployment", initContainers=[{"name": "kquota", "image": "own", "restartPolicy": "Always"}]),
+        admission_review("deployment", initContainers=[{"name": "kquota", "image": "own", "restartPolicy": "Always"}]),
         "already-there",
     ),
-    "on the node's network": (_ask("bare", hostNetwork=True), "host-network"),
-    "on Windows": (_ask("deployment", os={"name": "windows"}), "not-linux"),
+    "on the node's network": (admission_review("bare", hostNetwork=True), "host-network"),
+    "on Windows": (admission_review("deployment", os={"name": "windows"}), "not-linux"),
 }
 
 
@@ -156,14 +143,14 @@ def test_who_is_skipped_has_the_reason_as_label(case: str, template: Template) -
 
 
 def test_a_job_is_skipped_where_it_would_not_end(ordinary: Template) -> None:
-    pod, skipped = _decide(_ask("job"), ordinary)
+    pod, skipped = _decide(admission_review("job"), ordinary)
     assert skipped == "job-would-not-end"
     assert [one["name"] for one in pod["spec"]["containers"]] == ["app"]
 
 
 def test_opting_in() -> None:
-    wanted = Template.parse(_template(MANAGED))
-    assert _decide(_ask("deployment"), wanted)[1] == "not-opted-in"
+    wanted = Template.parse(sidecar_template(MANAGED))
+    assert _decide(admission_review("deployment"), wanted)[1] == "not-opted-in"
     assert _decide(_labelled("deployment", **{"kquota.io/inject": "true"}), wanted)[1] is None
 
 
@@ -189,9 +176,9 @@ def test_what_a_pod_claims_for_itself_does_not_count(template: Template) -> None
         b"null",
         b"{}",
         b'{"kind": "AdmissionReview"}',
-        json.dumps(_ask("bare") | {"apiVersion": "admission.k8s.io/v1beta1"}).encode(),
-        json.dumps(_ask("bare") | {"request": {"uid": "1", "kind": {"kind": "Node"}, "object": {}}}).encode(),
-        json.dumps(_ask("bare", containers=7)).encode(),
+        json.dumps(admission_review("bare") | {"apiVersion": "admission.k8s.io/v1beta1"}).encode(),
+        json.dumps(admission_review("bare") | {"request": {"uid": "1", "kind": {"kind": "Node"}}}).encode(),
+        json.dumps(admission_review("bare", containers=7)).encode(),
         b"\xff\xfe",
     ],
 )  # fmt: skip
@@ -201,7 +188,7 @@ def test_what_is_no_review_of_a_pod_is_refused(body: bytes, template: Template) 
 
 
 def test_a_template_that_is_none_is_refused() -> None:
-    for data in (b"", b"{}", b'{"native": true}', _template()[:-1]):
+    for data in (b"", b"{}", b'{"native": true}', sidecar_template()[:-1]):
         with pytest.raises(TemplateError, match="expected the template"):
             Template.parse(data)
 
@@ -248,48 +235,14 @@ def test_cert_manager_makes_the_certificate_where_it_is_asked_to() -> None:
 # --- over HTTPS
 
 
-@dataclass
-class Running:
-    """A webhook, started as its container is."""
-
-    port: int
-    directory: Path
-    host: str
-    authority: ssl.SSLContext
-    process: subprocess.Popen[str]
-
-    def post(self, body: Any, path: str = "/mutate", authority: ssl.SSLContext | None = None) -> httpx.Response:
-        """As an API server does: it trusts the caBundle alone and expects the Service's name in the certificate."""
-        with httpx.Client(verify=authority or self.authority, timeout=10) as client:
-            return client.post(
-                f"https://127.0.0.1:{self.port}{path}",
-                content=body if isinstance(body, bytes) else json.dumps(body).encode(),
-                headers={"content-type": "application/json", "host": self.host},
-                extensions={"sni_hostname": self.host},
-            )
-
-    def healthy(self) -> bool:
-        """As the kubelet asks: it does not look at the certificate."""
-        return httpx.get(f"https://127.0.0.1:{self.port}/healthz", verify=False).status_code == 200
-
-
-def _write_certificate(manifests: list[dict[str, Any]], directory: Path) -> ssl.SSLContext:
-    (secret,) = of_kind(manifests, "Secret")
-    for key in ("tls.crt", "tls.key"):
-        (directory / key).write_bytes(base64.b64decode(secret["data"][key]))
-    (hooks,) = of_kind(manifests, "MutatingWebhookConfiguration")
-    bundle = base64.b64decode(hooks["webhooks"][0]["clientConfig"]["caBundle"]).decode()
-    return ssl.create_default_context(cadata=bundle)
-
-
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[Running]:
+def running(tmp_path: Path) -> Iterator[Webhook]:
     manifests = documents(render_text(VALUES))
     (own,) = [one for one in of_kind(manifests, "Deployment") if one["metadata"]["name"].endswith("-webhook")]
     (container,) = own["spec"]["template"]["spec"]["containers"]
     (port,) = free_ports(1)
-    authority = _write_certificate(manifests, tmp_path)
-    (tmp_path / "sidecar.json").write_bytes(_template())
+    authority = write_certificate(manifests, tmp_path)
+    (tmp_path / "sidecar.json").write_bytes(sidecar_template())
     arguments = [
         one.replace("/etc/kquota-tls", str(tmp_path)).replace("/etc/kquota", str(tmp_path)) for one in container["args"]
     ]
@@ -299,7 +252,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    found = Running(port, tmp_path, f"shop-kquota-webhook.{NAMESPACE}.svc", authority, process)
+    found = Webhook(port, tmp_path, f"shop-kquota-webhook.{NAMESPACE}.svc", authority, process)
     try:
         _wait(found, found.healthy)
         yield found
@@ -310,7 +263,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
     assert "Traceback" not in output
 
 
-def _wait(running: Running, condition: Any) -> None:
+def _wait(running: Webhook, condition: Any) -> None:
     deadline = time.monotonic() + LIMIT_S
     while True:
         assert running.process.poll() is None, running.process.stdout.read() if running.process.stdout else ""
@@ -323,9 +276,9 @@ def _wait(running: Running, condition: Any) -> None:
         time.sleep(0.1)
 
 
-def test_pods_are_changed_over_https(running: Running, template: Template) -> None:
+def test_pods_are_changed_over_https(running: Webhook, template: Template) -> None:
     for name in ("deployment", "job", "bare"):
-        asked = _ask(name)
+        asked = admission_review(name)
         answer = running.post(asked).raise_for_status()
         pod = _patched(asked, answer.json())
         assert pod["spec"]["initContainers"][0] == template.container
@@ -334,40 +287,40 @@ def test_pods_are_changed_over_https(running: Running, template: Template) -> No
     assert pod["metadata"]["labels"]["kquota.io/injection-skipped"] == "opted-out"
 
 
-def test_what_cannot_be_answered_is_an_error_so_that_the_failure_policy_decides(running: Running) -> None:
+def test_what_cannot_be_answered_is_an_error_so_that_the_failure_policy_decides(running: Webhook) -> None:
     assert running.post(b"{}").status_code == 400
     assert running.post(b"x" * (9 * 1024 * 1024)).status_code == 413
     assert running.post(b"{}", path="/elsewhere").status_code == 404
     (running.directory / "sidecar.json").write_text("{}")
-    assert running.post(_ask("bare")).status_code == 500
+    assert running.post(admission_review("bare")).status_code == 500
     assert not running.healthy()
-    (running.directory / "sidecar.json").write_bytes(_template(optIn=True))  # a changed template counts at once
-    pod = _patched(_ask("bare"), running.post(_ask("bare")).json())
+    (running.directory / "sidecar.json").write_bytes(sidecar_template(optIn=True))  # a changed template counts at once
+    pod = _patched(admission_review("bare"), running.post(admission_review("bare")).json())
     assert pod["metadata"]["labels"] == {"kquota.io/injection-skipped": "not-opted-in"}
 
 
-def test_noise_on_the_port_disturbs_nobody(running: Running) -> None:
+def test_noise_on_the_port_disturbs_nobody(running: Webhook) -> None:
     with socket.create_connection(("127.0.0.1", running.port), timeout=5) as peer:
         peer.sendall(b"POST /mutate HTTP/1.1\r\n\r\n")  # plain text where TLS is spoken
         silent = socket.create_connection(("127.0.0.1", running.port), timeout=5)
-        assert running.post(_ask("bare")).status_code == 200
+        assert running.post(admission_review("bare")).status_code == 200
         silent.close()
 
 
-def test_a_renewed_certificate_is_taken_over(running: Running) -> None:
+def test_a_renewed_certificate_is_taken_over(running: Webhook) -> None:
     """As cert-manager renews it: same process, new authority. A broken pair on the way there changes nothing."""
     fresh = documents(render_text(VALUES))
     (running.directory / "tls.crt").write_text("nonsense")
     time.sleep(6)  # longer than the poll
-    assert running.post(_ask("bare")).status_code == 200
-    authority = _write_certificate(fresh, running.directory)
-    _wait(running, lambda: running.post(_ask("bare"), authority=authority).status_code == 200)
+    assert running.post(admission_review("bare")).status_code == 200
+    authority = write_certificate(fresh, running.directory)
+    _wait(running, lambda: running.post(admission_review("bare"), authority=authority).status_code == 200)
     with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
-        running.post(_ask("bare"))
+        running.post(admission_review("bare"))
 
 
 def test_it_says_why_it_cannot_run(tmp_path: Path) -> None:
-    (tmp_path / "sidecar.json").write_bytes(_template())
+    (tmp_path / "sidecar.json").write_bytes(sidecar_template())
     done = subprocess.run(
         [sys.executable, "-m", "deploy.cli", "webhook", f"--template={tmp_path}/sidecar.json",
          f"--cert={tmp_path}/none.crt", f"--key={tmp_path}/none.key"],
