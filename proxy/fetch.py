@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from kio.serial import entity_reader, entity_writer
 
+from proxy.wire.lengths import check_lengths
 from proxy.wire.requests import FetchFields
 
 _INT32: Final = Struct(">i")
@@ -136,9 +137,10 @@ class FetchShaper:
     @staticmethod
     def _parse(body: memoryview | bytearray, version: int) -> Any | None:
         """A FetchRequest, or None if it holds something its schema does not know (then it is forwarded as it is)."""
-        _, read, _ = _codec(min(version, NEWEST_BODY_VERSION))
+        module, read, _ = _codec(min(version, NEWEST_BODY_VERSION))
         raw = bytes(body)
         try:
+            check_lengths(module.FetchRequest, raw)
             request, used = read(raw, 0)
         except Exception:  # kio raises many kinds; whatever it is, the broker shall judge the request, not we
             return None

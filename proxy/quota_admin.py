@@ -21,6 +21,7 @@ from kio.serial import entity_reader, entity_writer
 from proxy.intercept import AdminRequest, Answer, Forward, Outcome, Reply, Wait
 from proxy.wire.apis import DESCRIBE_CLIENT_QUOTAS
 from proxy.wire.frames import WireError
+from proxy.wire.lengths import check_lengths
 from quota.admin import (
     CLUSTER_AUTHORIZATION_FAILED,
     KAFKA_STORAGE_ERROR,
@@ -256,12 +257,12 @@ def _classes(api: str, version: int, kind: str) -> Any:
 def _read(body: bytes, reason: str, api: str, version: int, kind: str) -> Any:
     """Decode a whole message. Raises WireError (`reason`) if it is none, or something follows it."""
     name = _MESSAGES[api, kind]
+    cls = getattr(_classes(api, version, kind), name)
     try:
-        message, used = entity_reader(getattr(_classes(api, version, kind), name))(body, 0)
+        check_lengths(cls, body)
+        message, _ = entity_reader(cls)(body, 0)
     except Exception as error:  # kio raises many kinds
         raise WireError(reason, f"{name} version {version} cannot be read: {error}") from error
-    if used != len(body):
-        raise WireError(reason, f"{name} version {version} has {len(body) - used} bytes too many")
     return message
 
 

@@ -28,6 +28,9 @@ KAFKA_STORAGE_ERROR: Final = 56
 MOST_NAME_BYTES: Final = 32_767
 """What version 0 of both APIs can carry (a broker closes the connection over a longer name in version 1)."""
 
+MOST_MESSAGE: Final = 500
+"""Characters of a message to an administrator."""
+
 Entity = tuple[tuple[str, str | None], ...]
 """Pairs (type, name), sorted by type; the name None is the default entity, as in Kafka's API."""
 Quotas = Mapping[Entity, Mapping[str, float]]
@@ -54,6 +57,8 @@ class AdminError(Exception):
     """A request, or one entity of it, is refused: an error code of Kafka's, and a sentence for the administrator."""
 
     def __init__(self, code: int, message: str) -> None:
+        if len(message) > MOST_MESSAGE:  # names of 32 767 bytes are in some of them, and as much is all that fits
+            message = message[: MOST_MESSAGE - 1] + "…"
         super().__init__(message)
         self.code: Final = code
         self.message: Final = message

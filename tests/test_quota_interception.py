@@ -329,6 +329,24 @@ def test_answers_are_kept_until_the_limits_change_and_never_many(version: int, m
 
 
 @versions
+def test_the_longest_names_fit_into_complaints_about_them(version: int) -> None:
+    long, longest = "k" * 32_767, (("user", "u" * 32_767),)
+    one, _ = under(Authority("apply"))
+    body = altering(
+        version, (ALICE, {long: 1.0}), (longest, {PRODUCE: -1.0}), (longest, {}), ((("t" * 32_767, ""),), {})
+    )
+    from_client(one, request(ALTER, version, 1, body))
+    answered = altered(version, answers(one))
+    assert [code for code, _, _ in answered] == [42, 42, 42]
+    assert all(message is not None and len(message) == 500 for _, message, _ in answered)
+    one, _ = under(Authority())
+    from_client(one, request(DESCRIBE, version, 1, describing(version, (long, 0, "x"))))
+    told = from_broker(one, response(DESCRIBE, version, 1, described(version)))
+    message = read("describe_client_quotas", DESCRIBE, version, told)
+    assert (message.error_code, len(message.error_message)) == (ErrorCode.unsupported_version, 500)
+
+
+@versions
 @given(data=st.binary(max_size=60))
 def test_any_bytes_are_answered_or_end_the_connection_with_a_reason(version: int, data: bytes) -> None:
     for api in (DESCRIBE, ALTER):

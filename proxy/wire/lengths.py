@@ -1,0 +1,155 @@
+"""Do the lengths inside a message fit in it? To be asked before kio decodes what a peer has sent.
+
+kio's native decoder makes room for as many elements as an array claims to have. A claim of four billion in a request of
+ten bytes would end the whole process ("memory allocation failed"), so nothing reaches it whose claims were not checked.
+The steps are derived from kio's own classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final
+
+_FIXED: Final = {
+    "bool": 1,
+    "int8": 1,
+    "int16": 2,
+    "uint16": 2,
+    "error_code": 2,
+    "int32": 4,
+    "uint32": 4,
+    "timedelta_i32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "timedelta_i64": 8,
+    "datetime_i64": 8,
+    "float64": 8,
+    "uuid": 16,
+}
+_SIZED: Final = {"string": 2, "bytes": 4, "records": 4}
+"""Variable types and the bytes of their length where it is not compact."""
+
+_Step = Callable[[bytes, int], int]
+"""step(data, at) -> where the next field begins. Raises ValueError when it would lie behind the end."""
+
+
+def check_lengths(cls: type, body: bytes) -> None:
+    """Walk through a body of kio's message class `cls`; raises ValueError unless it is whole and nothing follows it."""
+    end = _entity(cls)(body, 0)
+    if end != len(body):
+        raise ValueError(f"{len(body) - end} bytes too many")
+
+
+@cache
+def _entity(cls: Any) -> _Step:
+    hints = typing.get_type_hints(cls)
+    flexible: bool = cls.__flexible__
+    steps: list[_Step] = []
+    for field in dataclasses.fields(cls):
+        kind, repeated = _kind(hints[field.name])
+        if "tag" in field.metadata:
+            if repeated or dataclasses.is_dataclass(kind):
+                _no_arrays(kind, repeated)
+            continue  # it is skipped by its size, below
+        nested: Any = kind
+        step = _entity(nested) if dataclasses.is_dataclass(kind) else _primitive(field.metadata["kafka_type"], flexible)
+        steps.append(_array(step, flexible) if repeated else step)
+    if flexible:
+        steps.append(_tags)
+
+    def walk(data: bytes, at: int) -> int:
+        for step in steps:
+            at = step(data, at)
+        return at
+
+    return walk
+
+
+def _kind(hint: Any) -> tuple[Any, bool]:
+    """The type of a field or of its elements, and whether it is an array; None is left out."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        (hint,) = [part for part in typing.get_args(hint) if part is not type(None)]
+    if typing.get_origin(hint) is tuple:
+        return typing.get_args(hint)[0], True
+    return hint, False
+
+
+def _no_arrays(kind: Any, repeated: bool) -> None:
+    """Tagged fields are skipped whole, so an array in one would not be seen; the messages that we decode have none."""
+    inside = (
+        [] if not dataclasses.is_dataclass(kind) else [_kind(hint) for hint in typing.get_type_hints(kind).values()]
+    )
+    if repeated or any(again for _, again in inside):
+        raise TypeError(f"{kind} has an array in a tagged field, which is not checked")
+
+
+def _primitive(kafka_type: str, flexible: bool) -> _Step:
+    fixed = _FIXED.get(kafka_type)
+    if fixed is not None:
+        size = fixed
+        return lambda data, at: _within(data, at + size)
+    width = _SIZED[kafka_type]
+    if flexible:
+
+        def compact(data: bytes, at: int) -> int:
+            length, at = _varint(data, at)
+            return _within(data, at + max(length - 1, 0))
+
+        return compact
+
+    def plain(data: bytes, at: int) -> int:
+        start = _within(data, at + width)
+        return _within(data, start + max(int.from_bytes(data[at:start], "big", signed=True), 0))
+
+    return plain
+
+
+def _array(step: _Step, flexible: bool) -> _Step:
+    def walk(data: bytes, at: int) -> int:
+        if flexible:
+            count, at = _varint(data, at)
+            count -= 1
+        else:
+            start = _within(data, at + 4)
+            count, at = int.from_bytes(data[at:start], "big", signed=True), start
+        if count > len(data) - at:  # each element takes a byte at least
+            raise ValueError(f"an array claims to have {count} elements in {len(data) - at} bytes")
+        for _ in range(count):
+            at = step(data, at)
+        return at
+
+    return walk
+
+
+def _tags(data: bytes, at: int) -> int:
+    count, at = _varint(data, at)
+    if count > len(data) - at:
+        raise ValueError(f"{count} tagged fields are claimed in {len(data) - at} bytes")
+    for _ in range(count):
+        _, at = _varint(data, at)
+        size, at = _varint(data, at)
+        at = _within(data, at + size)
+    return at
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 35, 7):
+        if at >= len(data):
+            raise ValueError("it ends inside a length")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise ValueError("a length of more than 5 bytes")
+
+
+def _within(data: bytes, at: int) -> int:
+    if at > len(data):
+        raise ValueError(f"a field would end {at - len(data)} bytes behind it")
+    return at
