@@ -4,6 +4,8 @@ SHELL := bash
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 VENV := .venv
+# Test files run side by side, each with brokers of its own: most of their time is spent waiting for throttles to end.
+PYTEST_WORKERS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PINS := pyproject.toml deploy/constraints.txt
@@ -53,7 +55,7 @@ check: $(VENV)/.dev ## Format, lint, types (strict), import rules, generated fil
 	@echo "· import rules"; $(BIN)/lint-imports --no-cache > .venv/imports.log || { cat .venv/imports.log; exit 1; }
 
 test: check ## check, then every test against real brokers and real clients
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 bench: $(VENV)/.bench ## Direct vs HAProxy vs Envoy vs kquota, as ratios of one run (needs haproxy on PATH)
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
