@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from kio.serial import entity_reader, entity_writer
 
 from proxy.fetch import FetchShaper
+from proxy.wire.frames import WireError
 from proxy.wire.lengths import check_lengths
+from proxy.wire.topics import read_create_topics
 from tests.session_tools import kio_message
 from tests.wire_tools import sample
 
@@ -21,6 +23,10 @@ MESSAGES = [
     *(("alter_client_quotas", version, kind) for version in (0, 1) for kind in ("request", "response")),
     *(("describe_client_quotas", version, kind) for version in (0, 1) for kind in ("request", "response")),
     *(("fetch", version, "request") for version in range(7, 16)),
+    *(("create_topics", version, kind) for version in range(2, 8) for kind in ("request", "response")),
+    *(("create_partitions", version, kind) for version in range(4) for kind in ("request", "response")),
+    *(("delete_topics", version, kind) for version in range(1, 7) for kind in ("request", "response")),
+    *(("metadata", version, "response") for version in (5, 12)),
 ]
 HUGE = ["ffffffff0f", "ffffffff7f", "8080808010", "ffffffff07", "7fffffff", "00ffffff"]
 """Compact and plain lengths of arrays: gigabytes of pointers."""
@@ -65,3 +71,10 @@ def test_what_passes_can_be_given_to_kio(which: tuple[str, int, str], body: byte
 def test_a_fetch_with_a_huge_claim_is_left_to_the_broker(claim: str, version: int) -> None:
     head = 4 * (version < 15) + 4 + 4 + 4 + 1 + 4 + 4
     assert FetchShaper._parse(bytearray(b"\0" * head + bytes.fromhex(claim) + b"\0" * 9), version) is None
+
+
+@pytest.mark.parametrize("claim", HUGE)
+def test_a_huge_claim_inside_a_topic_ends_the_connection_only(claim: str) -> None:
+    topic = b"\x02t" + b"\0\0\0\1" + b"\0\1"  # name, partitions, replication factor; then assignments
+    with pytest.raises(WireError, match="cannot be read"):
+        read_create_topics(7, b"\x02" + topic + bytes.fromhex(claim) + b"\0" * 9)

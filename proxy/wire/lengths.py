@@ -37,10 +37,10 @@ _Step = Callable[[bytes, int], int]
 """step(data, at) -> where the next field begins. Raises ValueError when it would lie behind the end."""
 
 
-def check_lengths(cls: type, body: bytes) -> None:
+def check_lengths(cls: type, body: bytes, *, more_may_follow: bool = False) -> None:
     """Walk through a body of kio's message class `cls`; raises ValueError unless it is whole and nothing follows it."""
     end = _entity(cls)(body, 0)
-    if end != len(body):
+    if end != len(body) and not more_may_follow:
         raise ValueError(f"{len(body) - end} bytes too many")
 
 

@@ -28,6 +28,7 @@ from kio.static.constants import EntityType
 from kio.static.primitive import i16
 
 from proxy.wire.frames import WireError
+from proxy.wire.lengths import check_lengths
 
 CREATE_TOPICS: Final = 19
 DELETE_TOPICS: Final = 20
@@ -311,6 +312,7 @@ def _request(api_key: int, version: int, body: bytes) -> Any:
 
 def _decoded(cls: Any, body: bytes, reason: str, what: str) -> Any:
     try:
+        check_lengths(cls, body, more_may_follow=True)
         message, _ = entity_reader(cls)(body, 0)
     except Exception as error:  # kio raises many kinds: too short, null, not Unicode, unknown tags, unknown errors
         raise WireError(reason, f"the {what} (version {cls.__version__}) cannot be read: {error!r}") from error
