@@ -30,7 +30,9 @@ FROM ${PYTHON_IMAGE} AS analysis
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends openjdk-17-jre-headless procps \
-    && rm -rf /var/lib/apt/lists/*
+    && rm -rf /var/lib/apt/lists/* \
+    # Hadoop's login, which Spark begins with, fails for a uid without a name
+    && echo 'kquota:x:65532:65532:kquota:/tmp:/usr/sbin/nologin' >> /etc/passwd
 COPY deploy/image/build.txt deploy/image/analysis.txt /lock/
 # pyspark is published as source only; it is Python and jars, so that nothing is compiled here either. Without build
 # isolation, what packs it is pinned as well.

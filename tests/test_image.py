@@ -73,6 +73,12 @@ def test_targets_run_as_nobody_in_particular(target: str, dockerfile: tuple[dict
     assert stage.last("ENTRYPOINT").arguments
 
 
+def test_spark_finds_a_name_for_its_user(dockerfile: tuple[dict[str, str], dict[str, Stage]]) -> None:
+    """Hadoop's login asks for one, and every job fails without it."""
+    steps = " ".join(run.rest for run in dockerfile[1]["analysis"].all("RUN"))
+    assert f"'kquota:x:{UID}:{UID}:kquota:/tmp:/usr/sbin/nologin' >> /etc/passwd" in steps
+
+
 def test_the_sidecar_is_the_default_target_and_installs_nothing(
     dockerfile: tuple[dict[str, str], dict[str, Stage]],
 ) -> None:
