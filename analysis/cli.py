@@ -6,9 +6,14 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from analysis.errors import ReportError, WrongUseError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from analysis.streaming import Settings
 
 JOBS = {
     "usage": "who used how much, how fast",
@@ -19,6 +24,7 @@ JOBS = {
     "noisy": "whose bursts coincide with others' waiting",
     "whatif": "what other quotas (--candidate) would have done",
     "obedience": "which client libraries wait when they are told to",
+    "stream": "rollups per minute and alerts, from a topic or a directory, until it is stopped",
 }
 OK, FAILED, WRONG_USE = 0, 1, 2
 INSTALL = "pip install 'kquota[analysis]'"
@@ -49,6 +55,14 @@ def parser() -> argparse.ArgumentParser:
         metavar="KIND=BYTES",
         help="capacity: what clusters can do, per second",
     )
+    whole.add_argument("--alerts", metavar="PLACE", help="stream: kafka://host:port/topic for alerts")
+    whole.add_argument("--delay", default="10 minutes", metavar="TIME", help="stream: how late records may be")
+    whole.add_argument("--trigger", default="30 seconds", metavar="TIME", help="stream: a batch so often (30 seconds)")
+    whole.add_argument("--once", action="store_true", help="stream: take what is there, then end")
+    whole.add_argument("--batch", type=int, metavar="N", help="stream: at most N messages (files) per batch")
+    whole.add_argument(
+        "--kafka", action="append", default=[], metavar="KEY=VALUE", help="stream: property of Kafka clients"
+    )
     whole.add_argument("--master", help="Spark master; default: all cores of this machine, or what spark-submit says")
     whole.add_argument("--memory", metavar="SIZE", help="memory of a local Spark, such as 4g (2g)")
     whole.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="Spark's own configuration")
@@ -73,9 +87,16 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     job = _options_of(options)  # wrong options are told before a JVM is started
-    from analysis.session import open_session
+    from analysis.session import KAFKA_PACKAGE, open_session
 
-    spark = open_session(options.master, options.memory, dict(_pairs("--conf", options.conf)))
+    conf = dict(_pairs("--conf", options.conf))
+    if options.name == "stream":
+        settings = _stream_settings(options)
+        if any(place.startswith("kafka://") for place in (settings.source, settings.alerts or "")):
+            conf.setdefault("spark.jars.packages", KAFKA_PACKAGE)
+    spark = open_session(options.master, options.memory, conf)
+    if options.name == "stream":
+        return _stream(spark, settings, quiet=options.quiet)
     try:
         from py4j.protocol import Py4JJavaError
         from pyspark.errors import PySparkException
@@ -90,6 +111,40 @@ def _run(options: argparse.Namespace) -> int:
     finally:
         spark.stop()
     print(result)
+    return OK
+
+
+def _stream_settings(options: argparse.Namespace) -> Settings:
+    from analysis.streaming import Settings, address, is_kafka
+
+    for place in (options.input, options.alerts):
+        if is_kafka(place):
+            address(place)
+    if options.alerts is not None and not is_kafka(options.alerts):
+        raise WrongUseError(f"--alerts {options.alerts}: expected kafka://host:port/topic")
+    return Settings(
+        options.input,
+        options.output.rstrip("/"),
+        options.alerts,
+        options.delay,
+        options.trigger,
+        options.once,
+        options.batch,
+        dict(_pairs("--kafka", options.kafka)),
+    )
+
+
+def _stream(spark: SparkSession, settings: Settings, *, quiet: bool) -> int:
+    """Run until the queries end (--once), one fails, or SIGTERM or Ctrl-C comes. Batches are all or nothing anyway."""
+    from analysis.streaming import follow, start
+
+    try:
+        queries = start(spark, settings)
+        follow(queries, (lambda _: None) if quiet else lambda line: print(line, file=sys.stderr, flush=True))
+    except KeyboardInterrupt:
+        pass
+    finally:
+        spark.stop()
     return OK
 
 

@@ -67,3 +67,9 @@ def write_csv(frame: DataFrame, path: str) -> None:
     system.delete(place, True)
     system.rename(part, place)
     delete(spark, parts)
+
+
+def make_directory(spark: SparkSession, path: str) -> None:
+    """Make a directory, if it is not there already."""
+    system, place = _file_system(spark, path)
+    system.mkdirs(place)

@@ -111,7 +111,9 @@ def parse(lines: DataFrame, now_ms: int | None = None) -> DataFrame:
     """
     schema = cast(StructType, StructType.fromDDL(f"{spark_ddl()}, _corrupt STRING"))
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_corrupt", "allowNonNumericNumbers": "false"}
-    parsed = lines.withColumn("r", F.from_json("value", schema, options)).select("r.*", "value", "file")
+    # A generator is a wall to the optimiser: through a projection it would push the checks below, and with them a parser
+    # for each of the hundred fields that they look at.
+    parsed = lines.select("value", "file", F.inline(F.array(F.from_json("value", schema, options))))
     reason = F.when(
         F.col("_corrupt").isNotNull(),
         # A newer version may well have other types: that it is newer is what its reader should be told.

@@ -18,7 +18,8 @@ from analysis.kinds import MEASURES
 from quota.entity import Kind
 
 DEFAULT_WORD = "<default>"
-_ENTRY = "user string, client_id string, limit double"
+_ENTRY_NAMES = ("user", "client_id", "limit")
+_ENTRIES = "array<struct<user: string, client_id: string, limit: double>>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,10 @@ def resolved(rows: DataFrame, candidate: Candidate, kind: Kind) -> DataFrame:
     fixed = {entry[:2]: entry[2] for entry in entries}
 
     def lookup(found: list[tuple[str | None, str | None, float]], on: list[str], name: str) -> DataFrame:
-        frame = spark.createDataFrame(found, _ENTRY).select(*on, F.col("limit").alias(name))
-        return F.broadcast(frame)
+        # One literal of JSON: rows made of Python values would be unpickled by Python workers on the executors.
+        text = json.dumps([dict(zip(_ENTRY_NAMES, entry, strict=True)) for entry in found])
+        frame = spark.range(1).select(F.inline(F.from_json(F.lit(text), _ENTRIES)))
+        return F.broadcast(frame.select(*on, F.col("limit").alias(name)))
 
     both = [entry for entry in named if entry[0] is not None and entry[1] is not None]
     users = [entry for entry in named if entry[1] is None]

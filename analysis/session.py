@@ -44,7 +44,8 @@ def open_session(
         conf.setdefault("spark.driver.memory", memory or "2g")
         # The same quiet from the JVM's first line on, and a driver that is found without asking any name server.
         quiet = Path(__file__).with_name("log4j2.properties").as_uri()
-        conf.setdefault("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={quiet}")
+        java = f"-Dlog4j2.configurationFile={quiet} {conf.pop('spark.driver.extraJavaOptions', '')}".strip()
+        conf["spark.driver.extraJavaOptions"] = java
         if conf["spark.master"].startswith("local"):
             conf.setdefault("spark.driver.host", "127.0.0.1")
             conf.setdefault("spark.driver.bindAddress", "127.0.0.1")

@@ -99,6 +99,8 @@ def spark() -> Iterator[SparkSession]:
         # itself, as the tests of the command line start it, compiles.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
     session = open_session("local[2]", "1g", small)
     yield session

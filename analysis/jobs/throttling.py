@@ -93,13 +93,17 @@ def _tell(tables: Mapping[str, DataFrame]) -> Story:
     findings = [
         f"{several(number, 'client')} lost {span(total)} to throttles, in "
         f"{sum(row['requests_delayed'] for row in causes):,} delayed requests.",
-        f"Most of it, {share(causes[0]['delayed_seconds'] / total if total else 0)}, was due to "
+        (
+            f"Most of it, {share(causes[0]['delayed_seconds'] / total if total else 0)}, was due to "
+            if len(causes) > 1
+            else "All of it was due to "
+        )
         + ("the brokers' own quotas." if causes[0]["cause"] == "broker" else f"the {causes[0]['cause']} quota."),
     ]
     findings += [
         f"{who(row)} lost {span(row['delayed_seconds'])} (mainly {row['main_cause']}): "
         f"{share(row['time_lost_share'])} of the time its connections were open, in "
-        f"{several(row['hours_with_throttles'], 'hour')} of the time looked at."
+        f"{several(row['hours_with_throttles'], 'different hour')}."
         for row in top[:3]
     ]
     used = [row["cause"] for row in causes]

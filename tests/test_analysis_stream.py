@@ -1,0 +1,198 @@
+"""The streaming job: repeats, lateness, bad rows; from files, and from a real topic through a kill -9."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from analysis.errors import WrongUseError
+from analysis.streaming import ROLLUP, Settings, address, late_rows, start
+from quota.record import to_line
+from tests.spark_tools import T0_MS, json_lines, record, write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+    from deploy.kafka import KafkaCluster
+
+ROOT = Path(__file__).resolve().parents[1]
+START_LIMIT_S, STOP_LIMIT_S = 120.0, 60.0
+
+
+def minutes(spark: SparkSession, directory: Path) -> dict[tuple[str, int], tuple[int, int]]:
+    """(client, minute after T0) -> (records, bytes) of the rollups that were committed; each must be there once."""
+    rows = (
+        spark.read.schema(ROLLUP)
+        .parquet(str(directory / "rollups"))
+        .select("client_id", "minute", "records", "produce_bytes")
+        .collect()
+    )
+    zero = datetime.fromtimestamp(T0_MS / 1000)
+    found = {
+        (row["client_id"], (row["minute"] - zero) // timedelta(minutes=1)): (row["records"], row["produce_bytes"])
+        for row in rows
+    }
+    assert len(found) == len(rows), "a minute was written twice"
+    return found
+
+
+def run_once(spark: SparkSession, source: Path, output: Path) -> tuple[int, int]:
+    """Take what is there; (rows read, rows that came too late) of the rollups."""
+    queries = start(spark, Settings(str(source), str(output), delay="2 minutes", once=True))
+    for query in queries:
+        query.awaitTermination()
+    progress = [one for query in queries if query.name == "rollups" for one in query.recentProgress]
+    return sum(one["numInputRows"] for one in progress), sum(late_rows(one) for one in progress)
+
+
+def test_repeats_are_dropped_late_records_too_and_minutes_end_by_the_records_clock(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source, output = tmp_path / "in", tmp_path / "out"
+    first = [record(1, 0, produce_bytes=100), record(2, 50, produce_bytes=10), record(3, 58, produce_bytes=1)]
+    write(source, [*first, first[0], b"foreign\n"], "a.jsonl")  # the third is of the second minute: middle at 63 s
+    assert run_once(spark, source, output) == (5, 0)
+    assert minutes(spark, output) == {}  # two minutes more may still bring records of the first
+    write(
+        source, [first[1], record(4, 40, produce_bytes=1000), record(5, 240)], "b.jsonl"
+    )  # a repeat, and not too late
+    run_once(spark, source, output)
+    # The record of 245 s put the clock to 125 s: the first minute is over, and so is the second.
+    assert minutes(spark, output) == {("c", 0): (3, 1110), ("c", 1): (1, 1)}
+    write(source, [record(6, 30, produce_bytes=7), record(7, 600)], "c.jsonl")  # the first is too late now
+    assert run_once(spark, source, output)[1] == 1
+    assert minutes(spark, output) == {("c", 0): (3, 1110), ("c", 1): (1, 1), ("c", 4): (1, 0)}
+    assert [row["reason"] for row in json_lines(output / "set-aside")] == ["not_a_record"]
+
+
+def test_addresses_of_topics() -> None:
+    assert address("kafka://a:1,b:2/topic") == ("a:1,b:2", "topic")
+    for wrong in ("kafka://a:1", "kafka:///topic", "kafka://a:1/b/c"):
+        with pytest.raises(WrongUseError, match="expected kafka://"):
+            address(wrong)
+
+
+def children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(one) for one in found]
+
+
+def committed(sink: Path) -> bool:
+    """Whether a file sink's log names a file."""
+    return any(".parquet" in path.read_text() for path in sink.glob("_spark_metadata/[0-9]*"))
+
+
+class Stream:
+    """`kquota report stream` as a process, and its JVM."""
+
+    def __init__(self, *arguments: str, log: Path) -> None:
+        quick = (
+            "spark.sql.shuffle.partitions=2",
+            "spark.sql.codegen.wholeStage=false",
+            "spark.sql.codegen.factoryMode=NO_CODEGEN",
+        )
+        options = [part for one in quick for part in ("--conf", one)]
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "analysis", "stream", *arguments, "--memory", "700m", *options],
+                stdout=out, stderr=out, cwd=ROOT,
+            )  # fmt: skip
+        self.log = log
+
+    def kill(self) -> None:
+        """kill -9 of the JVM, which does the work, and of the Python that started it."""
+        for pid in [*children(self.process.pid), self.process.pid]:
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait(STOP_LIMIT_S)
+
+    def end(self) -> int:
+        return self.process.wait(START_LIMIT_S)
+
+
+@pytest.fixture
+def streams() -> Iterator[list[Stream]]:
+    """Whatever is still running at the end is ended."""
+    running: list[Stream] = []
+    yield running
+    for stream in running:
+        if stream.process.poll() is None:
+            stream.kill()
+
+
+def consumed(bootstrap: str, topic: str) -> list[dict[str, Any]]:
+    from kafka import KafkaConsumer
+
+    consumer = KafkaConsumer(topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=4000)
+    try:
+        return [json.loads(message.value) for message in consumer]
+    finally:
+        consumer.close()
+
+
+@pytest.mark.broker
+def test_a_kill_9_loses_nothing_and_repeats_nothing(
+    spark: SparkSession, kafka: KafkaCluster, topic: str, tmp_path: Path, streams: list[Stream]
+) -> None:
+    from kafka import KafkaProducer
+
+    records = [
+        record(number, number * 2, duration_s=2, client_id=f"c{number % 5}", produce_bytes=number, throttle_produce_count=1,
+               throttle_produce_seconds=9.0 if number % 5 == 0 else 0.0)
+        for number in range(1, 1501)
+    ]  # fmt: skip
+    expected: Counter[tuple[str, int]] = Counter()
+    sums: Counter[tuple[str, int]] = Counter()
+    for one in records:
+        place = (one["client_id"], (one["start_ms"] + one["end_ms"] - 2 * T0_MS) // 2 // 60_000)
+        expected[place] += 1
+        sums[place] += one["produce_bytes"]
+    closing = record(9999, 7200, client_id="closing")  # its minute stays open; all those before are over
+    producer = KafkaProducer(bootstrap_servers=kafka.bootstrap)
+    for index, one in enumerate(records):
+        producer.send(topic, to_line(one), partition=0)
+        if index % 3 == 0:
+            producer.send(topic, to_line(one), partition=0)  # at least once
+    producer.send(topic, b"not a record", partition=0)
+    producer.flush()
+    server = ",".join(kafka.bootstrap)
+    arguments = [
+        "--input", f"kafka://{server}/{topic}", "--output", str(tmp_path / "out"), "--alerts", f"kafka://{server}/{topic}-alerts",
+        "--delay", "2 minutes",
+    ]  # fmt: skip
+    log = tmp_path / "log"
+    first = Stream(*arguments, "--batch", "150", "--trigger", "100 milliseconds", log=log)
+    streams.append(first)
+    deadline = time.monotonic() + START_LIMIT_S
+    while not committed(tmp_path / "out/rollups"):  # some of it is written, most of it is not
+        assert first.process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+    first.kill()
+    before = minutes(spark, tmp_path / "out")
+    assert 0 < len(before) < len(expected), "killed too late to show anything"
+    producer.send(topic, to_line(closing), partition=0)
+    producer.flush()
+    producer.close()
+    second = Stream(*arguments, "--once", log=log)
+    streams.append(second)
+    assert second.end() == 0, log.read_text()
+    found = minutes(spark, tmp_path / "out")
+    assert found == {place: (count, sums[place]) for place, count in expected.items()}
+    assert [row["raw"] for row in json_lines(tmp_path / "out/set-aside")] == ["not a record"]
+    # c0 was delayed 6 times 9 s in every full minute. A topic may get an alert twice: the id says so.
+    alerts = {one["id"]: one for one in consumed(server, f"{topic}-alerts")}
+    delayed = {place for place, count in expected.items() if place[0] == "c0" and count >= 2}
+    assert len(alerts) == len(delayed)
+    assert {one["client_id"] for one in alerts.values()} == {"c0"}
