@@ -148,10 +148,17 @@ def test_a_kill_9_loses_nothing_and_repeats_nothing(
     from kafka import KafkaProducer
 
     records = [
-        record(number, number * 2, duration_s=2, client_id=f"c{number % 5}", produce_bytes=number, throttle_produce_count=1,
-               throttle_produce_seconds=9.0 if number % 5 == 0 else 0.0)
+        record(
+            number,
+            number * 2,
+            duration_s=2,
+            client_id=f"c{number % 5}",
+            produce_bytes=number,
+            throttle_produce_count=1,
+            throttle_produce_seconds=9.0 if number % 5 == 0 else 0.0,
+        )
         for number in range(1, 1501)
-    ]  # fmt: skip
+    ]
     expected: Counter[tuple[str, int]] = Counter()
     sums: Counter[tuple[str, int]] = Counter()
     for one in records:
