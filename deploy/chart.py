@@ -2,7 +2,8 @@
 
 `helm/kquota/values.schema.json` lets typing mistakes fail at install: `config` and `quotas` are the configuration
 file's own schema (`kquota schema`), the rest is the chart's and stands here. `files/live-settings.json` says which
-settings a running sidecar takes from a changed file, so that the chart restarts pods for the others only.
+settings a running sidecar takes from a changed file, so that the chart restarts pods for the others only. Rules and
+dashboards are copies: Helm reads no file outside the chart.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any, Final
 
 from config.schema import json_schema, live_settings
 
-CHART: Final = Path(__file__).resolve().parents[1] / "helm" / "kquota"
+DEPLOY: Final = Path(__file__).resolve().parent
+CHART: Final = DEPLOY.parent / "helm" / "kquota"
 
 Schema = dict[str, Any]
 
@@ -187,7 +189,11 @@ def _as_draft_7(value: Any) -> Any:
 def generated() -> dict[Path, str]:
     """Every generated file of the chart and what belongs into it."""
     contents = {"values.schema.json": values_schema(), "files/live-settings.json": {"paths": live_settings()}}
-    return {CHART / name: json.dumps(value, indent=2, ensure_ascii=False) + "\n" for name, value in contents.items()}
+    found = {CHART / name: json.dumps(value, indent=2, ensure_ascii=False) + "\n" for name, value in contents.items()}
+    found[CHART / "files/rules/rules.yaml"] = (DEPLOY / "prometheus/kquota.rules.yaml").read_text(encoding="utf-8")
+    for board in sorted((DEPLOY / "grafana").glob("*.json")):
+        found[CHART / "files/dashboards" / board.name] = board.read_text(encoding="utf-8")
+    return found
 
 
 def main() -> None:

@@ -43,6 +43,7 @@ from tests.chart_tools import (
 
 MINIMAL = CHART / "ci/sidecar-values.yaml"
 DEMO = CHART / "ci/sidecar-demo-values.yaml"
+MONITORING = CHART / "ci/monitoring-values.yaml"
 GATEWAY = CHART / "ci/gateway-values.yaml"
 FULL = CHART / "ci/gateway-full-values.yaml"
 NAMES = [path.name.removesuffix("-values.yaml") for path in ci_values()]
@@ -412,7 +413,7 @@ def test_rules_and_dashboards_come_from_the_charts_files(tmp_path: Path) -> None
         (chart / "files" / folder).mkdir(exist_ok=True)
     (chart / "files/rules/quotas.yaml").write_text(yaml.safe_dump(rules))
     (chart / "files/dashboards/one.json").write_text('{"title": "{{ group }}",\n "panels": []}\n')
-    manifests = documents(render_text(DEMO, chart=chart))
+    manifests = documents(render_text(MONITORING, chart=chart))
     (rule,) = [one for one in of_kind(manifests, "PrometheusRule") if one["metadata"]["name"].endswith("-quotas")]
     jsonschema.validate(rule["spec"], OPERATOR_KINDS["PrometheusRule"])
     assert rule["spec"] == rules, "Prometheus' own templates are left alone"
@@ -420,6 +421,16 @@ def test_rules_and_dashboards_come_from_the_charts_files(tmp_path: Path) -> None
     assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert board["metadata"]["annotations"] == {"grafana_folder": "Kafka"}
     assert yaml.safe_load(board["data"]["one.json"]) == {"title": "{{ group }}", "panels": []}
+
+
+def test_the_projects_own_rules_and_dashboards_are_in_it() -> None:
+    manifests = render("monitoring")
+    (rule,) = of_kind(manifests, "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load((ROOT / "deploy/prometheus/kquota.rules.yaml").read_text())
+    boards = [one for one in of_kind(manifests, "ConfigMap") if "kquota.yaml" not in one["data"]]
+    originals = {path.name: path.read_text() for path in (ROOT / "deploy/grafana").glob("*.json")}
+    assert {name: text for one in boards for name, text in one["data"].items()} == originals
+    assert all(len(text) < 1_000_000 for text in originals.values()), "a ConfigMap holds 1 MiB"
 
 
 def test_the_network_is_limited_to_who_needs_it() -> None:
