@@ -111,8 +111,8 @@ def parse(lines: DataFrame, now_ms: int | None = None) -> DataFrame:
     """
     schema = cast(StructType, StructType.fromDDL(f"{spark_ddl()}, _corrupt STRING"))
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_corrupt", "allowNonNumericNumbers": "false"}
-    # A generator is a wall to the optimiser: through a projection it would push the checks below, and with them a parser
-    # for each of the hundred fields that they look at.
+    # A generator is a wall to the optimiser: through a projection it pushes the checks below, and a parser with them
+    # for each of a hundred fields.
     parsed = lines.select("value", "file", F.inline(F.array(F.from_json("value", schema, options))))
     reason = F.when(
         F.col("_corrupt").isNotNull(),

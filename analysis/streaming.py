@@ -1,8 +1,8 @@
 """`kquota report stream`: records as they come, from Kafka or from files, into one-minute rollups and alerts.
 
-Three queries. `rollups` reads the records, drops repeats by their id and writes a Parquet file sink, whose log makes each
-row appear once whatever happens. `alerts` follows the rollups that were committed. `set-aside` keeps the rows that are
-no records.
+Three queries. `rollups` reads the records, drops repeats by their id and writes a Parquet file sink, whose log makes
+each row appear once whatever happens. `alerts` follows the rollups that were committed. `set-aside` keeps the rows that
+are no records.
 """
 
 from __future__ import annotations
