@@ -95,8 +95,8 @@ def spark() -> Iterator[SparkSession]:
     small = {
         "spark.sql.shuffle.partitions": "2",
         "spark.default.parallelism": "2",
-        # Queries over a handful of rows: compiling them takes longer than interpreting them. `kquota report`
-        # itself, as the tests of the command line start it, compiles.
+        # Queries over a handful of rows: compiling them takes longer than interpreting them. What is submitted to a
+        # cluster (test_analysis_cluster.py) is compiled.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.adaptive.enabled": "false",

@@ -18,6 +18,16 @@ from tests.spark_tools import record, table, write
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 280
+QUICK = [
+    part
+    for setting in (
+        "spark.sql.shuffle.partitions=2",
+        "spark.sql.codegen.wholeStage=false",  # for a few rows; test_analysis_cluster.py compiles
+        "spark.sql.codegen.factoryMode=NO_CODEGEN",
+        "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    )
+    for part in ("--conf", setting)
+]
 
 
 def kquota(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -28,14 +38,14 @@ def kquota(*arguments: str | Path, **environment: str) -> subprocess.CompletedPr
 
 
 def test_a_report_from_the_command_line(tmp_path: Path) -> None:
-    """Compiled expressions, JVM and all; the candidate is a configuration file."""
+    """JVM and all; the candidate is a configuration file."""
     rows = [record(1, 0, produce_bytes=60_000_000), record(2, 0, user="other", produce_bytes=40_000_000)]
     write(tmp_path / "in", [*rows, b"foreign\n"])
     quotas = tmp_path / "quotas.yaml"
     quotas.write_text("quotas: [{user: <default>, producer_byte_rate: 5M}]\n")
     result = kquota(
         "report", "whatif", "--input", tmp_path / "in", "--output", tmp_path / "out", "--candidate", quotas,
-        "--memory", "700m", "--conf", "spark.sql.shuffle.partitions=2",
+        "--memory", "700m", *QUICK,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "1 of 2 limited groups would have been over the limit" in result.stdout
