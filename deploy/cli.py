@@ -254,6 +254,7 @@ def webhook(
 def demo(
     seconds: Annotated[int, typer.Option("--seconds", min=1, help="How long the clients work.")] = 30,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live view (for logs).")] = False,
+    usage: Annotated[Path | None, typer.Option("--usage", help="Directory that gets usage records.")] = None,
 ) -> None:
     """Start a real Kafka broker, the sidecar and real clients, and watch quotas at work."""
     try:
@@ -261,7 +262,7 @@ def demo(
     except ModuleNotFoundError as error:
         typer.echo(f"error: the demo needs its extra packages ({error.name}): pip install 'kquota[demo]'", err=True)
         raise typer.Exit(FAILED) from None
-    raise typer.Exit(demo_main(seconds, plain))
+    raise typer.Exit(demo_main(seconds, plain, usage))
 
 
 @app.command(

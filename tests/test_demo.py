@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,6 +33,7 @@ from deploy.demo.sidecar import configuration
 from deploy.demo.stage import check_libraries
 from deploy.demo.verdict import judge, sentence
 from quota.entity import Kind
+from quota.record import from_line
 
 ROOT = Path(__file__).parents[1]
 ORDERS, CLICKSTREAM, REPORTS, BATCH = PLANS
@@ -209,8 +211,11 @@ def test_the_graph_is_scaled_to_its_highest_bar() -> None:
 
 def test_the_sidecars_configuration_is_a_good_one(tmp_path: Path) -> None:
     file = tmp_path / "kquota.yaml"
-    file.write_text(yaml.safe_dump(configuration(PLANS, ["127.0.0.1:20000"], 21000, 22000)))
-    table = to_table(load(file))
+    file.write_text(yaml.safe_dump(configuration(PLANS, ["127.0.0.1:20000"], 21000, 22000, tmp_path)))
+    config = load(file)
+    assert config.export is not None
+    assert config.export.directory == str(tmp_path)
+    table = to_table(config)
     for plan in PLANS:
         kind = Kind.PRODUCE if plan.role == "producer" else Kind.FETCH
         assert table.resolve(kind, "ANONYMOUS", plan.client_id).limit == plan.limit
@@ -253,11 +258,11 @@ def test_a_client_that_ends_is_an_error_with_the_end_of_its_log(tmp_path: Path) 
 class Demo:
     """A running `kquota demo --plain`; every process it starts inherits a mark in its environment."""
 
-    def __init__(self, seconds: int) -> None:
+    def __init__(self, seconds: int, *more: str) -> None:
         self._mark = f"KQUOTA_DEMO_TEST={uuid.uuid4().hex}"
         name, value = self._mark.split("=")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "deploy.cli", "demo", "--plain", "--seconds", str(seconds)],
+            [sys.executable, "-m", "deploy.cli", "demo", "--plain", "--seconds", str(seconds), *more],
             cwd=ROOT,
             env={**os.environ, name: value},
             stdout=subprocess.PIPE,
@@ -281,8 +286,8 @@ class Demo:
 
 
 @contextmanager
-def demo(seconds: int) -> Iterator[Demo]:
-    running = Demo(seconds)
+def demo(seconds: int, *more: str) -> Iterator[Demo]:
+    running = Demo(seconds, *more)
     try:
         yield running
     finally:
@@ -293,8 +298,8 @@ def demo(seconds: int) -> Iterator[Demo]:
 
 @pytest.mark.broker
 @pytest.mark.timeout(120)
-def test_the_demo_holds_every_client_to_its_limit() -> None:
-    with demo(seconds=19) as running:
+def test_the_demo_holds_every_client_to_its_limit(tmp_path: Path) -> None:
+    with demo(19, "--usage", str(tmp_path)) as running:
         output, _ = running.process.communicate(timeout=110)
         assert running.process.returncode == 0, output
         assert running.survivors() == []
@@ -315,6 +320,12 @@ def test_the_demo_holds_every_client_to_its_limit() -> None:
         assert int(told_ms) > 50, output
         assert result == "ok"
     assert "Every limited client stayed within 10% of its limit" in output
+    assert f"kquota report usage --input {tmp_path}" in output
+    lines = [line for path in tmp_path.rglob("usage-*.jsonl") for line in path.read_bytes().splitlines()]
+    moved = Counter[str]()
+    for row in map(from_line, lines):
+        moved[row["client_id"]] += row["produce_bytes"] + row["fetch_bytes"]
+    assert all(moved[plan.client_id] > 1_000_000 for plan in PLANS), moved
 
 
 @pytest.mark.broker

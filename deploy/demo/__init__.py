@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
@@ -28,8 +29,9 @@ PLAIN_WIDTH = 100
 __all__ = ["main"]
 
 
-def main(seconds: int, plain: bool) -> int:
-    """Run the demo for `seconds` of work; `plain` prints lines in place of the live view (so does a pipe).
+def main(seconds: int, plain: bool, usage: Path | None = None) -> int:
+    """Run the demo for `seconds` of work; `plain` prints lines in place of the live view (so does a pipe);
+    `usage` is a directory that gets the sidecar's usage records.
 
     Returns the exit code: 0 when every client was held to its limit (or, without one, not slowed), 1 when not or when
     something failed, 128 + n after signal n (130 for Ctrl-C).
@@ -39,7 +41,7 @@ def main(seconds: int, plain: bool) -> int:
     plain = plain or not console.is_terminal or console.is_dumb_terminal
     with Interrupts() as interrupts:
         try:
-            return _demo(console, seconds, plain, interrupts)
+            return _demo(console, seconds, plain, interrupts, usage)
         except Interrupted:
             console.print("Stopped: clients, sidecar and broker are gone.")
             return interrupts.exit_code
@@ -48,7 +50,7 @@ def main(seconds: int, plain: bool) -> int:
             return 1
 
 
-def _demo(console: Console, seconds: int, plain: bool, interrupts: Interrupts) -> int:
+def _demo(console: Console, seconds: int, plain: bool, interrupts: Interrupts, usage: Path | None) -> int:
     began = time.monotonic()
 
     def say(line: str) -> None:
@@ -62,13 +64,15 @@ def _demo(console: Console, seconds: int, plain: bool, interrupts: Interrupts) -
 
     # The spinner shows that something goes on while others work; the live view takes its place in between.
     spinner = nullcontext() if plain else console.status("Ctrl-C stops everything")
-    with spinner as status, staged(say, interrupts) as stage:
+    with spinner as status, staged(say, interrupts, usage=usage) as stage:
         if status is not None:
             status.stop()
         show = _show_plain if plain else _show_live
         tracks = show(console, stage, seconds, interrupts)
         if status is not None:
             status.start()
+    if usage is not None:
+        say(f"usage records are in {usage}: kquota report usage --input {usage} --output DIR")
     return _summarise(console, tracks, seconds)
 
 

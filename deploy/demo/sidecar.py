@@ -21,6 +21,7 @@ READY_LIMIT_S = 30.0
 STOP_LIMIT_S = 5.0
 ASK_LIMIT_S = 1.0
 BROKER_PORTS = 8
+USAGE_INTERVAL_S = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,14 @@ def kind_of(plan: Plan) -> str:
     return Kind.PRODUCE.value if plan.role == "producer" else Kind.FETCH.value
 
 
-def configuration(plans: Sequence[Plan], upstream: Sequence[str], listen: int, admin: int) -> dict[str, Any]:
-    """The configuration file's content: rewrite mode on 127.0.0.1, and one entry for each client with a limit."""
+def configuration(
+    plans: Sequence[Plan], upstream: Sequence[str], listen: int, admin: int, usage: Path | None = None
+) -> dict[str, Any]:
+    """The configuration file's content: rewrite mode on 127.0.0.1, and one entry for each client with a limit.
+
+    `usage` is the directory of usage records, if any are to be written.
+    """
+    export = {} if usage is None else {"export": {"directory": str(usage.absolute()), "interval_s": USAGE_INTERVAL_S}}
     return {
         "mode": "rewrite",
         "listen": {"host": "127.0.0.1", "port": listen, "broker_ports": f"{listen + 1}-{listen + BROKER_PORTS}"},
@@ -46,14 +53,15 @@ def configuration(plans: Sequence[Plan], upstream: Sequence[str], listen: int, a
         "quotas": [{"client-id": plan.client_id, plan.quota_name: int(plan.limit)} for plan in plans if plan.limit],
         "admin": {"host": "127.0.0.1", "port": admin},
         "drain_timeout_s": 1,
+        **export,
     }
 
 
 class Sidecar:
     """A running sidecar; `bootstrap` is what clients connect to."""
 
-    def __init__(self, plans: Sequence[Plan], upstream: Sequence[str], folder: Path) -> None:
-        """Start it in front of `upstream`; `folder` gets its configuration and log.
+    def __init__(self, plans: Sequence[Plan], upstream: Sequence[str], folder: Path, usage: Path | None) -> None:
+        """Start it in front of `upstream`; `folder` gets its configuration and log, `usage` its usage records.
 
         Raises:
             DemoError: it ended, or it is not ready in time.
@@ -62,7 +70,7 @@ class Sidecar:
         listen, self._admin = free_ports(2)
         self.bootstrap = f"127.0.0.1:{listen}"
         config = folder / "kquota.yaml"
-        config.write_text(yaml.safe_dump(configuration(plans, upstream, listen, self._admin), sort_keys=False))
+        config.write_text(yaml.safe_dump(configuration(plans, upstream, listen, self._admin, usage), sort_keys=False))
         self._log = folder / "kquota.log"
         self._process = start_python(
             "deploy.cli", "run", "--config", str(config), log=self._log, talk=False, orphan_dir=folder

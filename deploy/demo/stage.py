@@ -131,7 +131,9 @@ def _take(track: Track, message: dict[str, Any]) -> None:
 
 
 @contextmanager
-def staged(say: Say, interrupts: Interrupts, plans: Sequence[Plan] = PLANS) -> Iterator[Stage]:
+def staged(
+    say: Say, interrupts: Interrupts, plans: Sequence[Plan] = PLANS, usage: Path | None = None
+) -> Iterator[Stage]:
     """Bring everything up, in the order in which it depends on each other; take it down in the opposite one.
 
     Signals raise while it comes up; from then on they are only noted, so that nothing cuts the taking down short.
@@ -150,7 +152,7 @@ def staged(say: Say, interrupts: Interrupts, plans: Sequence[Plan] = PLANS) -> I
         )
     with ExitStack() as stack:
         try:
-            stage = _bring_up(stack, say, plans)
+            stage = _bring_up(stack, say, plans, usage)
         finally:
             interrupts.raising = False
             stack.callback(say, "stopping clients, sidecar and broker")
@@ -158,13 +160,13 @@ def staged(say: Say, interrupts: Interrupts, plans: Sequence[Plan] = PLANS) -> I
         yield stage
 
 
-def _bring_up(stack: ExitStack, say: Say, plans: Sequence[Plan]) -> Stage:
+def _bring_up(stack: ExitStack, say: Say, plans: Sequence[Plan], usage: Path | None) -> Stage:
     folder = Path(tempfile.mkdtemp(prefix="kquota-demo-"))
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     say(f"starting a real broker: Apache Kafka {DEFAULT_VERSION}, one JVM")
     cluster = stack.enter_context(KafkaCluster.start(overrides=BROKER_OVERRIDES, progress=say))
     say("starting the sidecar: kquota run, rewrite mode")
-    sidecar = Sidecar(plans, cluster.bootstrap, folder)
+    sidecar = Sidecar(plans, cluster.bootstrap, folder, usage)
     stack.callback(sidecar.stop)
     say(f"sidecar ready on {sidecar.bootstrap}; starting {len(plans)} clients, a process each")
     clients: list[Client] = []
