@@ -135,7 +135,7 @@ def _stream_settings(options: argparse.Namespace) -> Settings:
 
 
 def _stream(spark: SparkSession, settings: Settings, *, quiet: bool) -> int:
-    """Run until the queries end (--once), one fails, or SIGTERM or Ctrl-C comes. Batches are all or nothing anyway."""
+    """Run until the queries end (--once), one fails, or Ctrl-C comes. Batches are all or nothing, however it ends."""
     from analysis.streaming import follow, start
 
     try:

@@ -55,6 +55,9 @@ def load_candidate(path: str | Path) -> Candidate:
     windows = values["windows"]
     if windows["empty_client_id"] != "share_default":
         raise WrongUseError(f"--candidate {path}: whatif knows empty_client_id: share_default only")
+    mutations = any(entry.get("controller_mutation_rate") is not None for entry in values["quotas"])
+    if mutations and windows["controller_algorithm"] != "token_bucket":
+        raise WrongUseError(f"--candidate {path}: whatif knows controller_mutation_algorithm: token_bucket only")
     return Candidate(
         values["quotas"],
         windows["num"],

@@ -144,6 +144,7 @@ def summary_json(file: str, config: Config, table: QuotaTable) -> dict[str, Any]
             "size_seconds": config.window_size_seconds,
             "controller_num": config.controller_window_num,
             "controller_size_seconds": config.controller_window_size_seconds,
+            "controller_algorithm": config.controller_mutation_algorithm,
             "empty_client_id": config.empty_client_id,
         },
     }

@@ -13,6 +13,7 @@ import pytest
 
 from analysis.errors import ReportError, WrongUseError
 from analysis.java import find_java
+from analysis.levels import load_candidate
 from analysis.prices import load_prices, to_prices
 from tests.spark_tools import record, table, write
 
@@ -158,5 +159,19 @@ def test_values_are_checked_without_an_upstream(tmp_path: Path) -> None:
         "size_seconds": 1,
         "controller_num": 11,
         "controller_size_seconds": 1,
+        "controller_algorithm": "token_bucket",
         "empty_client_id": "share_default",
     }
+
+
+@pytest.mark.parametrize("setting", ["controller_mutation_algorithm: windowed_burst", "empty_client_id: kafka"])
+def test_whatif_refuses_what_it_does_not_compute(tmp_path: Path, setting: str) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text(f"quotas: [{{user: a, controller_mutation_rate: 5}}]\n{setting}\n")
+    found = tmp_path / "candidate.json"
+    found.write_text(kquota("check", "--on-paper", "--json", "--config", values).stdout)
+    with pytest.raises(WrongUseError, match=f"whatif knows {setting.partition(':')[0]}: "):
+        load_candidate(found)
+    values.write_text("quotas: [{user: a, controller_mutation_rate: 5}]\n")
+    found.write_text(kquota("check", "--on-paper", "--json", "--config", values).stdout)
+    assert load_candidate(found).mutation_num_samples == 11
