@@ -23,11 +23,11 @@ PARTS = 13
 which is (22 000 - 20 000) / 20 000 * 10 s = 1 s of delay, then the twelfth, then the thirteenth."""
 
 
-def set_quota(cluster: KafkaCluster, client_id: str, producer_byte_rate: float) -> None:
-    """A quota that the broker itself enforces."""
+def set_quota(cluster: KafkaCluster, client_id: str, producer_byte_rate: float | None) -> None:
+    """A quota that the broker itself enforces; None: no more."""
     entity = AlterClientQuotasRequest.EntryData.EntityData(version=1, entity_type="client-id", entity_name=client_id)
     set_to = AlterClientQuotasRequest.EntryData.OpData(
-        version=1, key="producer_byte_rate", value=producer_byte_rate, remove=False
+        version=1, key="producer_byte_rate", value=producer_byte_rate or 0.0, remove=producer_byte_rate is None
     )
     entry = AlterClientQuotasRequest.EntryData(version=1, entity=[entity], ops=[set_to])
     with RawClient(cluster.bootstrap[0]) as client:
@@ -42,6 +42,8 @@ def limited(kafka: KafkaCluster) -> Iterator[Sidecar]:
     ours = [{"client-id": client_id, "producer_byte_rate": RATE} for client_id in ("ours", "both")]
     with sidecar(kafka.bootstrap, ours, pacing="kafka") as running:
         yield running
+    for client_id in ("theirs", "both"):  # other tests look at all quotas of this cluster
+        set_quota(kafka, client_id, None)
 
 
 def push(address: str, client_id: str, topic: str) -> tuple[float, list[int]]:

@@ -86,14 +86,21 @@ def describe(
 
 @contextmanager
 def quotas_removed_afterwards(bootstrap: str) -> Iterator[RawClient]:
-    """A client of the broker itself; the cluster is shared, and whatever quotas it has at the end are removed."""
+    """A client of the broker itself; the cluster is shared, and whatever quotas others have left are removed, too."""
+
+    def remove_all() -> None:
+        deadline = time.monotonic() + 20
+        while (left := describe(client)[1]) and time.monotonic() < deadline:
+            for entity, limits in left.items():
+                alter(client, [(list(entity), [(key, None) for key in limits])])
+            time.sleep(0.1)  # the broker learns of it from the controller a little later
+
     with RawClient(bootstrap) as client:
+        remove_all()
         try:
             yield client
         finally:
-            _, left = describe(client)
-            for entity, limits in (left or {}).items():
-                alter(client, [(list(entity), [(key, None) for key in limits])])
+            remove_all()
 
 
 U: Pairs = [("user", "u")]
