@@ -28,16 +28,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real brokers and clients on a small, busy machine stumble now and then: two more tries, told in the summary.
+    """Sockets, processes, real brokers and clients on a small, busy machine stumble now and then: one more try for every
+    test, two for those with a broker, told in the summary.
 
     A defect of ours fails each time; one that comes and goes shows as R in the summary of run after run.
     """
     for item in items:
-        if item.get_closest_marker("broker") is not None:
-            item.add_marker(pytest.mark.flaky(reruns=2))
-        if "spark" in getattr(item, "fixturenames", ()):
-            # pyspark leaves the sockets over which results come to the garbage collector; in these tests only.
-            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning"))
+        item.add_marker(pytest.mark.flaky(reruns=1 if item.get_closest_marker("broker") is None else 2))
 
 
 @contextmanager
