@@ -28,8 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sockets, processes, real brokers and clients on a small, busy machine stumble now and then: one more try for every
-    test, two for those with a broker, told in the summary.
+    """Sockets, processes and brokers stumble now and then on a busy machine: one more try, two with a broker.
 
     A defect of ours fails each time; one that comes and goes shows as R in the summary of run after run.
     """
