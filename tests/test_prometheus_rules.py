@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ import yaml
 from deploy.kafka import KafkaCluster
 from deploy.kafka.ports import free_ports
 from tests.corpus.job import wait_for
+from tests.programs import program
 from tests.raw_client import RawClient, produce_message
 from tests.sidecars import Sidecar, sidecar
 from tests.test_metrics_docs import everything
@@ -37,16 +37,7 @@ def alerts() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def promtool() -> str:
-    return program("promtool")
-
-
-def program(name: str) -> str:
-    """A program of Prometheus; where it is missing the test is skipped, in CI it fails."""
-    found = shutil.which(name)
-    if found is None:
-        missing = f"{name} is missing: install Debian's package prometheus (`.ci/run` does)"
-        pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
-    return found
+    return program("promtool", "prometheus")
 
 
 def run(promtool: str, *arguments: str) -> str:
@@ -124,7 +115,11 @@ def prometheus(running: Sidecar, folder: Path) -> Iterator[str]:
         "scrape_configs": [{"job_name": "kquota", "static_configs": [target]}],
     }
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
-    command = [program("prometheus"), f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data"]
+    command = [
+        program("prometheus", "prometheus"),
+        f"--config.file={folder}/prometheus.yaml",
+        f"--storage.tsdb.path={folder}/data",
+    ]
     command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
     with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:

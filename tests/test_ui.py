@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +11,8 @@ import httpx
 import pytest
 
 from deploy.kafka import KafkaCluster
+from tests.corpus.job import wait_for
+from tests.programs import program
 from tests.raw_client import RawClient, produce_message
 from tests.sidecars import Sidecar, sidecar
 
@@ -69,16 +68,13 @@ def browser(width: int = 1300, *, dark: bool = False) -> Iterator[Any]:
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
-    found = shutil.which("chromium"), shutil.which("chromedriver")
-    if None in found:
-        missing = "chromium or chromedriver is missing: install Debian's chromium and chromium-driver (`.ci/run` does)"
-        pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
+    chromium, driver_program = program("chromium", "chromium"), program("chromedriver", "chromium-driver")
     options = webdriver.ChromeOptions()
-    options.binary_location = str(found[0])
+    options.binary_location = chromium
     for argument in FLAGS:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(str(found[1])))
+    driver = webdriver.Chrome(options=options, service=Service(driver_program))
     try:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
@@ -87,14 +83,6 @@ def browser(width: int = 1300, *, dark: bool = False) -> Iterator[Any]:
         yield driver
     finally:
         driver.quit()
-
-
-def wait_for(what: str, look: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + LIMIT_S
-    while not (found := look()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-    return found
 
 
 def text(driver: Any, selector: str) -> str:
