@@ -1,0 +1,97 @@
+"""Gathering all metrics when Prometheus comes by: step by step, letting traffic through in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import trio
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import Metric
+
+from deploy.export import ExportState
+from deploy.metrics.clients import ClientSeries
+from deploy.metrics.families import counter, written
+from deploy.metrics.own import Status, export_families, own_families, source_families
+from deploy.metrics.traffic import traffic_families
+from deploy.quota_source import SourceState
+from deploy.watch import ReloadState
+from proxy.observer import Counters
+from quota.ledger import Ledger
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""The format that every Prometheus reads; our names need nothing newer."""
+SHORTEST_INTERVAL_MS = 1000.0
+
+
+class Metrics:
+    """Everything under /metrics."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        counters: Counters,
+        reloads: ReloadState,
+        status: Callable[[], Status],
+        *,
+        max_groups: int,
+        source: SourceState | None = None,
+        alterations: Mapping[str, int] | None = None,
+        export: Callable[[], ExportState] | None = None,
+    ) -> None:
+        """`alterations` are AlterClientQuotas requests by outcome; `export` tells of usage records, if any are made."""
+        self._export = export
+        self._ledger = ledger
+        self._counters = counters
+        self._source = source or SourceState("file")
+        self._alterations: Mapping[str, int] = {} if alterations is None else alterations
+        self._reloads = reloads
+        self._status = status
+        self._max_groups = max_groups
+        self._clients = ClientSeries(ledger, max_groups)
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
+        self._lock = trio.Lock()
+        self._text: bytes | None = None
+        self._text_ms = 0.0
+        self.admin_evicted = 0
+        """Admin connections closed because too many were open."""
+
+    async def text(self, now_ms: float) -> bytes:
+        """The exposition. One gathering at a time; an answer younger than a second is given again."""
+        async with self._lock:
+            if self._text is None or now_ms - self._text_ms >= SHORTEST_INTERVAL_MS:
+                await self._look(now_ms)
+                parts = []
+                for family in self.families(now_ms):
+                    for part in written(family):
+                        parts.append(part)
+                        await trio.lowlevel.checkpoint()
+                parts.append(generate_latest(self._process))
+                self._text, self._text_ms = b"".join(parts), now_ms
+            return self._text
+
+    async def expire(self, now_ms: float) -> int:
+        """Let the ledger forget what is idle, in steps; others get their turn in between."""
+        forgotten = 0
+        for count in self._ledger.sweep(now_ms):
+            forgotten += count
+            await trio.lowlevel.checkpoint()
+        return forgotten
+
+    async def _look(self, now_ms: float) -> None:
+        for _ in self.look(now_ms):
+            await trio.lowlevel.checkpoint()
+
+    def look(self, now_ms: float) -> Iterator[None]:
+        """Take over the ledger's totals, step by step."""
+        yield from self._clients.look(now_ms)
+
+    def families(self, now_ms: float) -> Iterator[Metric]:
+        """Every metric as it stands after the last look."""
+        yield from self._clients.families(now_ms)
+        yield from traffic_families(self._counters, self._ledger.connections, self._max_groups)
+        yield from source_families(self._source, self._alterations)
+        if self._export is not None:
+            yield from export_families(self._export())
+        yield from own_families(self._status(), self._reloads, self._ledger)
+        yield counter("kquota_admin_evicted", "Admin connections closed to make room.", self.admin_evicted)
