@@ -173,7 +173,10 @@ def test_over_both_quotas_only_the_larger_is_named(limited: Sidecar, topic: str)
 
 def test_clients_that_measure_it_see_delays_of_one_window_at_most(kafka: KafkaCluster, topic: str) -> None:
     """Case C8. The writer has 0.1 %, 10 ms in ten seconds; the reader's few large answers take less: 0.01 %, 1 ms."""
-    quotas = [{"client-id": "<default>", "request_percentage": 0.1}, {"client-id": "reader", "request_percentage": 0.01}]
+    quotas = [
+        {"client-id": "<default>", "request_percentage": 0.1},
+        {"client-id": "reader", "request_percentage": 0.01},
+    ]
     with sidecar(kafka.bootstrap, quotas) as running:
         load = Load([running.bootstrap], topic, "busy", records=300, settings={"batch.num.messages": 10})
         made = PRODUCERS["confluent-kafka"](load)
