@@ -27,6 +27,7 @@ from deploy.quota_file import FileSource
 from deploy.quota_source import QuotaSource
 from deploy.throttle_log import ThrottleLog
 from deploy.watch import ReloadState, Watcher
+from proxy.identity import IdentityPolicy
 from proxy.intercept import Interceptors
 from proxy.mutations import MUTATION_APIS, MutationQuota
 from proxy.quota_admin import QuotaAdmin
@@ -54,7 +55,7 @@ def proxy_settings(config: Config) -> ProxySettings:
         broker_ports=range(ports.first, ports.last + 1),
         bootstrap=tuple((address.host, address.port) for address in config.upstream.bootstrap),
         advertised_host=config.listen.advertised_host,
-        static_user=config.identity.static if "static" in config.identity.sources else None,
+        identity=IdentityPolicy(tuple(config.identity.sources), config.identity.static),
         connect_timeout_s=config.upstream.connect_timeout_ms / 1000,
         max_frame_bytes=config.limits.max_frame_bytes,
         max_in_flight=config.limits.max_in_flight,

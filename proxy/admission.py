@@ -16,7 +16,7 @@ from typing import Final
 import structlog
 import trio
 
-from proxy.errors import CloseReason
+from proxy.errors import CloseReason, SessionError
 from proxy.observer import Counters
 from quota.connections import Cause, ConnectionGate, Refusal, Ticket, canonical_address
 
@@ -88,6 +88,14 @@ class Admission:
             self._counters.connections_not_held += decision.delay_ms > 0
             self._close(client, reason)
         return None
+
+    def identify(self, ticket: Ticket, user: str) -> None:
+        """The user of a connection that is served became known. Raises SessionError if the user may have no more."""
+        now_s = trio.current_time()
+        refusal = self._gate.identify(ticket, user, now_s * 1000.0)
+        if refusal is not None:
+            self._log(refusal, held=False, now_s=now_s)
+            raise SessionError(REASONS[refusal.cause], f"user {user} may have no further connection now")
 
     def leave(self, ticket: Ticket) -> None:
         """A connection that was served has ended."""

@@ -65,7 +65,7 @@ class ConnectionInfo:
     broker_bytes: int
     idle_s: float
     user_source: str = "anonymous"
-    """Where the user comes from: static, or anonymous when no source of identity knows one."""
+    """Where the user comes from: tls, sasl, static, or anonymous when no source of identity knows one."""
 
 
 class Connection:
@@ -103,6 +103,11 @@ class Connection:
         session.when_decided(self._wake_client_pump)
 
     # ---- from outside -----------------------------------------------------------------------------------------------
+
+    def identify(self, user: str, source: str) -> None:
+        """The client has proved to be `user`, which `source` tells."""
+        self.session.identify(user)
+        self._user_source = source
 
     def drain(self) -> None:
         """Read no further request; close once everything in flight has been answered."""

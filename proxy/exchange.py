@@ -52,6 +52,7 @@ class Exchange:
     """A broker answers each connection strictly in the order of its requests, so `inflight` is a queue."""
 
     __slots__ = (
+        "authenticated",
         "broker_mute_until_ms",
         "counters",
         "inflight",
@@ -78,6 +79,8 @@ class Exchange:
         self.interceptors = interceptors
         self.outcome: Outcome | None = None
         """What a handler has decided about the request that waited for its question to be answered."""
+        self.authenticated: Callable[[str | None], None] = _no_matter
+        """Called when the broker has accepted a SASL exchange."""
         self.wake: Callable[[], None] = _nobody
         """Called when an outcome has come from outside: the client's requests can go on."""
         self.inflight: deque[Pending] = deque()
@@ -132,3 +135,7 @@ class Exchange:
 
 def _nobody() -> None:
     """Nobody waits for outcomes: there is no shell around this session."""
+
+
+def _no_matter(_name: str | None) -> None:
+    """Nobody wants to know who the client is."""

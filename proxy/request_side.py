@@ -47,17 +47,18 @@ class RequestSide:
         "_saw_request",
         "_shaper",
         "_unsent",
-        "_user",
         "_waiting",
         "bytes_total",
         "client_ids",
         "software",
+        "user",
         "walker",
     )
 
     def __init__(self, exchange: Exchange, user: str, max_frame_bytes: int, max_in_flight: int) -> None:
         self._exchange = exchange
-        self._user = user
+        self.user = user
+        """Who is charged; see `identify`."""
         self._max_frame_bytes = max_frame_bytes
         self._max_in_flight = max_in_flight
         self.walker = FrameWalker()
@@ -69,8 +70,8 @@ class RequestSide:
         self._unsent: Pending | None = None
         """Request whose last byte is still to come."""
         self._account: Account | None = None
-        self._joined: list[Account] = []
-        """Clients that count this connection as theirs: those of `client_ids`."""
+        self._joined: dict[str, Account] = {}
+        """Clients that count this connection as theirs, by client-id: this user's among `client_ids`."""
         self._saw_request = False
         self._shaper = FetchShaper()
         self._waiting: tuple[bytes, bytes, Pending] | None = None
@@ -87,10 +88,24 @@ class RequestSide:
 
     def close(self) -> None:
         """The connection ends."""
-        for account in self._joined:
+        for account in self._joined.values():
             account.leave()
             self._exchange.ledger.wake(account)
         self._joined.clear()
+
+    def identify(self, user: str) -> None:
+        """Charge `user` from now on; what was charged before stays where it is."""
+        if user != self.user:
+            self.close()
+            self.user = user
+            self._account = None
+
+    def _join(self, client_id: str, account: Account) -> None:
+        self._joined[client_id] = account
+        account.join()
+        account.software = self.software or account.software
+        if client_id not in self.client_ids and len(self.client_ids) < MAX_TRACKED_CLIENT_IDS:
+            self.client_ids.append(client_id)
 
     @property
     def has_backlog(self) -> bool:
@@ -190,12 +205,10 @@ class RequestSide:
         api_key, version = header.api_key, header.api_version
         client_id = header.client_id
         if self._account is None or client_id != self._account.identity.client_id:
-            self._account = self._exchange.ledger.account(self._user, client_id)
+            self._account = self._exchange.ledger.account(self.user, client_id)
             client_id = self._account.identity.client_id  # very long ones are shortened there; nothing holds them whole
-            if client_id not in self.client_ids and len(self.client_ids) < MAX_TRACKED_CLIENT_IDS:
-                self.client_ids.append(client_id)
-                self._joined.append(self._account)
-                self._account.join()
+            if client_id not in self._joined and len(self._joined) < MAX_TRACKED_CLIENT_IDS:
+                self._join(client_id, self._account)
         account = self._account
         pending = Pending(header.correlation_id, api_key, version, account, now_ms)
         answered = True
@@ -325,7 +338,7 @@ class RequestSide:
         exchange = self._exchange
         api_key, version = pending.api_key, pending.api_version
         body = bytes(buf[header.body : start + total])
-        request = AdminRequest(api_key, version, self._user, header.client_id, pending.account, body)
+        request = AdminRequest(api_key, version, self.user, header.client_id, pending.account, body)
         try:
             outcome = exchange.interceptors[api_key].request(request, self._now_ms)
         except WireError as error:

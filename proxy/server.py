@@ -23,7 +23,6 @@ from proxy.session import Session
 from proxy.settings import ProxySettings
 from proxy.splice import PipePool
 from quota.connections import Ticket
-from quota.entity import ANONYMOUS
 from quota.ledger import Ledger
 
 log = structlog.get_logger("kquota.proxy")
@@ -96,9 +95,9 @@ class Proxy:
 
     @property
     def given_user(self) -> tuple[str, str]:
-        """The user that a new connection gets, and where it comes from: "static" or "anonymous"."""
-        static = self._settings.static_user
-        return (static, "static") if static else (ANONYMOUS, "anonymous")
+        """The user that a connection has before it proves to be somebody, and where it comes from: "static" or
+        "anonymous"."""
+        return self._settings.identity.choose()
 
     def connections(self) -> list[ConnectionInfo]:
         """All open connections."""
@@ -247,6 +246,13 @@ class Proxy:
             interceptors=self._interceptors,
         )
         connection = Connection(client, f"{address[0]}:{address[1]}", name, dial, session, self._shared, source)
+
+        def authenticated(sasl: str | None) -> None:
+            user, source = settings.identity.choose(sasl=sasl)
+            self._admission.identify(ticket, user)
+            connection.identify(user, source)
+
+        session.when_authenticated(authenticated)
         self._nursery.start_soon(self._run_connection, connection, ticket)
 
     async def _run_connection(self, connection: Connection, ticket: Ticket) -> None:

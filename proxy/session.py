@@ -56,7 +56,6 @@ class Session:
         "inflight",
         "ready_answers",
         "resume",
-        "user",
     )
 
     def __init__(
@@ -74,7 +73,6 @@ class Session:
 
         `interceptors` judge the requests of some APIs whole (`proxy.intercept`).
         """
-        self.user = user
         self._exchange = exchange = Exchange(ledger, counters, translate, interceptors)
         self._requests = RequestSide(exchange, user, max_frame_bytes, max_in_flight)
         self._responses = ResponseSide(exchange)
@@ -95,6 +93,23 @@ class Session:
         """broker_moved(count, now_ms): returns answers as `ready_answers`."""
         self.ready_answers = self._responses.ready_answers
         """ready_answers(): answers made here whose turn has come."""
+
+    @property
+    def user(self) -> str:
+        """Who is charged for the requests that come now."""
+        return self._requests.user
+
+    def identify(self, user: str) -> None:
+        """The client has proved to be somebody: requests from now on are charged to `user`, those before it are not."""
+        self._requests.identify(user)
+
+    def when_authenticated(self, tell: Callable[[str | None], None]) -> None:
+        """`tell(name)` is called whenever the broker has accepted a SASL exchange, before its answer goes on.
+
+        `name` is the principal's; None if the mechanism does not show it (GSSAPI). A SessionError that it raises ends
+        the connection.
+        """
+        self._exchange.authenticated = tell
 
     @property
     def mute_until_ms(self) -> float:

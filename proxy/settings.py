@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from proxy.identity import IdentityPolicy
+
 
 @dataclass(frozen=True, slots=True)
 class ProxySettings:
@@ -17,8 +19,8 @@ class ProxySettings:
     """(host, port) of real brokers, tried in turn."""
     advertised_host: str | None = None
     """Host that clients are told; None: the address the client itself connected to."""
-    static_user: str | None = None
-    """User of every connection, where no better source of identity is configured; None: ANONYMOUS."""
+    identity: IdentityPolicy = IdentityPolicy()
+    """Which user a connection is."""
     connect_timeout_s: float = 10.0
     max_frame_bytes: int = 104_857_600
     """Kafka's socket.request.max.bytes."""

@@ -13,6 +13,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from proxy.identity import IdentityPolicy
 from proxy.server import Proxy
 from quota.connections import ConnectionEntry, ConnectionLimits, Scope
 from quota.entity import DEFAULT
@@ -107,7 +108,9 @@ async def test_beyond_the_most_that_are_held_connections_are_closed_at_once(mock
 async def test_over_the_cap_of_a_user_connections_are_closed_at_once(
     mock_clock: MockClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with sidecar(mock_clock, ConnectionEntry(USER, "web", None, 2), static_user="web") as (proxy, ledger):
+    async with sidecar(
+        mock_clock, ConnectionEntry(USER, "web", None, 2), identity=IdentityPolicy(("static",), "web")
+    ) as (proxy, ledger):
         first, second, third = [await connect(proxy) for _ in range(3)]
         await settled(proxy, 3)
         assert await ended(third)
