@@ -1,4 +1,4 @@
-"""Metrics of the sidecar itself: is it well, what is in force, where limits come from, usage records, what it remembers."""
+"""Metrics of the sidecar itself: is it well, what is in force, where limits come from, what it remembers."""
 
 from __future__ import annotations
 
