@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from proxy.identity import IdentityPolicy
 
@@ -19,7 +19,7 @@ class ProxySettings:
     """(host, port) of real brokers, tried in turn."""
     advertised_host: str | None = None
     """Host that clients are told; None: the address the client itself connected to."""
-    identity: IdentityPolicy = IdentityPolicy()
+    identity: IdentityPolicy = field(default_factory=IdentityPolicy)
     """Which user a connection is."""
     connect_timeout_s: float = 10.0
     max_frame_bytes: int = 104_857_600
