@@ -22,6 +22,7 @@ from deploy.admin import AdminApp, AdminServer, bind, not_ready
 from deploy.export import new_exporter
 from deploy.history import History
 from deploy.metrics import Metrics, Status, kquota_version
+from deploy.metrics.held import held_families
 from deploy.quota_cluster import ClusterSource
 from deploy.quota_file import FileSource
 from deploy.quota_source import QuotaSource
@@ -124,6 +125,7 @@ class Sidecar:
             source=self.source.state,
             alterations=quota_admin.requests,
             export=None if self.exporter is None else self.exporter.state,
+            held=lambda: held_families(self.proxy, self.ledger),
         )
         self.watcher = Watcher(path, config, found, self.reloads, self._apply)
         self.admin_port: int | None = None

@@ -32,6 +32,9 @@ TURNS_BEFORE_CHECKPOINT: Final = 8
 """Reads in a row without waiting before other connections get their turn."""
 WATCH_MUTE_FROM_MS: Final = 50.0
 """Mutes longer than this notice a client that goes away meanwhile; shorter ones are over before it matters."""
+_TCP_CLOSE: Final = 7
+_PEER_HAS_CLOSED: Final = frozenset({8, 9, 11})
+"""TCP_CLOSE_WAIT, TCP_LAST_ACK, TCP_CLOSING (linux/tcp_states.h): the first byte of struct tcp_info."""
 _MIN_RTT_AT: Final = 148
 """Where the field stands in struct tcp_info (linux/tcp.h), an unsigned 32-bit number of microseconds."""
 _NO_RTT: Final = 2**32 - 1
@@ -122,6 +125,21 @@ class Connection:
         """End the connection now."""
         self._reason = self._reason or reason
         self._scope.cancel()
+
+    def abandoned(self) -> CloseReason | None:
+        """Why the connection, on which nothing has moved for long, need not be kept: its client has closed or reset it.
+
+        None while it may wait; also while the client is muted, whose requests are still taken, at their time.
+        """
+        if self.session.mute_until_ms > trio.current_time() * 1000.0:
+            return None
+        try:
+            state = self._client.getsockopt(IPPROTO_TCP, TCP_INFO, 1)[0]
+        except OSError:
+            state = _TCP_CLOSE
+        if state == _TCP_CLOSE:
+            return CloseReason.CLIENT_RESET
+        return CloseReason.BROKER_SILENT if state in _PEER_HAS_CLOSED else None
 
     def info(self) -> ConnectionInfo:
         """What /connections shows."""

@@ -18,6 +18,8 @@ class CloseReason(StrEnum):
     """The broker ended the connection, its last bytes have been passed on."""
     BROKER_RESET = "broker_reset"
     """The broker's socket failed while we used it."""
+    BROKER_SILENT = "broker_silent"
+    """The client has gone, and for `drain_timeout` its broker neither answered nor took what was under way to it."""
     BROKER_MALFORMED = "broker_malformed"
     """The broker sent something that answers no request, or cannot be read where it must be rewritten."""
     UPSTREAM_UNREACHABLE = "upstream_unreachable"

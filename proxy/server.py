@@ -19,6 +19,7 @@ from proxy.connection import Connection, ConnectionInfo, Shared
 from proxy.errors import CloseReason, SessionError, UpstreamError
 from proxy.intercept import NO_INTERCEPTORS, Interceptors
 from proxy.observer import Counters
+from proxy.resolver import Resolver
 from proxy.session import Session
 from proxy.settings import ProxySettings
 from proxy.splice import PipePool
@@ -34,6 +35,9 @@ ACCEPT_PAUSE_S: Final = 0.1
 FIRST_RETRY_S: Final = 0.2
 """While no broker has answered yet, ask again this soon (doubling up to `metadata_refresh_s`)."""
 IDLE_CHECKS_PER_LIMIT: Final = 10
+SHORTEST_CHECK_S: Final = 0.01
+SHORTEST_REFRESH_S: Final = 1.0
+"""Brokers that cannot be reached have the cluster asked again, but not more often than this."""
 
 BOOTSTRAP: Final = "bootstrap"
 WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})
@@ -68,7 +72,8 @@ class Proxy:
         self._accept_scopes: set[trio.CancelScope] = set()
         self._drain_asked = trio.Event()
         self._connection_ended = trio.Event()
-        self._next_bootstrap = 0
+        self._bootstrap_first: tuple[str, int] | None = None
+        self._look_again = trio.Event()
         self._port = settings.listen_port
         self.state = "starting"
         """starting, serving, draining, stopped"""
@@ -113,6 +118,7 @@ class Proxy:
         """Serve until drained. Raises OSError if the bootstrap port cannot be bound."""
         settings = self._settings
         trio.lowlevel.add_instrument(self._shared.arrivals)
+        resolver = trio.socket.set_custom_hostname_resolver(Resolver())
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -122,7 +128,7 @@ class Proxy:
                 nursery.start_soon(self._accept_loop, listener, BOOTSTRAP, self._dial_bootstrap)
                 nursery.start_soon(self._admission.run)
                 nursery.start_soon(self._watch_cluster)
-                nursery.start_soon(self._close_idle)
+                nursery.start_soon(self._close_abandoned)
                 log.info("listening", host=settings.listen_host, port=self.port)
                 task_status.started()
                 await self._drain_asked.wait()
@@ -131,6 +137,7 @@ class Proxy:
         finally:
             self.state = "stopped"
             trio.lowlevel.remove_instrument(self._shared.arrivals)
+            trio.socket.set_custom_hostname_resolver(resolver)
             for listener in self._listeners:
                 trio.lowlevel.notify_closing(listener)
                 listener.close()
@@ -190,7 +197,7 @@ class Proxy:
             return False
         log.info("broker listener", node_id=key.node_id, port=port)
         self._nursery.start_soon(
-            self._accept_loop, listener, f"{key.kind} {key.node_id}", lambda: self._dial(*self._book.upstream(key))
+            self._accept_loop, listener, f"{key.kind} {key.node_id}", lambda: self._dial_broker(key)
         )
         return True
 
@@ -296,18 +303,27 @@ class Proxy:
         broker.setblocking(False)
         return broker
 
+    async def _dial_broker(self, key: BrokerKey) -> socket.socket:
+        """A broker where it was last heard to be; if it is not there, the cluster is asked soon where it is now."""
+        try:
+            return await self._dial(*self._book.upstream(key))
+        except UpstreamError:
+            self._look_again.set()
+            raise
+
     async def _dial_bootstrap(self) -> socket.socket:
-        """The first bootstrap server that accepts, starting with the one that did last time."""
-        servers = self._settings.bootstrap
+        """The first server that accepts: the one that did last time, then the configured ones, then known brokers."""
+        servers = dict.fromkeys([*self._settings.bootstrap, *self._known_brokers()])
+        if self._bootstrap_first in servers:
+            servers = dict.fromkeys([self._bootstrap_first, *servers])
         errors = []
-        for turn in range(len(servers)):
-            index = (self._next_bootstrap + turn) % len(servers)
+        for server in servers:
             try:
-                broker = await self._dial(*servers[index])
+                broker = await self._dial(*server)
             except UpstreamError as error:
                 errors.append(str(error))
                 continue
-            self._next_bootstrap = index
+            self._bootstrap_first = server
             return broker
         raise UpstreamError("no bootstrap server accepts: " + "; ".join(errors))
 
@@ -331,12 +347,14 @@ class Proxy:
                 self.cluster_reached = True
                 self.last_cluster_error = None
                 retry_s = FIRST_RETRY_S
-                await trio.sleep(settings.metadata_refresh_s)
+                await trio.sleep(min(SHORTEST_REFRESH_S, settings.metadata_refresh_s))
+                with trio.move_on_after(max(0.0, settings.metadata_refresh_s - SHORTEST_REFRESH_S)):
+                    await self._look_again.wait()
+                self._look_again = trio.Event()
 
     async def _learn_brokers(self) -> None:
-        known = [(address.host, address.port) for address in self._book.brokers() if address.key.kind == "broker"]
         errors = []
-        for host, port in [*self._settings.bootstrap, *known]:
+        for host, port in dict.fromkeys([*self._settings.bootstrap, *self._known_brokers()]):
             try:
                 brokers = await ask_brokers(host, port, self._settings.connect_timeout_s)
             except ClusterError as error:
@@ -347,11 +365,19 @@ class Proxy:
             return
         raise ClusterError("; ".join(dict.fromkeys(errors)))
 
-    async def _close_idle(self) -> None:
-        limit_s = self._settings.max_idle_s
+    def _known_brokers(self) -> list[tuple[str, int]]:
+        return [(address.host, address.port) for address in self._book.brokers() if address.key.kind == "broker"]
+
+    async def _close_abandoned(self) -> None:
+        """End connections on which nothing moves any more: idle ones, and those of clients that have gone while a
+        silent broker owes them something. What is in flight may take `drain_timeout_s` then, as at the end."""
+        idle_s, patience_s = self._settings.max_idle_s, self._settings.drain_timeout_s
         while True:
-            await trio.sleep(limit_s / IDLE_CHECKS_PER_LIMIT)
+            await trio.sleep(max(min(idle_s, patience_s) / IDLE_CHECKS_PER_LIMIT, SHORTEST_CHECK_S))
             now_s = trio.current_time()
             for connection in list(self._connections):
-                if now_s - connection.last_activity_s > limit_s:
+                still_s = now_s - connection.last_activity_s
+                if still_s > idle_s:
                     connection.abort(CloseReason.IDLE)
+                elif still_s > patience_s and (reason := connection.abandoned()) is not None:
+                    connection.abort(reason)

@@ -165,6 +165,8 @@ class Ledger:
             lambda: self._table.connections, num_samples=num_samples, window_ms=window_ms
         )
         """Counters of connections, under the same table of limits."""
+        self.reservations = 0
+        """Admissions with something reserved that were not settled yet, of all groups."""
         self.decisions: Final = Decisions()
         """The last throttles and their causes."""
 
@@ -243,11 +245,17 @@ class Ledger:
         bytes, and spreads the moments at which they ask again. Every admission with throttle_ms == 0 goes to settle().
         """
         group = self._group(account, kind, int(now_ms))
-        return group.admit(wanted, int(now_ms)) if isinstance(group, WindowGroup) else NOT_LIMITED
+        if not isinstance(group, WindowGroup):
+            return NOT_LIMITED
+        admission = group.admit(wanted, int(now_ms))
+        if admission.group is not None:
+            self.reservations += 1
+        return admission
 
     def settle(self, account: Account, kind: Kind, admission: Admission, amount: float, now_ms: float) -> None:
         """Charge an admitted fetch with the size of its response; 0 when there will be none."""
         if isinstance(admission.group, WindowGroup):
+            self.reservations -= 1
             admission.group.settle(admission, amount)
         if amount:
             self.charge_no_throttle(account, kind, amount, now_ms)

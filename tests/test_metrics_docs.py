@@ -11,9 +11,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from deploy.export import ExportState
 from deploy.export_worker import WorkerState
 from deploy.metrics import Metrics, Status
+from deploy.metrics.held import held_families
 from deploy.watch import ReloadState
 from proxy.errors import CloseReason
 from proxy.observer import Counters
+from proxy.server import Proxy
+from proxy.settings import ProxySettings
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
@@ -44,6 +47,7 @@ async def everything() -> bytes:
         max_groups=5,
         alterations={"denied": 1},
         export=lambda: export,
+        held=lambda: held_families(Proxy(ProxySettings("127.0.0.1", 0, range(0), ()), ledger, counters), ledger),
     )
     return await metrics.text(0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import trio
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -37,9 +37,11 @@ class Metrics:
         source: SourceState | None = None,
         alterations: Mapping[str, int] | None = None,
         export: Callable[[], ExportState] | None = None,
+        held: Callable[[], Iterable[Metric]] = tuple,
     ) -> None:
         """`alterations` are AlterClientQuotas requests by outcome; `export` tells of usage records, if any are made."""
         self._export = export
+        self._held = held
         self._ledger = ledger
         self._counters = counters
         self._source = source or SourceState("file")
@@ -93,5 +95,6 @@ class Metrics:
         yield from source_families(self._source, self._alterations)
         if self._export is not None:
             yield from export_families(self._export())
+        yield from self._held()
         yield from own_families(self._status(), self._reloads, self._ledger)
         yield counter("kquota_admin_evicted", "Admin connections closed to make room.", self.admin_evicted)

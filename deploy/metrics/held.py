@@ -1,0 +1,19 @@
+"""What the process holds on behalf of clients: gauges that come back to where they were when the clients are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import trio
+from prometheus_client.core import Metric
+
+from deploy.metrics.families import gauge
+from proxy.server import Proxy
+from quota.ledger import Ledger
+
+
+def held_families(proxy: Proxy, ledger: Ledger) -> Iterator[Metric]:
+    """What is held now; to be called inside the event loop."""
+    yield gauge("kquota_tasks", "Tasks of the event loop.", trio.lowlevel.current_statistics().tasks_living)
+    yield gauge("kquota_pipes_open", "Kernel pipes for moving bytes.", proxy.pipes_open)
+    yield gauge("kquota_fetch_reservations", "Fetches at brokers with bytes reserved.", ledger.reservations)
