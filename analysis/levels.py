@@ -16,6 +16,8 @@ from pyspark.sql import functions as F
 from analysis.errors import WrongUseError
 from analysis.kinds import MEASURES
 from quota.entity import Kind
+from quota.group import MutationAlgorithm
+from quota.table import EmptyClientId
 
 DEFAULT_WORD = "<default>"
 _ENTRY_NAMES = ("user", "client_id", "limit")
@@ -31,6 +33,13 @@ class Candidate:
     window_ms: int = 1000
     mutation_num_samples: int = 11
     mutation_window_ms: int = 1000
+    mutation_algorithm: MutationAlgorithm = "token_bucket"
+    empty_client_id: EmptyClientId = "share_default"
+
+    @property
+    def mutation_burst_s(self) -> float:
+        """How many seconds' worth of a mutation limit may be used at once."""
+        return self.mutation_num_samples * self.mutation_window_ms / 1000.0
 
     def entries(self, kind: Kind) -> list[tuple[str | None, str | None, float]]:
         """(user, client-id, limit) of every entry that limits `kind`."""
@@ -53,17 +62,14 @@ def load_candidate(path: str | Path) -> Candidate:
     if not isinstance(values, dict) or not values.get("ok") or "windows" not in values:
         raise WrongUseError(f"--candidate {path}: expected what `kquota check --json` prints for a right configuration")
     windows = values["windows"]
-    if windows["empty_client_id"] != "share_default":
-        raise WrongUseError(f"--candidate {path}: whatif knows empty_client_id: share_default only")
-    mutations = any(entry.get("controller_mutation_rate") is not None for entry in values["quotas"])
-    if mutations and windows["controller_algorithm"] != "token_bucket":
-        raise WrongUseError(f"--candidate {path}: whatif knows controller_mutation_algorithm: token_bucket only")
     return Candidate(
         values["quotas"],
         windows["num"],
         windows["size_seconds"] * 1000,
         windows["controller_num"],
         windows["controller_size_seconds"] * 1000,
+        windows["controller_algorithm"],
+        windows["empty_client_id"],
     )
 
 
@@ -127,5 +133,11 @@ def resolved(rows: DataFrame, candidate: Candidate, kind: Kind) -> DataFrame:
     else:
         user = F.when(F.coalesce(level, F.lit(9)) < 7, F.col("user"))
         client = F.when(~F.coalesce(level.isin(3, 6), F.lit(False)), F.col("client_id"))
-    names = {"limit": F.coalesce(*levels), "group_user": user, "group_client": client}
+    limit = F.coalesce(*levels)
+    if candidate.empty_client_id == "kafka":
+        # A broker cannot tell an empty client-id from none: what names a client-id does not count.
+        nameless = F.coalesce(client == "", F.lit(False))
+        of_user = F.when(user.isNotNull(), F.coalesce(F.col("_3"), everybody(DEFAULT_WORD, None)))
+        limit, client = F.when(nameless, of_user).otherwise(limit), F.when(~nameless, client)
+    names = {"limit": limit, "group_user": user, "group_client": client}
     return rows.withColumns(names).drop("_1", "_2", "_3", "_4", "_7")

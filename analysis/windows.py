@@ -113,9 +113,91 @@ def bucket_delays(
     before = F.col("_charged") - F.col("amount")
     events = events.withColumn("_full", F.min(burst - F.col("_refilled") + before).over(so_far))
     tokens = F.col("_refilled") - F.col("_charged") + F.col("_full")
-    events = events.withColumn("observed", tokens)
+    return _owed(events.withColumn("observed", tokens)).drop("_refilled", "_charged", "_full")
+
+
+def burst_delays(events: DataFrame, group: Sequence[str], *, num_samples: int = 11, window_ms: int = 1000) -> DataFrame:
+    """The same under `windowed_burst` (:class:`quota.burst.WindowedBurst`): `observed` is what is left of S * W * Q.
+
+    What is recorded fills the oldest window that has room, each up to C = Q * W. So the windows are a queue: what is
+    used of it, h, loses C with each new window (but is never below 0), gains what is recorded, and is never above
+    S * C. What goes beyond is debt of the window in which it was recorded, for S windows. observed = S * C - h - debts.
+    """
+    names = [*events.columns, "observed", "throttle_ms"]
+    number = F.floor((F.col("t_ms") - F.min("t_ms").over(Window.partitionBy(*group))) / window_ms).cast("long")
+    events = events.withColumns({"_window": number, "_full": F.col("limit") * (window_ms / 1000.0)})
+    windows = events.groupBy(*group, "_window").agg(F.sum("amount").alias("_amount"), F.max("_full").alias("_full"))
+    before = F.lag("_window").over(Window.partitionBy(*group).orderBy("_window"))
+    drained = F.coalesce(F.col("_window") - before, F.lit(0)) * F.col("_full")
+    each = _walked(windows.withColumns({"_drained": drained, "_most": F.col("_full") * num_samples}), group)
+    room = F.col("_most") - F.greatest(F.col("_used") - F.col("_drained"), F.lit(0.0))
+    debt = F.greatest(F.col("_amount") - room, F.lit(0.0))
+    still = Window.partitionBy(*group).orderBy("_window").rangeBetween(-(num_samples - 1), -1)
+    left = room - F.coalesce(F.sum(debt).over(still), F.lit(0.0))
+    each = each.select(*(F.col(name).alias(f"_{name}") for name in group), left.alias("_left"), "_window")
+    each = each.withColumnRenamed("_window", "_number")
+    same = [F.col(name).eqNullSafe(F.col(f"_{name}")) for name in group]
+    events = events.join(each, [*same, F.col("_window") == F.col("_number")])
+    window = Window.partitionBy(*group, "_window").orderBy("t_ms", "order")
+    so_far = window.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    events = events.withColumn("observed", F.col("_left") - F.sum("amount").over(so_far))
+    return _owed(events).select(*names)
+
+
+BLOCK = 256
+"""Windows that are walked together: about the square root of a day's."""
+
+
+def _walked(windows: DataFrame, group: Sequence[str]) -> DataFrame:
+    """Windows (`_amount`, `_drained`, `_most`) with `_used`, what the window before left: h before it is drained.
+
+    One window turns h into min(max(h + add, low), high), and such steps after each other make one such step again. So
+    every block of windows becomes one step, the blocks of a group are walked, then the windows in each block: no list
+    is longer than a block, or than there are blocks.
+    """
+    endless = F.lit(float("inf"))
+    nothing = F.struct(F.lit(0.0).alias("add"), (-endless).alias("low"), endless.alias("high"))
+    blocks = (
+        windows.withColumn("_block", F.floor(F.col("_window") / BLOCK))
+        .groupBy(*group, "_block")
+        .agg(F.array_sort(F.collect_list(F.struct("_window", "_amount", "_drained", "_most"))).alias("_windows"))
+        .withColumn("_step", F.aggregate("_windows", nothing, _then))
+    )
+    earlier = Window.partitionBy(*group).orderBy("_block").rowsBetween(Window.unboundedPreceding, -1)
+    blocks = blocks.withColumn("_steps", F.collect_list("_step").over(earlier))
+    at_first = F.aggregate(
+        "_steps",
+        F.lit(0.0),
+        lambda used, step: F.least(F.greatest(used + step["add"], step["low"]), step["high"]),
+    )
+    walked = F.aggregate("_windows", F.array(at_first), lambda found, one: F.concat(found, F.array(_after(found, one))))
+    before = F.slice(walked, 1, F.size("_windows")).alias("_used")
+    each = blocks.select(*group, F.explode(F.arrays_zip("_windows", before)).alias("_one"))
+    return each.select(*group, "_one._windows.*", "_one._used")
+
+
+def _then(step: Column, one: Column) -> Column:
+    """`step`, and then what window `one` does: drain, not below 0; add, not above the most."""
+    add = one["_amount"] - one["_drained"]
+    least = F.least(one["_amount"], one["_most"])
+
+    def within(value: Column) -> Column:
+        return F.least(F.greatest(value + add, least), one["_most"])
+
+    low, high = within(step["low"]).alias("low"), within(step["high"]).alias("high")
+    return F.struct((step["add"] + add).alias("add"), low, high)
+
+
+def _after(found: Column, one: Column) -> Column:
+    """h after window `one`, when `found` has those after each window before it."""
+    kept = F.greatest(F.element_at(found, -1) - one["_drained"], F.lit(0.0))
+    return F.least(kept + one["_amount"], one["_most"])
+
+
+def _owed(events: DataFrame) -> DataFrame:
+    """`throttle_ms`: how long until what is `observed` below zero is back at zero."""
     delay = F.when(F.col("observed") < 0, _rounded(-F.col("observed") / F.col("limit") * 1000.0)).otherwise(0)
-    return events.withColumn("throttle_ms", delay.cast("long")).drop("_refilled", "_charged", "_full")
+    return events.withColumn("throttle_ms", delay.cast("long"))
 
 
 def _rounded(value: Column) -> Column:

@@ -164,14 +164,16 @@ def test_values_are_checked_without_an_upstream(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("setting", ["controller_mutation_algorithm: windowed_burst", "empty_client_id: kafka"])
-def test_whatif_refuses_what_it_does_not_compute(tmp_path: Path, setting: str) -> None:
+def test_a_candidate_has_the_algorithms_of_its_file(tmp_path: Path) -> None:
     values = tmp_path / "values.yaml"
-    values.write_text(f"quotas: [{{user: a, controller_mutation_rate: 5}}]\n{setting}\n")
+    quotas = "quotas: [{user: a, controller_mutation_rate: 5}]\n"
     found = tmp_path / "candidate.json"
-    found.write_text(kquota("check", "--on-paper", "--json", "--config", values).stdout)
-    with pytest.raises(WrongUseError, match=f"whatif knows {setting.partition(':')[0]}: "):
-        load_candidate(found)
-    values.write_text("quotas: [{user: a, controller_mutation_rate: 5}]\n")
-    found.write_text(kquota("check", "--on-paper", "--json", "--config", values).stdout)
-    assert load_candidate(found).mutation_num_samples == 11
+    for text, algorithm, empty in (
+        (quotas, "token_bucket", "share_default"),
+        (f"{quotas}controller_mutation_algorithm: windowed_burst\nempty_client_id: kafka\n", "windowed_burst", "kafka"),
+    ):
+        values.write_text(text)
+        found.write_text(kquota("check", "--on-paper", "--json", "--config", values).stdout)
+        candidate = load_candidate(found)
+        assert (candidate.mutation_algorithm, candidate.empty_client_id) == (algorithm, empty)
+        assert candidate.mutation_burst_s == 11

@@ -233,28 +233,45 @@ def test_noisy(report: Make) -> None:
     assert "While u / loud is in a burst, requests of the others take 30 ms of broker time instead of 10 ms" in told
 
 
-def test_whatif(report: Make) -> None:
-    # KIP-13's example spread over ten seconds: 6 MB each second against 5 MB/s. The ninth makes 54 MB / 10 s =
-    # 5.4 MB/s, 0.8 s; the tenth 6 MB/s, 2 s.
+def test_whatif_of_all_four_quotas(report: Make) -> None:
+    second = {"duration_s": 1.0}
     rows = [
+        # KIP-13's example spread over ten seconds: 6 MB each second against 5 MB/s. The ninth makes 54 MB / 10 s =
+        # 5.4 MB/s, 0.8 s; the tenth 6 MB/s, 2 s.
         record(1, 0, produce_bytes=60 * MB, throttle_produce_seconds=1.5),
         record(2, 0, user="other", produce_bytes=40 * MB),  # 4 MB/s: 11 samples in 10 s are 4.4 MB/s, never over
         record(1, 0, instance="i2", produce_bytes=40 * MB),  # another sidecar counts for itself
+        # 33 MB at 3 MB/s: 3.3 MB/s over 10 s, (3.3 - 3) / 3 * 10 s = 1 s
+        record(3, 0, user="f", fetch_bytes=33 * MB, **second),
+        # 5.5 s of one thread in 10 s are 55 %: (55 - 50) / 50 * 10 s = 1 s, which is also the most
+        record(4, 0, user="r", request_seconds=5.5, **second),
+        # 2 partitions/s in 3 windows of 1 s: 6 at once, 30 leave -24: 12 s. The windows of the next two seconds bring
+        # 2 each, -20; after the third the debt is forgotten. (A token bucket would go on to the twelfth.)
+        *(record(5 + s, s, user="m", mutations=0 if s else 30, **second) for s in range(6)),
     ]
-    told, out = report("whatif", rows, candidate=Candidate([{"user": "<default>", "producer_byte_rate": 5e6}]))
-    first, second = table(out, "groups")
-    names = (
-        "limit",
-        "seconds_over",
-        "time_over_share",
-        "longest_delay_s",
-        "extreme_in_window",
-        "delayed_in_truth_s",
-        "sidecars",
+    candidate = Candidate(
+        [
+            {"user": "<default>", "producer_byte_rate": 5e6},
+            {"user": "f", "consumer_byte_rate": 3e6},
+            {"user": "r", "request_percentage": 50},
+            {"user": "m", "controller_mutation_rate": 2},
+        ],
+        mutation_num_samples=3,
+        mutation_algorithm="windowed_burst",
     )
-    assert floats(first, *names) == [5e6, 2, 0.1, 2, 6e6, 1.5, 2]
-    assert (second["group_user"], float(second["seconds_over"])) == ("other", 0)
-    assert "1 of 2 limited groups would have been over the limit at some time." in told
+    told, out = report("whatif", rows, candidate=candidate)
+    groups = {(row["kind"], row["group_user"]): row for row in table(out, "groups")}
+    names = ("limit", "seconds_over", "longest_delay_s", "extreme_in_window")
+    assert {key: floats(row, *names) for key, row in groups.items() if row["extreme_in_window"]} == {
+        ("produce", "u"): [5e6, 2, 2, 6e6],
+        ("fetch", "f"): [3e6, 1, 1, 3.3e6],
+        ("request", "r"): [50, 1, 1, 55],
+        ("mutation", "m"): [2, 3, 12, -24],
+    }
+    more = ("time_over_share", "delayed_in_truth_s", "sidecars")
+    assert floats(groups["produce", "u"], *more) == [0.1, 1.5, 2]
+    assert float(groups["produce", "other"]["seconds_over"]) == 0
+    assert "4 of 8 limited groups would have been over the limit at some time." in told
 
 
 def test_obedience(report: Make) -> None:

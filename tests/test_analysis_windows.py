@@ -12,11 +12,12 @@ import pytest
 
 from analysis.jobs.whatif import decisions
 from analysis.levels import Candidate, load_candidate
-from analysis.windows import bucket_delays, window_delays
+from analysis.windows import BLOCK, bucket_delays, burst_delays, window_delays
 from config.load import load_bytes
 from config.table import to_table
 from deploy.check import summary_json
 from deploy.simulate import run as simulate
+from quota.burst import WindowedBurst
 from quota.entity import Kind
 
 if TYPE_CHECKING:
@@ -75,6 +76,23 @@ QUOTAS = {
 - {user: <default>, request_percentage: 25, controller_mutation_rate: 1}
 - {client-id: b, producer_byte_rate: 1300}
 - {client-id: <default>, producer_byte_rate: 1700}""",
+    "spread bursts": """
+- {user: u1, client-id: a, controller_mutation_rate: 0.3}
+- {user: u2, controller_mutation_rate: 1.5}
+- {client-id: <default>, controller_mutation_rate: 0.7}
+controller_mutation_algorithm: windowed_burst""",
+    "spread bursts in a few long windows": """
+- {user: u1, controller_mutation_rate: 0.25}
+- {user: <default>, controller_mutation_rate: 2}
+controller_mutation_algorithm: windowed_burst
+controller.quota.window.num: 3
+controller.quota.window.size.seconds: 7""",
+    "an empty client-id as a broker has it": """
+- {user: u1, client-id: <default>, producer_byte_rate: 600, controller_mutation_rate: 0.5}
+- {user: u1, producer_byte_rate: 900}
+- {user: <default>, request_percentage: 25}
+- {client-id: <default>, producer_byte_rate: 1700, controller_mutation_rate: 1}
+empty_client_id: kafka""",
     "other windows": "[{user: u1, producer_byte_rate: 900}, {client-id: b, producer_byte_rate: 300}]\n"
     "quota.window.num: 5\nquota.window.size.seconds: 2",
 }
@@ -120,6 +138,32 @@ def test_it_agrees_with_simulate_event_by_event(name: str, spark: SparkSession, 
             delayed += result["throttle_ms"] > 0
         assert mine == {}
     assert delayed > 15
+
+
+def test_spread_bursts_as_in_the_plan_before_kip_599(spark: SparkSession) -> None:
+    # 5/s in 100 windows of 1 s. 560 fill all windows with 5 and leave 60 in the current one: -60, 60 / 5 = 12 s.
+    # 11.5 s later eleven windows are new: 11 * 5 - 60 = -5 without the one more, -6 with it: 1.2 s.
+    # At 100 s the window with the debt is gone too: 500 - 1 (which filled the oldest window of then, gone as well).
+    rows = [("g", 0, 0, 560.0, 5.0), ("g", 11_500, 1, 1.0, 5.0), ("g", 100_000, 2, 2.0, 5.0)]
+    frame = spark.createDataFrame(rows, "g string, t_ms bigint, order bigint, amount double, limit double")
+    result = burst_delays(frame, ["g"], num_samples=100).orderBy("order").collect()
+    assert [(row["observed"], row["throttle_ms"]) for row in result] == [(-60, 12_000), (-6, 1200), (497, 0)]
+
+
+def test_spread_bursts_of_a_long_time_agree_with_the_counter_itself(spark: SparkSession) -> None:
+    """Many blocks of windows, through debts, full queues and long pauses."""
+    dice, t_ms, rows = random.Random(4), 5000, []
+    for order in range(2500):
+        t_ms += dice.choice((0, 100, 1000, 1500, 4000, 40_000 if order % 50 == 0 else 300))
+        rows.append(("g", t_ms, order, float(dice.choice((0, 1, 1, 2, 3, 40 if order % 30 == 0 else 1))), 1.25))
+    counter = WindowedBurst(11, 1000)
+    expected = [counter.take(amount, limit, at_ms) for _, at_ms, _, amount, limit in rows]
+    assert sum(left < 0 for left in expected) > 300
+    assert sum(left > 5 for left in expected) > 300
+    assert (t_ms - 5000) // 1000 > 5 * BLOCK
+    frame = spark.createDataFrame(rows, "g string, t_ms bigint, order bigint, amount double, limit double")
+    found = [row["observed"] for row in burst_delays(frame, ["g"]).orderBy("order").collect()]
+    assert found == pytest.approx(expected, abs=1e-9)
 
 
 def test_what_is_no_candidate_is_refused(tmp_path: Path) -> None:

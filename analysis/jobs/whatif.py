@@ -13,7 +13,7 @@ from analysis.kinds import MEASURES
 from analysis.levels import Candidate, resolved
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.rows import some_rows
-from analysis.windows import bucket_delays, window_delays
+from analysis.windows import bucket_delays, burst_delays, window_delays
 from analysis.words import several, share, size, span
 from quota.entity import Kind
 
@@ -55,9 +55,8 @@ def decisions(events: DataFrame, candidate: Candidate, kind: Kind, partition: tu
 
 def _delays(events: DataFrame, candidate: Candidate, kind: Kind, group: tuple[str, ...]) -> DataFrame:
     if kind is Kind.MUTATION:
-        return bucket_delays(
-            events, group, num_samples=candidate.mutation_num_samples, window_ms=candidate.mutation_window_ms
-        )
+        delays = burst_delays if candidate.mutation_algorithm == "windowed_burst" else bucket_delays
+        return delays(events, group, num_samples=candidate.mutation_num_samples, window_ms=candidate.mutation_window_ms)
     is_request = kind is Kind.REQUEST
     return window_delays(
         events,
@@ -85,14 +84,16 @@ def _replayed(rows: DataFrame, candidate: Candidate, kind: Kind) -> DataFrame:
     totals = intervals.groupBy(*GROUP).agg(
         F.max("limit").alias("limit"),
         F.max(rate).alias("peak"),
+        F.sum("amount").alias("amount"),
         F.sum("duration_s").alias("seconds"),
         F.sum("held").alias("held_seconds"),
     )
-    # N + 1 samples' worth is the most that a window of N - 1 samples can hold: below that nobody is ever delayed.
-    samples = candidate.num_samples
-    most = (samples + 1) / max(samples - 1, 1)
-    near = totals.where(F.col("peak") * most > F.col("limit")).select(*GROUP) if kind is not Kind.MUTATION else totals
-    near = near.select(*(F.col(name).alias(f"_{name}") for name in GROUP))
+    if kind is Kind.MUTATION:  # who never used more than the burst in all this time was never delayed
+        may_be_over = F.col("amount") > F.col("limit") * candidate.mutation_burst_s
+    else:  # N + 1 samples' worth is the most that a window of N - 1 samples can hold: below nobody is ever delayed
+        samples = candidate.num_samples
+        may_be_over = F.col("peak") * ((samples + 1) / max(samples - 1, 1)) > F.col("limit")
+    near = totals.where(may_be_over).select(*(F.col(name).alias(f"_{name}") for name in GROUP))
     same = [F.col(name).eqNullSafe(F.col(f"_{name}")) for name in GROUP]
     replayed = _steps(intervals.join(near, same, "left_semi"))
     over = (
@@ -178,8 +179,8 @@ def _tell(tables: Mapping[str, DataFrame]) -> Story:
             "The traffic is replayed as it was. Clients that are slowed down ask later or less; and "
             "where a limit was in force "
             "already, what they would have liked to send is not in the records.",
-            "Window and delay are Kafka's own (KIP-13, KIP-124, KIP-599 without refusals), without "
-            "pacing and without a cap; "
+            "Window and delay are Kafka's own (KIP-13, KIP-124, KIP-599 without refusals, by the algorithm "
+            "that the candidate names), without pacing and without a cap; "
             "shadow entries are tried as if they were enforced.",
         ],
     )
