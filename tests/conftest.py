@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from deploy.kafka import KafkaCluster
+    from tests.certificates import Authority
 
     JavaTool = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -69,6 +70,26 @@ def kafka_391() -> Iterator[KafkaCluster]:
 def kafka3() -> Iterator[KafkaCluster]:
     """Three brokers, the default version. Whoever stops one starts it again before the test ends."""
     with _cluster(3, "4.2.0") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Issues the certificates of the secured cluster and of its clients."""
+    from tests.certificates import Authority
+
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def kafka_secure(authority: Authority) -> Iterator[KafkaCluster]:
+    """One broker, the default version, with SASL_PLAINTEXT, SASL_SSL and SSL listeners and ACLs: tests/secure_tools.py.
+
+    `bootstrap` is the operator's plain listener, `bootstrap_of("SASL_SSL")` and so on are what clients use.
+    """
+    from tests.secure_tools import secure_cluster
+
+    with secure_cluster(authority) as cluster:
         yield cluster
 
 

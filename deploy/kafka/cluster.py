@@ -14,7 +14,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,6 +26,7 @@ from deploy.kafka.ports import free_ports
 from deploy.kafka.probe import BrokerAddress, ProbeError, brokers_seen_by
 from deploy.kafka.process import GuardedProcess
 from deploy.kafka.properties import ExtraListener, Voter, broker_properties, format_features, to_text
+from deploy.kafka.security import Security
 from deploy.kafka.tools import QUICK_JVM, java_command, run_tool
 
 BROKER_HEAP = ("-Xms128m", "-Xmx512m")
@@ -61,6 +62,8 @@ class _Slot:
     port: int
     folder: Path
     process: GuardedProcess | None = None
+    secure_ports: dict[str, int] = field(default_factory=dict)
+    """Of the listeners of `security`, by name."""
 
     @property
     def log(self) -> Path:
@@ -89,6 +92,7 @@ class KafkaCluster:
         progress: Progress,
         jvm: Sequence[str],
         extra_listeners: Sequence[ExtraListener] = (),
+        security: Security | None = None,
     ) -> None:
         self.version = version
         self.directory = directory or Path(tempfile.mkdtemp(prefix="kquota-kafka-"))
@@ -97,6 +101,7 @@ class KafkaCluster:
         self._progress = progress
         self._jvm = tuple(jvm)
         self._extra_listeners = tuple(extra_listeners)
+        self.security = security
         self._cluster_id = _random_id()
         self._slots: dict[int, _Slot] = {}
         self._voters: list[Voter] = []
@@ -113,6 +118,7 @@ class KafkaCluster:
         *,
         jvm: Sequence[str] = (*QUICK_JVM, *BROKER_HEAP),
         extra_listeners: Sequence[ExtraListener] = (),
+        security: Security | None = None,
         start_limit_s: float = START_LIMIT_S,
     ) -> Self:
         """Bring up a cluster and wait until every broker answers and sees all the others.
@@ -129,6 +135,7 @@ class KafkaCluster:
                 compiler).
             extra_listeners: further listeners of the one broker, whose clients come through a proxy; their ports are
                 the caller's choice, so `brokers` must be 1.
+            security: secured listeners beside the plain one, users, ACLs.
             start_limit_s: how long to wait for the answers.
 
         Raises:
@@ -139,7 +146,7 @@ class KafkaCluster:
             raise EmbeddedKafkaError("extra listeners name fixed ports, so only a cluster of one broker can have them")
         resolve(version, progress=progress)
         for attempt in range(1, PORT_ATTEMPTS + 1):
-            cluster = cls(version, directory, overrides or {}, progress, jvm, extra_listeners)
+            cluster = cls(version, directory, overrides or {}, progress, jvm, extra_listeners, security)
             try:
                 cluster._start_first(range(1, brokers + 1), start_limit_s)
             except BrokerStartError as error:
@@ -168,6 +175,10 @@ class KafkaCluster:
     def bootstrap(self) -> list[str]:
         """`host:port` of every running broker, by id, as clients want it."""
         return [f"{node.host}:{node.port}" for node in self.nodes]
+
+    def bootstrap_of(self, listener: str) -> list[str]:
+        """`host:port` of every running broker at one of the listeners of `security`."""
+        return [f"{node.host}:{self._slot(node.node_id).secure_ports[listener]}" for node in self.nodes]
 
     def node(self, node_id: int) -> Node:
         """One running broker.
@@ -211,8 +222,7 @@ class KafkaCluster:
         with self._lock:
             if node_id in self._slots:
                 raise EmbeddedKafkaError(f"there is a broker {node_id} already")
-            port = free_ports(1, self._ports())[0]
-            slot = _Slot(node_id, port, self.directory / f"broker-{node_id}")
+            slot = self._new_slot(node_id, self._ports())
             source = next(iter(self._slots.values()))
             self._slots[node_id] = slot
             self._write_properties(slot)
@@ -251,16 +261,22 @@ class KafkaCluster:
             raise EmbeddedKafkaError(f"no broker {node_id}; there are {sorted(self._slots)}") from None
 
     def _ports(self) -> set[int]:
-        return {slot.port for slot in self._slots.values()} | {voter.controller_port for voter in self._voters}
+        used = {voter.controller_port for voter in self._voters}
+        return used.union(*({slot.port, *slot.secure_ports.values()} for slot in self._slots.values()))
+
+    def _new_slot(self, node_id: int, avoid: set[int]) -> _Slot:
+        names = [] if self.security is None else [listener.name for listener in self.security.listeners]
+        port, *secure = free_ports(1 + len(names), avoid)
+        secure_ports = dict(zip(names, secure, strict=True))
+        return _Slot(node_id, port, self.directory / f"broker-{node_id}", secure_ports=secure_ports)
 
     def _start_first(self, node_ids: Sequence[int], start_limit_s: float) -> None:
         began = time.monotonic()
-        ports = free_ports(
-            2 * len(node_ids), {port for extra in self._extra_listeners for port in (extra.port, extra.advertised_port)}
-        )
-        self._voters = [Voter(node_id, port) for node_id, port in zip(node_ids, ports[: len(node_ids)], strict=True)]
-        for node_id, port in zip(node_ids, ports[len(node_ids) :], strict=True):
-            self._slots[node_id] = _Slot(node_id, port, self.directory / f"broker-{node_id}")
+        taken = {port for extra in self._extra_listeners for port in (extra.port, extra.advertised_port)}
+        ports = free_ports(len(node_ids), taken)
+        self._voters = [Voter(node_id, port) for node_id, port in zip(node_ids, ports, strict=True)]
+        for node_id in node_ids:
+            self._slots[node_id] = self._new_slot(node_id, taken | self._ports())
         slots = list(self._slots.values())
         for slot in slots:
             self._write_properties(slot)
@@ -280,6 +296,8 @@ class KafkaCluster:
             data=slot.data,
             overrides=self._overrides,
             extra_listeners=self._extra_listeners,
+            security=self.security,
+            secure_ports=slot.secure_ports,
         )
         (slot.folder / "server.properties").write_text(to_text(properties), encoding="utf-8")
 
@@ -288,6 +306,8 @@ class KafkaCluster:
         arguments = ["format", "--cluster-id", self._cluster_id, "--config", str(slot.folder / "server.properties")]
         for feature in format_features(self.version):
             arguments += ["--feature", feature]
+        if self.security is not None:
+            arguments += self.security.format_arguments()
         try:
             run_tool("kafka.tools.StorageTool", arguments, self.version)
         except ToolError as error:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from deploy.kafka.security import Security
+
 # Room for the 20 MB messages of the transparency tests, with headers and batch overhead.
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 
@@ -37,15 +39,25 @@ def broker_properties(
     data: Path,
     overrides: Mapping[str, str],
     extra_listeners: Sequence[ExtraListener] = (),
+    security: Security | None = None,
+    secure_ports: Mapping[str, int] | None = None,
 ) -> dict[str, str]:
-    """`server.properties` of one node; a voter runs broker and controller in one JVM, any other node only a broker."""
+    """`server.properties` of one node; a voter runs broker and controller in one JVM, any other node only a broker.
+
+    `secure_ports` has a port for each listener of `security`, by name.
+    """
     controller_port = dict(voters).get(node_id)
     listeners = [f"PLAINTEXT://127.0.0.1:{port}"]
     if controller_port is not None:
         listeners.append(f"CONTROLLER://127.0.0.1:{controller_port}")
     advertised = listeners[:1] + [f"{extra.name}://127.0.0.1:{extra.advertised_port}" for extra in extra_listeners]
     listeners += [f"{extra.name}://127.0.0.1:{extra.port}" for extra in extra_listeners]
-    plaintext = ["PLAINTEXT", "CONTROLLER", *(extra.name for extra in extra_listeners)]
+    protocols = dict.fromkeys(["PLAINTEXT", "CONTROLLER", *(extra.name for extra in extra_listeners)], "PLAINTEXT")
+    if security is not None:
+        secure = [f"{one.name}://127.0.0.1:{(secure_ports or {})[one.name]}" for one in security.listeners]
+        advertised += secure
+        listeners += secure
+        protocols |= {one.name: one.protocol for one in security.listeners}
     replicas = str(len(voters))
     properties = {
         "process.roles": "broker" if controller_port is None else "broker,controller",
@@ -53,7 +65,7 @@ def broker_properties(
         "controller.quorum.voters": ",".join(f"{voter.node_id}@127.0.0.1:{voter.controller_port}" for voter in voters),
         "listeners": ",".join(listeners),
         "advertised.listeners": ",".join(advertised),
-        "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in plaintext),
+        "listener.security.protocol.map": ",".join(f"{name}:{protocol}" for name, protocol in protocols.items()),
         "inter.broker.listener.name": "PLAINTEXT",
         "controller.listener.names": "CONTROLLER",
         "log.dirs": str(data),
@@ -100,6 +112,8 @@ def broker_properties(
             "group.share.heartbeat.interval.ms": "500",
             "group.share.min.session.timeout.ms": "1000",
         }
+    if security is not None:
+        properties |= security.properties()
     return properties | dict(overrides)
 
 
