@@ -1,4 +1,4 @@
-"""The admin port: /metrics, /healthz, /readyz, /quotas, /throttled, /explain, /connections, /history, /ui.
+"""The admin port: /metrics, /healthz, /readyz, /quotas, /throttled, /explain, /connections, /libraries, /history, /ui.
 
 An ASGI app (starlette) on hypercorn's trio worker, in the same event loop as the traffic. So everything here works in
 small steps, and connections are few, short and replaceable: whoever hangs, dribbles or floods is cut off, and the next
@@ -125,6 +125,7 @@ class AdminApp:
                 Route("/throttled", self._throttled),
                 Route("/explain", self._explain),
                 Route("/connections", self._connections),
+                Route("/libraries", self._libraries),
                 Route("/history", self._history_route),
                 *ui.ROUTES,
             ]
@@ -132,7 +133,7 @@ class AdminApp:
 
     async def _index(self, request: Request) -> Response:
         paths = ["/metrics", "/healthz", "/readyz", "/quotas", "/throttled", "/explain?user=U&client_id=C"]
-        paths += ["/connections", "/history", "/ui (for people)"]
+        paths += ["/connections", "/libraries", "/history", "/ui (for people)"]
         return PlainTextResponse("kquota\n" + "".join(f"  {path}\n" for path in paths))
 
     async def _serve_metrics(self, request: Request) -> Response:
@@ -226,6 +227,14 @@ class AdminApp:
             )
             rows = [_connection_json(one) for one in best]
             return await _json_aside({"connections": rows, "total": len(found), "shown": len(rows)})
+
+    async def _libraries(self, request: Request) -> Response:
+        """How client libraries take throttles, those that ignored them longest first."""
+        most = _limit(request)
+        found = list(self._metrics.libraries)  # at most MOST_LIBRARIES
+        best = heapq.nlargest(most, found, key=lambda one: (one.ignored_ms, one.mute_ms))
+        rows = [{name: getattr(one, name) for name in one.__slots__} for one in best]
+        return _json({"libraries": rows, "total": len(found), "shown": len(rows)})
 
 
 def _limit(request: Request) -> int:

@@ -314,7 +314,7 @@ class Connection:
             while True:
                 deadline_s, now_s = session.mute_until_ms / 1000.0, trio.current_time()
                 if patience.look(now_s):
-                    session.note_mute(ignored=patience.ignored)
+                    session.note_mute(patience.mute_ms, ignored=patience.ignored)
                 if now_s >= deadline_s:
                     return None
                 if self._draining and session.client_at_boundary:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 
+from proxy.libraries import Libraries
+
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -56,5 +58,7 @@ class Counters:
         """Fetch requests forwarded with a lowered max_bytes."""
         self.addresses_rewritten = 0
         """Broker addresses replaced in responses."""
+        self.libraries = Libraries()
+        """How client libraries take mutes."""
         self.accept_failures = 0
         """accept() refused by the system: out of file descriptors or memory."""

@@ -25,15 +25,16 @@ def unread_bytes(sock: socket) -> int:
 class Patience:
     """Watches one mute. `look_s` is when to look next; `ignored` is the verdict once `look` has returned True."""
 
-    __slots__ = ("_first", "_sock", "_times", "ignored", "look_s")
+    __slots__ = ("_first", "_sock", "_times", "ignored", "look_s", "mute_ms")
 
     def __init__(self, sock: socket, begin_s: float, end_s: float) -> None:
         self._sock = sock
         self._first = 0
         self.ignored = False
+        self.mute_ms = (end_s - begin_s) * 1000.0
         # Not quite to the end: a client that waits may be a little early.
         times = [begin_s + (end_s - begin_s) * part for part in (0.5, 0.9)]
-        self._times = times if (end_s - begin_s) * 1000.0 >= JUDGE_FROM_MS else []
+        self._times = times if self.mute_ms >= JUDGE_FROM_MS else []
         self.look_s = self._times[0] if self._times else math.inf
 
     def look(self, now_s: float) -> bool:

@@ -169,8 +169,9 @@ class Session:
         """Client library and version, from ApiVersions v3+."""
         return self._requests.software
 
-    def note_mute(self, *, ignored: bool) -> None:
-        """A mute is over in whose second half the client went on sending, or did not."""
+    def note_mute(self, mute_ms: float, *, ignored: bool) -> None:
+        """A mute of `mute_ms` is nearly over, in whose second half the client went on sending, or did not."""
+        self._exchange.counters.libraries.note(self.software, mute_ms, ignored=ignored)
         account = self._requests.account
         if account is not None:
             account.note_mute(ignored=ignored)

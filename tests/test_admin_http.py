@@ -232,6 +232,19 @@ async def test_throttled_shows_who_waits_longest_first_and_nobody_else() -> None
 
 
 @pytest.mark.trio
+async def test_libraries_shows_who_does_not_wait_first() -> None:
+    async with admin() as running:
+        note = running.metrics.libraries.note
+        note("apache-kafka-java/4.2.0", 900.0, ignored=False)
+        note("librdkafka/2.1", 300.0, ignored=True)
+        answer = await running.json("/libraries?limit=1")
+        assert (answer["total"], answer["shown"]) == (2, 1)
+        (first,) = answer["libraries"]
+        assert first == {"library": "librdkafka", "version": "2.1", "mutes": 1, "mute_ms": 300.0, "ignored": 1} | {
+            "ignored_ms": 300.0
+        }
+
+
 async def test_connections_shows_who_is_muted_first() -> None:
     async with admin() as running:
         running.proxy.found = [

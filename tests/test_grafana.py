@@ -80,6 +80,8 @@ def test_every_query_finds_something_in_a_real_prometheus(kafka: KafkaCluster, t
                 lambda: value(url, 'kquota_throttle_seconds_total{client_id="greedy",cause="produce"}==bool 0'),
             )
             client.ask(produce_message(9, name, [b"x" * 250_000]))
+            # Whether it waits is known before the mute ends; it says no library.
+            wait_for("its library", lambda: value(url, 'kquota_library_mutes_total{library="unknown"}'))
         with socket.create_connection(("127.0.0.1", running.port)) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
             stranger.recv(1)

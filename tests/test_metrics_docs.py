@@ -22,7 +22,7 @@ from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 
 TEXT = Path(__file__, "../../docs/metrics.md").resolve().read_text()
-LABEL = r"\b(kind|cause|user|client_id|mode|limit|reason|api|version|python|ip|scope|outcome|sink)\b"
+LABEL = r"\b(kind|cause|user|client_id|mode|limit|reason|api|version|python|ip|scope|outcome|sink|library)\b"
 
 
 async def everything() -> bytes:
@@ -37,6 +37,7 @@ async def everything() -> bytes:
     counters.connections_closed["client_closed"] = 1
     counters.parse_errors["tls_on_plain_port"] = 1
     counters.requests[0] = 1
+    counters.libraries.note("librdkafka/2.1", 500.0, ignored=True)
     status = Status(ready=True, cluster_reached=True, draining=False)
     export = ExportState({"files": WorkerState(1, 1, 1, 1, 1.0, None)}, 1, 1)
     metrics = Metrics(

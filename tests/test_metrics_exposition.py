@@ -261,3 +261,57 @@ async def test_scrapes_do_not_grow_memory() -> None:
     finally:
         tracemalloc.stop()
     assert grown < 50_000  # one answer is about 10 KB, and only the last is kept
+
+
+@pytest.mark.trio
+async def test_libraries_are_counted_by_name_and_version() -> None:
+    counters = Counters()
+    metrics = metrics_of(Ledger(TABLE), counters)
+    note = counters.libraries.note
+    note("librdkafka/2.1.0", 500.0, ignored=True)
+    note("librdkafka/2.1.0", 1500.0, ignored=False)
+    note("apache-kafka-java/4.2.0", 300.0, ignored=False)
+    note(None, 200.0, ignored=False)
+    note("x", 200.0, ignored=False)
+    note("x/", 200.0, ignored=False)  # the same to Prometheus
+    samples = parse(await metrics.text(0))
+
+    def of(name: str, library: str, version: str) -> float | None:
+        return value(samples, f"kquota_library_{name}_total", library=library, version=version)
+
+    assert [
+        of(name, "librdkafka", "2.1.0") for name in ("mutes", "mute_seconds", "mutes_ignored", "ignored_seconds")
+    ] == [
+        2,
+        2.0,
+        1,
+        0.5,
+    ]
+    assert of("mutes", "apache-kafka-java", "4.2.0") == 1
+    assert of("ignored_seconds", "apache-kafka-java", "4.2.0") == 0, "said aloud"
+    assert of("mutes", "unknown", "") == 1
+    assert of("mutes", "x", "") == 2
+
+
+@pytest.mark.trio
+async def test_invented_libraries_stay_within_the_bound_and_nothing_is_lost() -> None:
+    counters = Counters()
+    metrics = metrics_of(Ledger(TABLE), counters)
+    note = counters.libraries.note
+    note("apache-kafka-java/4.2.0", 1000.0, ignored=False)
+    rest = 0.0
+    for turn in range(10):
+        for index in range(10_000):
+            note(f'"}}\n{turn}-{index}\ud800{"é" * 200}/{index}', 200.0, ignored=index % 2 == 0)
+        note("apache-kafka-java/4.2.0", 1000.0, ignored=False)
+        samples = parse(await metrics.text(turn * 1000.0))
+        found = {key: one for key, one in samples.items() if key[0].startswith("kquota_library_")}
+        assert len(found) <= 4 * 31
+        other = value(samples, "kquota_library_mutes_total", library="other", version="other")
+        assert other is not None
+        # Those forgotten before anybody looked are there too; a series of its own ends when its library is forgotten.
+        assert other - rest >= 10_001 - 30
+        assert other <= (turn + 1) * 10_001 + 1
+        rest = other
+    assert len(list(counters.libraries)) == 1000
+    assert max(len(text) for key in found for _, text in key[1]) <= 120

@@ -122,6 +122,8 @@ def test_people_see_who_is_throttled_and_why(busy: Sidecar) -> None:
         assert chosen == "produce: (all) / idle"
         assert len(driver.find_elements(By.CSS_SELECTOR, ".charts canvas")) == 3
         assert wait_for("connections", lambda: "greedy" in text(driver, "#connections"))
+        waits = wait_for("libraries", lambda: "unknown" in text(driver, "#libraries") and text(driver, "#libraries"))
+        assert "yes" in waits
         driver.find_element(By.NAME, "client_id").send_keys("greedy")
         driver.find_element(By.CSS_SELECTOR, "#explain button").click()
         explained = wait_for("the explanation", lambda: text(driver, "#explanation"))

@@ -153,6 +153,17 @@ FLEET: Final = [
         },
     ),
     Show(
+        "Client libraries that do not wait",
+        "Share of the time that a library was told to wait, and watched, in which its clients went on sending.",
+        "percentunit",
+        {
+            "{{library}} {{version}}": "topk(10, sum by (library, version) "
+            f"(rate(kquota_library_ignored_seconds_total{{{CHOICE}}}[5m])) / sum by (library, version) "
+            f"(rate(kquota_library_mute_seconds_total{{{CHOICE}}}[5m])))"
+        },
+        width=24,
+    ),
+    Show(
         "Connections closed, by reason",
         "Per second. Reasons are explained in docs/metrics.md.",
         "short",

@@ -11,6 +11,7 @@ from prometheus_client.core import Metric
 from deploy.export import ExportState
 from deploy.metrics.clients import ClientSeries
 from deploy.metrics.families import counter, written
+from deploy.metrics.libraries import LibrarySeries
 from deploy.metrics.own import Status, export_families, own_families, source_families
 from deploy.metrics.traffic import traffic_families
 from deploy.quota_source import SourceState
@@ -50,6 +51,9 @@ class Metrics:
         self._status = status
         self._max_groups = max_groups
         self._clients = ClientSeries(ledger, max_groups)
+        self.libraries = counters.libraries
+        """How client libraries take mutes; read only."""
+        self._libraries = LibrarySeries(counters.libraries)
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
         self._lock = trio.Lock()
@@ -87,10 +91,12 @@ class Metrics:
     def look(self, now_ms: float) -> Iterator[None]:
         """Take over the ledger's totals, step by step."""
         yield from self._clients.look(now_ms)
+        yield from self._libraries.look(now_ms)
 
     def families(self, now_ms: float) -> Iterator[Metric]:
         """Every metric as it stands after the last look."""
         yield from self._clients.families(now_ms)
+        yield from self._libraries.families()
         yield from traffic_families(self._counters, self._ledger.connections, self._max_groups)
         yield from source_families(self._source, self._alterations)
         if self._export is not None:

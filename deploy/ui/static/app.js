@@ -79,6 +79,14 @@ function showConnections(answer) {
     named(one.client_ids.join(", ")), one.software ?? "-", number(String(one.in_flight)), number(one.muted_for_ms > 0 ? span(one.muted_for_ms) : "-"),
     number(bytes(one.client_bytes)), number(bytes(one.broker_bytes)), number(span(one.idle_s * 1000))])));
 }
+function showLibraries(answer) {
+  $("libraries-shown").textContent = answer.total ? `${answer.shown} of ${answer.total}, those that wait least first` : "No throttle long enough to see who waits (200 ms).";
+  fill("libraries", answer.libraries.map((one) => {
+    const waits = one.ignored === 0;
+    return cells(element("tr"), [named(one.library), one.version || "-", number(String(one.mutes)), number(String(one.ignored)),
+      element("td", waits ? "yes" : `no: went on sending in ${span(one.ignored_ms)} of ${span(one.mute_ms)}`, waits ? "good" : "bad")]);
+  }));
+}
 
 const charts = {};
 function chart(id, labels, colours, data) {
@@ -116,12 +124,13 @@ function showHistory(answer) {
 
 async function look() {
   try {
-    const [ready, quotas, throttled, connections] = await Promise.all(
-      ["readyz", "quotas?limit=200", "throttled?limit=20", "connections?limit=200"].map((path) => ask(path).then((answer) => answer.json())));
+    const [ready, quotas, throttled, connections, libraries] = await Promise.all(
+      ["readyz", "quotas?limit=200", "throttled?limit=20", "connections?limit=200", "libraries?limit=20"].map((path) => ask(path).then((answer) => answer.json())));
     state.groups = quotas.groups;
     showGroups(quotas.total);
     showThrottled(throttled);
     showConnections(connections);
+    showLibraries(libraries);
     const muted = connections.connections.filter((one) => one.muted_for_ms > 0).length;
     $("status").className = ready.ready ? "" : "bad";
     $("status").textContent = `${ready.ready ? "ready" : `not ready: ${ready.reasons.join("; ")}`} · ${connections.total} connections, ${muted} muted · ${throttled.total} of ${quotas.total} counters throttled`;

@@ -1,0 +1,63 @@
+"""How client libraries take throttles: mutes that were watched, and those that were ignored, by library and version.
+
+Clients make up what they call themselves (KIP-511), so the names are bounded: of more than `MOST_LIBRARIES` the one
+that was muted longest ago is forgotten, and whoever counts hears of it (`on_forget`) before it goes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Final
+
+UNKNOWN: Final = "unknown"
+"""A client that said nothing: its ApiVersions was older than version 3, or there was none."""
+MOST_LIBRARIES: Final = 1000
+
+
+class LibraryMutes:
+    """Running totals of one library and version; a mute counts when it was long enough to be watched."""
+
+    __slots__ = ("ignored", "ignored_ms", "library", "mute_ms", "mutes", "version")
+
+    def __init__(self, library: str, version: str) -> None:
+        self.library = library
+        self.version = version
+        self.mutes = 0
+        self.mute_ms = 0.0
+        self.ignored = 0
+        """Mutes in whose second half the client went on sending."""
+        self.ignored_ms = 0.0
+        """How long these were."""
+
+
+class Libraries:
+    """All libraries whose clients were muted, at most `most` of them."""
+
+    def __init__(self, most: int = MOST_LIBRARIES) -> None:
+        self._most = most
+        self._known: OrderedDict[tuple[str, str], LibraryMutes] = OrderedDict()
+        self.on_forget: list[Callable[[LibraryMutes], None]] = []
+
+    def note(self, software: str | None, mute_ms: float, *, ignored: bool) -> None:
+        """A mute of `mute_ms` was watched; `software` is `name/version` as the connection's client gave it."""
+        library, _, version = (software or UNKNOWN).partition("/")
+        found = self._known.get((library, version))
+        if found is None:
+            if len(self._known) >= self._most:
+                _, gone = self._known.popitem(last=False)
+                for listener in self.on_forget:
+                    listener(gone)
+            found = self._known[library, version] = LibraryMutes(library, version)
+        self._known.move_to_end((library, version))
+        found.mutes += 1
+        found.mute_ms += mute_ms
+        if ignored:
+            found.ignored += 1
+            found.ignored_ms += mute_ms
+
+    def __iter__(self) -> Iterator[LibraryMutes]:
+        """Those known; others may be noted, and some forgotten, between two of them."""
+        for name, found in list(self._known.items()):
+            if self._known.get(name) is found:
+                yield found
