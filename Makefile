@@ -12,7 +12,7 @@ PINS := pyproject.toml deploy/constraints.txt
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help analysis demo test check bench schema chart image-lock clean
+.PHONY: help analysis demo test check bench fuzz schema chart image-lock clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -60,6 +60,9 @@ test: check ## check, then every test against real brokers and real clients
 bench: $(VENV)/.bench ## Direct vs HAProxy vs Envoy vs kquota, as ratios of one run (needs haproxy on PATH)
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
+fuzz: $(VENV)/.dev ## Fuzz what reads bytes and files of others, a minute per target (FUZZ_ARGS="--seconds 600 header" for more)
+	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
+
 schema: $(VENV)/.dev ## Generate proxy/wire/schema.py anew from Kafka's published message schemas
 	@$(BIN)/python -m proxy.wire.generate
 
@@ -74,4 +77,4 @@ image-lock: $(VENV)/.dev ## Pin what goes into the image, with SHA-256 sums, fro
 	@$(LOCK) -o deploy/image/build.txt deploy/image/build.in
 
 clean: ## Remove .venv and caches of tools (the Kafka cache outside the project stays)
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .fuzz *.egg-info build

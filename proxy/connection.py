@@ -7,12 +7,10 @@ connections share: between two waits nothing is kept in it.
 
 from __future__ import annotations
 
-import select
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from socket import IPPROTO_TCP, SHUT_RD, SHUT_WR, TCP_INFO, socket
+from socket import SHUT_RD, SHUT_WR, socket
 from typing import Final
 
 import structlog
@@ -21,8 +19,9 @@ import trio
 from proxy.arrivals import Arrivals
 from proxy.errors import CloseReason, SessionError, UpstreamError
 from proxy.framing import Buffer
+from proxy.kernel import peer_has_closed, round_trip_ms, unread_bytes, wait_hangup, was_reset
 from proxy.observer import Counters
-from proxy.patience import Patience, unread_bytes
+from proxy.patience import Patience
 from proxy.session import Session
 from proxy.splice import PipePool, SinkError, SourceError, splice_bytes
 
@@ -32,12 +31,6 @@ TURNS_BEFORE_CHECKPOINT: Final = 8
 """Reads in a row without waiting before other connections get their turn."""
 WATCH_MUTE_FROM_MS: Final = 50.0
 """Mutes longer than this notice a client that goes away meanwhile; shorter ones are over before it matters."""
-_TCP_CLOSE: Final = 7
-_PEER_HAS_CLOSED: Final = frozenset({8, 9, 11})
-"""TCP_CLOSE_WAIT, TCP_LAST_ACK, TCP_CLOSING (linux/tcp_states.h): the first byte of struct tcp_info."""
-_MIN_RTT_AT: Final = 148
-"""Where the field stands in struct tcp_info (linux/tcp.h), an unsigned 32-bit number of microseconds."""
-_NO_RTT: Final = 2**32 - 1
 
 
 @dataclass(slots=True)
@@ -133,13 +126,9 @@ class Connection:
         """
         if self.session.mute_until_ms > trio.current_time() * 1000.0:
             return None
-        try:
-            state = self._client.getsockopt(IPPROTO_TCP, TCP_INFO, 1)[0]
-        except OSError:
-            state = _TCP_CLOSE
-        if state == _TCP_CLOSE:
+        if was_reset(self._client):
             return CloseReason.CLIENT_RESET
-        return CloseReason.BROKER_SILENT if state in _PEER_HAS_CLOSED else None
+        return CloseReason.BROKER_SILENT if peer_has_closed(self._client) else None
 
     def info(self) -> ConnectionInfo:
         """What /connections shows."""
@@ -275,7 +264,7 @@ class Connection:
             raise SessionError(
                 CloseReason.UPSTREAM_UNREACHABLE, f"cannot connect to broker {self.broker_name}: {error}"
             ) from error
-        self.session.round_trip_ms = _round_trip_ms(self._broker)
+        self.session.round_trip_ms = round_trip_ms(self._broker)
         nursery.start_soon(self._broker_pump, self._broker)
 
     async def _splice_request(self, count: int) -> bool:
@@ -321,7 +310,7 @@ class Connection:
                     return CloseReason.DRAINED
                 with trio.move_on_at(min(deadline_s, patience.look_s)) as self._mute_scope:
                     if watching:
-                        await _wait_hangup(self._client)
+                        await wait_hangup(self._client)
                         # Requests that the client sent before it closed (acks=0!) are still taken, at their time.
                         if session.has_backlog or unread_bytes(self._client):
                             watching = False
@@ -448,29 +437,6 @@ async def _send_all(
     left = _send_now(sink, buffers, failed)
     if left is not None:
         await _send_rest(sink, left, failed)
-
-
-async def _wait_hangup(sock: socket) -> None:
-    """Wait until the peer has closed or reset, without reading: an epoll instance that is told of nothing else."""
-    watcher = select.epoll()
-    try:
-        watcher.register(sock.fileno(), select.EPOLLRDHUP)
-        await trio.lowlevel.wait_readable(watcher.fileno())
-    finally:
-        trio.lowlevel.notify_closing(watcher.fileno())
-        watcher.close()
-
-
-def _round_trip_ms(sock: socket) -> float:
-    """The network's least round trip to the peer, measured by the kernel (tcp_info.tcpi_min_rtt); 0 if unknown."""
-    try:
-        info = sock.getsockopt(IPPROTO_TCP, TCP_INFO, _MIN_RTT_AT + 4)
-    except OSError:
-        return 0.0
-    if len(info) < _MIN_RTT_AT + 4:  # before Linux 4.6
-        return 0.0
-    microseconds = int.from_bytes(info[_MIN_RTT_AT:], sys.byteorder)
-    return 0.0 if microseconds == _NO_RTT else microseconds / 1000.0
 
 
 def _close(sock: socket) -> None:

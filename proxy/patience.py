@@ -6,20 +6,14 @@ was told arrives in the first half of the mute; what arrives after that, it sent
 
 from __future__ import annotations
 
-import fcntl
 import math
-import struct
-import termios
 from socket import socket
 from typing import Final
 
+from proxy.kernel import unread_bytes
+
 JUDGE_FROM_MS: Final = 200.0
 """Shorter mutes judge nobody: their first half is no time to be told in."""
-
-
-def unread_bytes(sock: socket) -> int:
-    """Bytes received by the kernel and not read yet (FIONREAD)."""
-    return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, b"\0\0\0\0"))[0])
 
 
 class Patience:

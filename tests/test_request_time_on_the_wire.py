@@ -12,7 +12,7 @@ import pytest
 from benchmarks.request_time import TRAFFICS, compare
 from deploy.kafka import EmbeddedKafkaError, KafkaCluster
 from deploy.kafka.jmx import attributes
-from proxy.connection import _round_trip_ms
+from proxy.kernel import round_trip_ms
 from tests.clients import CONSUMERS, PRODUCERS, Load
 from tests.raw_client import Frame, RawClient, Topic, fetch_message, produce_message
 from tests.sidecars import Sidecar, sidecar
@@ -232,7 +232,7 @@ def test_a_broker_that_cannot_be_asked_is_said_to_be_so(kafka: KafkaCluster) -> 
 
 def test_the_kernel_knows_the_round_trip() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
-        assert 0 < _round_trip_ms(client) < 100
+        assert 0 < round_trip_ms(client) < 100
     one, other = socket.socketpair()
     with one, other:
-        assert _round_trip_ms(one) == 0.0  # no TCP
+        assert round_trip_ms(one) == 0.0  # no TCP

@@ -1,4 +1,4 @@
-"""Do the lengths inside a message fit in it? To be asked before kio decodes what a peer has sent.
+"""Do the lengths inside a message fit in it, and are the arrays there that must be? Asked before kio decodes anything.
 
 kio's native decoder makes room for as many elements as an array claims to have. A claim of four billion in a request of
 ten bytes would end the whole process ("memory allocation failed"), so nothing reaches it whose claims were not checked.
@@ -50,14 +50,15 @@ def _entity(cls: Any) -> _Step:
     flexible: bool = cls.__flexible__
     steps: list[_Step] = []
     for field in dataclasses.fields(cls):
-        kind, repeated = _kind(hints[field.name])
+        hint = hints[field.name]
+        kind, repeated = _kind(hint)
         if "tag" in field.metadata:
             if repeated or dataclasses.is_dataclass(kind):
                 _no_arrays(kind, repeated)
             continue  # it is skipped by its size, below
         nested: Any = kind
         step = _entity(nested) if dataclasses.is_dataclass(kind) else _primitive(field.metadata["kafka_type"], flexible)
-        steps.append(_array(step, flexible) if repeated else step)
+        steps.append(_array(step, flexible, _may_be_null(hint)) if repeated else step)
     if flexible:
         steps.append(_tags)
 
@@ -69,9 +70,13 @@ def _entity(cls: Any) -> _Step:
     return walk
 
 
+def _may_be_null(hint: Any) -> bool:
+    return isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+
+
 def _kind(hint: Any) -> tuple[Any, bool]:
     """The type of a field or of its elements, and whether it is an array; None is left out."""
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+    if _may_be_null(hint):
         (hint,) = [part for part in typing.get_args(hint) if part is not type(None)]
     if typing.get_origin(hint) is tuple:
         return typing.get_args(hint)[0], True
@@ -108,7 +113,7 @@ def _primitive(kafka_type: str, flexible: bool) -> _Step:
     return plain
 
 
-def _array(step: _Step, flexible: bool) -> _Step:
+def _array(step: _Step, flexible: bool, may_be_null: bool) -> _Step:
     def walk(data: bytes, at: int) -> int:
         if flexible:
             count, at = _varint(data, at)
@@ -116,6 +121,8 @@ def _array(step: _Step, flexible: bool) -> _Step:
         else:
             start = _within(data, at + 4)
             count, at = int.from_bytes(data[at:start], "big", signed=True), start
+        if count < 0 and not may_be_null:  # kio would read None where its type has no None
+            raise ValueError(f"an array that must be there has {count} elements")
         if count > len(data) - at:  # each element takes a byte at least
             raise ValueError(f"an array claims to have {count} elements in {len(data) - at} bytes")
         for _ in range(count):

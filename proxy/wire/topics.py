@@ -303,7 +303,10 @@ def _message_class(module: Any) -> Any:
 def _request(api_key: int, version: int, body: bytes) -> Any:
     cls = _message_class(_module(_NAMES[api_key], version, "request"))
     read_count = read_compact_array_length if cls.__flexible__ else read_legacy_array_length
-    count = (read_count(body, 0)[0] or 0) if len(body) >= 4 else 0  # shorter ones are too short anyway: see below
+    try:
+        count = read_count(body, 0)[0] or 0
+    except Exception:  # too short, or no number: said below, as of everything else that cannot be read
+        count = 0
     if count > MAX_TOPICS:
         text = f"the {_NAMES[api_key]} request names {count} topics, expected at most {MAX_TOPICS}"
         raise WireError("request_malformed", text)

@@ -1,0 +1,95 @@
+"""What the kernel knows of a TCP connection, and what no socket call tells: asked for without reading or writing."""
+
+from __future__ import annotations
+
+import fcntl
+import select
+import struct
+import sys
+import termios
+from socket import IPPROTO_TCP, TCP_INFO, socket
+from typing import Final, NamedTuple
+
+import trio
+
+_SEND_QUEUE: Final = struct.Struct("=24xI92xQ16xI")
+"""Of struct tcp_info (linux/tcp.h), in the machine's byte order: tcpi_unacked (segments, 4 bytes) at 24,
+tcpi_bytes_acked (8 bytes) at 120, tcpi_notsent_bytes (4 bytes) at 144. Linux 4.6 and later."""
+_MIN_RTT_AT: Final = 148
+"""tcpi_min_rtt, 4 bytes: microseconds."""
+_NO_RTT: Final = 2**32 - 1
+_TCP_CLOSE: Final = 7
+_PEER_HAS_CLOSED: Final = frozenset({8, 9, 11})
+"""TCP_CLOSE_WAIT, TCP_LAST_ACK, TCP_CLOSING (linux/tcp_states.h): the first byte of struct tcp_info."""
+
+
+class SendQueue(NamedTuple):
+    """What has been written to a socket, as its peer sees it."""
+
+    waiting: bool
+    """Some of it has not been confirmed by the peer's kernel: on its way, or the peer has no room for it."""
+    acked_bytes: int
+    """Confirmed since the connection was made."""
+
+
+def send_queue(sock: socket) -> SendQueue:
+    """How much of what we wrote the peer has taken. A socket that is no TCP connection any more has nothing waiting."""
+    try:
+        info = sock.getsockopt(IPPROTO_TCP, TCP_INFO, _SEND_QUEUE.size)
+    except OSError:
+        return SendQueue(False, 0)
+    if len(info) < _SEND_QUEUE.size:
+        return SendQueue(False, 0)
+    unacked, acked, unsent = _SEND_QUEUE.unpack(info)
+    return SendQueue(unsent > 0 or unacked > 0, acked)
+
+
+def unread_bytes(sock: socket) -> int:
+    """Bytes received by the kernel and not read yet (FIONREAD)."""
+    return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, b"\0\0\0\0"))[0])
+
+
+def round_trip_ms(sock: socket) -> float:
+    """The network's least round trip to the peer, measured by the kernel (tcp_info.tcpi_min_rtt); 0 if unknown."""
+    try:
+        info = sock.getsockopt(IPPROTO_TCP, TCP_INFO, _MIN_RTT_AT + 4)
+    except OSError:
+        return 0.0
+    if len(info) < _MIN_RTT_AT + 4:  # before Linux 4.6
+        return 0.0
+    microseconds = int.from_bytes(info[_MIN_RTT_AT:], sys.byteorder)
+    return 0.0 if microseconds == _NO_RTT else microseconds / 1000.0
+
+
+def was_reset(sock: socket) -> bool:
+    """The connection is no more."""
+    return _tcp_state(sock) == _TCP_CLOSE
+
+
+def peer_has_closed(sock: socket) -> bool:
+    """The peer has closed its direction, whether or not we have read up to there."""
+    return _tcp_state(sock) in _PEER_HAS_CLOSED
+
+
+def _tcp_state(sock: socket) -> int:
+    try:
+        return sock.getsockopt(IPPROTO_TCP, TCP_INFO, 1)[0]
+    except OSError:
+        return _TCP_CLOSE
+
+
+async def wait_hangup(sock: socket) -> None:
+    """Wait until the peer has closed or reset, without reading: an epoll instance that is told of nothing else.
+
+    Out of file descriptors it waits for ever: what the peer does is then seen when somebody reads.
+    """
+    try:
+        watcher = select.epoll()
+    except OSError:
+        await trio.sleep_forever()
+    try:
+        watcher.register(sock.fileno(), select.EPOLLRDHUP)
+        await trio.lowlevel.wait_readable(watcher.fileno())
+    finally:
+        trio.lowlevel.notify_closing(watcher.fileno())
+        watcher.close()

@@ -1,0 +1,1 @@
+"""Coverage-guided fuzzing (`make fuzz`): targets with their invariants, seeds, and the driver around atheris."""

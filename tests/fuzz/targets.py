@@ -1,0 +1,562 @@
+"""What is fuzzed, and what must hold whatever the bytes are.
+
+A target is a function of bytes. It returns for all inputs; whatever it raises is a finding: an exception that is not
+SessionError, WireError or ConfigError (those it catches), or an AssertionError of the invariants here:
+
+- cutting a stream in other places changes nothing: same bytes out, same verdict;
+- bytes that are not rewritten come out as they went in, and no more bytes come out than the rewriting may add;
+- what a session holds is bounded, whatever lengths and counts a peer claims.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from config.load import load_bytes, warnings_of
+from config.overlay import parse_overlay
+from config.problems import ConfigError
+from config.table import to_table
+from proxy.errors import SessionError
+from proxy.intercept import AdminRequest, Answer, Ask, Forward, Interceptors, Outcome, Wait
+from proxy.mutations import MUTATION_APIS, MutationQuota
+from proxy.observer import Counters
+from proxy.quota_admin import AlterRule, QuotaAdmin, read_described
+from proxy.session import Session
+from proxy.wire import apis, requests, responses, schema
+from proxy.wire.apis import ALTER_CLIENT_QUOTAS, API_VERSIONS, DESCRIBE_CLIENT_QUOTAS, FETCH, PRODUCE, SHARE_FETCH
+from proxy.wire.frames import WireError
+from proxy.wire.messages import framed, request_header
+from proxy.wire.software import client_software
+from quota.admin import AdminError, Changes, Quotas
+from quota.entity import DEFAULT
+from quota.ledger import Ledger
+from quota.table import Entry, QuotaTable
+from tests.fuzz import seeds as recorded
+
+MAX_FRAME_BYTES = 1 << 20
+SMALL_HELD_BYTES = 256 * 1024
+"""More than a session may hold of anything but administrators' requests and responses that are rewritten."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One entry point for bytes."""
+
+    name: str
+    run: Callable[[bytes], None]
+    seeds: Callable[[], Iterable[bytes]]
+    modules: tuple[str, ...]
+    """Whose coverage is reported."""
+    max_bytes: int = 4096
+
+
+TARGETS: dict[str, Target] = {}
+
+
+def find(name: str) -> Target:
+    """A target by its name; "broken" is one that tests have a finding of."""
+    return BROKEN if name == "broken" else TARGETS[name]
+
+
+def target(
+    name: str, seeds: Callable[[], Iterable[bytes]], modules: tuple[str, ...], max_bytes: int = 4096
+) -> Callable[[Callable[[bytes], None]], Callable[[bytes], None]]:
+    """Register a function as a target."""
+
+    def register(run: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        TARGETS[name] = Target(name, run, seeds, modules, max_bytes)
+        return run
+
+    return register
+
+
+# ---- helpers --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _table(rate: float | None, percentage: float | None) -> QuotaTable:
+    if rate is None:
+        return QuotaTable([])
+    limits = {"producer_byte_rate": rate, "consumer_byte_rate": rate, "controller_mutation_rate": 1.0}
+    return QuotaTable([Entry(client_id=DEFAULT, request_percentage=percentage, **limits)])
+
+
+def _ledger(rate: float | None = None, percentage: float | None = None) -> Ledger:
+    return _unlimited() if rate is None else Ledger(_table(rate, percentage))
+
+
+@cache
+def _unlimited() -> Ledger:
+    return Ledger(_table(None, None), max_clients=100)
+
+
+def _translate(node_id: int, host: str, port: int, kind: str) -> tuple[str, int]:
+    return "sidecar", 19_000 + node_id % 1000
+
+
+def _session(of: Ledger, *, interceptors: Interceptors | None = None, rewrite: bool = True) -> Session:
+    return Session(
+        of,
+        Counters(),
+        user="u",
+        translate=_translate if rewrite else None,
+        max_frame_bytes=MAX_FRAME_BYTES,
+        interceptors=interceptors or {},
+    )
+
+
+def _pieces(data: bytes, cut: int) -> Iterator[bytes]:
+    """The whole for 0, else in pieces of up to `cut` bytes."""
+    if cut == 0:
+        yield data
+        return
+    for at in range(0, len(data), cut):
+        yield data[at : at + cut]
+
+
+def _held(session: Session) -> int:
+    """Bytes that a session keeps between two reads."""
+    sides = (session._requests, session._responses)
+    held = sum(len(side.walker.held or b"") for side in sides)
+    return held + len(session._requests._backlog or b"")
+
+
+def _feed(session: Session, data: bytes, cut: int, limit_bytes: int = SMALL_HELD_BYTES) -> tuple[bytes, str | None]:
+    """What goes to the broker, and the reason of the end if there is one."""
+    out = bytearray()
+    try:
+        for piece in _pieces(data, cut):
+            for part in session.client_bytes(memoryview(bytearray(piece)), 0.0):
+                out += part
+            while session.has_backlog and not session.must_wait:
+                for part in session.resume(0.0):
+                    out += part
+            assert _held(session) <= limit_bytes + len(piece)
+            if session.must_wait:
+                break
+    except SessionError as error:
+        return bytes(out), f"{error.reason} {error.kind}"
+    return bytes(out), None
+
+
+# ---- requests -------------------------------------------------------------------------------------------------------
+
+
+def _requests() -> list[bytes]:
+    return [each.request for each in recorded.exchanges()]
+
+
+@target("header", _requests, ("proxy.wire.requests", "proxy.wire.frames", "proxy.wire.software"))
+def header(data: bytes) -> None:
+    """One request's head: whole, and cut at a place that its own bytes choose."""
+    buf = bytearray(data)
+    end = len(buf)
+
+    def parse(upto: int) -> object:
+        try:
+            found = requests.parse_request_header(buf, 0, upto, MAX_FRAME_BYTES)
+        except WireError as error:
+            return error.reason
+        if found is None:
+            return None
+        assert 12 <= found.body <= upto
+        assert found.body <= 4 + found.size
+        assert len(found.client_id) <= 32_767
+        return (found.api_key, found.api_version, found.correlation_id, found.client_id, found.body, found.known)
+
+    whole = parse(end)
+    part = parse(data[-1] * end // 256 if data else 0)
+    assert part is None or part == whole or whole is None
+    if not isinstance(whole, tuple):
+        return
+    api_key, version, body = whole[0], whole[1], whole[4]
+    try:
+        if api_key == PRODUCE:
+            requests.produce_acks(buf, body, end, version)
+        elif api_key == FETCH:
+            fields = requests.parse_fetch(buf, body, end, version)
+            assert fields is None or fields.rest <= end
+        elif api_key == SHARE_FETCH:
+            requests.parse_share_fetch(buf, body, end, version)
+        elif api_key == API_VERSIONS:
+            software = client_software(buf, body, end, version)
+            assert software is None or len(software) <= 100
+    except WireError:
+        return
+
+
+def _client_streams() -> list[bytes]:
+    pairs = [b"\x07" + first + second for first, second in zip(_requests()[::2], _requests()[1::2], strict=False)]
+    return pairs + [b"\x21" + stream.from_client[:1000] for stream in recorded.streams()]
+
+
+@target("requests", _client_streams, ("proxy.framing", "proxy.request_side"), max_bytes=1024)
+def client_stream(data: bytes) -> None:
+    """What a client sends, whole and in pieces of a size that the first byte says: the broker gets the same."""
+    if len(data) < 2:
+        return
+    stream = data[1:]
+    whole = _feed(_session(_ledger()), stream, 0)
+    parts = _feed(_session(_ledger()), stream, max(data[0], len(stream) // 64) or 1)
+    complete = sum(map(len, recorded.frames_of(stream))) == len(stream)
+    # Of a frame that is not there as a whole, more may be held when it comes in pieces.
+    assert parts[1] == whole[1] or (parts[1] is None and not complete)
+    if whole[1] is None:
+        assert parts[0] == whole[0] if complete else whole[0].startswith(parts[0])
+    assert len(parts[0]) <= len(stream)
+    if whole[1] is None:
+        _same_but_fetch_versions(stream, whole[0])
+
+
+def _same_but_fetch_versions(received: bytes, sent: bytes) -> None:
+    """Without quotas a request is changed in one thing: the version of a Fetch that would be told addresses."""
+    at = from_there = 0
+    while at < len(received):
+        size = 4 + int.from_bytes(received[at : at + 4], "big")
+        frame = bytearray(received[at : at + size])
+        at += size
+        if len(frame) < 8:
+            break
+        key, version = struct.unpack_from(">hh", frame, 4)
+        if key == API_VERSIONS and not apis.is_known(key, version):
+            continue  # answered here
+        if key == FETCH:
+            struct.pack_into(">h", frame, 6, responses.fetch_version_upstream(version))
+        there = sent[from_there : from_there + len(frame)]
+        assert there == frame[: len(there)]
+        assert len(there) == len(frame) or at >= len(received)  # the last one's head may still be held
+        from_there += len(frame)
+
+
+# ---- both directions ------------------------------------------------------------------------------------------------
+
+_STEP = struct.Struct(">BBH")
+"""Of a script: who speaks or what happens, the pieces' size, the length of the bytes that follow."""
+
+
+def _step(kind: int, data: bytes, cut: int = 0) -> bytes:
+    return _STEP.pack(kind, cut, len(data)) + data
+
+
+def _scripts() -> list[bytes]:
+    found = []
+    for each in recorded.exchanges():
+        if len(each.request) + len(each.response) < 3000:
+            found.append(b"\x01" + _step(0, each.request) + _step(1, each.response, 5))
+    for stream in recorded.streams():
+        script = b"\x03"
+        answers = recorded.frames_of(stream.from_broker)
+        for request, answer in zip(recorded.frames_of(stream.from_client), answers, strict=False):
+            if len(script) + len(request) + len(answer) > 3000:
+                break
+            script += _step(0, request) + _step(1, answer)
+        found.append(script)
+    return found
+
+
+@target(
+    "session",
+    _scripts,
+    ("proxy.session", "proxy.framing", "proxy.request_side", "proxy.response_side", "proxy.exchange", "proxy.fetch"),
+    max_bytes=3072,
+)
+def session(data: bytes) -> None:
+    """Both peers send what they like, in any order, while time passes, with and without quotas."""
+    if not data:
+        return
+    ledger = _ledger(1000.0, 5.0) if data[0] & 1 else _ledger()
+    handlers = _interceptors(ledger) if data[0] & 2 else None
+    one = _session(ledger, interceptors=handlers, rewrite=not data[0] & 4)
+    at, now_ms, sent, got = 1, 0.0, 0, 0
+    try:
+        while at + 4 <= len(data):
+            kind, cut, length = _STEP.unpack_from(data, at)
+            piece = data[at + 4 : at + 4 + length]
+            at += 4 + length
+            if kind % 4 == 2:
+                now_ms += length
+                continue
+            for part in _pieces(piece, cut):
+                view = memoryview(bytearray(part))
+                if kind % 4 == 1:
+                    out = one.broker_bytes(view, now_ms)
+                elif one.must_wait or one.has_backlog or one.mute_until_ms > now_ms:
+                    now_ms = max(now_ms, one.mute_until_ms)
+                    out = one.resume(now_ms)
+                else:
+                    out = one.client_bytes(view, now_ms)
+                sent += sum(map(len, out)) + sum(map(len, one.ready_answers()))
+                got += len(part)
+                assert _held(one) <= SMALL_HELD_BYTES
+                assert len(one.inflight) <= 1025
+                assert one.mute_until_ms - now_ms <= 60_000
+    except SessionError:
+        pass
+    one.close(now_ms)
+    assert sent <= 64 * got + 4096  # an answer made here (an empty Fetch) is longer than the request at most so much
+
+
+# ---- responses ------------------------------------------------------------------------------------------------------
+
+_CORRELATION = 7
+
+
+@cache
+def _asking(api_key: int, version: int) -> bytes:
+    """A request frame of this version whose body nobody looks at."""
+    body = b"\0\0\0\1" + b"\xff\xff\0\1" + bytes(40)
+    return framed(request_header(api_key, version, _CORRELATION, "c") + body)
+
+
+def _through_a_session(api_key: int, version: int, frame: bytes, cut: int, incomplete: bool) -> None:
+    found = []
+    for pieces in (0, cut):
+        one = _session(_ledger())
+        _feed(one, _asking(api_key, version), 0)
+        if not one.inflight:
+            return  # ended already, or answered here
+        out = bytearray()
+        verdict = None
+        try:
+            for piece in _pieces(frame, pieces):
+                for part in one.broker_bytes(memoryview(bytearray(piece)), 1.0):
+                    out += part
+                assert _held(one) <= len(frame)
+        except SessionError as error:
+            verdict = str(error.reason)
+        found.append((bytes(out), verdict))
+        assert len(out) <= 2 * len(frame) + 16
+    (whole, verdict), (parts, cut_verdict) = found
+    if incomplete:  # more may be held when it comes in pieces
+        assert cut_verdict in (None, verdict)
+        return
+    assert verdict == cut_verdict
+    if verdict is None:
+        assert parts == whole
+        assert len(whole) >= 4 + int.from_bytes(whole[:4], "big")
+
+
+def _as_a_function(api_key: int, version: int, frame: bytes, missing: int) -> None:
+    def rewritten(end: int) -> object:
+        try:
+            return responses.rewrite(api_key, version, frame, 0, end, _translate)
+        except WireError as error:
+            return error.reason
+
+    end = min(len(frame), 4 + int.from_bytes(frame[:4], "big"))
+    whole, part = rewritten(end), rewritten(max(end - missing, 8))
+    if isinstance(whole, responses.Rewritten):
+        assert whole.consumed <= end
+        assert len(whole.head) <= 2 * whole.consumed + 16
+        assert (
+            int.from_bytes(whole.head[:4], "big") - int.from_bytes(frame[:4], "big") == len(whole.head) - whole.consumed
+        )
+    assert part == whole or isinstance(part, responses.NeedMore)
+    told = responses.read_throttle(frame, 0, end, api_key, version)
+    patched = bytearray(frame)
+    if responses.patch_throttle(patched, 0, end, api_key, version, 0x7FFF_FFFF):
+        changed = [at for at in range(len(frame)) if frame[at] != patched[at]]
+        assert not changed or changed[-1] - changed[0] < 4
+        assert told == 0 or changed or told == 0x7FFF_FFFF
+
+
+def _response_target(api_key: int) -> None:
+    first, last = schema.APIS[api_key][1], schema.APIS[api_key][2]
+
+    def seeds() -> list[bytes]:
+        return [
+            bytes((version - first, cut)) + each.response[8:]
+            for each in recorded.exchanges()
+            if each.api_key == api_key and first <= (version := min(each.version, last))
+            for cut in (0, 3)
+        ]
+
+    def run(data: bytes) -> None:
+        if len(data) < 3:
+            return
+        version = first + data[0] % (last - first + 1)
+        size_lie = data[1] >> 6  # 2: the size says one byte more than there are, 3: one less
+        frame = struct.pack(">ii", len(data) - 2 + 4 + (0, 0, 1, -1)[size_lie], _CORRELATION) + data[2:]
+        if data[1] & 1:
+            _through_a_session(api_key, version, frame, max(data[1] & 62, len(frame) // 64, 1), size_lie == 2)
+        else:
+            _as_a_function(api_key, version, frame, data[1] & 62)
+
+    name = "response_" + "".join(
+        ("_" if c.isupper() and n else "") + c.lower() for n, c in enumerate(apis.api_name(api_key))
+    )
+    target(
+        name,
+        seeds,
+        ("proxy.wire.responses", "proxy.wire.walk", "proxy.wire.throttle", "proxy.wire.sharefetch"),
+        max_bytes=1024,
+    )(run)
+
+
+for _key in sorted({*schema.ADDRESS_WALKS, API_VERSIONS}):
+    _response_target(_key)
+
+
+def _described_seeds() -> list[bytes]:
+    return [b"\0" + each.response[4:] for each in recorded.exchanges() if each.api_key in (3, 18)] + [
+        b"\1\0\0\0\0\0\0\1\2\2\5user\2a\2\2\5rate\x40\0\0\0\0\0\0\0\0\0\0"
+    ]
+
+
+@target("own_questions", _described_seeds, ("proxy.wire.responses", "proxy.wire.walk", "proxy.quota_admin"))
+def own_questions(data: bytes) -> None:
+    """What a broker answers to the sidecar itself: its brokers, its versions, its quotas."""
+    if not data:
+        return
+    frame = framed(data[1:])
+    try:
+        if data[0] == 1:
+            read_described(1, data[1:])
+        elif len(frame) >= 8:
+            responses.read_brokers(data[0] % 14, frame, 0, len(frame))
+    except (WireError, AdminError):
+        pass
+    if len(frame) >= 8:
+        try:
+            responses.read_api_versions(data[0] % 5, frame, 0, len(frame))
+        except WireError:
+            return
+
+
+# ---- administrators -------------------------------------------------------------------------------------------------
+
+
+class _Authority:
+    """Quotas that nobody keeps."""
+
+    rule: AlterRule = "apply"
+    managed = "elsewhere"
+
+    def quotas(self) -> Quotas:
+        return {}
+
+    def may_alter(self, user: str) -> bool:
+        return True
+
+    def apply(self, user: str, changes: Changes, done: Callable[[str | None], None]) -> None:
+        done(None)
+
+    def altered_at_the_broker(self) -> None:
+        pass
+
+
+@cache
+def _admin() -> QuotaAdmin:
+    return QuotaAdmin(_Authority())
+
+
+def _interceptors(ledger: Ledger) -> Interceptors:
+    return {
+        DESCRIBE_CLIENT_QUOTAS: _admin(),
+        ALTER_CLIENT_QUOTAS: _admin(),
+        **dict.fromkeys(MUTATION_APIS, MutationQuota(ledger)),
+    }
+
+
+ADMIN_APIS = (DESCRIBE_CLIENT_QUOTAS, ALTER_CLIENT_QUOTAS, *sorted(MUTATION_APIS))
+
+
+def _admin_seeds() -> list[bytes]:
+    from tests.fuzz.admin_seeds import bodies
+
+    return bodies()
+
+
+@target(
+    "administration",
+    _admin_seeds,
+    ("proxy.quota_admin", "proxy.mutations", "proxy.mutation_request", "proxy.wire.topics", "proxy.wire.lengths"),
+)
+def administration(data: bytes) -> None:
+    """Bodies that handlers decode whole, and what a broker answers to them: arrays may claim what they like."""
+    if len(data) < 4:
+        return
+    ledger = _ledger(1000.0)
+    api_key = ADMIN_APIS[data[0] % len(ADMIN_APIS)]
+    first, last = schema.APIS[api_key][1], schema.APIS[api_key][2]
+    version = first + data[1] % (last - first + 1)
+    split = 3 + data[2] * (len(data) - 3) // 255
+    body, answer = data[3:split], data[split:]
+    account = ledger.account("u", "c")
+    if data[2] & 1:
+        ledger.charge_mutation(account, 1000, False, 0.0)  # over the quota: refused topics are put into answers
+    handler = _interceptors(ledger)[api_key]
+    try:
+        outcome = handler.request(AdminRequest(api_key, version, "u", "c", account, body), 0.0)
+        for _ in range(4):
+            if not isinstance(outcome, Ask):
+                break
+            outcome = outcome.then(answer, 1.0)
+        if isinstance(outcome, Wait):
+            decided: list[Outcome] = []
+            outcome.start(decided.append)
+            (outcome,) = decided
+        if isinstance(outcome, Answer):
+            assert len(outcome.body) <= 600 * len(body) + 4096
+        elif isinstance(outcome, Forward):
+            assert outcome.body is None or len(outcome.body) <= len(body) + 64
+            if outcome.on_response is not None:
+                outcome.on_response(answer, 2.0)
+    except WireError:
+        return
+
+
+# ---- configuration --------------------------------------------------------------------------------------------------
+
+
+@target("configuration", recorded.configurations, ("config.load", "config.model", "config.source", "config.types"))
+def configuration(data: bytes) -> None:
+    """Whatever is in the file: it loads, or every problem says where and what was expected."""
+    config = None
+    try:
+        config = load_bytes("q.yaml", data)
+    except ConfigError as error:
+        problems = error.problems
+    else:
+        problems = []
+    for problem in problems:
+        assert problem.expected
+        assert problem.line is None or problem.line >= 1
+        assert len(str(problem)) < 2000
+    if config is None:
+        assert problems
+        return
+    for warning in warnings_of(config):
+        assert len(str(warning)) < 2000
+    to_table(config)
+
+
+def _overlays() -> list[bytes]:
+    return [
+        b"quotas:\n- {user: alice, producer_byte_rate: 1000}\n",
+        b"",
+        b"quotas:\n- {client-id: <default>, request_percentage: 5}\n",
+    ]
+
+
+@target("overlay", _overlays, ("config.overlay", "config.source"), max_bytes=512)
+def overlay(data: bytes) -> None:
+    """The overlay file that AlterClientQuotas writes, edited by somebody."""
+    try:
+        parse_overlay("o.yaml", data)
+    except ConfigError as error:
+        problems = error.problems
+    else:
+        return
+    assert problems
+
+
+def broken(data: bytes) -> None:
+    """Breaks at every other input: what tests see with that findings are reported."""
+    assert sum(data) % 2 == 0, "found"
+
+
+BROKEN = Target("broken", broken, lambda: [b"seed"], (), 16)
