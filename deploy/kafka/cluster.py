@@ -1,5 +1,7 @@
 """A real Kafka cluster for the demo, the tests and the benchmarks: KRaft brokers in JVMs of our own, on 127.0.0.1.
 
+Other addresses are for network namespaces, where a broker has one of its own; controllers stay on loopback.
+
 Thread-safety: calls on one cluster may come from several threads; starting and stopping are serialised by a lock.
 """
 
@@ -25,7 +27,15 @@ from deploy.kafka.javalog import broker_arguments
 from deploy.kafka.ports import free_ports
 from deploy.kafka.probe import BrokerAddress, ProbeError, brokers_seen_by
 from deploy.kafka.process import GuardedProcess
-from deploy.kafka.properties import ExtraListener, Voter, broker_properties, format_features, to_text
+from deploy.kafka.properties import (
+    LOOPBACK,
+    ExtraListener,
+    Voter,
+    address_text,
+    broker_properties,
+    format_features,
+    to_text,
+)
 from deploy.kafka.security import Security
 from deploy.kafka.tools import QUICK_JVM, java_command, run_tool
 
@@ -56,9 +66,10 @@ class Node:
 
 @dataclass(slots=True)
 class _Slot:
-    """A broker the cluster knows, running or not; it keeps its port and its data over a restart."""
+    """A broker the cluster knows, running or not; it keeps its address and its data over a restart."""
 
     node_id: int
+    host: str
     port: int
     folder: Path
     process: GuardedProcess | None = None
@@ -93,6 +104,7 @@ class KafkaCluster:
         jvm: Sequence[str],
         extra_listeners: Sequence[ExtraListener] = (),
         security: Security | None = None,
+        addresses: Sequence[tuple[str, int]] = (),
     ) -> None:
         self.version = version
         self.directory = directory or Path(tempfile.mkdtemp(prefix="kquota-kafka-"))
@@ -102,6 +114,7 @@ class KafkaCluster:
         self._jvm = tuple(jvm)
         self._extra_listeners = tuple(extra_listeners)
         self.security = security
+        self._addresses = tuple(addresses)
         self._cluster_id = _random_id()
         self._slots: dict[int, _Slot] = {}
         self._voters: list[Voter] = []
@@ -119,6 +132,7 @@ class KafkaCluster:
         jvm: Sequence[str] = (*QUICK_JVM, *BROKER_HEAP),
         extra_listeners: Sequence[ExtraListener] = (),
         security: Security | None = None,
+        addresses: Sequence[tuple[str, int]] = (),
         start_limit_s: float = START_LIMIT_S,
     ) -> Self:
         """Bring up a cluster and wait until every broker answers and sees all the others.
@@ -136,6 +150,7 @@ class KafkaCluster:
             extra_listeners: further listeners of the one broker, whose clients come through a proxy; their ports are
                 the caller's choice, so `brokers` must be 1.
             security: secured listeners beside the plain one, users, ACLs.
+            addresses: (address, port) of each broker, where loopback and a free port will not do.
             start_limit_s: how long to wait for the answers.
 
         Raises:
@@ -144,9 +159,11 @@ class KafkaCluster:
         """
         if extra_listeners and brokers != 1:
             raise EmbeddedKafkaError("extra listeners name fixed ports, so only a cluster of one broker can have them")
+        if addresses and len(addresses) != brokers:
+            raise EmbeddedKafkaError(f"{len(addresses)} addresses for {brokers} brokers")
         resolve(version, progress=progress)
         for attempt in range(1, PORT_ATTEMPTS + 1):
-            cluster = cls(version, directory, overrides or {}, progress, jvm, extra_listeners, security)
+            cluster = cls(version, directory, overrides or {}, progress, jvm, extra_listeners, security, addresses)
             try:
                 cluster._start_first(range(1, brokers + 1), start_limit_s)
             except BrokerStartError as error:
@@ -166,7 +183,7 @@ class KafkaCluster:
     def nodes(self) -> list[Node]:
         """The running brokers, by id."""
         return [
-            Node(slot.node_id, "127.0.0.1", slot.port, slot.process.child_pid, slot.log)
+            Node(slot.node_id, slot.host, slot.port, slot.process.child_pid, slot.log)
             for slot in sorted(self._slots.values(), key=lambda slot: slot.node_id)
             if slot.process is not None and slot.process.poll() is None
         ]
@@ -174,11 +191,11 @@ class KafkaCluster:
     @property
     def bootstrap(self) -> list[str]:
         """`host:port` of every running broker, by id, as clients want it."""
-        return [f"{node.host}:{node.port}" for node in self.nodes]
+        return [address_text(node.host, node.port) for node in self.nodes]
 
     def bootstrap_of(self, listener: str) -> list[str]:
         """`host:port` of every running broker at one of the listeners of `security`."""
-        return [f"{node.host}:{self._slot(node.node_id).secure_ports[listener]}" for node in self.nodes]
+        return [address_text(node.host, self._slot(node.node_id).secure_ports[listener]) for node in self.nodes]
 
     def node(self, node_id: int) -> Node:
         """One running broker.
@@ -203,26 +220,39 @@ class KafkaCluster:
             self._slots[node_id].process = None
             self._progress(f"broker {node_id} stopped")
 
-    def start_broker(self, node_id: int, *, move: bool = False, start_limit_s: float = START_LIMIT_S) -> Node:
+    def start_broker(
+        self,
+        node_id: int,
+        *,
+        move: bool = False,
+        address: tuple[str, int] | None = None,
+        start_limit_s: float = START_LIMIT_S,
+    ) -> Node:
         """Start a stopped broker again with its data; waits until every running broker sees it.
 
-        It comes back on its old port, or with `move` on another one, as a broker does that got a new address.
+        It comes back on its old address, or with `move` on another port, or at `address`, as a broker does that got a
+        new one.
         """
         with self._lock:
             slot = self._slot(node_id)
             if slot.process is None or slot.process.poll() is not None:
                 if move:
                     slot.port = free_ports(1, self._ports())[0]
+                if address is not None:
+                    slot.host, slot.port = address
+                if move or address is not None:
                     self._write_properties(slot)
                 self._launch([slot], start_limit_s)
             return self.node(node_id)
 
-    def add_broker(self, node_id: int, *, start_limit_s: float = START_LIMIT_S) -> Node:
+    def add_broker(
+        self, node_id: int, *, address: tuple[str, int] | None = None, start_limit_s: float = START_LIMIT_S
+    ) -> Node:
         """Add a new node (broker only, no voter) to the running cluster; waits until every running broker sees it."""
         with self._lock:
             if node_id in self._slots:
                 raise EmbeddedKafkaError(f"there is a broker {node_id} already")
-            slot = self._new_slot(node_id, self._ports())
+            slot = self._new_slot(node_id, self._ports(), address)
             source = next(iter(self._slots.values()))
             self._slots[node_id] = slot
             self._write_properties(slot)
@@ -264,19 +294,20 @@ class KafkaCluster:
         used = {voter.controller_port for voter in self._voters}
         return used.union(*({slot.port, *slot.secure_ports.values()} for slot in self._slots.values()))
 
-    def _new_slot(self, node_id: int, avoid: set[int]) -> _Slot:
+    def _new_slot(self, node_id: int, avoid: set[int], address: tuple[str, int] | None) -> _Slot:
         names = [] if self.security is None else [listener.name for listener in self.security.listeners]
         port, *secure = free_ports(1 + len(names), avoid)
         secure_ports = dict(zip(names, secure, strict=True))
-        return _Slot(node_id, port, self.directory / f"broker-{node_id}", secure_ports=secure_ports)
+        host, port = address or (LOOPBACK, port)
+        return _Slot(node_id, host, port, self.directory / f"broker-{node_id}", secure_ports=secure_ports)
 
     def _start_first(self, node_ids: Sequence[int], start_limit_s: float) -> None:
         began = time.monotonic()
         taken = {port for extra in self._extra_listeners for port in (extra.port, extra.advertised_port)}
         ports = free_ports(len(node_ids), taken)
         self._voters = [Voter(node_id, port) for node_id, port in zip(node_ids, ports, strict=True)]
-        for node_id in node_ids:
-            self._slots[node_id] = self._new_slot(node_id, taken | self._ports())
+        for node_id, address in zip(node_ids, self._addresses or [None] * len(node_ids), strict=True):
+            self._slots[node_id] = self._new_slot(node_id, taken | self._ports(), address)
         slots = list(self._slots.values())
         for slot in slots:
             self._write_properties(slot)
@@ -291,6 +322,7 @@ class KafkaCluster:
         properties = broker_properties(
             version=self.version,
             node_id=slot.node_id,
+            host=slot.host,
             port=slot.port,
             voters=self._voters,
             data=slot.data,
@@ -335,7 +367,8 @@ class KafkaCluster:
         for slot in slots:
             self._wait_until_it_sees(slot, deadline)
             self._progress(
-                f"broker {slot.node_id} answers after {time.monotonic() - began:.1f} s on 127.0.0.1:{slot.port}"
+                f"broker {slot.node_id} answers after {time.monotonic() - began:.1f} s "
+                f"on {address_text(slot.host, slot.port)}"
             )
         for slot in self._slots.values():
             if slot not in slots and slot.process is not None:
@@ -344,7 +377,7 @@ class KafkaCluster:
     def _wait_until_it_sees(self, slot: _Slot, deadline: float) -> None:
         """Poll one broker until its Metadata lists every running broker of the cluster at its own address."""
         expected = {
-            BrokerAddress(other.node_id, "127.0.0.1", other.port)
+            BrokerAddress(other.node_id, other.host, other.port)
             for other in self._slots.values()
             if other.process is not None
         }
@@ -356,7 +389,7 @@ class KafkaCluster:
                         f"broker {other.node_id} ended with code {other.process.returncode}{_tail(other)}"
                     )
             try:
-                seen = set(brokers_seen_by("127.0.0.1", slot.port))
+                seen = set(brokers_seen_by(slot.host, slot.port))
             except ProbeError as error:
                 last = str(error)
             else:

@@ -12,6 +12,14 @@ from deploy.kafka.security import Security
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 
 
+LOOPBACK = "127.0.0.1"
+
+
+def address_text(host: str, port: int) -> str:
+    """`host:port` as bootstrap.servers and listeners have it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class Voter(NamedTuple):
     """A member of the controller quorum."""
 
@@ -34,6 +42,7 @@ def broker_properties(
     *,
     version: str,
     node_id: int,
+    host: str,
     port: int,
     voters: Sequence[Voter],
     data: Path,
@@ -47,14 +56,14 @@ def broker_properties(
     `secure_ports` has a port for each listener of `security`, by name.
     """
     controller_port = dict(voters).get(node_id)
-    listeners = [f"PLAINTEXT://127.0.0.1:{port}"]
+    listeners = [f"PLAINTEXT://{address_text(host, port)}"]
     if controller_port is not None:
         listeners.append(f"CONTROLLER://127.0.0.1:{controller_port}")
     advertised = listeners[:1] + [f"{extra.name}://127.0.0.1:{extra.advertised_port}" for extra in extra_listeners]
     listeners += [f"{extra.name}://127.0.0.1:{extra.port}" for extra in extra_listeners]
     protocols = dict.fromkeys(["PLAINTEXT", "CONTROLLER", *(extra.name for extra in extra_listeners)], "PLAINTEXT")
     if security is not None:
-        secure = [f"{one.name}://127.0.0.1:{(secure_ports or {})[one.name]}" for one in security.listeners]
+        secure = [f"{one.name}://{address_text(host, (secure_ports or {})[one.name])}" for one in security.listeners]
         advertised += secure
         listeners += secure
         protocols |= {one.name: one.protocol for one in security.listeners}
