@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from config.model import LIMIT_NAMES, Config, QuotaEntry
+from config.model import LIMIT_NAMES, Config, QuotaEntry, Upstream
 from config.problems import MISSING, ConfigError, Place, Problem
 from config.source import Source, parse
 from config.table import (
@@ -22,6 +22,7 @@ from config.table import (
     to_connection_entry,
     to_entry,
 )
+from config.transparent import Transparent
 from config.types import DEFAULT_WORD
 from quota.connections import ConnectionEntry
 from quota.entity import ANONYMOUS
@@ -54,11 +55,51 @@ def load_bytes(file: str, data: bytes, *, on_paper: bool = False) -> Config:
         raise ConfigError([source.problem((), "expected a configuration, the file is empty")])
     if on_paper and isinstance(source.values, dict):
         source.values.setdefault("upstream", {"bootstrap": ["on-paper:9092"]})
-    config = validate(Config, source)
-    problems = find_duplicates(config, source) + _find_clashes(config, source) + _find_quota_clashes(config, source)
+    missing = _find_no_brokers(source)
+    try:
+        config = validate(Config, source)
+    except ConfigError as error:
+        raise ConfigError(_in_file_order([*error.problems, *missing])) from None
+    problems = (
+        missing
+        + find_duplicates(config, source)
+        + _find_clashes(config, source)
+        + _find_quota_clashes(config, source)
+        + _find_unasked(config, source)
+    )
     if problems:
         raise ConfigError(_in_file_order(problems))
     return config.with_source(source)
+
+
+def _find_no_brokers(source: Source) -> list[Problem]:
+    """Brokers have to be named unless connections themselves say where they go. Asked of the file's own values, so
+    that it is told together with whatever else is wrong."""
+    values = source.values
+    if not isinstance(values, dict) or values.get("mode") == "transparent":
+        return []
+    if "upstream" not in values:
+        text = f"expected a value: {Upstream.__doc__} It needs: bootstrap."
+        return [source.problem(("upstream",), text, MISSING)]
+    upstream, place = values["upstream"], ("upstream", "bootstrap")
+    if isinstance(upstream, dict) and "bootstrap" not in upstream:
+        return [source.problem(place, f"expected a value: {_described(Config, place)}", MISSING)]
+    if isinstance(upstream, dict) and upstream["bootstrap"] == []:
+        return [source.problem(place, "expected at least one item", [])]
+    return []
+
+
+def _find_unasked(config: Config, source: Source) -> list[Problem]:
+    """What connects to the cluster by itself, without a broker to begin with."""
+    if config.upstream.bootstrap:
+        return []
+    found: list[Problem] = []
+    text = "expected upstream.bootstrap beside it: the sidecar connects to the cluster for this"
+    if config.quota_settings.source == "cluster":
+        found.append(source.problem(("quotas", "source"), text, "cluster"))
+    if config.export is not None and config.export.kafka_topic is not None:
+        found.append(source.problem(("export", "kafka_topic"), text, config.export.kafka_topic))
+    return found
 
 
 def _find_clashes(config: Config, source: Source) -> list[Problem]:
@@ -143,10 +184,20 @@ def warnings_of(config: Config) -> list[Problem]:
     text = f"matches no connection yet: with this file every connection's user is {_fallback(config)}"
     found += _first_of(source, config, unreachable, text)
     found += _warnings_of_administration(config, source)
+    found += _warnings_of_mode(config, source)
     limited = entries(config) or connection_entries(config)
     if not limited and config.quota_settings.source == "file" and config.quota_settings.alter != "apply":
         found.append(source.problem(("quotas",), "no quotas at all: nothing will be throttled", at_key=True))
     return found
+
+
+def _warnings_of_mode(config: Config, source: Source) -> list[Problem]:
+    text = f"is not used: mode is {config.mode}"
+    if config.mode == "transparent":
+        unused: list[Place] = [("listen", "broker_ports"), ("listen", "advertised_host")]
+        return [source.problem(place, text, at_key=True) for place in unused if source.has(place)]
+    default = config.transparent == Transparent()
+    return [] if default else [source.problem(("transparent",), text, at_key=True)]
 
 
 def _warnings_of_administration(config: Config, source: Source) -> list[Problem]:

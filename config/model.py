@@ -22,6 +22,7 @@ from pydantic_core import CoreSchema
 
 from config.export import Export
 from config.source import Source
+from config.transparent import Transparent
 from config.types import (
     ABSOLUTE_PATH,
     ADDRESS,
@@ -35,7 +36,6 @@ from config.types import (
     absent,
     choice,
     duration_ms,
-    later,
     rate,
     size,
     text,
@@ -84,7 +84,8 @@ class Upstream(_Model):
     """The real cluster."""
 
     bootstrap: list[Annotated[HostPort, HOST_PORT]] = Field(
-        description="host:port of some brokers, tried in turn.", min_length=1
+        default_factory=list,
+        description="host:port of some brokers, tried in turn. Required unless mode is transparent.",
     )
     tls: Annotated[None, absent("TLS to the broker")] = Field(default=None, description="Not available yet: null only.")
     connect_timeout_ms: Annotated[int, _milliseconds(_HOUR_MS, least_ms=10)] = Field(
@@ -307,14 +308,26 @@ class Log(_Model):
     )
 
 
+_BROKERS_NEEDED: dict[str, Any] = {
+    "if": {"required": ["mode"], "properties": {"mode": {"const": "transparent"}}},
+    "else": {"required": ["upstream"], "properties": {"upstream": {"required": ["bootstrap"]}}},
+}
+"""JSON schema of what `config.load` asks for: brokers are named, unless connections themselves say where they go."""
+
+
 class Config(_Model):
     """One sidecar."""
 
+    model_config = ConfigDict(json_schema_extra=_BROKERS_NEEDED)
+
     mode: Annotated[str, choice("a mode", "rewrite", "transparent")] = Field(
-        default="rewrite", description="How clients reach the brokers. rewrite: one local port per broker."
+        default="rewrite",
+        description="How clients reach the brokers. rewrite: one local port per broker; transparent: their connections "
+        "are redirected to the sidecar, which goes on to where they were going.",
     )
     listen: Listen = Field(default_factory=Listen)
-    upstream: Upstream
+    upstream: Upstream = Field(default_factory=Upstream)
+    transparent: Transparent = Field(default_factory=Transparent)
     identity: Identity = Field(default_factory=Identity)
     quota_settings: Annotated[QuotaSettings, _ListOrMapping()] = Field(
         default_factory=QuotaSettings,
@@ -396,13 +409,6 @@ class Config(_Model):
     export: Export | None = Field(default=None, description="Usage records; null: none.")
 
     _source: Source | None = PrivateAttr(default=None)
-
-    @field_validator("mode")
-    @classmethod
-    def _only_rewrite(cls, value: str) -> str:
-        if value != "rewrite":
-            raise later(f"mode {value} (use rewrite)")
-        return value
 
     @property
     def quotas(self) -> list[QuotaEntry]:

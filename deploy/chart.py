@@ -155,7 +155,8 @@ def values_schema() -> Schema:
         "additionalProperties": False,
         "description": "The configuration file but for quotas, see docs/configuration.md.",
         "properties": settings,
-        "required": [*model["required"], "admin"],  # probes and Prometheus need it
+        "required": ["admin"],  # probes and Prometheus need it
+        **{word: model[word] for word in ("if", "else")},  # upstream.bootstrap, unless mode is transparent
     }
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",

@@ -8,6 +8,7 @@ from typing import Any
 from config.load import warnings_of
 from config.model import Config
 from config.overlay import load_overlay
+from config.types import HostPort
 from config.units import readable_bytes, readable_ms
 from deploy.text import columns, readable_limit, readable_name, safe
 from quota.connections import ConnectionEntry
@@ -54,18 +55,27 @@ def _administration(config: Config) -> list[list[str]]:
     return [["quotas from", source], ["altering quotas", rules[quotas.alter]]]
 
 
+def _listeners(config: Config) -> str:
+    listen, ports = config.listen, config.listen.broker_ports
+    if config.mode == "rewrite":
+        return f"{listen.host}:{listen.port}, brokers on ports {ports.first}-{ports.last}"
+    allowed = [*config.transparent.networks]
+    if config.transparent.ports:
+        spans = (str(first) if first == last else f"{first}-{last}" for first, last in config.transparent.ports)
+        allowed.append(f"ports {', '.join(spans)}")
+    here = HostPort(listen.host, listen.port)
+    return f"{here}, redirected connections to {', '.join(allowed) or 'anywhere'}"
+
+
 def summary_text(file: str, config: Config, table: QuotaTable) -> str:
     """The summary that `kquota check` prints; `table` has the limits in force. Raises ConfigError."""
-    listen, up = config.listen, config.upstream
+    up = config.upstream
     cap = f"at most {readable_ms(config.max_mute)}" if config.max_mute else "without a cap"
     user = config.identity.static if "static" in config.identity.sources else None
     rows = [
         ["mode", config.mode],
-        [
-            "listen",
-            f"{listen.host}:{listen.port}, brokers on ports {listen.broker_ports.first}-{listen.broker_ports.last}",
-        ],
-        ["upstream", ", ".join(str(address) for address in up.bootstrap)],
+        ["listen", _listeners(config)],
+        ["upstream", ", ".join(str(address) for address in up.bootstrap) or "where connections were going"],
         ["user", f"{user or ANONYMOUS} for every connection"],
         [
             "window",

@@ -33,7 +33,7 @@ from proxy.intercept import Interceptors
 from proxy.mutations import MUTATION_APIS, MutationQuota
 from proxy.quota_admin import QuotaAdmin
 from proxy.server import Proxy
-from proxy.settings import ProxySettings
+from proxy.settings import ProxySettings, Transparent
 from proxy.wire.apis import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
 from quota.entity import Kind
 from quota.ledger import Ledger
@@ -64,7 +64,14 @@ def proxy_settings(config: Config) -> ProxySettings:
         drain_timeout_s=config.drain_timeout_s / 1000,
         max_idle_s=config.connections_max_idle_ms / 1000,
         metadata_refresh_s=config.upstream.metadata_refresh_ms / 1000,
+        transparent=_transparent(config) if config.mode == "transparent" else None,
     )
+
+
+def _transparent(config: Config) -> Transparent:
+    settings = config.transparent
+    ports = tuple(range(ports.first, ports.last + 1) for ports in settings.ports)
+    return Transparent(settings.mark, tuple(settings.networks), ports)
 
 
 def new_ledger(config: Config, table: QuotaTable) -> Ledger:

@@ -6,6 +6,7 @@ import errno
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import structlog
@@ -17,12 +18,15 @@ from proxy.arrivals import Arrivals
 from proxy.cluster import ClusterError, ask_brokers
 from proxy.connection import Connection, ConnectionInfo, Shared
 from proxy.errors import CloseReason, SessionError, UpstreamError
+from proxy.exchange import AddressTranslator
 from proxy.intercept import NO_INTERCEPTORS, Interceptors
 from proxy.observer import Counters
 from proxy.resolver import Resolver
 from proxy.session import Session
 from proxy.settings import ProxySettings
 from proxy.splice import PipePool
+from proxy.transparent import Interception, bind_all, spelled
+from proxy.wire.responses import NodeAddress
 from quota.connections import Ticket
 from quota.ledger import Ledger
 
@@ -58,6 +62,13 @@ class Proxy:
         self._ledger = ledger
         self.counters = counters or Counters()
         self._book = AddressBook(settings.broker_ports, self._bind_broker)
+        self._interception = (
+            None
+            if settings.transparent is None
+            else Interception(settings.transparent, self.counters, settings.connect_timeout_s)
+        )
+        self._nodes: list[NodeAddress] = []
+        """Brokers as last heard in transparent mode, where none has a listener."""
         self._shared = Shared(
             counters=self.counters,
             pipes=PipePool(),
@@ -77,8 +88,9 @@ class Proxy:
         self._port = settings.listen_port
         self.state = "starting"
         """starting, serving, draining, stopped"""
-        self.cluster_reached = False
-        """The cluster answered a Metadata request, the last time it was asked."""
+        self.cluster_reached = not settings.bootstrap
+        """The cluster answered a Metadata request, the last time it was asked; true where there is nobody to ask
+        (transparent mode without bootstrap servers)."""
         self.last_cluster_error: str | None = None
 
     # ---- what others may know ---------------------------------------------------------------------------------------
@@ -109,7 +121,9 @@ class Proxy:
         return [connection.info() for connection in self._connections]
 
     def brokers(self) -> list[tuple[int, str, int, int]]:
-        """(node id, host, port, local port) of the brokers seen."""
+        """(node id, host, port, local port) of the brokers seen; local port: their own when transparent."""
+        if self._interception is not None:
+            return [(node.node_id, node.host, node.port, node.port) for node in self._nodes]
         return [(a.key.node_id, a.host, a.port, a.local_port) for a in self._book.brokers() if a.key.kind == "broker"]
 
     # ---- life -------------------------------------------------------------------------------------------------------
@@ -122,12 +136,18 @@ class Proxy:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                listener = self._bind(settings.listen_port)
-                self._port = int(listener.getsockname()[1])
+                if self._interception is None:
+                    self._bind(settings.listen_port)
+                else:
+                    self._interception.prepare()
+                    self._listeners += bind_all(settings.listen_host, settings.listen_port, BACKLOG)
+                self._port = int(self._listeners[0].getsockname()[1])
                 self.state = "serving"
-                nursery.start_soon(self._accept_loop, listener, BOOTSTRAP, self._dial_bootstrap)
+                for listener in self._listeners:
+                    nursery.start_soon(self._accept_loop, listener, BOOTSTRAP, self._dial_bootstrap)
                 nursery.start_soon(self._admission.run)
-                nursery.start_soon(self._watch_cluster)
+                if settings.bootstrap:
+                    nursery.start_soon(self._watch_cluster)
                 nursery.start_soon(self._close_abandoned)
                 log.info("listening", host=settings.listen_host, port=self.port)
                 task_status.started()
@@ -232,6 +252,13 @@ class Proxy:
         dial: Callable[[], Awaitable[socket.socket]],
     ) -> None:
         assert self._nursery is not None
+        if self._interception is not None:
+            try:
+                destination = self._interception.judge(client, address)
+            except SessionError as refusal:
+                self._interception.refuse(client, refusal)
+                return
+            name, dial = str(destination), partial(self._interception.dial, destination)
         client.setblocking(False)
         with suppress(OSError):
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -240,19 +267,16 @@ class Proxy:
         ticket = self._admission.admit(client, address[0], user)
         if ticket is None:
             return
-        advertised = settings.advertised_host or (
-            client.getsockname()[0] if settings.listen_host in WILDCARDS else settings.listen_host
-        )
         session = Session(
             self._ledger,
             self.counters,
             user=user,
-            translate=lambda node_id, host, port, kind: (advertised, self._translate(kind, node_id, host, port)),
+            translate=self._translator(client),
             max_frame_bytes=settings.max_frame_bytes,
             max_in_flight=settings.max_in_flight,
             interceptors=self._interceptors,
         )
-        connection = Connection(client, f"{address[0]}:{address[1]}", name, dial, session, self._shared, source)
+        connection = Connection(client, str(spelled(address)), name, dial, session, self._shared, source)
 
         def authenticated(sasl: str | None) -> None:
             user, source = settings.identity.choose(sasl=sasl)
@@ -280,6 +304,16 @@ class Proxy:
             log.debug("connection closed", reason=str(reason), peer=connection.peer, broker=connection.broker_name)
 
     # ---- upstream ---------------------------------------------------------------------------------------------------
+
+    def _translator(self, client: socket.socket) -> AddressTranslator | None:
+        """Which addresses a client is told in place of the brokers' own; None: those."""
+        settings = self._settings
+        if self._interception is not None:
+            return None
+        advertised = settings.advertised_host or (
+            client.getsockname()[0] if settings.listen_host in WILDCARDS else settings.listen_host
+        )
+        return lambda node_id, host, port, kind: (advertised, self._translate(kind, node_id, host, port))
 
     def _translate(self, kind: str, node_id: int, host: str, port: int) -> int:
         try:
@@ -360,13 +394,14 @@ class Proxy:
             except ClusterError as error:
                 errors.append(str(error))
                 continue
-            for node in brokers:
+            self._nodes = brokers
+            for node in brokers if self._interception is None else ():
                 self._book.local_port("broker", node.node_id, node.host, node.port)
             return
         raise ClusterError("; ".join(dict.fromkeys(errors)))
 
     def _known_brokers(self) -> list[tuple[str, int]]:
-        return [(address.host, address.port) for address in self._book.brokers() if address.key.kind == "broker"]
+        return [(host, port) for _, host, port, _ in self.brokers()]
 
     async def _close_abandoned(self) -> None:
         """End connections on which nothing moves any more: idle ones, and those of clients that have gone while a

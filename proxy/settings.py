@@ -8,6 +8,18 @@ from proxy.identity import IdentityPolicy
 
 
 @dataclass(frozen=True, slots=True)
+class Transparent:
+    """Settings of `mode: transparent` alone."""
+
+    mark: int | None = None
+    """Socket mark (SO_MARK) of all that the sidecar dials, for rules that leave it out by that; None: no mark."""
+    networks: tuple[str, ...] = ()
+    """CIDRs that redirected connections may go to; empty: any."""
+    ports: tuple[range, ...] = ()
+    """Ports that they may go to; empty: any."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProxySettings:
     """Settings of one sidecar. Changing them takes a restart; quotas live in the ledger and do not."""
 
@@ -16,7 +28,7 @@ class ProxySettings:
     broker_ports: range
     """Local ports for brokers: broker N gets `broker_ports[N]` if free, else the first free one."""
     bootstrap: tuple[tuple[str, int], ...]
-    """(host, port) of real brokers, tried in turn."""
+    """(host, port) of real brokers, tried in turn. May be empty when `transparent`."""
     advertised_host: str | None = None
     """Host that clients are told; None: the address the client itself connected to."""
     identity: IdentityPolicy = field(default_factory=IdentityPolicy)
@@ -36,3 +48,5 @@ class ProxySettings:
     """Size of the one receive buffer that all connections share (nothing is kept in it between wake-ups)."""
     splice_min_bytes: int = 32_768
     """Bodies with at least this much still to come are moved by splice(2), without entering Python; 0: never."""
+    transparent: Transparent | None = None
+    """Connections are redirected here, and go on to where they were going. None: `mode: rewrite`."""

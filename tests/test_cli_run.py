@@ -203,13 +203,13 @@ def test_a_port_in_use_is_one_clear_line_and_exit_1(tmp_path: Path, which: str) 
 
 def test_a_bad_file_is_exit_2_with_the_problems(tmp_path: Path) -> None:
     path = tmp_path / "q.yaml"
-    path.write_text("mode: transparent\n")
+    path.write_text("mode: magic\n")
     command = [sys.executable, "-m", "deploy.cli", "run", "--config", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         f"error: {path}:1:1: upstream: expected a value: The real cluster. It needs: bootstrap.",
-        f'error: {path}:1:7: mode: got "transparent", mode transparent (use rewrite) is not available yet',
+        f'error: {path}:1:7: mode: got "magic", expected a mode: one of rewrite, transparent',
     ]
 
 

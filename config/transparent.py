@@ -1,0 +1,66 @@
+"""Settings of `mode: transparent` alone."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from config.types import PortRange, Value, whole, wrong
+
+
+def _network(value: Any) -> str:
+    expected = 'a network or an address, such as "10.0.0.0/8", "10.1.2.3" or "2001:db8::/32"'
+    if not isinstance(value, str):
+        raise wrong(expected)
+    try:
+        return str(ipaddress.ip_network(value))
+    except ValueError as error:
+        # 10.0.0.1/8: one address of a network, or all of it? Both would be a guess.
+        bits = " without bits of hosts in it" if "host bits" in str(error) else ""
+        raise wrong(expected + bits) from None
+
+
+NETWORK = Value(_network, {"type": "string", "minLength": 2})
+"""A CIDR in its one spelling; a single address is /32 or /128."""
+
+
+def _ports(value: Any) -> PortRange:
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    first, dash, last = text.partition("-") if isinstance(text, str) else ("", "", "")
+    if first.strip().isdecimal() and (last.strip().isdecimal() if dash else not last):
+        found = PortRange(int(first), int(last or first))
+        if 1 <= found.first <= found.last <= 65_535:
+            return found
+    raise wrong('a port or a range of ports from 1 to 65535, such as 9092 or "9092-9094"')
+
+
+PORTS = Value(
+    _ports,
+    {
+        "anyOf": [
+            {"type": "integer", "minimum": 1, "maximum": 65_535},
+            {"type": "string", "pattern": r"^\s*[0-9]{1,5}\s*(-\s*[0-9]{1,5}\s*)?$"},
+        ]
+    },
+)
+"""One port or first-last."""
+
+
+class Transparent(BaseModel):
+    """Only with mode: transparent (docs/transparent.md)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mark: Annotated[int, whole(1, 2**32 - 1, "a socket mark")] | None = Field(
+        default=None,
+        description="SO_MARK of all that the sidecar dials, for redirect rules that leave it out by that instead of by "
+        "its user; needs the capability NET_ADMIN. null: no mark.",
+    )
+    networks: list[Annotated[str, NETWORK]] = Field(
+        default_factory=list, description="Where redirected connections may go, as CIDRs; empty: anywhere."
+    )
+    ports: list[Annotated[PortRange, PORTS]] = Field(
+        default_factory=list, description="Ports that redirected connections may go to; empty: any."
+    )

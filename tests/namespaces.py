@@ -1,0 +1,126 @@
+"""Network namespaces for tests: two machines in one, with an application on this side and brokers on that.
+
+Namespaces here have no names: the kernel removes one, with its addresses, rules and cables, when nobody is in it and
+its file is closed, so that even a test that is killed leaves nothing behind. Who enters one by `inside` takes sockets
+made there and programs started there along. Root is needed, and says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+CLONE_NEWNET = 0x40000000
+"""linux/sched.h"""
+RUN_LIMIT_S = 30.0
+PROGRAMS = {"ip": "iproute2", "nft": "nftables", "iptables-restore": "iptables"}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _insist(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)} (tests with network namespaces need root)")
+
+
+class Namespace:
+    """One network namespace, with its loopback interface up."""
+
+    def __init__(self) -> None:
+        for program, package in PROGRAMS.items():
+            assert shutil.which(program), f"{program} is missing: apt-get install {package}"
+        made: list[int | BaseException] = []
+
+        def make() -> None:  # in a thread of its own, which takes the unshared namespace to its grave
+            try:
+                _insist(_libc.unshare(CLONE_NEWNET), "unshare")
+                made.append(os.open(f"/proc/self/task/{threading.get_native_id()}/ns/net", os.O_RDONLY | os.O_CLOEXEC))
+            except BaseException as error:
+                made.append(error)
+
+        thread = threading.Thread(target=make)
+        thread.start()
+        thread.join()
+        (result,) = made
+        if isinstance(result, BaseException):
+            raise result
+        self._fd = result
+        self.run("ip", "link", "set", "lo", "up")
+
+    @property
+    def path(self) -> str:
+        """A file that stands for it, for `ip link set … netns PATH`."""
+        return f"/proc/{os.getpid()}/fd/{self._fd}"
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """The calling thread is in it, with whatever it starts."""
+        home = os.open(f"/proc/self/task/{threading.get_native_id()}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _insist(_libc.setns(self._fd, CLONE_NEWNET), "setns")
+            try:
+                yield
+            finally:
+                _insist(_libc.setns(home, CLONE_NEWNET), "setns")
+        finally:
+            os.close(home)
+
+    def run(self, *command: str, check: bool = True, given: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a program in it; `given` is its input."""
+        with self.inside():
+            done = subprocess.run(
+                command, input=given, capture_output=True, text=True, timeout=RUN_LIMIT_S, check=False
+            )
+        assert not check or done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"
+        return done
+
+    def add_address(self, address: str, device: str) -> None:
+        """Give it an address ("10.0.0.1/24"), usable at once."""
+        later = ["nodad"] if ":" in address else []
+        self.run("ip", "address", "add", address, "dev", device, *later)
+
+    def remove_address(self, address: str, device: str) -> None:
+        """Take an address away again."""
+        self.run("ip", "address", "delete", address, "dev", device)
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._fd)
+
+
+@dataclass(frozen=True)
+class Network:
+    """An application's namespace and one for brokers, with a cable between them."""
+
+    application: Namespace
+    brokers: Namespace
+
+
+APPLICATION = ("10.77.0.2/24", "fd77::2/64")
+CABLE = "cable"
+
+
+@contextmanager
+def network(broker_addresses: Sequence[str]) -> Iterator[Network]:
+    """Two namespaces that reach each other; the second one has these addresses, all of one network per family."""
+    application = Namespace()
+    try:
+        brokers = Namespace()
+        try:
+            application.run("ip", "link", "add", CABLE, "type", "veth", "peer", "name", CABLE, "netns", brokers.path)
+            for side, addresses in ((application, APPLICATION), (brokers, tuple(broker_addresses))):
+                for address in addresses:
+                    side.add_address(address, CABLE)
+                side.run("ip", "link", "set", CABLE, "up")
+            yield Network(application, brokers)
+        finally:
+            brokers.close()
+    finally:
+        application.close()
