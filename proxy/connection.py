@@ -246,6 +246,8 @@ class Connection:
                 if left is not None:
                     turns = 0
                     await _send_rest(self._broker, left, _broker_failed)
+                    left = None
+                buffers = []  # nothing of what was said is held while we wait: a password least of all
             if session.inflight and session.inflight[0].local_answer is not None:
                 await self._send_answers()
             if session.client_skip >= shared.splice_min_bytes > 0 and self._broker is not None:
@@ -361,6 +363,8 @@ class Connection:
                     turns = 0
                     async with self._client_lock:
                         await _send_rest(client, left, _client_failed)
+                    left = None
+            buffers = []
             if session.broker_skip >= shared.splice_min_bytes > 0:
                 turns = 0
                 async with self._client_lock:

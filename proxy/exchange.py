@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from proxy.intercept import NO_INTERCEPTORS, Interceptors, OnResponse, Outcome
+from proxy.login import Logins
 from proxy.observer import Counters
 from proxy.request_time import RequestTime
+from proxy.sasl import DEFAULT_CLAIM, Login
 from proxy.wire.apis import PRODUCE
 from quota.entity import Kind
 from quota.group import Admission
@@ -54,12 +57,18 @@ class Exchange:
     __slots__ = (
         "authenticated",
         "broker_mute_until_ms",
+        "claim",
+        "client_waits",
         "counters",
+        "expire_ms",
         "inflight",
         "interceptors",
         "ledger",
+        "logins",
         "mute_until_ms",
         "outcome",
+        "owed_until_ms",
+        "renew_ms",
         "request_time",
         "translate",
         "wake",
@@ -79,14 +88,24 @@ class Exchange:
         self.interceptors = interceptors
         self.outcome: Outcome | None = None
         """What a handler has decided about the request that waited for its question to be answered."""
-        self.authenticated: Callable[[str | None], None] = _no_matter
-        """Called when the broker has accepted a SASL exchange."""
+        self.authenticated: Callable[[Login | None], None] = _no_matter
+        """Called when the broker has accepted a login; with None when requests come without one."""
+        self.claim = DEFAULT_CLAIM
+        """Of OAUTHBEARER's tokens: which one is the principal's name."""
+        self.logins: Logins | None = None
+        """Made when a login begins."""
+        self.client_waits = False
+        """Nothing is taken from the client before the broker has answered its SASL message (or its name is known)."""
         self.wake: Callable[[], None] = _nobody
         """Called when an outcome has come from outside: the client's requests can go on."""
         self.inflight: deque[Pending] = deque()
         self.request_time = RequestTime()
         self.mute_until_ms = 0.0
         """The client is not read before this time."""
+        self.renew_ms = self.expire_ms = math.inf
+        """Between these times the client is not muted: its session ends then, and it has to log in again (KIP-368)."""
+        self.owed_until_ms = 0.0
+        """End of the mute that could not be because of that; it goes on once the client has logged in."""
         self.broker_mute_until_ms = 0.0
         """The broker does not read us before this time, because of a quota of its own (KIP-219)."""
 
@@ -98,7 +117,7 @@ class Exchange:
     def mute(self, account: Account, kind: Kind, delay_ms: int, now_ms: float, charged: float | None = None) -> None:
         """Do not read the client for `delay_ms`, because of a Produce request that gets no response (acks=0)."""
         self.ledger.note_throttle(account, kind, delay_ms, at_ms=now_ms, api_key=PRODUCE, amount=charged)
-        self.mute_until_ms = max(self.mute_until_ms, now_ms + delay_ms)
+        self._hold(now_ms + delay_ms, now_ms)
 
     def broker_throttled(self, pending: Pending, told_ms: int, now_ms: float) -> None:
         """The broker itself throttles: it has told the client so, and reads nothing of this connection meanwhile."""
@@ -118,7 +137,19 @@ class Exchange:
             pending.delay_ms = delay_ms
             pending.cause = kind
             pending.charged = charged
+        self._hold(until_ms, now_ms)
+
+    def _hold(self, until_ms: float, now_ms: float) -> None:
+        if until_ms > self.renew_ms and now_ms < self.expire_ms:
+            self.owed_until_ms = max(self.owed_until_ms, until_ms)
+            until_ms = self.renew_ms
         self.mute_until_ms = max(self.mute_until_ms, until_ms)
+
+    def renew(self, renew_ms: float, expire_ms: float, now_ms: float) -> None:
+        """The client has logged in, and is to do so again between these two times."""
+        self.renew_ms, self.expire_ms = renew_ms, expire_ms
+        owed_until_ms, self.owed_until_ms = self.owed_until_ms, 0.0
+        self._hold(owed_until_ms, now_ms)
 
     def note(self, pending: Pending) -> None:
         """The request is done with: count the throttle it has brought about, under the one quota that caused it."""
@@ -137,5 +168,5 @@ def _nobody() -> None:
     """Nobody waits for outcomes: there is no shell around this session."""
 
 
-def _no_matter(_name: str | None) -> None:
+def _no_matter(_login: Login | None) -> None:
     """Nobody wants to know who the client is."""

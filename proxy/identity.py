@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from proxy.sasl import Login
 from quota.entity import ANONYMOUS
 
 SOURCES: Final = ("tls", "sasl", "static")
@@ -19,6 +20,15 @@ class IdentityPolicy:
     """Asked in this order."""
     static_user: str | None = None
     """What the source `static` knows of every connection."""
+
+    unknown_user: str | None = None
+    """Whom the source `sasl` names when the broker has accepted a login that shows no name; None: nobody."""
+
+    def sasl_user(self, login: Login | None) -> str | None:
+        """What the source `sasl` knows after this login; None without one."""
+        if login is None:
+            return None
+        return self.unknown_user if login.name is None or login.by_token else login.name
 
     def choose(self, *, tls: str | None = None, sasl: str | None = None) -> tuple[str, str]:
         """(user, where it comes from: "tls", "sasl", "static", or "anonymous" when no source knows one).

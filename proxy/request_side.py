@@ -10,10 +10,12 @@ from proxy.exchange import Exchange, Pending
 from proxy.fetch import FetchShaper
 from proxy.framing import Buffer, FrameWalker
 from proxy.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Answer, Ask, Forward, Outcome, Wait
+from proxy.login import NOBODY, RAW, Logins, copies, too_large, wipe
 from proxy.wire import requests, responses
 from proxy.wire.apis import API_VERSIONS, FETCH, PRODUCE, api_name, is_known
 from proxy.wire.frames import WireError, diagnose
 from proxy.wire.messages import framed, request_header, response_frame
+from proxy.wire.sasl import MAX_SASL_BYTES, SASL_APIS, SASL_AUTHENTICATE
 from proxy.wire.schema import APIS
 from proxy.wire.software import client_software
 from quota.entity import Kind
@@ -41,6 +43,7 @@ class RequestSide:
         "_completing",
         "_exchange",
         "_joined",
+        "_login_expected",
         "_max_frame_bytes",
         "_max_in_flight",
         "_now_ms",
@@ -55,7 +58,9 @@ class RequestSide:
         "walker",
     )
 
-    def __init__(self, exchange: Exchange, user: str, max_frame_bytes: int, max_in_flight: int) -> None:
+    def __init__(
+        self, exchange: Exchange, user: str, max_frame_bytes: int, max_in_flight: int, login_expected: bool = False
+    ) -> None:
         self._exchange = exchange
         self.user = user
         """Who is charged; see `identify`."""
@@ -73,6 +78,8 @@ class RequestSide:
         self._joined: dict[str, Account] = {}
         """Clients that count this connection as theirs, by client-id: this user's among `client_ids`."""
         self._saw_request = False
+        self._login_expected = login_expected
+        """Nobody but SASL tells who this is: requests before the login are charged to nobody, as by a broker."""
         self._shaper = FetchShaper()
         self._waiting: tuple[bytes, bytes, Pending] | None = None
         """Request (header, body) whose handler has not decided yet."""
@@ -98,7 +105,28 @@ class RequestSide:
         if user != self.user:
             self.close()
             self.user = user
-            self._account = None
+        self._account = None
+        self._login_expected = False
+
+    def _client(self, api_key: int, client_id: str) -> Account:
+        """Whom the request of this API and client-id is charged to, now that this is not the same as before."""
+        exchange = self._exchange
+        logins = exchange.logins
+        login = api_key in SASL_APIS
+        if login and (logins is None or not logins.refused):
+            return NOBODY
+        if self._login_expected and api_key == API_VERSIONS:
+            return NOBODY  # brokers take this one before the login
+        if logins is not None and logins.active and not login:
+            logins.end()
+        if self._login_expected:
+            self._login_expected = False
+            exchange.authenticated(None)
+        self._account = account = exchange.ledger.account(self.user, client_id)
+        client_id = account.identity.client_id  # very long ones are shortened there; nothing holds them whole
+        if client_id not in self._joined and len(self._joined) < MAX_TRACKED_CLIENT_IDS:
+            self._join(client_id, account)
+        return account
 
     def _join(self, client_id: str, account: Account) -> None:
         self._joined[client_id] = account
@@ -144,7 +172,12 @@ class RequestSide:
     def take(self, view: memoryview, now_ms: float) -> list[Buffer]:
         """Take bytes read from the client; returns the buffers to send to the broker, in order."""
         self.bytes_total += len(view)
-        return self._walk(view, now_ms)
+        out = self._walk(view, now_ms)
+        logins = self._exchange.logins
+        if logins is not None and logins.active:
+            out = copies(out)
+            wipe(view)
+        return out
 
     def moved(self, count: int, now_ms: float) -> None:
         """`count` bytes of the body went to the broker without passing through `take`."""
@@ -156,7 +189,9 @@ class RequestSide:
 
     def _walk(self, view: memoryview, now_ms: float) -> list[Buffer]:
         self._now_ms = now_ms
-        out, taken = self.walker.walk(view, self._judge, self._complete)
+        logins = self._exchange.logins
+        judge = self._judge if logins is None or not logins.watch.raw else self._judge_raw
+        out, taken = self.walker.walk(view, judge, self._complete)
         if taken < len(view):
             self._backlog = bytearray(view[taken:])
         return out
@@ -186,6 +221,7 @@ class RequestSide:
             exchange.mute_until_ms > self._now_ms
             or len(exchange.inflight) >= self._max_in_flight
             or self._waiting is not None
+            or exchange.client_waits
         )
 
     def _judge(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
@@ -204,12 +240,9 @@ class RequestSide:
         self._saw_request = True
         api_key, version = header.api_key, header.api_version
         client_id = header.client_id
-        if self._account is None or client_id != self._account.identity.client_id:
-            self._account = self._exchange.ledger.account(self.user, client_id)
-            client_id = self._account.identity.client_id  # very long ones are shortened there; nothing holds them whole
-            if client_id not in self._joined and len(self._joined) < MAX_TRACKED_CLIENT_IDS:
-                self._join(client_id, self._account)
         account = self._account
+        if account is None or client_id != account.identity.client_id:
+            account = self._client(api_key, client_id)
         pending = Pending(header.correlation_id, api_key, version, account, now_ms)
         answered = True
         if api_key == PRODUCE:
@@ -247,6 +280,8 @@ class RequestSide:
         elif api_key == API_VERSIONS and self.software is None and here == total:
             self.software = client_software(buf, header.body, start + total, version)
             account.software = self.software or account.software
+        elif api_key in SASL_APIS and header.known:
+            return self._login(buf, start, here, total, header, pending, out)
         elif api_key in self._exchange.interceptors and header.known:
             if total > MAX_INTERCEPTED_BYTES:
                 text = f"{api_name(api_key)} request of {header.size} bytes; at most {MAX_INTERCEPTED_BYTES} are held"
@@ -263,6 +298,50 @@ class RequestSide:
                 self._unsent = pending
         state.skip = total - here
         return here
+
+    def _logins(self) -> Logins:
+        exchange = self._exchange
+        if exchange.logins is None:
+            exchange.logins = Logins(exchange, exchange.claim)
+        return exchange.logins
+
+    def _login(
+        self,
+        buf: bytearray | memoryview,
+        start: int,
+        here: int,
+        total: int,
+        header: requests.RequestHeader,
+        pending: Pending,
+        out: list[Buffer],
+    ) -> int:
+        """A request of a login: taken whole, passed on, and nothing of it is kept but a name."""
+        if header.size > MAX_SASL_BYTES:
+            raise self._client_malformed(buf, start, start + here, too_large(header.size))
+        logins = self._logins()
+        logins.watch.begin()
+        if here < total:
+            self.walker.need = total
+            return 0
+        if not logins.refused:
+            pending.account = NOBODY
+        self._count_request(pending.account, pending.api_key)
+        self._exchange.inflight.append(pending)
+        logins.request(header, memoryview(buf)[header.body : start + total], pending)
+        out.append(bytes(buf[start : start + total]))
+        self.walker.skip = 0
+        return -total
+
+    def _judge_raw(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
+        """Judge the raw SASL message at `start`, which has no request header (see `framing.Judge`)."""
+        logins = self._logins()
+        frame = logins.raw_frame(self.walker, buf, start, end)
+        if frame is None:
+            return 0 if logins.watch.raw else self._judge(buf, start, end, out)
+        if logins.watch.awaiting:
+            self._exchange.inflight.append(Pending(0, SASL_AUTHENTICATE, RAW, NOBODY, self._now_ms))
+        out.append(frame)
+        return -len(frame)
 
     def _fetch(
         self,

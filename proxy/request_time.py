@@ -40,9 +40,6 @@ MS_PER_BYTE: Final = 4e-6
 6 ms per MB (20 requests/s) for taking one in, whatever the acks."""
 RECENT: Final = 15
 """How many requests the baseline is the median of."""
-FREE_SASL: Final = 16
-"""SASL requests of a connection that are not charged: brokers serve logins below the layer that charges. A login is two
-to five requests; whoever goes on asking is charged, as brokers do with such requests after a login."""
 
 NEVER_WAIT: Final = _keys(
     "Produce",  # those with acks=1; acks=0 has no response, acks=all is told apart by the caller
@@ -90,13 +87,12 @@ EXEMPT: Final = _keys(
     "FetchSnapshot",
 )
 """What brokers do not charge: requests among brokers and controllers (KafkaApis, "exempt")."""
-_SASL: Final = _keys("SaslHandshake", "SaslAuthenticate")
 
 
 class RequestTime:
     """The estimator of one connection. Times are in milliseconds."""
 
-    __slots__ = ("_at", "_baseline", "_free_sasl", "_recent", "free_ms", "round_trip_ms")
+    __slots__ = ("_at", "_baseline", "_recent", "free_ms", "round_trip_ms")
 
     def __init__(self) -> None:
         self.free_ms = 0.0
@@ -106,7 +102,6 @@ class RequestTime:
         self._recent = [DEFAULT_BASELINE_MS] * RECENT
         self._at = 0
         self._baseline: float | None = DEFAULT_BASELINE_MS  # None: to be found again
-        self._free_sasl = FREE_SASL
 
     def busy_ms(
         self, api_key: int, sent_ms: float, now_ms: float, replicated_bytes: int = 0, came_ms: float | None = None
@@ -137,9 +132,6 @@ class RequestTime:
             self._baseline = None
             return busy
         if api_key in EXEMPT:
-            return 0.0
-        if api_key in _SASL and self._free_sasl > 0:
-            self._free_sasl -= 1
             return 0.0
         most = self.baseline_ms
         return busy if busy < most else most

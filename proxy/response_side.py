@@ -11,10 +11,12 @@ from proxy.errors import CloseReason, SessionError
 from proxy.exchange import Exchange, Pending
 from proxy.framing import Buffer, FrameWalker
 from proxy.intercept import MAX_INTERCEPTED_BYTES
+from proxy.login import NOBODY, RAW, copies, wipe
 from proxy.wire import responses
 from proxy.wire.apis import FETCH, JOIN_GROUP, SHARE_FETCH, SYNC_GROUP, api_name
 from proxy.wire.frames import WireError
 from proxy.wire.messages import response_frame
+from proxy.wire.sasl import MAX_SASL_BYTES
 from proxy.wire.sharefetch import ShareFetchScrubber
 from quota.entity import Kind
 
@@ -50,7 +52,13 @@ class ResponseSide:
         self.bytes_total += len(view)
         self._now_ms = now_ms
         self._came_ms = now_ms if came_ms is None else came_ms
-        out, _ = self.walker.walk(view, self._judge, self._complete)
+        logins = self._exchange.logins
+        if logins is None or not logins.active:
+            out, _ = self.walker.walk(view, self._judge, self._complete)
+            return out
+        out, _ = self.walker.walk(view, self._judge_raw if self._raw_comes() else self._judge, self._complete)
+        out = copies(out)
+        wipe(view)
         return out
 
     def moved(self, count: int, now_ms: float) -> list[Buffer]:
@@ -152,6 +160,44 @@ class ResponseSide:
             return self._scrub_share_fetch(version, buf[start : start + here], total, out)
         return used
 
+    def _raw_comes(self) -> bool:
+        """Whether the next frame is a raw SASL message: nothing else is owed meanwhile."""
+        exchange = self._exchange
+        if exchange.inflight:
+            return exchange.inflight[0].api_version == RAW
+        return exchange.logins is not None and exchange.logins.watch.raw
+
+    def _judge_raw(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
+        """Judge the raw SASL message at `start`, which has no response header (see `framing.Judge`)."""
+        exchange, here = self._exchange, end - start
+        if here < 4:
+            self.walker.need = 4
+            return 0
+        size = int.from_bytes(buf[start : start + 4], "big", signed=True)
+        if not 0 <= size <= MAX_SASL_BYTES:
+            raise SessionError(
+                CloseReason.BROKER_MALFORMED,
+                f"the broker sent a SASL message of {size} bytes",
+                kind="broker_frame_size",
+            )
+        total = 4 + size
+        if here < total:
+            self.walker.need = total
+            return 0
+        if exchange.inflight:
+            if exchange.inflight[0].api_version != RAW:
+                raise SessionError(
+                    CloseReason.BROKER_MALFORMED,
+                    "the broker sent two SASL messages for one",
+                    kind="broker_unasked_response",
+                )
+            exchange.inflight.popleft()
+            assert exchange.logins is not None
+            exchange.logins.raw_answer(bytes(buf[start + 4 : start + total]), self._now_ms)
+        out.append(bytes(buf[start : start + total]))
+        self.walker.skip = 0
+        return -total
+
     def _latency_ms(self, pending: Pending) -> float:
         """From the request, or when a broker that throttled began to read it, to the first byte of its response."""
         return max(self._now_ms - max(pending.sent_ms, self._exchange.broker_mute_until_ms), 0.0)
@@ -159,6 +205,8 @@ class ResponseSide:
     def _charge_time(self, pending: Pending) -> None:
         """Charge the time that the broker was busy. Known with the first bytes of the response, before any goes on."""
         self._timed = pending
+        if pending.account is NOBODY:
+            return
         exchange, now_ms = self._exchange, self._now_ms
         busy_ms = exchange.request_time.busy_ms(
             pending.api_key, pending.sent_ms, now_ms, pending.replicated_bytes, self._came_ms

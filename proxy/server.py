@@ -22,6 +22,7 @@ from proxy.exchange import AddressTranslator
 from proxy.intercept import NO_INTERCEPTORS, Interceptors
 from proxy.observer import Counters
 from proxy.resolver import Resolver
+from proxy.sasl import Login
 from proxy.session import Session
 from proxy.settings import ProxySettings
 from proxy.splice import PipePool
@@ -86,6 +87,8 @@ class Proxy:
         self._bootstrap_first: tuple[str, int] | None = None
         self._look_again = trio.Event()
         self._port = settings.listen_port
+        self._login_expected = False
+        """The cluster's listener wants SASL: some connection has logged in."""
         self.state = "starting"
         """starting, serving, draining, stopped"""
         self.cluster_reached = not settings.bootstrap
@@ -264,7 +267,8 @@ class Proxy:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         settings = self._settings
         user, source = self.given_user
-        ticket = self._admission.admit(client, address[0], user)
+        login_decides = self._login_expected and settings.identity.choose(sasl="somebody")[1] == "sasl"
+        ticket = self._admission.admit(client, address[0], None if login_decides else user)
         if ticket is None:
             return
         session = Session(
@@ -275,11 +279,14 @@ class Proxy:
             max_frame_bytes=settings.max_frame_bytes,
             max_in_flight=settings.max_in_flight,
             interceptors=self._interceptors,
+            login_expected=self._login_expected,
+            claim=settings.oauth_claim,
         )
         connection = Connection(client, str(spelled(address)), name, dial, session, self._shared, source)
 
-        def authenticated(sasl: str | None) -> None:
-            user, source = settings.identity.choose(sasl=sasl)
+        def authenticated(login: Login | None) -> None:
+            self._login_expected = self._login_expected or login is not None
+            user, source = settings.identity.choose(sasl=settings.identity.sasl_user(login))
             self._admission.identify(ticket, user)
             connection.identify(user, source)
 

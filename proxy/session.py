@@ -16,6 +16,8 @@ States of the client's side, of which only one is ever true:
     | FULL     | too many requests wait for their answer           | a response -> OPEN, likewise                    |
     | ASKING   | a handler has asked the broker something, or      | the answer -> what the handler then decides     |
     |          | waits, before it judges (`proxy.intercept`)       |                                                 |
+    | LOGIN    | the broker owes the answer to a SASL message      | the answer -> OPEN, perhaps as somebody else    |
+    |          | (`proxy.sasl`), or a name is being looked up      |                                                 |
 
 Rules that hold in both directions:
 - no sockets, no tasks, no clock: `now_ms` is given (monotonic milliseconds);
@@ -33,6 +35,7 @@ from proxy.intercept import NO_INTERCEPTORS, Interceptors
 from proxy.observer import Counters
 from proxy.request_side import RequestSide
 from proxy.response_side import ResponseSide
+from proxy.sasl import DEFAULT_CLAIM, Login
 from quota.entity import Kind
 from quota.ledger import Ledger
 
@@ -68,13 +71,18 @@ class Session:
         max_frame_bytes: int = 104_857_600,
         max_in_flight: int = 1024,
         interceptors: Interceptors = NO_INTERCEPTORS,
+        login_expected: bool = False,
+        claim: str = DEFAULT_CLAIM,
     ) -> None:
         """`translate(node_id, host, port, kind)` gives the address clients are told instead; None: rewrite nothing.
 
-        `interceptors` judge the requests of some APIs whole (`proxy.intercept`).
+        `interceptors` judge the requests of some APIs whole (`proxy.intercept`). `login_expected`: the listener is
+        known to want SASL, so what comes before the login is charged to nobody. `claim` is the claim of OAUTHBEARER's
+        tokens that names the principal.
         """
         self._exchange = exchange = Exchange(ledger, counters, translate, interceptors)
-        self._requests = RequestSide(exchange, user, max_frame_bytes, max_in_flight)
+        self._requests = RequestSide(exchange, user, max_frame_bytes, max_in_flight, login_expected)
+        exchange.claim = claim
         self._responses = ResponseSide(exchange)
         self.inflight = exchange.inflight
         # The sides' own methods, not wrapped: these are called for every read.
@@ -102,14 +110,19 @@ class Session:
     def identify(self, user: str) -> None:
         """The client has proved to be somebody: requests from now on are charged to `user`, those before it are not."""
         self._requests.identify(user)
+        if self._exchange.client_waits:
+            self._exchange.client_waits = False
+            self._exchange.wake()
 
-    def when_authenticated(self, tell: Callable[[str | None], None]) -> None:
-        """`tell(name)` is called whenever the broker has accepted a SASL exchange, before its answer goes on.
-
-        `name` is the principal's; None if the mechanism does not show it (GSSAPI). A SessionError that it raises ends
-        the connection.
+    def when_authenticated(self, tell: Callable[[Login | None], None]) -> None:
+        """`tell(login)` is called whenever the broker has accepted a login by SASL, before its answer goes on; with
+        None when requests come although a login was expected. A SessionError that it raises ends the connection.
         """
         self._exchange.authenticated = tell
+
+    def hold(self) -> None:
+        """Take nothing from the client before `identify` is called."""
+        self._exchange.client_waits = True
 
     @property
     def mute_until_ms(self) -> float:
@@ -147,8 +160,8 @@ class Session:
 
     @property
     def must_wait(self) -> bool:
-        """True while the client is not read before something else has happened: FULL or ASKING."""
-        return self._requests.in_flight_full or self._requests.asking
+        """True while the client is not read before something else has happened: FULL, ASKING or LOGIN."""
+        return self._requests.in_flight_full or self._requests.asking or self._exchange.client_waits
 
     def when_decided(self, wake: Callable[[], None]) -> None:
         """`wake()` is called when a handler that waited for something has decided: look at `must_wait` again."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from proxy.identity import IdentityPolicy
+from proxy.sasl import DEFAULT_CLAIM
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class ProxySettings:
     """Host that clients are told; None: the address the client itself connected to."""
     identity: IdentityPolicy = field(default_factory=IdentityPolicy)
     """Which user a connection is."""
+    oauth_claim: str = DEFAULT_CLAIM
+    """The claim of OAUTHBEARER's tokens that is the principal's name."""
     connect_timeout_s: float = 10.0
     max_frame_bytes: int = 104_857_600
     """Kafka's socket.request.max.bytes."""

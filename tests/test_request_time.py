@@ -15,7 +15,6 @@ from proxy.arrivals import Arrivals
 from proxy.request_time import (
     DEFAULT_BASELINE_MS,
     EXEMPT,
-    FREE_SASL,
     HANDOVER_MS,
     LEAST_MS,
     MS_PER_BYTE,
@@ -185,12 +184,6 @@ def test_requests_among_brokers_are_exempt() -> None:
     for api_key in EXEMPT:
         assert of.busy_ms(api_key, 0.0, 900.0) == 0.0
     assert not EXEMPT & NEVER_WAIT
-
-
-def test_a_login_is_free_and_a_storm_of_logins_is_not() -> None:
-    of = RequestTime()
-    charged = [of.busy_ms(KEYS[name], 0.0, 9.0) for name in ("SaslHandshake", "SaslAuthenticate") * FREE_SASL]
-    assert charged == [0.0] * FREE_SASL + [DEFAULT_BASELINE_MS] * FREE_SASL
 
 
 def test_the_table_of_the_comparison() -> None:

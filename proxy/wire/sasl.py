@@ -1,0 +1,162 @@
+"""What SASL exchanges show of a client's name: SaslHandshake, SaslAuthenticate, and the mechanisms' first messages.
+
+Only names are kept. What else a message carries (passwords, proofs, tokens) is looked at where it lies and not copied
+into anything that outlives the call; no error text shows it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from struct import Struct
+from struct import error as struct_error
+from typing import Final, NamedTuple
+
+from proxy.wire.frames import WireError
+from proxy.wire.primitives import Buffer, read_uvarint
+
+SASL_HANDSHAKE: Final = 17
+SASL_AUTHENTICATE: Final = 36
+SASL_APIS: Final = frozenset({SASL_HANDSHAKE, SASL_AUTHENTICATE})
+ILLEGAL_SASL_STATE: Final = 34
+"""Error of a broker that expects no SASL: on a listener without it, or when it is over."""
+MAX_SASL_BYTES: Final = 524_288
+"""Largest request or raw token, as Kafka's sasl.server.max.receive.size."""
+_FLEXIBLE_VERSION: Final = 2
+"""SaslAuthenticate from this version on has compact fields (KIP-482)."""
+_LIFETIME_VERSION: Final = 1
+"""SaslAuthenticate from this version on tells how long the session lives (KIP-368)."""
+
+_INT16: Final = Struct(">h")
+_INT32: Final = Struct(">i")
+_INT64: Final = Struct(">q")
+
+_NAME: Final = rb"(?:[\x01-\x2b\x2d-\x3c\x3e-\x7f]|=2C|=3D)+"
+"""RFC 5802 saslname as far as Kafka takes it: no comma, `=` only as =3D and =2C, no byte above 7F."""
+_VALUE: Final = rb"[\x01-\x2b\x2d-\x7f]+"
+_SCRAM_FIRST: Final = re.compile(
+    rb"n,(?:a="
+    + _NAME
+    + rb")?,(?:m="
+    + _VALUE
+    + rb",)?n=("
+    + _NAME
+    + rb"),r=[\x21-\x2b\x2d-\x7e]+((?:,[A-Za-z]+="
+    + _VALUE
+    + rb")*)"
+)
+"""RFC 5802 client-first-message without channel binding (`n,`), which is all that Kafka takes."""
+_OAUTH_FIRST: Final = re.compile(rb"n,(?:a=" + _NAME + rb")?,\x01((?:[A-Za-z]+=[\x21-\x7e \t\r\n]+\x01)*)\x01")
+"""RFC 7628 client-first-message: key/value pairs, one of which is `auth`."""
+_BEARER: Final = re.compile(rb"bearer +([-_~+/.A-Za-z0-9]+=*)", re.IGNORECASE)
+
+
+class Answer(NamedTuple):
+    """A SaslAuthenticate response (or a raw token from the broker), as far as it matters."""
+
+    error: int
+    token: bytes
+    lifetime_ms: int
+    """How long the broker lets the session live from now; 0: without limit."""
+
+
+def mechanism(body: Buffer) -> str | None:
+    """The mechanism that a SaslHandshake request (version 0 or 1) asks for; None if it cannot be read."""
+    if len(body) < _INT16.size:
+        return None
+    (length,) = _INT16.unpack_from(body)
+    name = bytes(body[2 : 2 + length]) if length > 0 else b""
+    return name.decode("ascii", "replace") if name and len(name) == length else None
+
+
+def error_code(body: Buffer) -> int:
+    """The error of a SaslHandshake response. Raises WireError."""
+    if len(body) < _INT16.size:
+        raise WireError("sasl_malformed", "a SaslHandshake response without an error code")
+    (error,) = _INT16.unpack_from(body)
+    return int(error)
+
+
+def client_token(version: int, body: Buffer) -> Buffer | None:
+    """The mechanism's message in a SaslAuthenticate request body, not copied; None if it cannot be read."""
+    try:
+        start, end = _sized(version, body, 0, _INT32)
+    except (ValueError, struct_error):
+        return None
+    return body[start:end]
+
+
+def answer(version: int, body: Buffer) -> Answer:
+    """A SaslAuthenticate response body. Raises WireError, which shows nothing of it."""
+    try:
+        (error,) = _INT16.unpack_from(body)
+        _, at = _sized(version, body, _INT16.size, _INT16)  # error_message
+        start, end = _sized(version, body, at, _INT32)
+        lifetime_ms = _INT64.unpack_from(body, end)[0] if version >= _LIFETIME_VERSION else 0
+    except (ValueError, struct_error):
+        raise WireError("sasl_malformed", "a SaslAuthenticate response that ends before its fields do") from None
+    return Answer(int(error), bytes(body[start:end]), max(int(lifetime_ms), 0))
+
+
+def _sized(version: int, body: Buffer, at: int, width: Struct) -> tuple[int, int]:
+    """Where the string or the bytes at `at` begin and end; null is empty. Raises ValueError, struct.error."""
+    if version >= _FLEXIBLE_VERSION:
+        length, start = read_uvarint(body, at, len(body))
+        if start < 0:
+            raise ValueError("it ends inside a length")
+        length -= 1
+    else:
+        (length,) = width.unpack_from(body, at)
+        start = at + width.size
+    end = start + max(length, 0)
+    if end > len(body):
+        raise ValueError("it ends inside a field")
+    return start, end
+
+
+# ---- what the mechanisms' first messages say ------------------------------------------------------------------------
+
+
+def plain_name(token: Buffer) -> str | None:
+    """The authentication identity of PLAIN (RFC 4616: [authzid] NUL authcid NUL password), which is Kafka's principal.
+
+    Kafka takes no other authorization identity than that one (PlainSaslServer).
+    """
+    parts = bytes(token).split(b"\0", 3)
+    return parts[1].decode("utf-8", "replace") or None if len(parts) == 3 else None
+
+
+def scram_name(token: Buffer) -> tuple[str, bool] | None:
+    """(name, whether it is the id of a delegation token) of a SCRAM client-first-message (RFC 5802, KIP-48)."""
+    found = _SCRAM_FIRST.fullmatch(bytes(token))
+    if found is None:
+        return None
+    name = found[1].replace(b"=2C", b",").replace(b"=3D", b"=").decode("ascii")
+    extensions = dict(pair.split(b"=", 1) for pair in found[2].split(b",")[1:])  # of equal ones the last, as in Kafka
+    return name, extensions.get(b"tokenauth", b"").lower() == b"true"
+
+
+def oauth_name(token: Buffer, claim: str) -> str | None:
+    """The claim of the JSON web token (RFC 7519) in an OAUTHBEARER client-first-message (RFC 7628).
+
+    None where the token is none, or opaque, or has no such claim, or not as a string. Its signature is the broker's
+    business, which has to accept it before anything here is believed.
+    """
+    found = _OAUTH_FIRST.fullmatch(bytes(token))
+    if found is None:
+        return None
+    pairs = dict(pair.split(b"=", 1) for pair in found[1].split(b"\1")[:-1])  # of equal ones the last, as in Kafka
+    bearer = _BEARER.fullmatch(pairs.get(b"auth", b""))
+    if bearer is None:
+        return None
+    parts = bearer[1].split(b".")
+    if len(parts) != 3:
+        return None
+    payload = parts[1].rstrip(b"=")
+    try:
+        claims = json.loads(base64.b64decode(payload + b"=" * (-len(payload) % 4), altchars=b"-_", validate=True))
+    except (ValueError, RecursionError):
+        return None
+    value = claims.get(claim) if isinstance(claims, dict) else None
+    return value if isinstance(value, str) and value else None
