@@ -171,15 +171,17 @@ def warnings_of(config: Config) -> list[Problem]:
     found: list[Problem] = []
     for index, name in enumerate(config.identity.sources):
         place: Place = ("identity", "sources", index)
-        if name != "static" and source.has(place):
-            text = f"users from {name} are not observed yet; such connections count as {_fallback(config)}"
+        if name == "tls" and source.has(place):
+            text = "users from tls are not observed yet; the next source is asked"
             found.append(source.problem(place, text, name))
     if config.identity.static is not None and "static" not in config.identity.sources:
         text = "is not used: identity.sources does not list static"
         found.append(source.problem(("identity", "static"), text, config.identity.static))
     reachable = {_fallback(config), DEFAULT_WORD, None}
     unreachable: list[Place] = [
-        ("quotas", index, "user") for index, entry in enumerate(config.quotas) if entry.user not in reachable
+        ("quotas", index, "user")
+        for index, entry in enumerate(config.quotas)
+        if entry.user not in reachable and "sasl" not in config.identity.sources
     ]
     text = f"matches no connection yet: with this file every connection's user is {_fallback(config)}"
     found += _first_of(source, config, unreachable, text)
@@ -210,7 +212,7 @@ def _warnings_of_administration(config: Config, source: Source) -> list[Problem]
         text = f"is not used: alter is {quotas.alter}"
         found.append(source.problem(("quotas", "alter_principals"), text, at_key=True))
     strangers = [name for name in quotas.alter_principals if name != _fallback(config)]
-    if quotas.alter == "apply" and strangers:
+    if quotas.alter == "apply" and strangers and "sasl" not in config.identity.sources:
         index = quotas.alter_principals.index(strangers[0])
         text = f"matches no connection yet: with this file every connection's user is {_fallback(config)}"
         found.append(source.problem(("quotas", "alter_principals", index), text, strangers[0]))

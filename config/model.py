@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from config.export import Export
+from config.identity import Identity
 from config.source import Source
 from config.transparent import Transparent
 from config.types import (
@@ -54,7 +55,6 @@ _HOUR_MS = 3_600_000
 _PORT = whole(0, 65_535, "a port (0: any free one)")
 _BYTE_RATE = size(1, LONG_MAX, "bytes per second")
 _HOST = text("a host name or address", most=253)
-_SOURCES = ("tls", "sasl", "static")
 
 
 def _milliseconds(most_ms: int, *, least_ms: int = 0) -> Value:
@@ -94,25 +94,6 @@ class Upstream(_Model):
     metadata_refresh_ms: Annotated[int, _milliseconds(_HOUR_MS, least_ms=100)] = Field(
         default=30_000, description="How often the sidecar itself asks the cluster for its brokers."
     )
-
-
-class Identity(_Model):
-    """Where the user of a connection comes from; the first source that knows one wins, else ANONYMOUS."""
-
-    sources: list[Annotated[str, choice("a source of identity", *_SOURCES)]] = Field(
-        default_factory=lambda: list(_SOURCES),
-        description="In this order. Only static is observed by this version.",
-    )
-    static: Annotated[str, text("a user name")] | None = Field(
-        default=None, description="The user of every connection for which no source before it knows one."
-    )
-
-    @field_validator("sources")
-    @classmethod
-    def _each_once(cls, value: list[str]) -> list[str]:
-        if len(set(value)) != len(value):
-            raise wrong("each source once")
-        return value
 
 
 class QuotaCandidate(_Model):

@@ -56,7 +56,10 @@ def proxy_settings(config: Config) -> ProxySettings:
         broker_ports=range(ports.first, ports.last + 1),
         bootstrap=tuple((address.host, address.port) for address in config.upstream.bootstrap),
         advertised_host=config.listen.advertised_host,
-        identity=IdentityPolicy(tuple(config.identity.sources), config.identity.static),
+        identity=IdentityPolicy(
+            tuple(config.identity.sources), config.identity.static, config.identity.sasl.unknown_user
+        ),
+        oauth_claim=config.identity.sasl.oauthbearer_claim,
         connect_timeout_s=config.upstream.connect_timeout_ms / 1000,
         max_frame_bytes=config.limits.max_frame_bytes,
         max_in_flight=config.limits.max_in_flight,

@@ -16,7 +16,7 @@ from deploy.cli import app
 from deploy.text import columns, safe
 
 GOOD = """upstream: {bootstrap: ["kafka-0.kafka:9092"]}
-identity: {sources: [sasl, static], static: web}
+identity: {sources: [tls, sasl, static], static: web}
 quotas:
   - {user: <default>, producer_byte_rate: 2M, consumer_byte_rate: 4Mi}
   - {user: web, client-id: etl, producer_byte_rate: 10M, controller_mutation_rate: 5, mode: shadow}
@@ -74,8 +74,8 @@ def test_check_prints_what_the_file_means(good: str) -> None:
 """
     )
     assert result.stderr.splitlines() == [
-        f'warning: {good}:2:22: identity.sources[0]: got "sasl", users from sasl are not observed yet; '
-        "such connections count as web",
+        f'warning: {good}:2:22: identity.sources[0]: got "tls", users from tls are not observed yet; '
+        "the next source is asked",
     ]
 
 

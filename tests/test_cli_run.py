@@ -216,7 +216,7 @@ def test_a_bad_file_is_exit_2_with_the_problems(tmp_path: Path) -> None:
 def test_warnings_of_the_file_are_logged_with_their_place(tmp_path: Path) -> None:
     path = tmp_path / "q.yaml"
     ports = free_ports(4)
-    path.write_text(text_of(ports, "1M", "identity: {sources: [sasl]}\n"))
+    path.write_text(text_of(ports, "1M", "identity: {sources: [tls]}\n"))
     with running(tmp_path, path, ports) as run:
         (warning,) = run.logged("configuration")
         assert warning["level"] == "warning"

@@ -412,15 +412,14 @@ def test_what_is_not_done_yet_is_a_warning_that_names_the_place() -> None:
     quotas = "quotas: [{client-id: <default>, producer_byte_rate: 1M}]\n"
     assert warnings_in(quotas) == []
     assert warnings_in(quotas + "identity: {sources: [tls, static], static: web}") == [
-        'q.yaml:3:22: identity.sources[0]: got "tls", users from tls are not observed yet; '
-        "such connections count as web"
+        'q.yaml:3:22: identity.sources[0]: got "tls", users from tls are not observed yet; the next source is asked'
     ]
     assert warnings_in(quotas + "identity: {sources: [sasl], static: web}") == [
-        'q.yaml:3:22: identity.sources[0]: got "sasl", users from sasl are not observed yet; '
-        "such connections count as ANONYMOUS",
         'q.yaml:3:37: identity.static: got "web", is not used: identity.sources does not list static',
     ]
-    assert warnings_in("quotas: [{user: a, producer_byte_rate: 1}, {user: b, producer_byte_rate: 1}]") == [
+    users = "quotas: [{user: a, producer_byte_rate: 1}, {user: b, producer_byte_rate: 1}]"
+    assert warnings_in(users) == []
+    assert warnings_in(users + "\nidentity: {sources: [static]}") == [
         'q.yaml:2:17: quotas[0].user: got "a", matches no connection yet: with this file every connection\'s user is '
         "ANONYMOUS (and 1 more of the quotas)"
     ]
