@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 
 
 def _file_system(spark: SparkSession, path: str) -> tuple[Any, Any]:
@@ -53,11 +54,25 @@ def delete(spark: SparkSession, path: str) -> None:
     system.delete(place, True)
 
 
-def write_csv(frame: DataFrame, path: str) -> None:
-    """Write a result as one CSV file with a heading, in place of one that is there."""
+def kept(frame: DataFrame, path: str) -> DataFrame:
+    """Compute it once, write it as Parquet in place of what is there, and go on with what was written.
+
+    In place of a cache: it needs no memory, and a query that wants few of its columns reads only those.
+    """
+    frame.write.mode("overwrite").parquet(path)
+    return frame.sparkSession.read.schema(frame.schema).parquet(path)  # with a schema no file is asked for it
+
+
+def write_csv(frame: DataFrame, path: str, order: Sequence[Column | str] = ()) -> None:
+    """Write a result as one CSV file with a heading, in place of one that is there.
+
+    One file is written by one task, so that task may as well put it in order: a sort by ranges would compute the rows
+    twice, once to find the ranges.
+    """
     spark = frame.sparkSession
     parts = f"{path}.parts"
-    frame.coalesce(1).write.mode("overwrite").option("header", True).option("escape", '"').csv(parts)
+    frame = frame.repartition(1).sortWithinPartitions(*order) if order else frame.coalesce(1)
+    frame.write.mode("overwrite").option("header", True).option("escape", '"').csv(parts)
     system, place = _file_system(spark, path)
     (part,) = (
         status.getPath()

@@ -13,13 +13,13 @@ from functools import reduce
 from typing import cast
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from analysis import audit
 from analysis.errors import ReportError, WrongUseError
-from analysis.files import some_file
-from analysis.rows import some_rows
+from analysis.files import kept, some_file
 from analysis.words import several
 from quota.record import FIELDS, IDENTITY, SCHEMA_VERSION, Field, spark_ddl
 
@@ -29,8 +29,6 @@ EARLIEST_MS = 1_577_836_800_000
 """2020-01-01: a record from before was written by a machine whose clock had not been set."""
 TOLERANCE_MS = 86_400_000
 """How far ahead of this machine's clock a record may be."""
-STEP_BACK_MS = 1000
-"""Clocks that are set back by less are not worth a word."""
 
 REASONS = {
     "not_a_record": "no JSON object, cut off, or with a value of the wrong type",
@@ -168,8 +166,11 @@ def read(
     if first is None:
         raise WrongUseError(f"--input {pattern}: no files there")
     aside: DataFrame | None = None
+    seen = Observation()  # counts on the way: what is read for something else is not read again to be counted
     if first.endswith(".parquet"):
         rows = _from_parquet(spark, pattern, wanted, now_ms)
+        found = kept(audit.words(_counted(rows, seen).where(F.col("reason").isNull())), f"{staging}/words")
+        counts = _counts(seen)
     else:
         text = (
             spark.read.option("recursiveFileLookup", True)
@@ -177,17 +178,32 @@ def read(
             .withColumn("file", F.col("_metadata.file_path"))
         )
         text = text.where(F.trim("value") != "")
-        parse(text, now_ms).select(*wanted, "reason", "raw", "file").write.mode("overwrite").parquet(staging)
-        rows = spark.read.parquet(staging)
+        parsed = parse(text, now_ms).select(*wanted, "reason", "raw", "file")
+        rows = kept(_counted(parsed, seen), f"{staging}/records")
+        counts = _counts(seen)
         aside = rows.where(F.col("reason").isNotNull()).select("reason", "file", "raw")
-    counts: dict[str | None, int] = dict(some_rows(rows.groupBy("reason").count()))  # seven rows at most
+        found = kept(audit.words(rows.where(F.col("reason").isNull())), f"{staging}/words")
     fit = rows.where(F.col("reason").isNull()).select(*wanted)
-    if not counts.get(None):
-        told = ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items()))
+    if not counts[None]:
+        told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if name and count)
         raise ReportError(
             f"--input {pattern}: no usable record in {sum(counts.values()):,} rows ({told or 'all empty'})"
         )
-    return _audited(fit, counts, aside)
+    return _audited(fit, found, f"{staging}/instances", counts, aside)
+
+
+def _counted(rows: DataFrame, seen: Observation) -> DataFrame:
+    """The same rows; how many there are for each reason is known to `seen` once they have been written."""
+    return rows.observe(
+        seen,
+        F.count_if(F.col("reason").isNull()).alias("fit"),
+        *(F.count_if(F.col("reason") == name).alias(name) for name in REASONS if name != "duplicate"),
+    )
+
+
+def _counts(seen: Observation) -> dict[str | None, int]:
+    found = seen.get
+    return {None if name == "fit" else name: int(count) for name, count in found.items()}
 
 
 def _from_parquet(spark: SparkSession, pattern: str, wanted: list[str], now_ms: int | None) -> DataFrame:
@@ -203,35 +219,10 @@ def _from_parquet(spark: SparkSession, pattern: str, wanted: list[str], now_ms: 
     return rows.select(*wanted).withColumn("reason", _reason(some, now_ms))
 
 
-def audit(records: DataFrame) -> DataFrame:
-    """One row per instance: how many records, repeats, missing ones, steps of the clock.
-
-    One sort per instance, which is as much as one sidecar wrote: no key holds more than its share.
-    """
-    in_order = Window.partitionBy("instance").orderBy("sequence")
-    before, before_end = F.lag("sequence").over(in_order), F.lag("end_ms").over(in_order)
-    hole = F.greatest(F.col("sequence") - F.col("before") - 1, F.lit(0))
-    seen = records.select("instance", "sequence", "start_ms", "end_ms", "pod")
-    seen = seen.withColumns({"before": before, "before_end": before_end})
-    return (
-        seen.groupBy("instance")
-        .agg(
-            F.count("*").alias("records"),
-            F.sum((F.col("sequence") == F.col("before")).cast("long")).alias("duplicates"),
-            F.sum(hole).alias("missing"),
-            F.sum((hole > 0).cast("long")).alias("gaps"),
-            F.sum((F.col("end_ms") < F.col("before_end") - STEP_BACK_MS).cast("long")).alias("clock_steps"),
-            F.coalesce(F.min("pod") != F.max("pod"), F.lit(False)).alias("renamed"),
-            F.max("pod").alias("pod"),
-            F.min("start_ms").alias("first_ms"),
-            F.max("end_ms").alias("last_ms"),
-        )
-        .fillna(0)
-    )
-
-
-def _audited(fit: DataFrame, counts: dict[str | None, int], aside: DataFrame | None) -> Intake:
-    instances = audit(fit).cache()
+def _audited(
+    fit: DataFrame, found: DataFrame, staging: str, counts: dict[str | None, int], aside: DataFrame | None
+) -> Intake:
+    instances = kept(audit.instances(found), staging)
     sums = ("records", "duplicates", "missing", "gaps", "clock_steps")
     total = instances.agg(
         *(F.sum(name).alias(name) for name in sums),
@@ -242,8 +233,10 @@ def _audited(fit: DataFrame, counts: dict[str | None, int], aside: DataFrame | N
     ).head()
     assert total is not None
     repeats = int(total["duplicates"])
-    # Looking for repeats costs a look at the ids; taking them out costs moving every row, so only if there are any.
-    records = fit.dropDuplicates(list(IDENTITY)) if repeats else fit
+    records = fit
+    if repeats:
+        repeated = found.where("duplicates > 0")
+        records = audit.without_repeats(fit, repeated, repeated.count())
     reasons = {name: counts.get(name, 0) for name in REASONS} | {"duplicate": repeats}
     quality = Quality(
         read=sum(counts.values()),

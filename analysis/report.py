@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame
 
-from analysis.files import write_csv
+from analysis.files import kept, write_csv
 from analysis.intake import Intake
 
 
@@ -19,7 +19,13 @@ class Context:
     intake: Intake
     grain_s: int
     """Length of the time buckets that rates of the whole fleet are taken over, in seconds."""
+    staging: str
+    """Directory for what is computed once and used several times; gone when the report is done."""
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def kept(self, frame: DataFrame, name: str) -> DataFrame:
+        """Compute it now, once: what several results are made of."""
+        return kept(frame, f"{self.staging}/{name}")
 
     @property
     def records(self) -> DataFrame:
@@ -77,11 +83,7 @@ def written(report: Report, directory: str) -> dict[str, DataFrame]:
     """Write every table as Parquet and CSV; returns them as read back, so that nothing is computed twice."""
     back = {}
     for name, table in report.tables.items():
-        place = f"{directory}/{name}.parquet"
-        frame = table.frame.orderBy(*table.order) if table.order else table.frame
-        frame.write.mode("overwrite").parquet(place)
-        frame = frame.sparkSession.read.parquet(place)
-        frame = frame.orderBy(*table.order) if table.order else frame
-        write_csv(frame, f"{directory}/{name}.csv")
-        back[name] = frame
+        frame = kept(table.frame, f"{directory}/{name}.parquet")
+        write_csv(frame, f"{directory}/{name}.csv", table.order)
+        back[name] = frame.orderBy(*table.order) if table.order else frame
     return back

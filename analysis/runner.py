@@ -50,14 +50,13 @@ def make(
         if intake.aside is not None and any(intake.quality.aside.values()):
             intake.aside.write.mode("overwrite").json(aside)
         step(f"{name}: computing")
-        report = job.run(Context(intake, grain_s, options))
+        report = job.run(Context(intake, grain_s, staging, options))
         tables = written(report, directory)
         step("writing the page")
         story = report.tell(tables)
         for file, text in story.files.items():
             write_text(spark, f"{directory}/{file}", text)
         write_text(spark, f"{directory}/report.html", render(report, story, tables, intake.quality))
-        intake.instances.unpersist()
     lines = [
         report.title,
         *(f"  {text}" for text in story.findings),
@@ -70,4 +69,4 @@ def _write_intake(instances: Any, directory: str) -> None:
     frame = instances.withColumns(
         {"first_seen": moment(F.col("first_ms") / 1000), "last_seen": moment(F.col("last_ms") / 1000)}
     )
-    write_csv(frame.drop("first_ms", "last_ms").orderBy("instance"), f"{directory}/instances.csv")
+    write_csv(frame.drop("first_ms", "last_ms"), f"{directory}/instances.csv", ["instance"])

@@ -39,12 +39,17 @@ def run(context: Context) -> Report:
     rows = context.records.withColumns(
         {"cluster_id": cluster(), "bucket": bucket(grain), "sidecar": F.coalesce("pod", "instance")}
     )
-    used = by_kind(rows, ["cluster_id", "bucket"], BYTE_KINDS, amount="{column}")
-    peaks = (
-        used.groupBy("cluster_id", "kind", "bucket")
-        .agg((F.sum("amount") / grain).alias("rate"))
-        .withColumn("day", (F.floor(F.col("bucket") / DAY_S)).cast("long"))
+    sums = rows.groupBy("cluster_id", "bucket").agg(
+        *(F.sum(MEASURES[kind].column).alias(MEASURES[kind].column) for kind in BYTE_KINDS)
     )
+    peaks = by_kind(sums, ["cluster_id", "bucket"], BYTE_KINDS, amount="{column}").select(
+        "cluster_id",
+        "kind",
+        "bucket",
+        (F.col("amount") / grain).alias("rate"),
+        F.floor(F.col("bucket") / DAY_S).cast("long").alias("day"),
+    )
+    peaks = context.kept(peaks, "peaks")
     measured = peaks.groupBy("cluster_id", "kind").agg(
         F.max("rate").alias("peak_bytes_per_s"),
         F.percentile_approx("rate", 0.99, 10_000).alias("p99_bytes_per_s"),

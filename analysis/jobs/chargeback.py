@@ -74,6 +74,7 @@ def run(context: Context) -> Report:
         (F.col("burst_bytes") / _GB * prices.burst_gb).alias("bursts"),
         idle.alias("idle_reservations"),
     )
+    billed = context.kept(billed, "billed")
     payers = (
         billed.groupBy("payer")
         .agg(

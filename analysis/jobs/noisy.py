@@ -31,6 +31,7 @@ def run(context: Context) -> Report:
         F.sum("request_seconds").alias("busy"),
         F.sum("requests").alias("requests"),
     )
+    mine = context.kept(mine, "mine")
     everybody = mine.groupBy("cluster_id", "bucket").agg(
         F.sum("busy").alias("all_busy"), F.sum("requests").alias("all_requests"), F.sum("bytes").alias("all_bytes")
     )

@@ -29,6 +29,7 @@ def run(context: Context) -> Report:
         F.coalesce("client_library", unknown).alias("library"),
         F.coalesce("client_library_version", F.lit("")).alias("version"),
     ).agg(*(F.sum(name).alias(name) for name in _SUMS))
+    clients = context.kept(clients, "clients")
     ignored = ratio(F.col("mutes_ignored").cast("double"), F.col("mutes")).alias("ignored_share")
     libraries = (
         clients.groupBy("library", "version")

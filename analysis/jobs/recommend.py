@@ -41,36 +41,32 @@ def run(context: Context) -> Report:
     """Options: `headroom` (0.25 is a quarter above the need)."""
     headroom = float(context.options.get("headroom", 0.25))
     rows = context.records.withColumn("cluster_id", cluster())
-    kinds = by_kind(
-        rows,
-        [*CLIENT, "end_ms", "duration_s"],
-        KINDS,
-        amount="{column}",
-        p95="{kind}_rate_p95",
-        current="{kind}_limit",
-        held="throttle_{kind}_seconds",
-    )
     when = F.timestamp_seconds(F.col("end_ms") / 1000)
-    scale = F.when(F.col("kind") == Kind.REQUEST.value, MEASURES[Kind.REQUEST].scale).otherwise(1.0)
-    mean = F.col("amount") * scale / F.greatest("duration_s", F.lit(0.001))
-    rate = F.when(F.col("duration_s") > WINDOW_LIKE_S, F.greatest(mean, F.col("p95"))).otherwise(mean)
-    slots = (
-        kinds.withColumns(
+    # Days first, so that a client with many sidecars is not one long list on one machine; and all kinds in one row, for
+    # what costs most is to bring the rows of a client's hour together.
+    days = (
+        rows.withColumns(
             {
-                "rate": rate,
                 "weekend": F.dayofweek(when).isin(1, 7),
                 "hour": F.hour(when),
                 "day": F.floor(F.col("end_ms") / 86_400_000),
             }
         )
-        .groupBy(*CLIENT, "kind", "weekend", "hour", "day")
+        .groupBy(*CLIENT, "weekend", "hour", "day")
         .agg(
-            # Two steps: days first, so that a client with many sidecars is not one long list on one machine.
-            F.percentile_approx("rate", NEED_PERCENTILE, 1000).alias("need"),
             F.count("*").alias("records"),
-            F.sum("held").alias("held"),
-            F.max_by("current", F.struct("end_ms", "current")).alias("current"),
             F.max("end_ms").alias("end_ms"),
+            *(column for kind in KINDS for column in _of_a_day(kind)),
+        )
+    )
+    slots = (
+        by_kind(
+            days,
+            [*CLIENT, "weekend", "hour", "day", "records", "end_ms"],
+            KINDS,
+            need="need_{kind}",
+            held="held_{kind}",
+            current="current_{kind}",
         )
         .groupBy(*CLIENT, "kind", "weekend", "hour")
         .agg(
@@ -120,6 +116,19 @@ def run(context: Context) -> Report:
         {"recommendations": Table(advice, "Recommendations", [*CLIENT, "kind"], shown=40)},
         lambda tables: _tell(tables, headroom),
     )
+
+
+def _of_a_day(kind: Kind) -> list[Column]:
+    """What a client needed, how long it was held, and its last limit."""
+    measure = MEASURES[kind]
+    mean = measure.rate(F.greatest("duration_s", F.lit(0.001)))
+    p95, limit = F.col(f"{kind.value}_rate_p95"), f"{kind.value}_limit"
+    rate = F.when(F.col("duration_s") > WINDOW_LIKE_S, F.greatest(mean, p95)).otherwise(mean)
+    return [
+        F.percentile_approx(rate, NEED_PERCENTILE, 1000).alias(f"need_{kind.value}"),
+        F.sum(f"throttle_{kind.value}_seconds").alias(f"held_{kind.value}"),
+        F.max_by(limit, F.struct("end_ms", limit)).alias(f"current_{kind.value}"),
+    ]
 
 
 def _round_up(value: Column) -> Column:

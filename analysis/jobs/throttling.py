@@ -27,6 +27,7 @@ def run(context: Context) -> Report:
         *(F.sum(name).alias(name) for name in (*_COUNTS, *_SECONDS, "requests")),
         F.sum(F.col("duration_s") * F.greatest("connections_peak", F.lit(1))).alias("connection_seconds"),
     )
+    hourly = context.kept(hourly, "hourly")
     delayed = sum((F.col(name) for name in _SECONDS[1:]), F.col(_SECONDS[0]))
     count = sum((F.col(name) for name in _COUNTS[1:]), F.col(_COUNTS[0]))
     sums = hourly.groupBy(*CLIENT).agg(

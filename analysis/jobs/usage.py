@@ -19,12 +19,13 @@ COLUMNS = (
     "request_seconds",
     "mutations",
     "requests",
-    "connections_peak",
     "produce_rate_max",
     "fetch_rate_max",
     "client_library",
 )
 _SUMS = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations", "requests")
+KINDS = ("produce", "fetch")
+PERCENTILES = (50, 95, 99)
 HOUR_S = 3600
 
 
@@ -38,29 +39,39 @@ def run(context: Context) -> Report:
         F.count("*").alias("records"),
         F.max("produce_rate_max").alias("produce_rate_max"),
         F.max("fetch_rate_max").alias("fetch_rate_max"),
-        F.sum("connections_peak").alias("connections"),
         F.min("start_ms").alias("first_ms"),
         F.max("end_ms").alias("last_ms"),
         F.max("client_library").alias("library"),
     )
-    percentiles = [
-        F.percentile_approx(F.col(f"{kind}_bytes") / grain, percent / 100, 10_000).alias(
-            f"{kind}_bytes_p{percent}_per_s"
-        )
-        for kind in ("produce", "fetch")
-        for percent in (50, 95, 99)
-    ]
+    buckets = context.kept(buckets, "buckets")
+    shares = F.array(*(F.lit(percent / 100) for percent in PERCENTILES))
+    digests = {kind: F.percentile_approx(F.col(f"{kind}_bytes") / grain, shares, 10_000) for kind in KINDS}
     clients = buckets.groupBy(*CLIENT).agg(
         *(F.sum(name).alias(name) for name in _SUMS),
         (F.sum("produce_bytes") / (F.count("*") * grain)).alias("produce_bytes_mean_per_s"),
         (F.sum("fetch_bytes") / (F.count("*") * grain)).alias("fetch_bytes_mean_per_s"),
-        *percentiles,
+        *(digest.alias(f"{kind}_digest") for kind, digest in digests.items()),  # one for three percentiles
         F.max("produce_rate_max").alias("produce_bytes_one_second_max_per_s"),
         F.max("fetch_rate_max").alias("fetch_bytes_one_second_max_per_s"),
         F.max("library").alias("library"),
         F.sum("records").alias("records"),
         moment(F.min("first_ms") / 1000).alias("first_seen"),
         moment(F.max("last_ms") / 1000).alias("last_seen"),
+    )
+    clients = clients.select(
+        *CLIENT,
+        *_SUMS,
+        *(f"{kind}_bytes_mean_per_s" for kind in KINDS),
+        *(
+            F.col(f"{kind}_digest")[place].alias(f"{kind}_bytes_p{percent}_per_s")
+            for kind in KINDS
+            for place, percent in enumerate(PERCENTILES)
+        ),
+        *(f"{kind}_bytes_one_second_max_per_s" for kind in KINDS),
+        "library",
+        "records",
+        "first_seen",
+        "last_seen",
     )
     hours = buckets.groupBy(moment((F.floor(F.col("bucket") / HOUR_S) * HOUR_S).cast("long")).alias("hour")).agg(
         *(F.sum(name).alias(name) for name in _SUMS)

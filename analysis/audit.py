@@ -1,0 +1,111 @@
+"""The account of each instance's records: repeats, missing ones, clocks set back; and how repeats are taken out.
+
+Nothing here sorts records. Sequence numbers are looked at as bits, 64 to a word, so that what has to move is a word
+per interval and not a row per record.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from quota.record import IDENTITY
+
+STEP_BACK_MS = 1000
+"""Clocks that are set back by less are not worth a word."""
+WORD = 64
+MOST_WORDS = 100_000
+"""Up to so many words with repeats are sent to every task; beyond, all rows move to where their like is."""
+
+
+def words(records: DataFrame) -> DataFrame:
+    """Per instance and word (64 sequence numbers): which were there, how many records, and how often the clock went
+    back.
+
+    First by interval as well, for the records of one interval end at one time: the clock goes back where an interval
+    ends more than a second before the one with the sequence numbers below. A clock that was set back may well give two
+    intervals the same end; only there, where the numbers of an interval have holes, is each looked at by itself.
+    """
+    bit = F.expr(f"shiftleft(1L, int(sequence % {WORD}))")
+    intervals = records.groupBy("instance", word().alias("word"), "end_ms").agg(
+        F.count("*").alias("records"),
+        F.bit_or(bit).alias("mask"),
+        F.min("sequence").alias("first"),
+        F.max("sequence").alias("last"),
+        F.min("pod").alias("pod_min"),
+        F.max("pod").alias("pod_max"),
+        F.min("start_ms").alias("first_ms"),
+    )
+    whole = F.bit_count("mask") == F.col("last") - F.col("first") + 1
+    there = F.expr(f"filter(sequence(first, last), one -> (mask & shiftleft(1L, int(one % {WORD}))) != 0)")
+    intervals = intervals.withColumn("number", F.explode(F.when(whole, F.array("first")).otherwise(there)))
+    in_order = Window.partitionBy("instance").orderBy("number", "end_ms")
+    back = F.col("end_ms") < F.lag("end_ms").over(in_order) - STEP_BACK_MS
+    return (
+        intervals.withColumn("back", F.coalesce(back, F.lit(False)).cast("long"))
+        .groupBy("instance", "word")
+        .agg(
+            F.sum(F.when(F.col("number") == F.col("first"), F.col("records")).otherwise(0)).alias("records"),
+            F.bit_or("mask").alias("mask"),
+            F.min("first").alias("first"),
+            F.max("last").alias("last"),
+            F.sum("back").alias("clock_steps"),
+            F.min("pod_min").alias("pod_min"),
+            F.max("pod_max").alias("pod_max"),
+            F.min("first_ms").alias("first_ms"),
+            F.max("end_ms").alias("last_ms"),
+        )
+        .withColumn("duplicates", F.col("records") - F.bit_count("mask"))
+    )
+
+
+def word() -> Column:
+    """The word that a record's sequence number has its bit in."""
+    return F.floor(F.col("sequence") / WORD)
+
+
+def instances(found: DataFrame) -> DataFrame:
+    """One row per instance, from its words: how many records, repeats, missing ones, steps of the clock.
+
+    A run of numbers begins at a bit whose lower neighbour is not set; the lower neighbour of bit 0 is bit 63 of the
+    word before. Between n runs there are n - 1 gaps.
+    """
+    in_order = Window.partitionBy("instance").orderBy("word")
+    begins = F.bit_count(F.expr("mask & ~shiftleft(mask, 1)"))
+    # Bit 63 is the sign.
+    goes_on = (
+        F.expr("mask & 1L = 1L")
+        & (F.lag("word").over(in_order) == F.col("word") - 1)
+        & (F.lag("mask").over(in_order) < 0)
+    )
+    runs = begins - F.coalesce(goes_on, F.lit(False)).cast("int")
+    return (
+        found.withColumn("runs", runs)
+        .groupBy("instance")
+        .agg(
+            F.sum("records").alias("records"),
+            F.sum("duplicates").alias("duplicates"),
+            (F.max("last") - F.min("first") + 1 - F.sum(F.bit_count("mask"))).alias("missing"),
+            (F.sum("runs") - 1).alias("gaps"),
+            F.sum("clock_steps").alias("clock_steps"),
+            F.coalesce(F.min("pod_min") != F.max("pod_max"), F.lit(False)).alias("renamed"),
+            F.max("pod_max").alias("pod"),
+            F.min("first_ms").alias("first_ms"),
+            F.max("last_ms").alias("last_ms"),
+        )
+    )
+
+
+def without_repeats(records: DataFrame, repeated: DataFrame, count: int) -> DataFrame:
+    """The records, each once. `repeated`: the words (`instance`, `word`) that hold repeats, `count` of them.
+
+    Delivery is at least once, so a large input nearly always has some. They lie in few words, and only the
+    rows of those have to be brought together; all others stay where they are.
+    """
+    if count > MOST_WORDS:
+        return records.dropDuplicates(list(IDENTITY))
+    rows = records.withColumn("word", word())
+    few = F.broadcast(repeated.select("instance", "word"))
+    once = rows.join(few, ["instance", "word"], "left_anti")
+    again = rows.join(few, ["instance", "word"], "left_semi").dropDuplicates(list(IDENTITY))
+    return once.unionByName(again).drop("word")
