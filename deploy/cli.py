@@ -13,6 +13,7 @@ import typer
 from config.load import load, warnings_of
 from config.model import Config
 from config.problems import ConfigError, Problem
+from deploy import redirect_cli
 from quota.table import QuotaTable
 
 OK, FAILED, WRONG_USE = 0, 1, 2
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(redirect_cli.app, name="redirect", short_help="Redirect connections to a transparent sidecar.")
 ConfigFile = Annotated[
     Path, typer.Option("--config", "-c", metavar="FILE", envvar="KQUOTA_CONFIG", help="The configuration file (YAML).")
 ]

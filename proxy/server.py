@@ -149,6 +149,8 @@ class Proxy:
                 for listener in self._listeners:
                     nursery.start_soon(self._accept_loop, listener, BOOTSTRAP, self._dial_bootstrap)
                 nursery.start_soon(self._admission.run)
+                if self._interception is not None:
+                    nursery.start_soon(self._beat, self._interception)
                 if settings.bootstrap:
                     nursery.start_soon(self._watch_cluster)
                 nursery.start_soon(self._close_abandoned)
@@ -223,6 +225,11 @@ class Proxy:
             self._accept_loop, listener, f"{key.kind} {key.node_id}", lambda: self._dial_broker(key)
         )
         return True
+
+    async def _beat(self, interception: Interception) -> None:
+        with trio.CancelScope() as scope:
+            self._accept_scopes.add(scope)
+            await interception.beat(self._port)
 
     async def _accept_loop(
         self, listener: socket.socket, name: str, dial: Callable[[], Awaitable[socket.socket]]

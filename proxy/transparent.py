@@ -38,6 +38,7 @@ LOG_INTERVAL_S: Final = 10.0
 """The first refusal of a kind is logged at once; how many more there were, once in this time."""
 NOT_TRACKED: Final = frozenset({errno.ENOENT, errno.ENOPROTOOPT, errno.EOPNOTSUPP})
 """The kernel knows of no redirect: nothing tracked, or connection tracking is not even loaded."""
+HEARTBEAT_S: Final = 1.0
 LOOPBACK_HOSTS: Final = ("127.0.0.1", "::1")
 
 
@@ -148,6 +149,15 @@ class Interception:
         with socket.socket() as probe:
             self._set_mark(probe)
         trio.socket.set_custom_socket_factory(_MarkedSockets(self._set_mark))  # the sidecar's own questions
+
+    async def beat(self, port: int) -> None:
+        """Tell rules that let connections through while no sidecar runs that one does, until cancelled: an empty
+        datagram to our own port, where nobody listens, by each family."""
+        while True:
+            for family, host in ((socket.AF_INET, LOOPBACK_HOSTS[0]), (socket.AF_INET6, LOOPBACK_HOSTS[1])):
+                with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
+                    sender.sendto(b"", (host, port))
+            await trio.sleep(HEARTBEAT_S)
 
     def judge(self, client: socket.socket, peer: Any) -> Destination:
         """Where an accepted connection is to go. Raises SessionError if it is not to be served."""
