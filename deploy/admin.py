@@ -33,7 +33,7 @@ from deploy.explain import Moment, Origin, addresses_of, explanation_json, ident
 from deploy.explain_text import explanation_text
 from deploy.history import History
 from deploy.metrics import CONTENT_TYPE, Metrics
-from proxy.connection import ConnectionInfo
+from proxy.observer import ConnectionInfo
 from quota.admin import Entity
 from quota.connections import canonical_address
 from quota.group import Group

@@ -7,23 +7,26 @@ connections share: between two waits nothing is kept in it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import enum
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from socket import SHUT_RD, SHUT_WR, socket
+from functools import partial
+from socket import MSG_MORE, SHUT_RD, socket
 from typing import Final
 
 import structlog
 import trio
 
-from proxy.arrivals import Arrivals
-from proxy.errors import CloseReason, SessionError, UpstreamError
+from proxy.errors import CloseReason, SessionError, UpstreamError, broker_failed, client_failed, first_error
 from proxy.framing import Buffer
 from proxy.kernel import peer_has_closed, round_trip_ms, unread_bytes, wait_hangup, was_reset
-from proxy.observer import Counters
+from proxy.observer import ConnectionInfo, Counters
 from proxy.patience import Patience
+from proxy.reactor import AGAIN, Again, Reactor, Watch
 from proxy.session import Session
-from proxy.splice import PipePool, SinkError, SourceError, splice_bytes
+from proxy.sockets import close, send_now, send_rest
+from proxy.splice import PipePool, SinkError, SourceError, Splice, Step
 
 log = structlog.get_logger("kquota.connection")
 
@@ -31,6 +34,26 @@ TURNS_BEFORE_CHECKPOINT: Final = 8
 """Reads in a row without waiting before other connections get their turn."""
 WATCH_MUTE_FROM_MS: Final = 50.0
 """Mutes longer than this notice a client that goes away meanwhile; shorter ones are over before it matters."""
+
+
+class _Pause(enum.Enum):
+    """Why a turn ended: what the pump's task has to wait for before the next one."""
+
+    MUTED = enum.auto()
+    WAITS = enum.auto()
+    """Too many requests in flight, or a handler has asked something."""
+    FULL = enum.auto()
+    """The other side's socket is full; `_to_broker` or `_to_client` is the rest."""
+    SPLICE_FULL = enum.auto()
+    """The other side's socket is full; the rest is in the kernel's pipe."""
+    ANSWERS = enum.auto()
+    """An answer made here is due."""
+    TAKEN = enum.auto()
+    """The rest of an answer made here has to reach the client first."""
+    ENDED = enum.auto()
+
+
+_AFTER_SPLICE: Final = {Step.EMPTY: None, Step.FULL: _Pause.SPLICE_FULL, Step.ENDED: _Pause.ENDED}
 
 
 @dataclass(slots=True)
@@ -42,26 +65,8 @@ class Shared:
     buffer: memoryview
     """Receive buffer; valid only until the next await."""
     splice_min_bytes: int
-    arrivals: Arrivals
-    """Of the event loop that all of this runs in."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionInfo:
-    """One line of /connections."""
-
-    peer: str
-    broker: str
-    user: str
-    client_ids: tuple[str, ...]
-    software: str | None
-    in_flight: int
-    muted_for_ms: float
-    client_bytes: int
-    broker_bytes: int
-    idle_s: float
-    user_source: str = "anonymous"
-    """Where the user comes from: tls, sasl, static, or anonymous when no source of identity knows one."""
+    reactor: Reactor
+    """Tells when there is something to read."""
 
 
 class Connection:
@@ -85,10 +90,18 @@ class Connection:
         self.session = session
         self._shared = shared
         self._user_source = user_source
+        self._client_watch: Watch[_Pause]
         self._broker: socket | None = None
+        self._watches: list[Watch[_Pause]] = []
+        self._to_broker = b""
+        self._to_client = b""
+        self._answers: list[Buffer] = []
+        self._splice_up = Splice(shared.pipes)
+        self._splice_down = Splice(shared.pipes)
         self._scope = trio.CancelScope()
         self._mute_scope: trio.CancelScope | None = None
-        self._client_lock = trio.Lock()
+        self._sink_taken = False
+        self._sink_released: trio.Event | None = None
         self._progress = trio.Event()
         """Set and replaced when requests have been answered, or a handler has decided, and somebody waits for that."""
         self._progress_wanted = False
@@ -158,7 +171,7 @@ class Connection:
             if self._scope.cancelled_caught:
                 reason = self._reason or CloseReason.DRAIN_TIMEOUT
         except* SessionError as group:
-            error = _first(group)
+            error = first_error(group)
             reason = error.reason
             if error.kind is not None:
                 self._shared.counters.parse_errors[error.kind] += 1
@@ -175,13 +188,18 @@ class Connection:
         finally:
             self._unmute()
             self.session.close(trio.current_time() * 1000.0)
-            _close(self._client)
+            self._splice_up.close()
+            self._splice_down.close()
+            for watch in self._watches:
+                watch.close()
+            close(self._client)
             if self._broker is not None:
-                _close(self._broker)
+                close(self._broker)
         return reason
 
     async def _serve(self) -> CloseReason:
         reason = CloseReason.CLIENT_CLOSED
+        self._client_watch = self._watch(self._client)
         async with trio.open_nursery() as nursery:
             reason = await self._client_pump(nursery)
             # No more requests. What is still owed is delivered before the broker hears of the end: a broker that sees
@@ -191,6 +209,15 @@ class Connection:
                 await self._answered()
             nursery.cancel_scope.cancel()
         return self._reason or reason
+
+    def _watch(self, sock: socket) -> Watch[_Pause]:
+        try:
+            watch: Watch[_Pause] = self._shared.reactor.watch(sock)
+        except OSError as error:
+            text = f"cannot watch one more socket: {error} (see fs.epoll.max_user_watches)"
+            raise SessionError(CloseReason.INTERNAL_ERROR, text) from error
+        self._watches.append(watch)
+        return watch
 
     async def _answered(self) -> None:
         """Wait until the broker pump has passed on some response, or a handler has decided."""
@@ -203,94 +230,144 @@ class Connection:
     # ---- client -> broker -------------------------------------------------------------------------------------------
 
     async def _client_pump(self, nursery: trio.Nursery) -> CloseReason:
-        session, shared, client = self.session, self._shared, self._client
-        turns = 0
-        read_empty = False  # the last read took everything there was: the next one would only find that out
+        watch = self._client_watch
         while True:
-            if session.mute_until_ms > trio.current_time() * 1000.0:
-                gone = await self._stay_muted()
-                if gone is not None:
-                    return gone
-                turns = 0
+            match await watch.take(self._client_turn):
+                case _Pause.MUTED:
+                    gone = await self._stay_muted()
+                    if gone is not None:
+                        return gone
+                case _Pause.WAITS:
+                    if self.session.must_wait:
+                        await self._answered()
+                case _Pause.FULL:
+                    data, self._to_broker = self._to_broker, b""
+                    broker = self._broker or await self._connect(nursery)
+                    await send_rest(broker, data, broker_failed)
+                    data = b""  # nothing of what was said is held while we wait: a password least of all
+                    if self._answers_due:
+                        await self._send_answers()
+                case _Pause.SPLICE_FULL:
+                    assert self._broker is not None
+                    await trio.lowlevel.wait_writable(self._broker)
+                case _Pause.ANSWERS:
+                    await self._send_answers()
+                case _Pause.ENDED:
+                    return CloseReason.DRAINED if self._draining else CloseReason.CLIENT_CLOSED
+
+    def _client_turn(self) -> _Pause | Again | None:
+        """All that can be done with the client's requests without waiting (see `Watch.take`)."""
+        session, shared, client, watch = self.session, self._shared, self._client, self._client_watch
+        for _ in range(TURNS_BEFORE_CHECKPOINT):
+            now_s = trio.current_time()
+            now_ms = now_s * 1000.0
+            if session.mute_until_ms > now_ms:
+                return _Pause.MUTED
             if self._draining and session.client_at_boundary:
-                return CloseReason.DRAINED
-            while session.must_wait:
-                await self._answered()
+                return _Pause.ENDED
+            if session.must_wait:
+                return _Pause.WAITS
+            broker = self._broker
+            if session.client_skip >= shared.splice_min_bytes > 0 and broker is not None:
+                step = self._splice_request(broker, session.client_skip)
+                if step is Step.DONE or step is Step.SHARE:
+                    continue
+                if step is not Step.NO_PIPE:
+                    return _AFTER_SPLICE[step]
             if session.has_backlog:
-                now_ms = trio.current_time() * 1000.0
                 buffers = session.resume(now_ms)
-            elif read_empty:
-                await trio.lowlevel.wait_readable(client)
-                read_empty = False
-                turns = 0
-                continue
+            elif not watch.readable:
+                return None
             else:
                 try:
                     received = client.recv_into(shared.buffer)
                 except BlockingIOError:
-                    read_empty = True
-                    continue
+                    watch.readable = False
+                    return None
                 except OSError as error:
-                    raise _client_failed(error) from error
+                    raise client_failed(error) from error
                 if received == 0:
-                    return CloseReason.DRAINED if self._draining else CloseReason.CLIENT_CLOSED
-                read_empty = received < len(shared.buffer)
-                self.last_activity_s = now_s = trio.current_time()
-                buffers = session.client_bytes(shared.buffer[:received], now_s * 1000.0)
+                    return _Pause.ENDED
+                if received < len(shared.buffer) and not watch.over:
+                    watch.readable = False
+                self.last_activity_s = now_s
+                buffers = session.client_bytes(shared.buffer[:received], now_ms)
             if buffers:
-                if self._broker is None:
-                    buffers = [bytes(buffer) for buffer in buffers]  # dialling waits, the shared buffer does not
-                    await self._connect(nursery)
-                assert self._broker is not None
-                left = _send_now(self._broker, buffers, _broker_failed)
+                if broker is None:  # it is connected to when the first request comes
+                    self._to_broker = b"".join(buffers)
+                    return _Pause.FULL
+                last = not watch.readable or session.client_skip < shared.splice_min_bytes
+                left = send_now(broker, buffers, broker_failed, 0 if last else MSG_MORE)
                 if left is not None:
-                    turns = 0
-                    await _send_rest(self._broker, left, _broker_failed)
-                    left = None
-                buffers = []  # nothing of what was said is held while we wait: a password least of all
-            if session.inflight and session.inflight[0].local_answer is not None:
-                await self._send_answers()
-            if session.client_skip >= shared.splice_min_bytes > 0 and self._broker is not None:
-                turns = 0
-                if not await self._splice_request(session.client_skip):
-                    return CloseReason.CLIENT_CLOSED
-            turns += 1
-            if turns >= TURNS_BEFORE_CHECKPOINT:
-                turns = 0
-                await trio.lowlevel.checkpoint()
+                    self._to_broker = left
+                    return _Pause.FULL
+            if self._answers_due:
+                return _Pause.ANSWERS
+        return AGAIN
 
-    async def _connect(self, nursery: trio.Nursery) -> None:
+    @property
+    def _answers_due(self) -> bool:
+        """An answer made here is the next one the client is owed."""
+        inflight = self.session.inflight
+        return bool(inflight) and inflight[0].local_answer is not None
+
+    async def _connect(self, nursery: trio.Nursery) -> socket:
         try:
-            self._broker = await self._dial()
+            broker = self._broker = await self._dial()
         except UpstreamError as error:
             raise SessionError(
                 CloseReason.UPSTREAM_UNREACHABLE, f"cannot connect to broker {self.broker_name}: {error}"
             ) from error
-        self.session.round_trip_ms = round_trip_ms(self._broker)
-        nursery.start_soon(self._broker_pump, self._broker)
+        self.session.round_trip_ms = round_trip_ms(broker)
+        nursery.start_soon(self._broker_pump, broker, self._watch(broker))
+        return broker
 
-    async def _splice_request(self, count: int) -> bool:
-        """False if the client ended in the middle of a request."""
-        assert self._broker is not None
-        session = self.session
-
-        def moved(part: int) -> None:
-            self.last_activity_s = now_s = trio.current_time()
-            session.client_moved(part, now_s * 1000.0)
-
+    def _splice_request(self, broker: socket, count: int) -> Step:
         try:
-            return await splice_bytes(self._client, self._broker, count, self._shared.pipes, moved)
+            step = self._splice_up.step(self._client, broker, count, self._request_moved)
         except SourceError as error:
-            raise _client_failed(error.__cause__) from error
+            raise client_failed(error.__cause__) from error
         except SinkError as error:
-            raise _broker_failed(error.__cause__) from error
+            raise broker_failed(error.__cause__) from error
+        if step is Step.EMPTY:
+            self._client_watch.readable = False
+        return step
+
+    def _request_moved(self, part: int) -> None:
+        self.last_activity_s = now_s = trio.current_time()
+        self.session.client_moved(part, now_s * 1000.0)
 
     async def _send_answers(self) -> None:
         """Answers made here whose turn has come; otherwise the broker pump sends them after what is older."""
-        async with self._client_lock:
-            answers = self.session.ready_answers()
-            if answers:
-                await _send_all(self._client, answers, _client_failed)
+        while self._sink_taken:
+            await self._sink_free()
+        answers = self.session.ready_answers()
+        left = send_now(self._client, answers, client_failed)
+        if left is not None:
+            self._sink_taken = True
+            await send_rest(self._client, left, client_failed)
+            self._release_sink()
+
+    # ---- whose turn it is to write to the client --------------------------------------------------------------------
+
+    def _take_sink(self, rest: bytes) -> _Pause:
+        """`rest` comes first, before anybody sends anything else to the client."""
+        self._sink_taken = True
+        self._to_client = rest
+        return _Pause.FULL
+
+    def _release_sink(self) -> None:
+        self._sink_taken = False
+        if self._sink_released is not None:
+            self._sink_released.set()
+            self._sink_released = None
+
+    async def _sink_free(self) -> None:
+        """Wait until somebody has sent what the client's socket did not take at once."""
+        if self._sink_taken:
+            if self._sink_released is None:
+                self._sink_released = trio.Event()
+            await self._sink_released.wait()
 
     # ---- mute -------------------------------------------------------------------------------------------------------
 
@@ -332,68 +409,81 @@ class Connection:
 
     # ---- broker -> client -------------------------------------------------------------------------------------------
 
-    async def _broker_pump(self, broker: socket) -> None:
-        session, shared, client = self.session, self._shared, self._client
-        turns = 0
-        read_empty = True
+    async def _broker_pump(self, broker: socket, watch: Watch[_Pause]) -> None:
+        turn = partial(self._broker_turn, broker, watch)
         while True:
-            if read_empty:
-                await trio.lowlevel.wait_readable(broker)
-                turns = 0
+            match await watch.take(turn):
+                case _Pause.TAKEN:
+                    await self._sink_free()
+                case _Pause.FULL:
+                    data, self._to_client = self._to_client, b""
+                    await send_rest(self._client, data, client_failed)
+                    data = b""
+                    self._release_sink()
+                case _Pause.SPLICE_FULL:
+                    await trio.lowlevel.wait_writable(self._client)
+                case _:
+                    self._reason = self._reason or CloseReason.BROKER_CLOSED
+                    self._scope.cancel()
+                    return
+
+    def _broker_turn(self, broker: socket, watch: Watch[_Pause]) -> _Pause | Again | None:
+        """All that can be done with the broker's responses without waiting (see `Watch.take`)."""
+        session, shared, client = self.session, self._shared, self._client
+        for _ in range(TURNS_BEFORE_CHECKPOINT):
+            if self._sink_taken:
+                return _Pause.TAKEN
+            if session.broker_skip >= shared.splice_min_bytes > 0:
+                step = self._splice_response(broker, watch, session.broker_skip)
+                if step is Step.DONE:
+                    answers, self._answers = self._answers, []
+                    self._wake_client_pump()
+                    if answers:
+                        left = send_now(client, answers, client_failed)
+                        if left is not None:
+                            return self._take_sink(left)
+                    continue
+                if step is Step.SHARE:
+                    continue
+                if step is not Step.NO_PIPE:
+                    return _AFTER_SPLICE[step]
+            if not watch.readable:
+                return None
             try:
                 received = broker.recv_into(shared.buffer)
             except BlockingIOError:
-                read_empty = True
-                continue
+                watch.readable = False
+                return None
             except OSError as error:
-                raise _broker_failed(error) from error
+                raise broker_failed(error) from error
             if received == 0:
-                self._broker_ended()
-                return
-            read_empty = received < len(shared.buffer)
+                return _Pause.ENDED
+            if received < len(shared.buffer) and not watch.over:
+                watch.readable = False
             self.last_activity_s = now_s = trio.current_time()
-            buffers = session.broker_bytes(shared.buffer[:received], now_s * 1000.0, shared.arrivals.since_ms)
-            if self._client_lock.locked():
-                buffers = [bytes(buffer) for buffer in buffers]
-                async with self._client_lock:
-                    await _send_all(client, buffers, _client_failed)
-            else:
-                left = _send_now(client, buffers, _client_failed)
-                if left is not None:
-                    turns = 0
-                    async with self._client_lock:
-                        await _send_rest(client, left, _client_failed)
-                    left = None
-            buffers = []
-            if session.broker_skip >= shared.splice_min_bytes > 0:
-                turns = 0
-                async with self._client_lock:
-                    if not await self._splice_response(broker, session.broker_skip):
-                        self._broker_ended()
-                        return
-            self._wake_client_pump()
-            turns += 1
-            if turns >= TURNS_BEFORE_CHECKPOINT:
-                turns = 0
-                await trio.lowlevel.checkpoint()
+            buffers = session.broker_bytes(shared.buffer[:received], now_s * 1000.0, shared.reactor.since_ms)
+            last = not watch.readable or session.broker_skip < shared.splice_min_bytes
+            left = send_now(client, buffers, client_failed, 0 if last else MSG_MORE)
+            if self._progress_wanted:
+                self._wake_client_pump()
+            if left is not None:
+                return self._take_sink(left)
+        return AGAIN
 
-    async def _splice_response(self, broker: socket, count: int) -> bool:
-        session = self.session
-        answers: list[Buffer] = []
-
-        def moved(part: int) -> None:
-            self.last_activity_s = now_s = trio.current_time()
-            answers.extend(session.broker_moved(part, now_s * 1000.0))
-
+    def _splice_response(self, broker: socket, watch: Watch[_Pause], count: int) -> Step:
         try:
-            whole = await splice_bytes(broker, self._client, count, self._shared.pipes, moved)
+            step = self._splice_down.step(broker, self._client, count, self._response_moved)
         except SourceError as error:
-            raise _broker_failed(error.__cause__) from error
+            raise broker_failed(error.__cause__) from error
         except SinkError as error:
-            raise _client_failed(error.__cause__) from error
-        if answers:
-            await _send_all(self._client, answers, _client_failed)
-        return whole
+            raise client_failed(error.__cause__) from error
+        if step is Step.EMPTY:
+            watch.readable = False
+        return step
+
+    def _response_moved(self, part: int) -> None:
+        self.last_activity_s = now_s = trio.current_time()
+        self._answers.extend(self.session.broker_moved(part, now_s * 1000.0))
 
     def _wake_client_pump(self) -> None:
         """Room in flight, or nothing owed any more: whoever waits for that looks again."""
@@ -401,66 +491,3 @@ class Connection:
             self._progress_wanted = False
             self._progress.set()
             self._progress = trio.Event()
-
-    def _broker_ended(self) -> None:
-        self._reason = self._reason or CloseReason.BROKER_CLOSED
-        self._scope.cancel()
-
-
-def _send_now(
-    sink: socket, buffers: Sequence[Buffer], failed: Callable[[BaseException | None], SessionError]
-) -> bytes | None:
-    """Send what the socket takes at once; returns a copy of what it did not take."""
-    try:
-        sent = sink.send(buffers[0]) if len(buffers) == 1 else sink.sendmsg(buffers) if buffers else 0
-    except BlockingIOError:
-        sent = 0
-    except OSError as error:
-        raise failed(error) from error
-    if len(buffers) == 1:
-        return None if sent == len(buffers[0]) else bytes(buffers[0][sent:])
-    total = sum(map(len, buffers))
-    return None if sent == total else b"".join(buffers)[sent:]
-
-
-async def _send_rest(sink: socket, data: bytes, failed: Callable[[BaseException | None], SessionError]) -> None:
-    view = memoryview(data)
-    while view:
-        await trio.lowlevel.wait_writable(sink)
-        try:
-            view = view[sink.send(view) :]
-        except BlockingIOError:
-            continue
-        except OSError as error:
-            raise failed(error) from error
-
-
-async def _send_all(
-    sink: socket, buffers: Sequence[Buffer], failed: Callable[[BaseException | None], SessionError]
-) -> None:
-    left = _send_now(sink, buffers, failed)
-    if left is not None:
-        await _send_rest(sink, left, failed)
-
-
-def _close(sock: socket) -> None:
-    trio.lowlevel.notify_closing(sock)
-    with suppress(OSError):  # already reset by the peer
-        sock.shutdown(SHUT_WR)
-    sock.close()
-
-
-def _client_failed(error: BaseException | None) -> SessionError:
-    return SessionError(CloseReason.CLIENT_RESET, f"client connection failed: {error}")
-
-
-def _broker_failed(error: BaseException | None) -> SessionError:
-    return SessionError(CloseReason.BROKER_RESET, f"broker connection failed: {error}")
-
-
-def _first(group: BaseExceptionGroup[SessionError]) -> SessionError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, SessionError)
-    return error

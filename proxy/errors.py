@@ -64,3 +64,22 @@ class SessionError(Exception):
 
 class UpstreamError(Exception):
     """No connection to a broker could be made; the message says to which address and why."""
+
+
+def client_failed(error: BaseException | None) -> SessionError:
+    """The client's socket failed with `error` (an OSError)."""
+    return SessionError(CloseReason.CLIENT_RESET, f"client connection failed: {error}")
+
+
+def broker_failed(error: BaseException | None) -> SessionError:
+    """The broker's socket failed with `error` (an OSError)."""
+    return SessionError(CloseReason.BROKER_RESET, f"broker connection failed: {error}")
+
+
+def first_error(group: BaseExceptionGroup[SessionError]) -> SessionError:
+    """The first of what several tasks of a connection raised: the others are its consequences."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, SessionError)
+    return error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from dataclasses import dataclass
 
 from proxy.libraries import Libraries
 
@@ -62,3 +63,21 @@ class Counters:
         """How client libraries take mutes."""
         self.accept_failures = 0
         """accept() refused by the system: out of file descriptors or memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionInfo:
+    """One line of /connections."""
+
+    peer: str
+    broker: str
+    user: str
+    client_ids: tuple[str, ...]
+    software: str | None
+    in_flight: int
+    muted_for_ms: float
+    client_bytes: int
+    broker_bytes: int
+    idle_s: float
+    user_source: str = "anonymous"
+    """Where the user comes from: tls, sasl, static, or anonymous when no source of identity knows one."""

@@ -108,7 +108,7 @@ class RequestTime:
     ) -> float:
         """What to charge a request whose last byte was read at `sent_ms` and whose response is read at `now_ms`.
 
-        `came_ms`: since when that response may have been there (`proxy.arrivals`); None: since now.
+        `came_ms`: since when that response may have been there (`proxy.reactor`); None: since now.
         `replicated_bytes`: the size of a Produce request with acks=all, 0 for all others.
         """
         free_ms = self.free_ms

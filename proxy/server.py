@@ -14,13 +14,13 @@ import trio
 
 from proxy.addresses import AddressBook, BrokerKey, NoFreePortError
 from proxy.admission import Admission
-from proxy.arrivals import Arrivals
 from proxy.cluster import ClusterError, ask_brokers
-from proxy.connection import Connection, ConnectionInfo, Shared
+from proxy.connection import Connection, Shared
 from proxy.errors import CloseReason, SessionError, UpstreamError
 from proxy.exchange import AddressTranslator
 from proxy.intercept import NO_INTERCEPTORS, Interceptors
-from proxy.observer import Counters
+from proxy.observer import ConnectionInfo, Counters
+from proxy.reactor import Reactor
 from proxy.resolver import Resolver
 from proxy.sasl import Login
 from proxy.session import Session
@@ -75,7 +75,7 @@ class Proxy:
             pipes=PipePool(),
             buffer=memoryview(bytearray(settings.buffer_bytes)),
             splice_min_bytes=settings.splice_min_bytes,
-            arrivals=Arrivals(),
+            reactor=Reactor(),
         )
         self._admission = Admission(ledger.connections, self.counters, settings.max_held_connections)
         self._connections: set[Connection] = set()
@@ -134,8 +134,8 @@ class Proxy:
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until drained. Raises OSError if the bootstrap port cannot be bound."""
         settings = self._settings
-        trio.lowlevel.add_instrument(self._shared.arrivals)
         resolver = trio.socket.set_custom_hostname_resolver(Resolver())
+        self._shared.reactor.start()
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -148,6 +148,7 @@ class Proxy:
                 self.state = "serving"
                 for listener in self._listeners:
                     nursery.start_soon(self._accept_loop, listener, BOOTSTRAP, self._dial_bootstrap)
+                nursery.start_soon(self._shared.reactor.run)
                 nursery.start_soon(self._admission.run)
                 if self._interception is not None:
                     nursery.start_soon(self._beat, self._interception)
@@ -161,8 +162,8 @@ class Proxy:
                 nursery.cancel_scope.cancel()
         finally:
             self.state = "stopped"
-            trio.lowlevel.remove_instrument(self._shared.arrivals)
             trio.socket.set_custom_hostname_resolver(resolver)
+            self._shared.reactor.stop()
             for listener in self._listeners:
                 trio.lowlevel.notify_closing(listener)
                 listener.close()

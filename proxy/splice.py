@@ -5,13 +5,12 @@ A pipe is held only while bytes are being moved; an idle connection holds none.
 
 from __future__ import annotations
 
+import enum
 import fcntl
 import os
 from collections.abc import Callable
 from socket import socket
 from typing import Final
-
-import trio
 
 PIPE_BYTES: Final = 1 << 20
 """Asked for; the kernel may give less (fs.pipe-max-size, fs.pipe-user-pages-soft)."""
@@ -69,57 +68,96 @@ class PipePool:
             self.pipes_open -= 1
 
 
-async def splice_bytes(
-    source: socket, sink: socket, count: int, pool: PipePool, on_moved: Callable[[int], None]
-) -> bool:
-    """Move exactly `count` bytes from `source` to `sink`, or none if there is no pipe; False if `source` ended before.
+class Step(enum.Enum):
+    """How far `Splice.step` came."""
 
-    `on_moved(n)` is called for each part that has reached `sink`. Raises SourceError / SinkError, the OSError as cause.
-    """
-    pipe = pool.take()
-    if pipe is None:
-        return True
-    inside = 0
-    remaining = count
-    source_fd, sink_fd = source.fileno(), sink.fileno()
-    try:
-        while remaining or inside:
-            moved = False
-            if remaining and inside < pipe.size_bytes:
-                try:
-                    got = os.splice(source_fd, pipe.write_fd, min(remaining, pipe.size_bytes), flags=_NONBLOCK)
-                except BlockingIOError:
-                    pass
-                except OSError as error:
-                    raise SourceError from error
-                else:
-                    if got == 0:
-                        return False
-                    remaining -= got
-                    inside += got
-                    moved = True
-            if inside:
-                try:
-                    put = os.splice(pipe.read_fd, sink_fd, inside, flags=_NONBLOCK | (_MORE if remaining else 0))
-                except BlockingIOError:
-                    if not moved:
-                        await trio.lowlevel.wait_writable(sink)
-                        continue
-                except OSError as error:
-                    raise SinkError from error
-                else:
+    DONE = enum.auto()
+    """All bytes asked for have reached the sink."""
+    EMPTY = enum.auto()
+    """The source has nothing more at the moment; all that it had has reached the sink."""
+    FULL = enum.auto()
+    """The sink takes nothing more at the moment."""
+    SHARE = enum.auto()
+    """As much as one may do before others have their turn."""
+    ENDED = enum.auto()
+    """The source has ended."""
+    NO_PIPE = enum.auto()
+    """The process is out of file descriptors, nothing was moved: the bytes have to go through the receive buffer."""
+
+
+class Splice:
+    """One direction of a connection pair. Holds a pipe only while there are bytes inside."""
+
+    __slots__ = ("_inside", "_pipe", "_pool")
+
+    def __init__(self, pool: PipePool) -> None:
+        self._pool = pool
+        self._pipe: Pipe | None = None
+        self._inside = 0
+
+    def step(self, source: socket, sink: socket, count: int, on_moved: Callable[[int], None]) -> Step:
+        """Move up to `count` bytes that have not reached `sink` yet, without waiting.
+
+        `on_moved(n)` is called for each part that has. Raises SourceError / SinkError, the OSError as cause.
+        """
+        pipe, inside = self._pipe, self._inside
+        if pipe is None:
+            pipe = self._pool.take()
+            if pipe is None:
+                return Step.NO_PIPE
+        source_fd, sink_fd, size = source.fileno(), sink.fileno(), pipe.size_bytes
+        step = Step.SHARE
+        try:
+            for _ in range(SHARE):
+                source_empty = False
+                if count > inside and inside < size:
+                    try:
+                        got = os.splice(source_fd, pipe.write_fd, min(count - inside, size), flags=_NONBLOCK)
+                    except BlockingIOError:
+                        source_empty = True  # or the pipe has no slot left, if there is something inside
+                    except OSError as error:
+                        raise SourceError from error
+                    else:
+                        if got == 0:
+                            step = Step.ENDED
+                            break
+                        inside += got
+                if inside:
+                    flags = _NONBLOCK | _MORE if count > inside else _NONBLOCK
+                    try:
+                        put = os.splice(pipe.read_fd, sink_fd, inside, flags=flags)
+                    except BlockingIOError:
+                        step = Step.FULL
+                        break
+                    except OSError as error:
+                        raise SinkError from error
                     inside -= put
+                    count -= put
                     on_moved(put)
-                    moved = True
-            if not moved:
-                await trio.lowlevel.wait_readable(source)
+                    if count == 0:
+                        step = Step.DONE
+                        break
+                elif source_empty:
+                    step = Step.EMPTY
+                    break
+        finally:
+            self._inside = inside
+            if inside:
+                self._pipe = pipe
             else:
-                await trio.lowlevel.checkpoint()
-        return True
-    finally:
-        pool.give_back(pipe, is_empty=inside == 0)
+                self._pipe = None
+                self._pool.give_back(pipe, is_empty=True)
+        return step
+
+    def close(self) -> None:
+        """What is still inside is lost."""
+        if self._pipe is not None:
+            self._pool.give_back(self._pipe, is_empty=False)
+            self._pipe = None
 
 
+SHARE: Final = 8
+"""Rounds of reading and writing before others have their turn."""
 _NONBLOCK: Final[int] = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 _MORE: Final[int] = os.SPLICE_F_MORE
 

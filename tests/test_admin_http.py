@@ -19,8 +19,7 @@ from deploy.admin import AdminApp, AdminServer, bind
 from deploy.metrics import Metrics, Status
 from deploy.run import now_ms
 from deploy.watch import ReloadState
-from proxy.connection import ConnectionInfo
-from proxy.observer import Counters
+from proxy.observer import ConnectionInfo, Counters
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
-import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from trio.testing import MockClock
 
 from benchmarks.request_time import main, table
-from proxy.arrivals import Arrivals
 from proxy.request_time import (
     DEFAULT_BASELINE_MS,
     EXEMPT,
@@ -62,49 +57,6 @@ def test_a_response_that_was_read_late_is_charged_from_when_it_may_have_come() -
     assert of.busy_ms(METADATA, 0.0, 10.0, came_ms=3.0) == pytest.approx(3.0 - HANDOVER_MS)
     assert of.busy_ms(METADATA, 0.0, 10.0, came_ms=-5.0) == LEAST_MS  # the loop was told of nothing since before
     assert of.busy_ms(FETCH, 0.0, 500.0, came_ms=0.2) == pytest.approx(0.2 - HANDOVER_MS)
-
-
-def test_the_event_loop_says_since_when() -> None:
-    """Told at 1 and 2 s after waiting, at 2.5 s at once: what is ready then came between 2 and 2.5 s."""
-
-    mock_clock = MockClock()
-
-    async def main() -> list[float]:
-        seen = []
-        arrivals = Arrivals()
-        begin_s = trio.current_time()
-        for work_s, wait_s in ((0.25, 0.75), (0.5, 0.5), (0.5, 0.0)):
-            mock_clock.jump(work_s)
-            arrivals.before_io_wait(1.0)
-            mock_clock.jump(wait_s)
-            arrivals.after_io_wait(1.0)
-            seen.append(arrivals.since_ms - begin_s * 1000)
-        return seen
-
-    assert trio.run(main, clock=mock_clock) == [pytest.approx(value) for value in (1000.0, 2000.0, 2000.0)]
-
-
-async def test_a_busy_event_loop_is_behind_and_an_idle_one_is_not() -> None:
-    """On a machine with much to do either may be mistaken for the other now and then, not always."""
-    arrivals = Arrivals()
-    trio.lowlevel.add_instrument(arrivals)
-    seen = set()
-    try:
-        for _ in range(200):
-            before_s = trio.current_time()
-            await trio.sleep(0.005)  # the loop waits: what is ready afterwards came after that
-            if arrivals.since_ms / 1000 > before_s:
-                seen.add("idle")
-            told_ms = arrivals.since_ms
-            time.sleep(0.005)  # noqa: ASYNC251 - the loop is held up
-            await trio.lowlevel.checkpoint()
-            if arrivals.since_ms < told_ms + 4:
-                seen.add("busy")
-            if len(seen) == 2:
-                break
-    finally:
-        trio.lowlevel.remove_instrument(arrivals)
-    assert seen == {"idle", "busy"}
 
 
 @given(
