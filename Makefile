@@ -12,7 +12,7 @@ PINS := pyproject.toml deploy/constraints.txt
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help analysis demo test check bench fuzz schema chart image-lock clean
+.PHONY: help analysis demo test test-apiserver check bench fuzz schema chart image-lock clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -56,6 +56,10 @@ check: $(VENV)/.dev ## Format, lint, types (strict), import rules, generated fil
 
 test: check ## check, then every test against real brokers and real clients
 	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+test-apiserver: $(VENV)/.dev ## The chart and the webhook with a real Kubernetes API server (the first time builds it with Go: minutes)
+	@echo "· kube-apiserver and etcd, built if need be"; nice $(BIN)/python -m tests.apiserver_tools
+	@$(BIN)/python -m pytest tests/apiserver/with_apiserver.py $(PYTEST_ARGS)
 
 bench: $(VENV)/.bench ## Direct vs HAProxy vs Envoy vs kquota, as ratios of one run (needs haproxy on PATH)
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -318,6 +318,14 @@ def test_pods_satisfy_the_restricted_standard(name: str, kubernetes: str) -> Non
             assert "cpu" in container["resources"]["requests"]
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_every_volume_is_of_one_kind(name: str) -> None:
+    """An API server refuses a second one, which no schema does: Helm merges a value with the chart's default."""
+    for where, pod in pod_specs(render(name)).items():
+        for volume in pod.get("volumes", []):
+            assert len(volume.keys() - {"name"}) == 1, (where, volume)
+
+
 def test_the_native_sidecar_comes_first_and_lasts() -> None:
     (job,) = of_kind(render("sidecar-demo"), "Job")
     pod = job["spec"]["template"]["spec"]

@@ -1,6 +1,6 @@
 """The webhook in tests: what the chart gives it, and how an API server asks it.
 
-The reviews in tests/golden/admission have the shape of an API server's; none was at hand to record them from.
+The reviews in tests/golden/admission were recorded from one (`KQUOTA_RECORD=1 make test-apiserver`).
 """
 
 from __future__ import annotations

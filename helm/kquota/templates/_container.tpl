@@ -59,5 +59,10 @@ seccompProfile:
   configMap:
     name: {{ include "kquota.fullname" . }}
 - name: kquota-state
-  {{- toYaml .Values.state.volume | nindent 2 }}
+  {{- /* Helm merges another kind of volume with the default emptyDir; a volume has one kind. */}}
+  {{- $volume := .Values.state.volume }}
+  {{- if gt (len $volume) 1 }}
+  {{- $volume = omit $volume "emptyDir" }}
+  {{- end }}
+  {{- toYaml $volume | nindent 2 }}
 {{- end -}}

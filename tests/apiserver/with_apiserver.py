@@ -1,0 +1,332 @@
+"""The chart and the webhook with a real Kubernetes API server (`make test-apiserver`; not a part of `make test`).
+
+Installed by Helm, validated strictly with the operators' published definitions, admitted under the Pod Security
+Standard "restricted"; pods are created through the webhook, and what the API server asks is recorded.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.server
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from deploy.chart import CHART
+from deploy.kafka.ports import free_ports
+from tests.apiserver import pods
+from tests.apiserver_tools import VERSION, ApiServer, api_server, crds
+from tests.chart_tools import (
+    HELM_3,
+    HELM_4,
+    PLAIN,
+    HelmRelease,
+    ci_values,
+    documents,
+    helm,
+    of_kind,
+    pod_specs,
+    render_text,
+)
+from tests.corpus.job import wait_for
+from tests.webhook_tools import REVIEWS, VALUES
+
+PATHS = {
+    "Certificate": ("cert-manager.io/v1", "certificates"),
+    "ConfigMap": ("v1", "configmaps"),
+    "Deployment": ("apps/v1", "deployments"),
+    "HorizontalPodAutoscaler": ("autoscaling/v2", "horizontalpodautoscalers"),
+    "Issuer": ("cert-manager.io/v1", "issuers"),
+    "Job": ("batch/v1", "jobs"),
+    "MutatingWebhookConfiguration": ("admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations"),
+    "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
+    "Pod": ("v1", "pods"),
+    "PodDisruptionBudget": ("policy/v1", "poddisruptionbudgets"),
+    "PodMonitor": ("monitoring.coreos.com/v1", "podmonitors"),
+    "PrometheusRule": ("monitoring.coreos.com/v1", "prometheusrules"),
+    "Secret": ("v1", "secrets"),
+    "Service": ("v1", "services"),
+    "ServiceAccount": ("v1", "serviceaccounts"),
+}
+"""Where each kind that the chart makes is kept; a kind that is not here fails the test."""
+NAMES = [path.name.removesuffix("-values.yaml") for path in ci_values()]
+
+
+@pytest.fixture(scope="session")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """An API server with the operators' definitions, and the namespaces that the values name."""
+    with api_server(tmp_path_factory.mktemp("apiserver")) as running:
+        for one in crds():
+            running.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", one)
+        for kind in ("Certificate", "Issuer", "PodMonitor", "PrometheusRule"):
+            wait_for(kind, lambda kind=kind: running.ask("GET", path(kind, "default")).status_code == 200)
+        running.namespace(pods.NAMESPACE, {"kquota.io/injection": "enabled"})
+        for name in ("invoices", "monitoring"):
+            running.namespace(name)
+        running.account("default", "default")
+        yield running
+
+
+def path(kind: str, namespace: str) -> str:
+    group, plural = PATHS[kind]
+    root = f"/api/{group}" if group == "v1" else f"/apis/{group}"
+    return f"{root}/{plural}" if kind == "MutatingWebhookConfiguration" else f"{root}/namespaces/{namespace}/{plural}"
+
+
+def install(
+    api: ApiServer, namespace: str, values: Path, *extra: str, what: str = "install", release: HelmRelease = HELM_4
+) -> str:
+    done = helm(
+        what, "shop", CHART, "--namespace", namespace, "--kubeconfig", api.kubeconfig, "--values", values, *extra,
+        release=release,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "violate PodSecurity" not in done.stderr
+    return done.stdout + done.stderr
+
+
+# --- manifests
+
+
+def manifests() -> list[Any]:
+    """What Helm renders of each file of values, and the manifests for people without Helm; Spark names its template."""
+    rendered = {name: render_text(CHART / f"ci/{name}-values.yaml", kubernetes=VERSION) for name in NAMES}
+    written = {f.name: f.read_text() for f in sorted(PLAIN.glob("*.yaml")) if f.stem != "spark-pod-template"}
+    return [pytest.param(text, id=name) for name, text in (rendered | written).items()]
+
+
+@pytest.mark.parametrize("text", manifests())
+def test_every_object_is_accepted_strictly(api: ApiServer, text: str) -> None:
+    """A field that the API server does not know is an error, also in the operators' kinds; nothing is warned of."""
+    for one in documents(text):
+        where = path(one["kind"], one["metadata"].get("namespace", "default"))
+        answer = api.ask("POST", where, one, dryRun="All", fieldValidation="Strict")
+        assert answer.status_code == 201, (one["kind"], answer.text)
+        assert "warning" not in answer.headers, answer.headers["warning"]
+
+
+@pytest.mark.parametrize("text", manifests())
+def test_every_pod_is_admitted_where_only_restricted_pods_are(api: ApiServer, text: str) -> None:
+    """Workloads are only warned about; pods are refused. So each is made as its controller would make it."""
+    for name, spec in pod_specs(documents(text)).items():
+        api.account("monitoring", spec.get("serviceAccountName", "default"))
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"generateName": "one-"}, "spec": spec}
+        answer = api.ask("POST", path("Pod", "monitoring"), pod, dryRun="All", fieldValidation="Strict")
+        assert answer.status_code == 201, (name, answer.text)
+
+
+def test_the_api_server_does_refuse(api: ApiServer) -> None:
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}}
+    free = api.ask("POST", path("Pod", "monitoring"), pod | {"spec": {"containers": [{"name": "a", "image": "a"}]}})
+    assert free.status_code == 403
+    assert "violates PodSecurity" in free.text
+    (monitor,) = of_kind(documents(render_text(CHART / "ci/monitoring-values.yaml")), "PodMonitor")
+    monitor["spec"]["podMetricsEndpoint"] = []
+    wrong = api.ask("POST", path("PodMonitor", "default"), monitor, dryRun="All", fieldValidation="Strict")
+    assert wrong.status_code == 400
+    assert "podMetricsEndpoint" in wrong.text
+
+
+# --- Helm
+
+
+@pytest.mark.parametrize("release", [HELM_4, HELM_3], ids=lambda release: release.version)
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("webhook")])
+def test_helm_installs_upgrades_and_leaves_nothing(api: ApiServer, name: str, release: HelmRelease) -> None:
+    namespace = f"{name}-{release.version[1]}"
+    values = CHART / f"ci/{name}-values.yaml"
+    api.namespace(namespace)
+    install(api, namespace, values, release=release)
+    there = api.get(path("ConfigMap", namespace))["items"]
+    assert any("kquota.yaml" in one["data"] for one in there)
+    install(api, namespace, values, what="upgrade", release=release)
+    done = helm("uninstall", "shop", "--namespace", namespace, "--kubeconfig", api.kubeconfig, release=release)
+    assert done.returncode == 0, done.stderr
+    for kind in ("ConfigMap", "Deployment", "PodMonitor", "PrometheusRule", "Service", "NetworkPolicy"):
+        left = [one["metadata"]["name"] for one in api.get(path(kind, namespace))["items"]]
+        assert [name for name in left if name != "kube-root-ca.crt"] == [], kind
+
+
+def test_changed_quotas_do_not_touch_the_pods(api: ApiServer, tmp_path: Path) -> None:
+    api.namespace("reload")
+    values = yaml.safe_load((CHART / "ci/gateway-values.yaml").read_text())
+    given = tmp_path / "values.yaml"
+
+    def applied(what: str, **changes: Any) -> tuple[int, str]:
+        given.write_text(yaml.safe_dump(values | changes))
+        install(api, "reload", given, what=what)
+        (deployment,) = api.get(path("Deployment", "reload"))["items"]
+        (config,) = [
+            one["data"] for one in api.get(path("ConfigMap", "reload"))["items"] if "kquota.yaml" in one["data"]
+        ]
+        return deployment["metadata"]["generation"], config["kquota.yaml"]
+
+    before = applied("install", quotas=[{"user": "a", "producer_byte_rate": "1M"}])
+    after = applied("upgrade", quotas=[{"user": "a", "producer_byte_rate": "2M"}])
+    assert before[0] == after[0], "a new generation would be new pods"
+    assert before[1] != after[1]
+    restarted = applied("upgrade", config=values["config"] | {"max_mute": "10s"})
+    assert restarted[0] > after[0]
+
+
+# --- the webhook
+
+
+class Recorder(http.server.ThreadingHTTPServer):
+    """Stands on the Service's address in front of the webhook, and keeps what the API server asks."""
+
+    def __init__(self, address: tuple[str, int], folder: Path, webhook: str) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.webhook = webhook
+        super().__init__(address, _Handler)
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+        self.socket = tls.wrap_socket(self.socket, server_side=True)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        assert isinstance(self.server, Recorder)
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.asked.append(json.loads(body))
+        answer = httpx.post(self.server.webhook + self.path, content=body, verify=False, timeout=10)
+        self.send_response(answer.status_code)
+        self.send_header("content-type", answer.headers["content-type"])
+        self.send_header("content-length", str(len(answer.content)))
+        self.end_headers()
+        self.wfile.write(answer.content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing on stderr."""
+
+
+@pytest.fixture(scope="module")
+def installed(api: ApiServer) -> ApiServer:
+    """The webhook's objects, put there by Helm."""
+    api.namespace("shop-prod")
+    install(api, "shop-prod", VALUES)
+    return api
+
+
+@contextmanager
+def served(api: ApiServer, folder: Path) -> Iterator[Recorder]:
+    """`kquota webhook` with what a kubelet would mount, reached through its Service."""
+    for kind in ("ConfigMap", "Secret"):
+        for key, value in api.get(path(kind, "shop-prod") + "/shop-kquota-webhook")["data"].items():
+            (folder / key).write_bytes(base64.b64decode(value) if kind == "Secret" else value.encode())
+    service = api.get(path("Service", "shop-prod") + "/shop-kquota-webhook")["spec"]
+    (port,) = free_ports(1)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "deploy.cli", "webhook", f"--template={folder}/sidecar.json",
+         f"--cert={folder}/tls.crt", f"--key={folder}/tls.key", "--host=127.0.0.1", f"--port={port}"],
+    )  # fmt: skip
+    try:
+        url = f"https://127.0.0.1:{port}"
+        wait_for("the webhook", lambda: _healthy(url))
+        with Recorder((service["clusterIP"], service["ports"][0]["port"]), folder, url) as recorder:
+            thread = threading.Thread(target=recorder.serve_forever, daemon=True)
+            thread.start()
+            yield recorder
+            recorder.shutdown()
+            thread.join()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+def _healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/healthz", verify=False).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def shape(value: Any) -> Any:
+    """Which fields there are, whatever stands in them; managedFields have the values of others in their names."""
+    if isinstance(value, dict):
+        return {key: shape(one) for key, one in value.items() if key != "managedFields"}
+    return [shape(one) for one in value] if isinstance(value, list) else type(value).__name__
+
+
+def test_pods_are_created_through_the_webhook(installed: ApiServer, tmp_path: Path) -> None:
+    """With the chart's own Service, certificate and configuration; the injected pod passes "restricted"."""
+    api, here = installed, path("Pod", pods.NAMESPACE)
+    made = {
+        "deployment": (pods.deployment_pod(api), f"{pods.CONTROLLERS}replicaset-controller"),
+        "job": (pods.job_pod(api), f"{pods.CONTROLLERS}job-controller"),
+        "bare": (pods.bare_pod(), None),
+    }
+    with served(api, tmp_path) as recorder:
+        template = json.loads((tmp_path / "sidecar.json").read_text())
+        for name, (pod, user) in made.items():
+            stored = api.create(here, pod, as_user=user)
+            first = stored["spec"]["initContainers"][0]
+            assert (first["name"], first["restartPolicy"]) == ("kquota", "Always")
+            assert first["args"] == template["container"]["args"]
+            assert [one["name"] for one in stored["spec"]["containers"]] == ["app"]
+            assert stored["metadata"]["labels"]["kquota.io/injected"] == "true"
+            assert {"kquota-config"} <= {volume["name"] for volume in stored["spec"]["volumes"]}
+            asked = recorder.asked.pop()
+            assert recorder.asked == []
+            file = REVIEWS / f"{name}.json"
+            if os.environ.get("KQUOTA_RECORD"):
+                file.write_text(json.dumps(asked, indent=2, ensure_ascii=False) + "\n")
+            assert shape(json.loads(file.read_text())) == shape(asked), f"{file.name}: record it anew (KQUOTA_RECORD=1)"
+
+        skipped = pods.bare_pod()
+        skipped["metadata"] = {"name": "skipped", "labels": {"kquota.io/inject": "false"}}
+        stored = api.create(here, skipped)
+        assert stored["metadata"]["labels"]["kquota.io/injection-skipped"] == "opted-out"
+        assert "initContainers" not in stored["spec"]
+        recorder.asked.clear()
+
+        # A namespace without the label, and the webhook's own pods, do not come by here.
+        api.create(path("Pod", "invoices"), pods.bare_pod())
+        (own,) = api.get(path("Deployment", "shop-prod"))["items"]
+        own_pod = {"apiVersion": "v1", "kind": "Pod"} | own["spec"]["template"]
+        own_pod["metadata"] = {**own_pod["metadata"], "name": "own"}
+        api.create(here, own_pod, dryRun="All")
+        assert recorder.asked == []
+
+
+def test_the_failure_policy_decides_while_nobody_answers(installed: ApiServer) -> None:
+    api, here = installed, path("Pod", pods.NAMESPACE)
+    pod = pods.bare_pod()
+    pod["metadata"]["name"] = "late"
+    refused = api.ask("POST", here, pod)
+    assert refused.status_code == 500
+    assert "failed calling webhook" in refused.text
+    install(api, "shop-prod", VALUES, "--set", "webhook.failurePolicy=Ignore", what="upgrade")
+
+    def admitted() -> bool:  # the API server takes over a changed webhook a moment later
+        return api.ask("POST", here, pod, dryRun="All").status_code == 201
+
+    wait_for("a pod without a sidecar", admitted)
+    install(api, "shop-prod", VALUES, what="upgrade")
+    wait_for("the former policy", lambda: not admitted())
+
+
+def test_an_upgrade_keeps_the_certificate(installed: ApiServer, tmp_path: Path) -> None:
+    """Generated once; a new one would shut out the running webhook until the kubelet has brought it."""
+    api = installed
+
+    def certificate() -> tuple[str, str]:
+        secret = api.get(path("Secret", "shop-prod") + "/shop-kquota-webhook")["data"]
+        hooks = api.get(path("MutatingWebhookConfiguration", "") + "/shop-kquota-webhook.shop-prod")["webhooks"]
+        return secret["tls.crt"], hooks[0]["clientConfig"]["caBundle"]
+
+    before = certificate()
+    install(api, "shop-prod", VALUES, "--set", "webhook.replicas=3", what="upgrade")
+    assert certificate() == before
