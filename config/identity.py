@@ -1,22 +1,94 @@
-"""Settings of identity: where the user of a connection comes from."""
+"""Settings of identity: which sources are asked for the user of a connection, and what the static one says."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
-from config.types import choice, text, wrong
+from config.types import ABSOLUTE_PATH, Value, choice, text, wrong
 
-_SOURCES = ("tls", "sasl", "static")
+SOURCES: Final = ("tls", "sasl", "static")
+FIELDS: Final = ("namespace", "service_account", "pod")
+"""What a template may name besides labels."""
+_USER = text("a user name")
+_FIELD: Final = re.compile(r"\{([^{}]*)\}")
 
 
-class _Model(BaseModel):
+def template_fields(template: str) -> list[str]:
+    """What stands in braces, in order."""
+    return _FIELD.findall(template)
+
+
+def _template(value: Any) -> str:
+    expected = f"text with {', '.join(f'{{{name}}}' for name in FIELDS)} or {{label:KEY}} in it"
+    if not isinstance(value, str) or not (fields := template_fields(value)):
+        raise wrong(f'{expected}, such as "{{namespace}}/{{service_account}}"')
+    for field in fields:
+        if field not in FIELDS and not re.fullmatch(r"label:[A-Za-z0-9][A-Za-z0-9._/-]*", field):
+            raise wrong(f"{expected}, not {{{field}}}")
+    if "}{" in value:
+        raise wrong("something between two braces, such as /: without it two pods could make one and the same name")
+    if "{" in _FIELD.sub("", value) or "}" in _FIELD.sub("", value):
+        raise wrong(f"{expected}; each brace has to have its other one")
+    return value
+
+
+class StaticIdentity(BaseModel):
+    """The user of every connection: written down here, or in files that the workload cannot write."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    user: Annotated[str, _USER] | None = Field(default=None, description="The user.")
+    file: Annotated[str, ABSOLUTE_PATH] | None = Field(
+        default=None, description="A file whose only line is the user; read again when it has changed."
+    )
+    template: Annotated[str, Value(_template, {"type": "string", "pattern": r"\{.+\}"})] | None = Field(
+        default=None,
+        description="The user, with {namespace}, {service_account}, {pod} and {label:KEY} taken from `directory`.",
+    )
+    directory: Annotated[str, ABSOLUTE_PATH] | None = Field(
+        default=None,
+        description="With template: a volume of the downward API with the files namespace, service_account, pod, "
+        "labels or token; read again when they have changed.",
+    )
 
-class SaslIdentity(_Model):
+    @model_validator(mode="before")
+    @classmethod
+    def _text_means_user(cls, value: Any) -> Any:
+        if isinstance(value, dict | StaticIdentity):
+            return value
+        return {"user": _USER.check(value)}
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> StaticIdentity:
+        if sum(one is not None for one in (self.user, self.file, self.template)) != 1:
+            raise wrong("just one of user, file and template")
+        if (self.template is None) != (self.directory is None):
+            raise wrong("template and directory, both or neither")
+        return self
+
+
+class _TextOrMapping:
+    """Metadata of `identity.static`: its JSON schema allows the user's name alone."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [dict(_USER.schema), dict(handler(schema))]}
+
+
+class SaslIdentity(BaseModel):
     """How the user is found in a login by SASL that the broker has accepted (docs/identity.md)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     oauthbearer_claim: Annotated[str, text("the name of a claim")] = Field(
         default="sub",
@@ -30,16 +102,20 @@ class SaslIdentity(_Model):
     )
 
 
-class Identity(_Model):
+class Identity(BaseModel):
     """Where the user of a connection comes from; the first source that knows one wins, else ANONYMOUS."""
 
-    sources: list[Annotated[str, choice("a source of identity", *_SOURCES)]] = Field(
-        default_factory=lambda: list(_SOURCES),
-        description="In this order. tls is not observed by this version.",
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sources: list[Annotated[str, choice("a source of identity", *SOURCES)]] = Field(
+        default_factory=lambda: list(SOURCES),
+        description="In this order: the client's certificate, its SASL login, the static user.",
     )
-    static: Annotated[str, text("a user name")] | None = Field(
-        default=None, description="The user of every connection for which no source before it knows one."
+    static: Annotated[StaticIdentity, _TextOrMapping()] | None = Field(
+        default=None,
+        description="The user of every connection for which no source before it knows one; or where it stands.",
     )
+
     sasl: SaslIdentity = Field(default_factory=SaslIdentity, description="How logins by SASL are read.")
 
     @field_validator("sources")
@@ -48,3 +124,13 @@ class Identity(_Model):
         if len(set(value)) != len(value):
             raise wrong("each source once")
         return value
+
+    @property
+    def static_user(self) -> str | None:
+        """The static user as far as this file knows it: None without one, or where it stands in other files."""
+        return self.static.user if self.static is not None and "static" in self.sources else None
+
+    @property
+    def static_elsewhere(self) -> bool:
+        """The static user stands in other files."""
+        return self.static is not None and self.static.user is None and "static" in self.sources

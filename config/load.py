@@ -169,22 +169,18 @@ def warnings_of(config: Config) -> list[Problem]:
     """What the configuration asks for that this version does not do; none of it keeps the sidecar from running."""
     source = config.source or Source("(no file)")
     found: list[Problem] = []
-    for index, name in enumerate(config.identity.sources):
-        place: Place = ("identity", "sources", index)
-        if name == "tls" and source.has(place):
-            text = "users from tls are not observed yet; the next source is asked"
-            found.append(source.problem(place, text, name))
-    if config.identity.static is not None and "static" not in config.identity.sources:
-        text = "is not used: identity.sources does not list static"
-        found.append(source.problem(("identity", "static"), text, config.identity.static))
-    reachable = {_fallback(config), DEFAULT_WORD, None}
-    unreachable: list[Place] = [
-        ("quotas", index, "user")
-        for index, entry in enumerate(config.quotas)
-        if entry.user not in reachable and "sasl" not in config.identity.sources
-    ]
-    text = f"matches no connection yet: with this file every connection's user is {_fallback(config)}"
-    found += _first_of(source, config, unreachable, text)
+    found += _warnings_of_identity(config, source)
+    user = _only_user(config)
+    if user is not None:
+        reachable = {user, DEFAULT_WORD, None}
+        unreachable: list[Place] = [
+            ("quotas", index, "user") for index, entry in enumerate(config.quotas) if entry.user not in reachable
+        ]
+        text = f"matches no connection yet: with this file every connection's user is {user}"
+        found += _first_of(source, config, unreachable, text)
+    if config.upstream.tls is not None and not config.upstream.tls.verify_hostname:
+        text = "anybody with a certificate of a trusted authority can pass for a broker"
+        found.append(source.problem(("upstream", "tls", "verify_hostname"), text, False))
     found += _warnings_of_administration(config, source)
     found += _warnings_of_mode(config, source)
     limited = entries(config) or connection_entries(config)
@@ -202,6 +198,24 @@ def _warnings_of_mode(config: Config, source: Source) -> list[Problem]:
     return [] if default else [source.problem(("transparent",), text, at_key=True)]
 
 
+def _warnings_of_identity(config: Config, source: Source) -> list[Problem]:
+    identity = config.identity
+    found: list[Problem] = []
+    for index, name in enumerate(identity.sources):
+        place: Place = ("identity", "sources", index)
+        if name == "tls" and source.has(place) and not _asks_for_certificates(config):
+            text = "is not used: no client is asked for a certificate (listen.tls, ssl.client.auth)"
+            found.append(source.problem(place, text, name))
+    if identity.static is not None and "static" not in identity.sources:
+        text = "is not used: identity.sources does not list static"
+        found.append(source.problem(("identity", "static"), text, identity.static.user or MISSING))
+    return found
+
+
+def _asks_for_certificates(config: Config) -> bool:
+    return config.listen.tls is not None and config.listen.tls.client_auth != "none"
+
+
 def _warnings_of_administration(config: Config, source: Source) -> list[Problem]:
     quotas = config.quota_settings
     found: list[Problem] = []
@@ -211,10 +225,11 @@ def _warnings_of_administration(config: Config, source: Source) -> list[Problem]
     if quotas.alter_principals and quotas.alter != "apply":
         text = f"is not used: alter is {quotas.alter}"
         found.append(source.problem(("quotas", "alter_principals"), text, at_key=True))
-    strangers = [name for name in quotas.alter_principals if name != _fallback(config)]
-    if quotas.alter == "apply" and strangers and "sasl" not in config.identity.sources:
+    user = _only_user(config)
+    strangers = [name for name in quotas.alter_principals if name != user]
+    if quotas.alter == "apply" and strangers and user is not None:
         index = quotas.alter_principals.index(strangers[0])
-        text = f"matches no connection yet: with this file every connection's user is {_fallback(config)}"
+        text = f"matches no connection yet: with this file every connection's user is {user}"
         found.append(source.problem(("quotas", "alter_principals", index), text, strangers[0]))
     if quotas.source == "file" and source.has(("quotas", "poll_interval_s")):
         found.append(source.problem(("quotas", "poll_interval_s"), "is not used: source is file", at_key=True))
@@ -230,9 +245,13 @@ def _first_of(source: Source, config: Config, places: list[Place], text: str) ->
     return [source.problem(places[0], text + more, getattr(config.quotas[int(index)], str(name)))]
 
 
-def _fallback(config: Config) -> str:
-    static = config.identity.static if "static" in config.identity.sources else None
-    return static or ANONYMOUS
+def _only_user(config: Config) -> str | None:
+    """The user of all connections; None where there can be several, or other files say who it is."""
+    identity = config.identity
+    by_certificate = "tls" in identity.sources and _asks_for_certificates(config)
+    if "sasl" in identity.sources or by_certificate or identity.static_elsewhere:
+        return None
+    return identity.static_user or ANONYMOUS
 
 
 _M = typing.TypeVar("_M", bound=BaseModel)

@@ -23,6 +23,7 @@ from pydantic_core import CoreSchema
 from config.export import Export
 from config.identity import Identity
 from config.source import Source
+from config.tls import ListenTls, UpstreamTls
 from config.transparent import Transparent
 from config.types import (
     ABSOLUTE_PATH,
@@ -34,7 +35,6 @@ from config.types import (
     HostPort,
     PortRange,
     Value,
-    absent,
     choice,
     duration_ms,
     rate,
@@ -78,6 +78,7 @@ class Listen(_Model):
     advertised_host: Annotated[str, _HOST] | None = Field(
         default=None, description="Host that clients are told; null: the address that they connected to."
     )
+    tls: ListenTls | None = Field(default=None, description="TLS from clients; null: none.")
 
 
 class Upstream(_Model):
@@ -87,9 +88,9 @@ class Upstream(_Model):
         default_factory=list,
         description="host:port of some brokers, tried in turn. Required unless mode is transparent.",
     )
-    tls: Annotated[None, absent("TLS to the broker")] = Field(default=None, description="Not available yet: null only.")
+    tls: UpstreamTls | None = Field(default=None, description="TLS to the brokers; null: none.")
     connect_timeout_ms: Annotated[int, _milliseconds(_HOUR_MS, least_ms=10)] = Field(
-        default=10_000, description="How long a broker may take to accept a connection."
+        default=10_000, description="How long a broker may take to accept a connection, TLS included."
     )
     metadata_refresh_ms: Annotated[int, _milliseconds(_HOUR_MS, least_ms=100)] = Field(
         default=30_000, description="How often the sidecar itself asks the cluster for its brokers."

@@ -25,16 +25,16 @@ class Value:
     """Metadata for `Annotated`: one function that checks and converts, and the JSON schema it stands for."""
 
     def __init__(self, check: Callable[[Any], Any], schema: dict[str, Any]) -> None:
-        self._check = check
-        self._schema = schema
+        self.check = check
+        self.schema = schema
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        return core_schema.no_info_plain_validator_function(self._check)
+        return core_schema.no_info_plain_validator_function(self.check)
 
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        return dict(self._schema)
+        return dict(self.schema)
 
 
 def wrong(expected: str) -> PydanticCustomError:
@@ -157,14 +157,13 @@ def choice(what: str, *values: str) -> Value:
     return Value(check, {"type": "string", "enum": list(values)})
 
 
-def absent(feature: str) -> Value:
-    """A setting of the design that is accepted only as null for now."""
+def _boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise wrong("true or false")
 
-    def check(value: Any) -> None:
-        if value is not None:
-            raise later(feature)
 
-    return Value(check, {"type": "null"})
+BOOLEAN = Value(_boolean, {"type": "boolean"})
 
 
 def _absolute_path(value: Any) -> str:

@@ -71,12 +71,19 @@ def summary_text(file: str, config: Config, table: QuotaTable) -> str:
     """The summary that `kquota check` prints; `table` has the limits in force. Raises ConfigError."""
     up = config.upstream
     cap = f"at most {readable_ms(config.max_mute)}" if config.max_mute else "without a cap"
-    user = config.identity.static if "static" in config.identity.sources else None
+    identity, listen_tls = config.identity, config.listen.tls
+    if identity.static_elsewhere and identity.static is not None:
+        user = f"as {identity.static.file or identity.static.directory} says"
+    else:
+        user = identity.static_user or ANONYMOUS
+    asked = "tls" in identity.sources and listen_tls is not None and listen_tls.client_auth != "none"
+    secured = [name for name, side in (("clients", listen_tls), ("brokers", up.tls)) if side is not None]
     rows = [
         ["mode", config.mode],
         ["listen", _listeners(config)],
         ["upstream", ", ".join(str(address) for address in up.bootstrap) or "where connections were going"],
-        ["user", f"{user or ANONYMOUS} for every connection"],
+        *([["TLS", ", ".join(secured)]] if secured else []),
+        ["user", f"{user} for every connection" + (" without a certificate" if asked else "")],
         [
             "window",
             f"{config.window_num} samples of {config.window_size_seconds} s, pacing {config.pacing}, "

@@ -216,7 +216,7 @@ def _entity(entry: Entry) -> dict[str, str]:
 
 def identity_on_paper(config: Config, user: str | None) -> tuple[str, dict[str, Any]]:
     """The user that a configuration gives to connections (or the one asked for), and where it comes from."""
-    static = config.identity.static if "static" in config.identity.sources else None
+    static = config.identity.static_user
     given = static or ANONYMOUS
     source = "static" if static else "anonymous"
     user = user or given

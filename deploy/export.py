@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import trio
@@ -217,8 +217,17 @@ class Origin:
         }
 
 
-def new_exporter(config: Config, ledger: Ledger, version: str, origin: Origin | None = None) -> Exporter | None:
-    """The exporter of a sidecar with this configuration; None if it asks for none."""
+def new_exporter(
+    config: Config,
+    ledger: Ledger,
+    version: str,
+    origin: Origin | None = None,
+    security: Callable[[], Mapping[str, Any]] = dict,
+) -> Exporter | None:
+    """The exporter of a sidecar with this configuration; None if it asks for none.
+
+    `security()` is what kafka-python's producer has to know to get to the brokers.
+    """
     settings = config.export
     if settings is None:
         return None
@@ -236,7 +245,7 @@ def new_exporter(config: Config, ledger: Ledger, version: str, origin: Origin | 
         workers.append(Worker("files", files, settings.buffer_bytes))
     if settings.kafka_topic is not None:
         bootstrap = [f"{address.host}:{address.port}" for address in config.upstream.bootstrap]
-        topic = TopicSink(settings.kafka_topic, origin.instance, connector(bootstrap))
+        topic = TopicSink(settings.kafka_topic, origin.instance, connector(bootstrap, security))
         workers.append(Worker("topic", topic, settings.buffer_bytes))
     constants = origin.constants(settings, version)
     return Exporter(ledger, workers, settings.interval_s / 1000, constants, files=files)

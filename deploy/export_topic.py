@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -25,8 +25,11 @@ Connect = Callable[[], Any]
 """Makes a KafkaProducer. Raises what kafka-python raises."""
 
 
-def connector(bootstrap: Sequence[str]) -> Connect:
-    """Producers for this cluster. Imports kafka-python now: its imports take a third of a second."""
+def connector(bootstrap: Sequence[str], security: Callable[[], Mapping[str, Any]] = dict) -> Connect:
+    """Producers for this cluster; `security()` has what they need to get in, as of now.
+
+    Imports kafka-python now: its imports take a third of a second.
+    """
     from kafka import KafkaProducer
 
     logging.getLogger("kafka").setLevel(logging.CRITICAL)  # what matters of it comes back as an exception
@@ -46,6 +49,7 @@ def connector(bootstrap: Sequence[str]) -> Connect:
             bootstrap_timeout_ms=5_000,
             reconnect_backoff_max_ms=5_000,
             metrics_enabled=False,
+            **security(),
         )
 
     return connect

@@ -13,6 +13,7 @@ from config.model import Config
 from config.table import to_table
 from deploy.quota_source import MOST_LOGGED, QuotaSource
 from proxy.cluster import ClusterError, ask_quotas
+from proxy.tls import ClientTls
 from quota.admin import Changes, Entity, Quotas, canonical, enforced
 from quota.overlay import from_cluster
 from quota.table import QuotaTable
@@ -28,8 +29,11 @@ Address = tuple[str, int]
 class ClusterSource(QuotaSource):
     """The cluster's quotas as of the last answer; what they were stays in force while no answer comes."""
 
-    def __init__(self, config: Config, addresses: Callable[[], Iterable[Address]]) -> None:
-        """`addresses()` are brokers to ask, in this order."""
+    def __init__(
+        self, config: Config, addresses: Callable[[], Iterable[Address]], tls: ClientTls | None = None
+    ) -> None:
+        """`addresses()` are brokers to ask, in this order; by TLS where `tls` is given."""
+        self._tls = tls
         self._addresses = addresses
         self._last: Address | None = None
         self._interval_s = config.quota_settings.poll_interval_s / 1000
@@ -79,7 +83,7 @@ class ClusterSource(QuotaSource):
         errors = []
         for address in self._in_order():
             try:
-                quotas = await ask_quotas(*address, self._timeout_s)
+                quotas = await ask_quotas(*address, self._timeout_s, self._tls)
             except ClusterError as error:
                 errors.append(str(error))
                 continue

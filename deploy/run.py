@@ -23,12 +23,13 @@ from deploy.export import new_exporter
 from deploy.history import History
 from deploy.metrics import Metrics, Status, kquota_version
 from deploy.metrics.held import held_families
+from deploy.metrics.security import security_families
 from deploy.quota_cluster import ClusterSource
 from deploy.quota_file import FileSource
 from deploy.quota_source import QuotaSource
+from deploy.security import Security, load_security
 from deploy.throttle_log import ThrottleLog
 from deploy.watch import ReloadState, Watcher
-from proxy.identity import IdentityPolicy
 from proxy.intercept import Interceptors
 from proxy.mutations import MUTATION_APIS, MutationQuota
 from proxy.quota_admin import QuotaAdmin
@@ -47,8 +48,8 @@ WARN_INTERVAL_S: Final = 60.0
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def proxy_settings(config: Config) -> ProxySettings:
-    """What the data path needs of a configuration."""
+def proxy_settings(config: Config, security: Security) -> ProxySettings:
+    """What the data path needs of a configuration, and of the files that it names."""
     ports = config.listen.broker_ports
     return ProxySettings(
         listen_host=config.listen.host,
@@ -56,9 +57,9 @@ def proxy_settings(config: Config) -> ProxySettings:
         broker_ports=range(ports.first, ports.last + 1),
         bootstrap=tuple((address.host, address.port) for address in config.upstream.bootstrap),
         advertised_host=config.listen.advertised_host,
-        identity=IdentityPolicy(
-            tuple(config.identity.sources), config.identity.static, config.identity.sasl.unknown_user
-        ),
+        identity=security.identity,
+        listen_tls=security.listen_tls,
+        upstream_tls=security.upstream_tls,
         oauth_claim=config.identity.sasl.oauthbearer_claim,
         connect_timeout_s=config.upstream.connect_timeout_ms / 1000,
         max_frame_bytes=config.limits.max_frame_bytes,
@@ -111,6 +112,7 @@ class Sidecar:
     def __init__(self, path: Path, config: Config, found: Fingerprint) -> None:
         self.path = path
         self.config = config
+        self.security = load_security(config)
         self.source = self._source_of(path, config)
         self.ledger = new_ledger(config, self.source.table)
         self.source.attach(self.ledger.swap)
@@ -122,10 +124,10 @@ class Sidecar:
             ALTER_CLIENT_QUOTAS: quota_admin,
             **dict.fromkeys(MUTATION_APIS, MutationQuota(self.ledger)),
         }
-        self.proxy = Proxy(proxy_settings(config), self.ledger, interceptors=interceptors)
+        self.proxy = Proxy(proxy_settings(config, self.security), self.ledger, interceptors=interceptors)
         self.history = History(self.ledger, self.proxy.counters)
         self.reloads = ReloadState()
-        self.exporter = new_exporter(config, self.ledger, kquota_version())
+        self.exporter = new_exporter(config, self.ledger, kquota_version(), security=self.security.producer_settings)
         self.metrics = Metrics(
             self.ledger,
             self.proxy.counters,
@@ -136,6 +138,7 @@ class Sidecar:
             alterations=quota_admin.requests,
             export=None if self.exporter is None else self.exporter.state,
             held=lambda: held_families(self.proxy, self.ledger),
+            security=lambda: security_families(self.security, self.proxy.counters),
         )
         self.watcher = Watcher(path, config, found, self.reloads, self._apply)
         self.admin_port: int | None = None
@@ -147,7 +150,11 @@ class Sidecar:
         if config.quota_settings.source == "file":
             return FileSource(path.absolute(), config)
         bootstrap = [(address.host, address.port) for address in config.upstream.bootstrap]
-        return ClusterSource(config, lambda: [*bootstrap, *((host, port) for _, host, port, _ in self.proxy.brokers())])
+        return ClusterSource(
+            config,
+            lambda: [*bootstrap, *((host, port) for _, host, port, _ in self.proxy.brokers())],
+            self.security.upstream_tls,
+        )
 
     @property
     def port(self) -> int:
@@ -197,6 +204,7 @@ class Sidecar:
 
             await nursery.start(serve_proxy)
             nursery.start_soon(self.watcher.run)
+            nursery.start_soon(self.security.follower.run)
             if self.exporter is not None:
                 nursery.start_soon(self.exporter.run)
             nursery.start_soon(self.source.run)
@@ -271,7 +279,8 @@ async def run_sidecar(
 ) -> Sidecar:
     """Run a sidecar until it is drained; `task_status` gets it once its ports are bound.
 
-    Raises ConfigError for a bad file, and OSError (perhaps inside exception groups) when a port cannot be bound.
+    Raises ConfigError for a bad file, and OSError (perhaps inside exception groups) when a port cannot be bound or
+    a file that the configuration names cannot be used.
     """
     config, found = read(Path(config_path))
     sidecar = Sidecar(Path(config_path), config, found)

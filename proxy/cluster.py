@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ssl
+
 import trio
 
 from proxy import quota_admin
+from proxy.tls import ClientTls, explain
 from proxy.wire import responses
 from proxy.wire.apis import DESCRIBE_CLIENT_QUOTAS
 from proxy.wire.frames import WireError
@@ -26,9 +29,9 @@ class ClusterError(Exception):
     """The cluster did not answer; the message says which address and why."""
 
 
-async def ask_brokers(host: str, port: int, timeout_s: float) -> list[NodeAddress]:
+async def ask_brokers(host: str, port: int, timeout_s: float, tls: ClientTls | None = None) -> list[NodeAddress]:
     """The brokers of the cluster that `host:port` belongs to. Raises ClusterError."""
-    frame = await _ask(host, port, timeout_s, responses.metadata_request(METADATA_VERSION, 1, CLIENT_ID))
+    frame = await _ask(host, port, timeout_s, responses.metadata_request(METADATA_VERSION, 1, CLIENT_ID), tls)
     try:
         brokers = responses.read_brokers(METADATA_VERSION, frame, 0, len(frame))
     except WireError as error:
@@ -38,13 +41,15 @@ async def ask_brokers(host: str, port: int, timeout_s: float) -> list[NodeAddres
     return brokers
 
 
-async def ask_quotas(host: str, port: int, timeout_s: float) -> dict[Entity, dict[str, float]]:
+async def ask_quotas(
+    host: str, port: int, timeout_s: float, tls: ClientTls | None = None
+) -> dict[Entity, dict[str, float]]:
     """All client quotas of the cluster, as this broker knows them. Raises ClusterError.
 
     The cluster has to allow DescribeConfigs on itself to the sidecar's own connection.
     """
     head = request_header(DESCRIBE_CLIENT_QUOTAS, QUOTAS_VERSION, 1, CLIENT_ID)
-    frame = await _ask(host, port, timeout_s, framed(head + quota_admin.describe_request(QUOTAS_VERSION)))
+    frame = await _ask(host, port, timeout_s, framed(head + quota_admin.describe_request(QUOTAS_VERSION)), tls)
     try:
         # 10 000 quotas take about 10 ms to read: aside, traffic goes on
         return await trio.to_thread.run_sync(quota_admin.read_described, QUOTAS_VERSION, frame[_BODY_AT:])
@@ -54,28 +59,46 @@ async def ask_quotas(host: str, port: int, timeout_s: float) -> dict[Entity, dic
         raise ClusterError(f"{host}:{port} does not tell its quotas: {error}") from error
 
 
-async def _ask(host: str, port: int, timeout_s: float, request: bytes) -> bytes:
+async def _ask(host: str, port: int, timeout_s: float, request: bytes, tls: ClientTls | None) -> bytes:
     """The response frame to a request frame, on a connection of its own. Raises ClusterError."""
     try:
         with trio.fail_after(timeout_s):
-            stream = await trio.open_tcp_stream(host, port)
+            stream = await _open(host, port, tls)
             async with stream:
                 await stream.send_all(request)
                 return await _read_frame(stream)
     except trio.TooSlowError:
         raise ClusterError(f"{host}:{port} did not answer within {timeout_s:g} s") from None
     except (OSError, trio.BrokenResourceError, ValueError) as error:
-        raise ClusterError(f"{host}:{port}: {error}") from error
+        reason = error.__cause__ if tls is not None and isinstance(error.__cause__, OSError) else error
+        text = explain(reason, of_broker=True)[1] if isinstance(reason, ssl.SSLError) else str(reason)
+        raise ClusterError(f"{host}:{port}: {text}") from error
 
 
-async def _read_frame(stream: trio.SocketStream) -> bytes:
+async def _open(host: str, port: int, tls: ClientTls | None) -> trio.abc.Stream:
+    """A connection to a broker, ready to be used. Raises OSError and BrokenResourceError."""
+    plain = await trio.open_tcp_stream(host, port)
+    if tls is None:
+        return plain
+    # Our answers have a length of their own: a broker that ends without a goodbye has cut nothing off unseen.
+    stream = trio.SSLStream(plain, tls.context, server_hostname=tls.name_for(host), https_compatible=True)
+    try:
+        await stream.do_handshake()
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
+    return stream
+
+
+async def _read_frame(stream: trio.abc.ReceiveStream) -> bytes:
     data = bytearray()
     wanted = 4
     while len(data) < wanted:
         part = await stream.receive_some(65536)
         if not part:
             raise ValueError(
-                "the connection was closed instead of an answer; is this a Kafka listener without TLS and SASL?"
+                "the connection was closed instead of an answer; is this a Kafka listener, with TLS just if "
+                "upstream.tls is set, and without SASL?"
             )
         data += part
         if len(data) >= 4 and wanted == 4:

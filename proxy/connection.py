@@ -18,6 +18,7 @@ from typing import Final
 import structlog
 import trio
 
+from proxy.channel import TlsSocket
 from proxy.errors import CloseReason, SessionError, UpstreamError, broker_failed, client_failed, first_error
 from proxy.framing import Buffer
 from proxy.kernel import peer_has_closed, round_trip_ms, unread_bytes, wait_hangup, was_reset
@@ -96,6 +97,7 @@ class Connection:
         self._to_broker = b""
         self._to_client = b""
         self._answers: list[Buffer] = []
+        self._splice_min_bytes = 0 if isinstance(client, TlsSocket) else shared.splice_min_bytes
         self._splice_up = Splice(shared.pipes)
         self._splice_down = Splice(shared.pipes)
         self._scope = trio.CancelScope()
@@ -268,7 +270,7 @@ class Connection:
             if session.must_wait:
                 return _Pause.WAITS
             broker = self._broker
-            if session.client_skip >= shared.splice_min_bytes > 0 and broker is not None:
+            if session.client_skip >= self._splice_min_bytes > 0 and broker is not None:
                 step = self._splice_request(broker, session.client_skip)
                 if step is Step.DONE or step is Step.SHARE:
                     continue
@@ -318,6 +320,8 @@ class Connection:
             raise SessionError(
                 CloseReason.UPSTREAM_UNREACHABLE, f"cannot connect to broker {self.broker_name}: {error}"
             ) from error
+        if isinstance(broker, TlsSocket):
+            self._splice_min_bytes = 0  # the kernel can move bytes between plain sockets only
         self.session.round_trip_ms = round_trip_ms(broker)
         nursery.start_soon(self._broker_pump, broker, self._watch(broker))
         return broker
@@ -433,7 +437,7 @@ class Connection:
         for _ in range(TURNS_BEFORE_CHECKPOINT):
             if self._sink_taken:
                 return _Pause.TAKEN
-            if session.broker_skip >= shared.splice_min_bytes > 0:
+            if session.broker_skip >= self._splice_min_bytes > 0:
                 step = self._splice_response(broker, watch, session.broker_skip)
                 if step is Step.DONE:
                     answers, self._answers = self._answers, []

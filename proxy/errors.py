@@ -14,6 +14,8 @@ class CloseReason(StrEnum):
     """The client's socket failed (reset, timed out) while we used it."""
     CLIENT_MALFORMED = "client_malformed"
     """What the client sent is not Kafka's protocol; `kquota_parse_errors_total` has the kind."""
+    TLS_HANDSHAKE = "tls_handshake"
+    """The client's TLS handshake failed or took too long; `kquota_tls_handshake_failures_total` has the reason."""
     BROKER_CLOSED = "broker_closed"
     """The broker ended the connection, its last bytes have been passed on."""
     BROKER_RESET = "broker_reset"

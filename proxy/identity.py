@@ -12,14 +12,14 @@ SOURCES: Final = ("tls", "sasl", "static")
 """Kafka's own principal first; a user from the configuration where there is none."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class IdentityPolicy:
     """Which user is charged for a connection. Names are principal names alone, without `User:` before them."""
 
     sources: tuple[str, ...] = SOURCES
     """Asked in this order."""
     static_user: str | None = None
-    """What the source `static` knows of every connection."""
+    """What the source `static` knows of every connection; another one for new connections when its file has changed."""
 
     unknown_user: str | None = None
     """Whom the source `sasl` names when the broker has accepted a login that shows no name; None: nobody."""

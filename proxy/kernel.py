@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import select
 import struct
 import sys
-import termios
 from socket import IPPROTO_TCP, TCP_INFO, socket
 from typing import Final, NamedTuple
 
 import trio
+
+from proxy.channel import TlsSocket, received_bytes
 
 _SEND_QUEUE: Final = struct.Struct("=24xI92xQ16xI")
 """Of struct tcp_info (linux/tcp.h), in the machine's byte order: tcpi_unacked (segments, 4 bytes) at 24,
@@ -45,8 +45,8 @@ def send_queue(sock: socket) -> SendQueue:
 
 
 def unread_bytes(sock: socket) -> int:
-    """Bytes received by the kernel and not read yet (FIONREAD)."""
-    return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, b"\0\0\0\0"))[0])
+    """What the peer has sent and nobody has read yet; on a TLS connection encrypted bytes for the most part."""
+    return sock.unread_bytes() if isinstance(sock, TlsSocket) else received_bytes(sock)
 
 
 def round_trip_ms(sock: socket) -> float:

@@ -50,6 +50,10 @@ class Counters:
         """By API key; keys that we do not know are counted as -1 (bounded whatever clients send)."""
         self.upstream_connects = 0
         self.upstream_connect_failures = 0
+        self.tls_handshakes: Counter[str] = Counter()
+        """Done, by side: client, broker."""
+        self.tls_handshake_failures: Counter[tuple[str, str]] = Counter()
+        """By side and reason (`proxy.tls.explain`, and timeout, principal)."""
         self.upstream_latency = Histogram()
         """Request forwarded until the first byte of its response; what the client asked to wait for (Fetch, JoinGroup,
         SyncGroup, ShareFetch) is left out."""

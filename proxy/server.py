@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
 from typing import Final
 
 import structlog
@@ -16,8 +14,10 @@ from proxy.addresses import AddressBook, BrokerKey, NoFreePortError
 from proxy.admission import Admission
 from proxy.cluster import ClusterError, ask_brokers
 from proxy.connection import Connection, Shared
+from proxy.dial import Dial, Dialer
 from proxy.errors import CloseReason, SessionError, UpstreamError
 from proxy.exchange import AddressTranslator
+from proxy.handshakes import HandshakeError, Handshakes
 from proxy.intercept import NO_INTERCEPTORS, Interceptors
 from proxy.observer import ConnectionInfo, Counters
 from proxy.reactor import Reactor
@@ -26,6 +26,7 @@ from proxy.sasl import Login
 from proxy.session import Session
 from proxy.settings import ProxySettings
 from proxy.splice import PipePool
+from proxy.tls import ServerTls
 from proxy.transparent import Interception, bind_all, spelled
 from proxy.wire.responses import NodeAddress
 from quota.connections import Ticket
@@ -77,6 +78,8 @@ class Proxy:
             splice_min_bytes=settings.splice_min_bytes,
             reactor=Reactor(),
         )
+        self._handshakes = Handshakes(self.counters)
+        self._dialer = Dialer(settings.connect_timeout_s, settings.upstream_tls, self.counters, self._handshakes)
         self._admission = Admission(ledger.connections, self.counters, settings.max_held_connections)
         self._connections: set[Connection] = set()
         self._listeners: list[socket.socket] = []
@@ -232,9 +235,7 @@ class Proxy:
             self._accept_scopes.add(scope)
             await interception.beat(self._port)
 
-    async def _accept_loop(
-        self, listener: socket.socket, name: str, dial: Callable[[], Awaitable[socket.socket]]
-    ) -> None:
+    async def _accept_loop(self, listener: socket.socket, name: str, dial: Dial) -> None:
         assert self._nursery is not None
         with trio.CancelScope() as scope:
             if self._drain_asked.is_set():
@@ -260,7 +261,7 @@ class Proxy:
         client: socket.socket,
         address: tuple[str, int],
         name: str,
-        dial: Callable[[], Awaitable[socket.socket]],
+        dial: Dial,
     ) -> None:
         assert self._nursery is not None
         if self._interception is not None:
@@ -269,16 +270,63 @@ class Proxy:
             except SessionError as refusal:
                 self._interception.refuse(client, refusal)
                 return
-            name, dial = str(destination), partial(self._interception.dial, destination)
+            name, dial = str(destination), self._dialer.through(destination, self._interception.dial)
         client.setblocking(False)
         with suppress(OSError):
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        settings = self._settings
-        user, source = self.given_user
-        login_decides = self._login_expected and settings.identity.choose(sasl="somebody")[1] == "sasl"
-        ticket = self._admission.admit(client, address[0], None if login_decides else user)
+        identity, tls = self._settings.identity, self._settings.listen_tls
+        login_decides = self._login_expected and identity.choose(sasl="somebody")[1] == "sasl"
+        ticket = self._admission.admit(
+            client, address[0], None if login_decides or tls is not None else self.given_user[0]
+        )
         if ticket is None:
             return
+        peer = str(spelled(address))
+        if tls is None:
+            connection = self._new_connection(client, peer, name, dial, ticket)
+            self._nursery.start_soon(self._run_connection, connection, ticket)
+        else:
+            self._nursery.start_soon(self._secure, tls, client, peer, name, dial, ticket, login_decides)
+
+    async def _secure(
+        self,
+        tls: ServerTls,
+        client: socket.socket,
+        peer: str,
+        name: str,
+        dial: Dial,
+        ticket: Ticket,
+        login_decides: bool,
+    ) -> None:
+        """The TLS handshake, then all the rest: nobody is somebody before it is done."""
+        reason = CloseReason.TLS_HANDSHAKE
+        admitted = False
+        try:
+            secured, tls_user = await self._handshakes.with_client(tls, client, peer)
+            try:
+                user, source = self._settings.identity.choose(tls=tls_user)
+                if source == "tls" or not login_decides:
+                    self._admission.identify(ticket, user)
+                connection = self._new_connection(secured, peer, name, dial, ticket, tls_user)
+                admitted = True
+            except SessionError as error:
+                reason = error.reason
+                secured.close()
+                return
+        except HandshakeError:
+            return
+        finally:
+            if not admitted:
+                self._admission.leave(ticket)
+                self.counters.connections_closed[str(reason)] += 1
+        await self._run_connection(connection, ticket)
+
+    def _new_connection(
+        self, client: socket.socket, peer: str, name: str, dial: Dial, ticket: Ticket, tls_user: str | None = None
+    ) -> Connection:
+        """`tls_user` is whom the client's certificate names."""
+        settings = self._settings
+        user, source = settings.identity.choose(tls=tls_user)
         session = Session(
             self._ledger,
             self.counters,
@@ -290,16 +338,16 @@ class Proxy:
             login_expected=self._login_expected,
             claim=settings.oauth_claim,
         )
-        connection = Connection(client, str(spelled(address)), name, dial, session, self._shared, source)
+        connection = Connection(client, peer, name, dial, session, self._shared, source)
 
         def authenticated(login: Login | None) -> None:
             self._login_expected = self._login_expected or login is not None
-            user, source = settings.identity.choose(sasl=settings.identity.sasl_user(login))
+            user, source = settings.identity.choose(tls=tls_user, sasl=settings.identity.sasl_user(login))
             self._admission.identify(ticket, user)
             connection.identify(user, source)
 
         session.when_authenticated(authenticated)
-        self._nursery.start_soon(self._run_connection, connection, ticket)
+        return connection
 
     async def _run_connection(self, connection: Connection, ticket: Ticket) -> None:
         self._connections.add(connection)
@@ -336,26 +384,10 @@ class Proxy:
         except NoFreePortError as error:
             raise SessionError(CloseReason.NO_BROKER_PORT, str(error)) from error
 
-    async def _dial(self, host: str, port: int) -> socket.socket:
-        timeout_s = self._settings.connect_timeout_s
-        try:
-            with trio.fail_after(timeout_s):
-                stream = await trio.open_tcp_stream(host, port)
-        except trio.TooSlowError:
-            self.counters.upstream_connect_failures += 1
-            raise UpstreamError(f"{host}:{port} did not accept within {timeout_s:g} s") from None
-        except OSError as error:
-            self.counters.upstream_connect_failures += 1
-            raise UpstreamError(f"{host}:{port}: {error}") from error
-        self.counters.upstream_connects += 1
-        broker = socket.socket(fileno=stream.socket.detach())  # trio's stream has set TCP_NODELAY
-        broker.setblocking(False)
-        return broker
-
     async def _dial_broker(self, key: BrokerKey) -> socket.socket:
         """A broker where it was last heard to be; if it is not there, the cluster is asked soon where it is now."""
         try:
-            return await self._dial(*self._book.upstream(key))
+            return await self._dialer.dial(*self._book.upstream(key))
         except UpstreamError:
             self._look_again.set()
             raise
@@ -368,7 +400,7 @@ class Proxy:
         errors = []
         for server in servers:
             try:
-                broker = await self._dial(*server)
+                broker = await self._dialer.dial(*server)
             except UpstreamError as error:
                 errors.append(str(error))
                 continue
@@ -405,7 +437,7 @@ class Proxy:
         errors = []
         for host, port in dict.fromkeys([*self._settings.bootstrap, *self._known_brokers()]):
             try:
-                brokers = await ask_brokers(host, port, self._settings.connect_timeout_s)
+                brokers = await ask_brokers(host, port, self._settings.connect_timeout_s, self._settings.upstream_tls)
             except ClusterError as error:
                 errors.append(str(error))
                 continue

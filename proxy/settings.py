@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from proxy.identity import IdentityPolicy
 from proxy.sasl import DEFAULT_CLAIM
+from proxy.tls import ClientTls, ServerTls
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,10 @@ class ProxySettings:
     """Which user a connection is."""
     oauth_claim: str = DEFAULT_CLAIM
     """The claim of OAUTHBEARER's tokens that is the principal's name."""
+    listen_tls: ServerTls | None = None
+    """Clients connect by TLS; None: plain."""
+    upstream_tls: ClientTls | None = None
+    """Brokers are connected to by TLS; None: plain."""
     connect_timeout_s: float = 10.0
     max_frame_bytes: int = 104_857_600
     """Kafka's socket.request.max.bytes."""

@@ -5,6 +5,7 @@ PEM files, as Kafka reads them (private keys in PKCS #8).
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,16 +34,24 @@ class Authority:
         """What whoever trusts this authority has to know."""
         self._ca.cert_pem.write_to_path(self.certificate)
 
-    def issue(self, name: str, *hosts: str, common_name: str | None = None, organization: str = "kquota") -> Issued:
+    def issue(
+        self,
+        name: str,
+        *hosts: str,
+        common_name: str | None = None,
+        organization: str = "kquota",
+        expired: bool = False,
+    ) -> Issued:
         """A certificate for these host names and addresses (`name` is the files' name), good for servers and clients.
 
-        Its subject is `CN=<common_name>,OU=...,O=<organization>`.
+        Its subject is `CN=<common_name>,OU=...,O=<organization>`. An expired one was good until yesterday.
         """
         leaf = self._ca.issue_cert(
             *(hosts or ("client.invalid",)),
             common_name=common_name,
             organization_name=organization,
             organization_unit_name="tests",
+            not_after=datetime.now(UTC) - timedelta(days=1) if expired else None,
         )
         key = serialization.load_pem_private_key(leaf.private_key_pem.bytes(), None)
         pkcs8 = key.private_bytes(

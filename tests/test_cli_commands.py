@@ -74,8 +74,8 @@ def test_check_prints_what_the_file_means(good: str) -> None:
 """
     )
     assert result.stderr.splitlines() == [
-        f'warning: {good}:2:22: identity.sources[0]: got "tls", users from tls are not observed yet; '
-        "the next source is asked",
+        f'warning: {good}:2:22: identity.sources[0]: got "tls", is not used: no client is asked for a '
+        "certificate (listen.tls, ssl.client.auth)",
     ]
 
 

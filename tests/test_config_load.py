@@ -114,7 +114,7 @@ export: {directory: 7}
         (2, 16, "listen.port"),
         (2, 37, "listen.broker_ports"),
         (3, 24, "upstream.bootstrap[0]"),
-        (3, 45, "upstream.tls"),
+        (3, 46, "upstream.tls.ca"),
         (5, 23, "quotas[0].producer_byte_rat"),
         (6, 19, "quotas[1].client_id"),
         (6, 55, "quotas[1].producer_byte_rate"),
@@ -136,7 +136,6 @@ export: {directory: 7}
         "expected bytes per second of at least 1, such as 4000000, 4M or 4MiB"
     )
     assert texts[0].endswith('got "transparently", expected a mode: one of rewrite, transparent')
-    assert texts[4].endswith("is not available yet")
 
 
 @pytest.mark.parametrize(
@@ -412,7 +411,8 @@ def test_what_is_not_done_yet_is_a_warning_that_names_the_place() -> None:
     quotas = "quotas: [{client-id: <default>, producer_byte_rate: 1M}]\n"
     assert warnings_in(quotas) == []
     assert warnings_in(quotas + "identity: {sources: [tls, static], static: web}") == [
-        'q.yaml:3:22: identity.sources[0]: got "tls", users from tls are not observed yet; the next source is asked'
+        'q.yaml:3:22: identity.sources[0]: got "tls", is not used: no client is asked for a certificate '
+        "(listen.tls, ssl.client.auth)"
     ]
     assert warnings_in(quotas + "identity: {sources: [sasl], static: web}") == [
         'q.yaml:3:37: identity.static: got "web", is not used: identity.sources does not list static',
@@ -426,6 +426,62 @@ def test_what_is_not_done_yet_is_a_warning_that_names_the_place() -> None:
     assert warnings_in("quotas: [{user: <default>, request_percentage: 1}]") == []
     assert warnings_in("quotas: [{user: <default>, controller_mutation_rate: 1}]") == []
     assert warnings_in("") == ["q.yaml:1:1: quotas: no quotas at all: nothing will be throttled"]
+
+
+CLIENT_TLS = "listen: {tls: {certificate_file: /c, key_file: /k, ssl.client.auth: %s, client_ca_file: /a}}\n"
+
+
+def test_users_of_certificates_and_files_can_be_anybody() -> None:
+    quotas = "quotas: [{user: alice, producer_byte_rate: 1M}]\n"
+    no_login = "identity: {sources: [tls, static]}"
+    assert len(warnings_in(quotas + "identity: {sources: [static]}")) == 1
+    assert warnings_in(quotas + CLIENT_TLS % "required" + no_login) == []
+    assert warnings_in(quotas + "identity: {sources: [static], static: {file: /etc/kquota/user}}") == []
+    (warning,) = warnings_in(quotas + CLIENT_TLS % "required" + "identity: {sources: [static]}")
+    assert "matches no connection yet" in warning
+
+
+def test_a_name_that_is_not_checked_is_warned_of() -> None:
+    text = 'upstream: {bootstrap: ["kafka:9092"], tls: {verify_hostname: false}}\n'
+    text += "quotas: [{user: <default>, producer_byte_rate: 1}]"
+    assert [str(one) for one in warnings_of(load_bytes("q.yaml", text.encode()))] == [
+        "q.yaml:1:62: upstream.tls.verify_hostname: got false, anybody with a certificate of a trusted authority can "
+        "pass for a broker"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tls", "expected"),
+    [
+        ("{}", "listen.tls.certificate_file"),
+        ("{certificate_file: c, key_file: /k}", "expected the absolute path of a file"),
+        ("{certificate_file: /c, key_file: /k, ssl.client.auth: required}", "expected client_ca_file too"),
+        ("{certificate_file: /c, key_file: /k, client_ca_file: /a}", "expected ssl.client.auth: requested or required"),
+        ("{certificate_file: /c, key_file: /k, ssl.client.auth: maybe}", "one of none, requested, required"),
+        ("{certificate_file: /c, key_file: /k, ssl.principal.mapping.rules: RULE:x}", "not 'RULE:x'"),
+    ],
+)
+def test_settings_of_tls_that_cannot_be_meant(tls: str, expected: str) -> None:
+    assert expected in "; ".join(map(str, problems_of(f"{MINIMAL}listen: {{tls: {tls}}}")))
+
+
+@pytest.mark.parametrize(
+    ("static", "expected"),
+    [
+        ("{}", "expected just one of user, file and template"),
+        ("{user: a, file: /f}", "expected just one of user, file and template"),
+        ('{template: "{namespace}"}', "expected template and directory, both or neither"),
+        ('{template: "{namespace}{pod}", directory: /d}', "expected something between two braces"),
+        ('{template: "{node}", directory: /d}', "not {node}"),
+        ('{template: "web", directory: /d}', "expected text with {namespace}"),
+        ('{template: "{pod}}", directory: /d}', "each brace has to have its other one"),
+        ("[a]", "expected a user name"),
+    ],
+)
+def test_static_users_that_cannot_be_meant(static: str, expected: str) -> None:
+    (problem,) = problems_of(f"{MINIMAL}identity: {{static: {static}}}")
+    assert problem.place == "identity.static" or problem.place == "identity.static.template"
+    assert expected in str(problem)
 
 
 def test_settings_that_need_a_restart_are_everything_but_quotas_and_logging() -> None:

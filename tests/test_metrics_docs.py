@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.export import ExportState
 from deploy.export_worker import WorkerState
+from deploy.follow import Followed, Follower
 from deploy.metrics import Metrics, Status
 from deploy.metrics.held import held_families
+from deploy.metrics.security import security_families
+from deploy.security import Security
 from deploy.watch import ReloadState
 from proxy.errors import CloseReason
+from proxy.identity import IdentityPolicy
 from proxy.observer import Counters
 from proxy.server import Proxy
 from proxy.settings import ProxySettings
@@ -22,7 +28,9 @@ from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 
 TEXT = Path(__file__, "../../docs/metrics.md").resolve().read_text()
-LABEL = r"\b(kind|cause|user|client_id|mode|limit|reason|api|version|python|ip|scope|outcome|sink|library)\b"
+LABEL = (
+    r"\b(kind|cause|user|client_id|mode|limit|reason|api|version|python|ip|scope|outcome|sink|library|peer|setting)\b"
+)
 
 
 async def everything() -> bytes:
@@ -38,6 +46,10 @@ async def everything() -> bytes:
     counters.parse_errors["tls_on_plain_port"] = 1
     counters.requests[0] = 1
     counters.libraries.note("librdkafka/2.1", 500.0, ignored=True)
+    counters.tls_handshakes["client"] = 1
+    counters.tls_handshake_failures["client", "certificate"] = 1
+    side: Any = SimpleNamespace(setting="listen.tls", expires_at_s=1.0)
+    security = Security(side, None, IdentityPolicy(), Follower([Followed("listen.tls", [], list)]))
     status = Status(ready=True, cluster_reached=True, draining=False)
     export = ExportState({"files": WorkerState(1, 1, 1, 1, 1.0, None)}, 1, 1)
     metrics = Metrics(
@@ -49,6 +61,7 @@ async def everything() -> bytes:
         alterations={"denied": 1},
         export=lambda: export,
         held=lambda: held_families(Proxy(ProxySettings("127.0.0.1", 0, range(0), ()), ledger, counters), ledger),
+        security=lambda: security_families(security, counters),
     )
     return await metrics.text(0)
 

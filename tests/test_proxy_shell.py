@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -25,7 +26,7 @@ from tests.session_tools import METADATA, encode, kio_message, produce, produce_
 
 LIMIT_S = 20
 
-Handler = Callable[[trio.SocketStream, bytes], Awaitable[None]]
+Handler = Callable[[Any, bytes], Awaitable[None]]
 
 
 async def read_frame(stream: trio.abc.ReceiveStream) -> bytes | None:
@@ -51,13 +52,18 @@ class ScriptedBroker:
     """Port that it names as its own in Metadata."""
     received: list[bytes] = field(default_factory=list)
     streams: list[trio.SocketStream] = field(default_factory=list)
+    tls: ssl.SSLContext | None = None
+    """It is spoken to by TLS."""
 
     async def serve_quietly(self, stream: trio.SocketStream) -> None:
         """As `serve`; that the sidecar hangs up in the middle is part of some tests."""
         with suppress(trio.BrokenResourceError):
-            await self.serve(stream)
+            if self.tls is None:
+                await self.serve(stream)
+            else:
+                await self.serve(trio.SSLStream(stream, self.tls, server_side=True, https_compatible=True))
 
-    async def serve(self, stream: trio.SocketStream) -> None:
+    async def serve(self, stream: Any) -> None:
         async with stream:
             if self.handler is flood_reader:
                 first = await read_frame(stream)
@@ -108,11 +114,12 @@ async def through(
     quota: float | None = None,
     ledger: Ledger | None = None,
     reachable: bool = True,
+    broker_tls: ssl.SSLContext | None = None,
     **more: Any,
 ) -> AsyncIterator[tuple[Proxy, ScriptedBroker, trio.Nursery]]:
     """A proxy in this process before a scripted broker; drained at the end."""
     port, first = free_ports(2)
-    broker = ScriptedBroker(handler)
+    broker = ScriptedBroker(handler, tls=broker_tls)
     entries = [Entry(client_id=DEFAULT, producer_byte_rate=quota)] if quota else []
     with trio.fail_after(LIMIT_S):
         async with trio.open_nursery() as nursery:

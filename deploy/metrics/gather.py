@@ -39,10 +39,12 @@ class Metrics:
         alterations: Mapping[str, int] | None = None,
         export: Callable[[], ExportState] | None = None,
         held: Callable[[], Iterable[Metric]] = tuple,
+        security: Callable[[], Iterable[Metric]] = tuple,
     ) -> None:
         """`alterations` are AlterClientQuotas requests by outcome; `export` tells of usage records, if any are made."""
         self._export = export
         self._held = held
+        self._security = security
         self._ledger = ledger
         self._counters = counters
         self._source = source or SourceState("file")
@@ -102,5 +104,6 @@ class Metrics:
         if self._export is not None:
             yield from export_families(self._export())
         yield from self._held()
+        yield from self._security()
         yield from own_families(self._status(), self._reloads, self._ledger)
         yield counter("kquota_admin_evicted", "Admin connections closed to make room.", self.admin_evicted)

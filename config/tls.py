@@ -1,0 +1,88 @@
+"""Settings of TLS: from clients (`listen.tls`) and to brokers (`upstream.tls`). Kafka's names where Kafka has one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from config.types import ABSOLUTE_PATH, BOOLEAN, Value, choice, duration_ms, text, wrong
+from quota.principal import DEFAULT_RULES, PrincipalRules, RuleError
+
+
+def _rules(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        value = ",".join(value)  # as a broker joins a list
+    if not isinstance(value, str):
+        raise wrong('rules as text, such as "RULE:^CN=([^,]+).*$/$1/L,DEFAULT"')
+    try:
+        PrincipalRules(value)
+    except RuleError as error:
+        raise wrong(str(error)) from None
+    return value
+
+
+_RULES = Value(_rules, {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
+
+
+class ListenTls(BaseModel):
+    """TLS from clients. All files are PEM, and read again when they have changed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    certificate_file: Annotated[str, ABSOLUTE_PATH] = Field(
+        description="The sidecar's certificate, and the chain to its authority behind it."
+    )
+    key_file: Annotated[str, ABSOLUTE_PATH] = Field(description="The certificate's private key, without a password.")
+    client_auth: Annotated[str, choice("a rule", "none", "requested", "required")] = Field(
+        default="none", alias="ssl.client.auth", description="Whether clients show certificates, as in Kafka."
+    )
+    client_ca_file: Annotated[str, ABSOLUTE_PATH] | None = Field(
+        default=None, description="Certificates of the authorities that clients' certificates come from."
+    )
+    principal_mapping_rules: Annotated[str, _RULES] = Field(
+        default=DEFAULT_RULES,
+        alias="ssl.principal.mapping.rules",
+        description="From the subject of a client's certificate to its user, as in Kafka.",
+    )
+    handshake_timeout_ms: Annotated[int, duration_ms(100, 3_600_000, "a duration", bare_unit="ms")] = Field(
+        default=10_000, description="How long a client's handshake may take."
+    )
+
+    @model_validator(mode="after")
+    def _authority_if_asked_for(self) -> ListenTls:
+        if self.client_auth != "none" and self.client_ca_file is None:
+            raise wrong(f"client_ca_file too, because ssl.client.auth is {self.client_auth}")
+        if self.client_auth == "none" and self.client_ca_file is not None:
+            raise wrong("ssl.client.auth: requested or required beside client_ca_file; with none no client is asked")
+        return self
+
+
+class UpstreamTls(BaseModel):
+    """TLS to the brokers; `{}` is enough where the system trusts their authority and they ask for no certificate."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ca_file: Annotated[str, ABSOLUTE_PATH] | None = Field(
+        default=None, description="Certificates of the brokers' authorities, PEM; null: those the system trusts."
+    )
+    certificate_file: Annotated[str, ABSOLUTE_PATH] | None = Field(
+        default=None, description="The certificate that brokers are shown, PEM; null: none."
+    )
+    key_file: Annotated[str, ABSOLUTE_PATH] | None = Field(
+        default=None, description="Its private key, PEM, without a password."
+    )
+    server_name: Annotated[str, text("a host name or address", most=253)] | None = Field(
+        default=None,
+        description="The name that every broker is asked for (SNI) and has to prove; null: the host connected to.",
+    )
+    verify_hostname: Annotated[bool, BOOLEAN] = Field(
+        default=True,
+        description="false: any certificate of a trusted authority will do, whomever it names. A warning tells of it.",
+    )
+
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> UpstreamTls:
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise wrong("certificate_file and key_file, both or neither")
+        return self

@@ -1,0 +1,146 @@
+"""What a certificate says: its subject as Java prints it, and until when it is good.
+
+TLS itself is OpenSSL's work, which has judged a certificate before it gets here. What its Python module tells of a
+subject is not enough to know the user that a broker would see: attributes without a name in RFC 2253 are printed by
+Java as the hexadecimal form of their *encoding*. So this reads DER (ITU-T X.690), as far as that takes.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+_KEYWORDS: Final = {
+    "2.5.4.3": "CN",
+    "2.5.4.6": "C",
+    "2.5.4.7": "L",
+    "2.5.4.8": "ST",
+    "2.5.4.10": "O",
+    "2.5.4.11": "OU",
+    "2.5.4.9": "STREET",
+    "0.9.2342.19200300.100.1.25": "DC",
+    "0.9.2342.19200300.100.1.1": "UID",
+}
+"""RFC 2253, section 2.3: all that Java's X500Principal.getName() has names for."""
+_UTF8, _PRINTABLE, _T61, _IA5, _GENERAL, _UNIVERSAL, _BMP = 12, 19, 20, 22, 27, 28, 30
+_TEXTS: Final = frozenset({_UTF8, _PRINTABLE, _T61, _IA5, _GENERAL, _UNIVERSAL, _BMP})
+_SEQUENCE: Final = 0x30
+_SET: Final = 0x31
+_OID: Final = 6
+_UTC_TIME: Final = 23
+_VERSION: Final = 0xA0
+_ESCAPED: Final = frozenset(',=+<>#;"\\')
+_PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+
+
+class CertificateError(ValueError):
+    """This is no certificate that can be read."""
+
+
+class _Value(NamedTuple):
+    tag: int
+    content: bytes
+    encoding: bytes
+    """Tag, length and content."""
+
+
+def _values(data: bytes) -> Iterator[_Value]:
+    """The DER values that follow each other in `data`."""
+    position = 0
+    while position < len(data):
+        start = position
+        if len(data) - position < 2:
+            raise CertificateError("a DER value is cut off")
+        tag, length = data[position], data[position + 1]
+        position += 2
+        if length & 0x80:
+            count = length & 0x7F
+            length = int.from_bytes(data[position : position + count], "big")
+            position += count
+        if not 0 <= length <= len(data) - position:
+            raise CertificateError("a DER value is cut off")
+        yield _Value(tag, data[position : position + length], data[start : position + length])
+        position += length
+
+
+def _inside(value: _Value, tag: int) -> list[_Value]:
+    if value.tag != tag:
+        raise CertificateError(f"expected a DER value with the tag {tag:#x}, not {value.tag:#x}")
+    return list(_values(value.content))
+
+
+def _to_be_signed(der: bytes) -> list[_Value]:
+    """serialNumber, signature, issuer, validity, subject and so on (RFC 5280, section 4.1), without the version."""
+    try:
+        (certificate,) = _values(der)
+        fields = _inside(_inside(certificate, _SEQUENCE)[0], _SEQUENCE)
+        fields = fields[1:] if fields[0].tag == _VERSION else fields
+        if len(fields) < 6:
+            raise CertificateError("fields are missing")
+    except (ValueError, IndexError) as error:
+        raise CertificateError(f"not a certificate: {error}") from None
+    return fields
+
+
+def subject(der: bytes) -> str:
+    """The subject of a certificate as Java's ``X500Principal.getName()`` prints it (RFC 2253), which is Kafka's name
+    for the client before its mapping rules. Raises CertificateError."""
+    names = _inside(_to_be_signed(der)[4], _SEQUENCE)
+    return ",".join("+".join(_attribute(pair) for pair in _inside(name, _SET)) for name in reversed(names))
+
+
+def _attribute(pair: _Value) -> str:
+    try:
+        kind, value = _inside(pair, _SEQUENCE)
+    except ValueError as error:
+        raise CertificateError(f"a name that cannot be read: {error}") from None
+    if kind.tag != _OID:
+        raise CertificateError("a name without its type")
+    oid = _dotted(kind.content)
+    keyword = _KEYWORDS.get(oid)
+    if keyword is None or value.tag not in _TEXTS:
+        return f"{keyword or oid}=#{value.encoding.hex()}"
+    # Whatever kind of text it is, Java takes its bytes for UTF-8 here.
+    text = value.content.decode("utf-8", "replace")
+    start, end = len(text) - len(text.lstrip(" \r")), len(text.rstrip(" \r"))
+    return f"{keyword}=" + "".join(
+        "\\" + char if char in _ESCAPED or not start <= at < end else "\\00" if char == "\0" else char
+        for at, char in enumerate(text)
+    )
+
+
+def _dotted(content: bytes) -> str:
+    numbers = []
+    number = 0
+    for byte in content:
+        number = number << 7 | byte & 0x7F
+        if not byte & 0x80:
+            numbers.append(number)
+            number = 0
+    if not numbers:
+        raise CertificateError("a name without its type")
+    first = min(numbers[0] // 40, 2)
+    return ".".join(map(str, (first, numbers[0] - 40 * first, *numbers[1:])))
+
+
+def not_after_s(der: bytes) -> float:
+    """When a certificate ceases to be good, in seconds of Unix time. Raises CertificateError."""
+    try:
+        _, end = _inside(_to_be_signed(der)[3], _SEQUENCE)
+        text = end.content.decode("ascii")
+        if end.tag == _UTC_TIME:  # two digits of the year: 1950 to 2049 (RFC 5280, section 4.1.2.5.1)
+            text = ("19" if text >= "5" else "20") + text
+        return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
+    except ValueError as error:
+        raise CertificateError(f"a certificate without a readable end: {error}") from None
+
+
+def in_pem(text: str) -> list[bytes]:
+    """The certificates in a PEM file, as DER. Raises CertificateError where one cannot be decoded."""
+    try:
+        return [ssl.PEM_cert_to_DER_cert(block) for block in _PEM.findall(text)]
+    except ValueError as error:
+        raise CertificateError(f"a certificate that cannot be decoded: {error}") from None

@@ -1,0 +1,165 @@
+"""From a certificate's subject to a user: Kafka's ``ssl.principal.mapping.rules``, read as a broker reads them.
+
+Rules are tried in order; the first one that matches the *whole* distinguished name makes the user (KIP-371, Kafka's
+``SslPrincipalMapper``): ``DEFAULT`` is the name itself, ``RULE:pattern/replacement/`` replaces it, and a letter ``L``
+or ``U`` behind the last slash makes the result lower or upper case.
+
+Patterns are Java's regular expressions there and Python's here. Where the two would read one and the same text in
+different ways the rule is refused, so that no certificate is another user here than at the broker.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+DEFAULT_RULES: Final = "DEFAULT"
+
+_RULE: Final = r"(DEFAULT)|RULE:((?:\\.|[^\\/])*)/((?:\\.|[^\\/])*)/([LU]?).*?|(.*?)"
+_SPLITTER: Final = re.compile(r"\s*(" + _RULE + r")\s*(?:,\s*|\Z)")
+_PARSER: Final = re.compile(_RULE)
+_SAME_IN_BOTH: Final = frozenset("dDsSwWnrtf" + "123456789")
+"""Letters and digits that mean the same behind a backslash in Java and in Python (\\b does not, in newer Javas)."""
+_LINE_BREAKS: Final = frozenset("\n\r\u0085\u2028\u2029")
+"""What a dot does not match in Java; in Python it is the first one alone."""
+
+
+class RuleError(ValueError):
+    """The rules cannot be used; the message names the rule and what is wrong with it."""
+
+
+class NoRuleError(Exception):
+    """No rule matches a name: a broker refuses such a client, and so do we."""
+
+
+class PrincipalRules:
+    """Rules, ready to use."""
+
+    def __init__(self, text: str = DEFAULT_RULES) -> None:
+        """Raises RuleError."""
+        self._rules: list[_Rule | None] = []  # None: DEFAULT
+        for rule in _SPLITTER.finditer(text.strip()):
+            self._add(rule[1])
+        if not self._rules:
+            raise RuleError("at least one rule: DEFAULT or RULE:pattern/replacement/[LU]")
+
+    def _add(self, text: str) -> None:
+        # A broker looks at each piece once more, without the comma behind it, and wants all of it read.
+        found = _PARSER.match(text)
+        if found is None or found.end() != len(text):
+            raise RuleError(f"DEFAULT or RULE:pattern/replacement/[LU], not {text!r}")
+        if found[1] is not None:
+            self._rules.append(None)
+        elif found[2] is not None:
+            self._rules.append(_Rule(found[2], found[3], found[4]))
+
+    def user(self, distinguished_name: str) -> str:
+        """The user of a subject as Java prints it (RFC 2253). Raises NoRuleError."""
+        for rule in self._rules:
+            name = distinguished_name if rule is None else rule.apply(distinguished_name)
+            if name is not None:
+                return name
+        raise NoRuleError(f"no rule of ssl.principal.mapping.rules matches the subject {distinguished_name!r}")
+
+
+class _Rule:
+    def __init__(self, pattern: str, replacement: str, case: str) -> None:
+        _refuse_what_differs(pattern)
+        try:
+            # Java's \d, \w, \s and \b know ASCII alone, its named groups lack the P.
+            self._pattern = re.compile(re.sub(r"(?<!\\)\(\?<(?=[A-Za-z])", "(?P<", pattern), re.ASCII)
+        except re.error as error:
+            raise RuleError(f"a regular expression in {pattern!r}: {error}") from None
+        self._replacement = _Replacement(replacement, self._pattern)
+        self._case = case
+
+    def apply(self, name: str) -> str | None:
+        if not _LINE_BREAKS.isdisjoint(name):
+            raise NoRuleError(f"the subject {name!r} has a line break, which rules cannot be relied on to read")
+        if self._pattern.fullmatch(name) is None:
+            return None
+        # As there: the pattern is then replaced wherever it is found, which need not be the whole name.
+        result = self._pattern.sub(self._replacement.text, name)
+        return result.lower() if self._case == "L" else result.upper() if self._case == "U" else result
+
+
+class _Replacement:
+    r"""Java's replacement text: $1 is a group (of so many digits as there are groups), ${name} too, \x is x."""
+
+    def __init__(self, text: str, pattern: re.Pattern[str]) -> None:
+        self._parts: list[str | int] = []
+        groups = pattern.groups
+        position = 0
+        while position < len(text):
+            char = text[position]
+            position += 1
+            if char == "\\" and position < len(text):
+                self._parts.append(text[position])
+                position += 1
+            elif char != "$":
+                self._parts.append(char)
+            elif named := re.compile(r"\{([A-Za-z][A-Za-z0-9]*)\}").match(text, position):
+                if named[1] not in pattern.groupindex:
+                    raise RuleError(f"a group named {named[1]} in {pattern.pattern!r}, which the replacement uses")
+                self._parts.append(pattern.groupindex[named[1]])
+                position = named.end()
+            else:
+                digits = re.compile(r"[0-9]+").match(text, position)
+                if digits is None:
+                    raise RuleError(f"a number or a name in braces behind each $ of the replacement {text!r}")
+                position = self._numbered(text, position, groups)
+
+    def _numbered(self, text: str, position: int, groups: int) -> int:
+        number = int(text[position])
+        if number > groups:
+            if groups == 0:
+                # a broker takes such rules, and then fails at the first certificate that matches
+                raise RuleError(f"a group in the pattern for ${number} of the replacement {text!r}")
+            self._parts.append("$")  # no such group: taken as it is written
+            return position
+        position += 1
+        while position < len(text) and text[position] in "0123456789" and number * 10 + int(text[position]) <= groups:
+            number = number * 10 + int(text[position])
+            position += 1
+        self._parts.append(number)
+        return position
+
+    def text(self, match: re.Match[str]) -> str:
+        return "".join(part if isinstance(part, str) else match[part] or "" for part in self._parts)
+
+
+def _refuse_what_differs(pattern: str) -> None:
+    r"""Raises RuleError for what Java and Python read differently.
+
+    Escaped letters other than the common ones (\p{...}, \Q...\E, \h, \R, \z), brackets and && inside brackets
+    (unions and intersections there), and flags or groups that only one of them has.
+    """
+
+    def refuse(what: str) -> RuleError:
+        return RuleError(f"a pattern that Java and Python read alike; {what} in {pattern!r} is not")
+
+    in_class = False
+    position = 0
+    while position < len(pattern):
+        char, following = pattern[position], pattern[position + 1 : position + 2]
+        if char == "\\":
+            if following.isalnum() and (following not in _SAME_IN_BOTH or (in_class and following in "123456789")):
+                raise refuse(f"\\{following}")
+            position += 2
+            continue
+        if in_class:
+            if char == "[" or pattern.startswith("&&", position):
+                raise refuse(f"{char} in brackets")
+            in_class = char != "]"
+        elif char == "[":
+            in_class = True
+            position += pattern.startswith("^", position + 1)
+            if pattern.startswith("]", position + 1):  # Python takes it as a member, Java as part of the syntax
+                raise refuse("] right behind [")
+        elif pattern.startswith("(?", position) and not re.compile(r"\(\?(?:[:=!]|<[=!A-Za-z])").match(
+            pattern, position
+        ):
+            raise refuse(pattern[position : position + 3])
+        elif char == "$" and position + 1 < len(pattern) and pattern[position + 1] not in "|)":
+            raise refuse("$ inside")
+        position += 1
