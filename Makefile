@@ -12,7 +12,7 @@ PINS := pyproject.toml deploy/constraints.txt
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help analysis demo test test-apiserver check bench fuzz schema chart image-lock clean
+.PHONY: help analysis demo test test-apiserver check audit bench fuzz schema chart image-lock clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -79,6 +79,11 @@ image-lock: $(VENV)/.dev ## Pin what goes into the image, with SHA-256 sums, fro
 	@$(LOCK) -o deploy/image/sidecar.txt pyproject.toml
 	@$(LOCK) -o deploy/image/analysis.txt --extra analysis pyproject.toml
 	@$(LOCK) -o deploy/image/build.txt deploy/image/build.in
+
+audit: $(VENV)/.dev ## Known vulnerabilities of what the image pins (asks PyPI; fails where that does not answer)
+	@$(PIP) install -c deploy/constraints.txt 'pip-audit>=2.9,<3'
+	@for lock in sidecar analysis build; do echo "· deploy/image/$$lock.txt"; \
+		$(BIN)/pip-audit --strict --require-hashes --disable-pip --progress-spinner off -r deploy/image/$$lock.txt || exit; done
 
 clean: ## Remove .venv and caches of tools (the Kafka cache outside the project stays)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .fuzz *.egg-info build

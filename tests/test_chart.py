@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -40,6 +39,7 @@ from tests.chart_tools import (
     sidecar_of,
     without_secrets,
 )
+from tests.kubeconform_tools import conform
 
 MINIMAL = CHART / "ci/sidecar-values.yaml"
 DEMO = CHART / "ci/sidecar-demo-values.yaml"
@@ -47,66 +47,6 @@ MONITORING = CHART / "ci/monitoring-values.yaml"
 GATEWAY = CHART / "ci/gateway-values.yaml"
 FULL = CHART / "ci/gateway-full-values.yaml"
 NAMES = [path.name.removesuffix("-values.yaml") for path in ci_values()]
-
-_METADATA = {"type": "object", "required": ["name", "labels"]}
-_DURATION = {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"}
-# What this chart uses of the Prometheus operator's and cert-manager's kinds, closed: nothing else is rendered unseen.
-OPERATOR_KINDS: dict[str, dict[str, Any]] = {
-    "PodMonitor": {
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["selector", "podMetricsEndpoints"],
-        "properties": {
-            "selector": {"type": "object", "required": ["matchLabels"]},
-            "namespaceSelector": {
-                "type": "object",
-                "required": ["matchNames"],
-                "additionalProperties": False,
-                "properties": {"matchNames": {"type": "array", "items": {"type": "string"}}},
-            },
-            "podMetricsEndpoints": {
-                "type": "array",
-                "minItems": 1,
-                "items": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "required": ["port"],
-                    "properties": {
-                        "port": {"type": "string"},
-                        "path": {"type": "string"},
-                        "interval": _DURATION,
-                        "scrapeTimeout": _DURATION,
-                        "relabelings": {"type": "array"},
-                        "metricRelabelings": {"type": "array"},
-                    },
-                },
-            },
-        },
-    },
-    "Issuer": {"type": "object", "additionalProperties": False, "properties": {"selfSigned": {"type": "object"}}},
-    "Certificate": {
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["secretName", "dnsNames", "issuerRef"],
-        "properties": {
-            "secretName": {"type": "string"},
-            "dnsNames": {"type": "array", "minItems": 1, "items": {"type": "string"}},
-            "issuerRef": {"type": "object", "required": ["name"]},
-        },
-    },
-    "PrometheusRule": {
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["groups"],
-        "properties": {
-            "groups": {
-                "type": "array",
-                "minItems": 1,
-                "items": {"type": "object", "required": ["name", "rules"]},
-            }
-        },
-    },
-}
 
 
 @functools.cache
@@ -153,21 +93,29 @@ def test_lint_is_strict_and_content(name: str) -> None:
     assert done.stderr == "", "helm itself has something to say about these values"
 
 
-@pytest.mark.parametrize(("name", "kubernetes"), EVERYWHERE)
-def test_manifests_are_valid_kubernetes(name: str, kubernetes: str) -> None:
-    """Against the published schemas of that version, strictly: a field that it does not know is an error."""
-    for manifest in render(name, kubernetes):
-        if manifest["kind"] in OPERATOR_KINDS:
-            jsonschema.validate(manifest["spec"], OPERATOR_KINDS[manifest["kind"]])
-            jsonschema.validate(manifest["metadata"], _METADATA)
-        else:
-            kubernetes_validate.validate(manifest, kubernetes, strict=True)
+@pytest.mark.timeout(1200)  # Go builds kubeconform the first time
+@pytest.mark.parametrize("kubernetes", [OLDEST, FIRST_NATIVE, NEWEST])
+def test_manifests_are_valid_kubernetes(kubernetes: str, tmp_path: Path) -> None:
+    """By kubeconform, against the published schemas of that version and those of the operators' kinds."""
+    files = []
+    for name, version in EVERYWHERE:
+        if version == kubernetes:
+            files.append(tmp_path / f"{name}.yaml")
+            files[-1].write_text(yaml.safe_dump_all(render(name, kubernetes)))
+    assert conform(files, kubernetes, tmp_path) == {}
 
 
-def test_the_validation_can_fail() -> None:
-    (job,) = of_kind(render("sidecar-demo"), "Job")
-    with pytest.raises(Exception, match="restartPolicy"):  # what a native sidecar is to an old Kubernetes
-        kubernetes_validate.validate(job, OLDEST, strict=True)
+@pytest.mark.timeout(1200)  # Go builds kubeconform the first time
+def test_the_validation_can_fail(tmp_path: Path) -> None:
+    manifests = render("monitoring")
+    (monitor,) = of_kind(manifests, "PodMonitor")
+    monitor["spec"]["podMetricsEndpoints"][0]["intervall"] = "30s"
+    (job,) = of_kind(render("sidecar-demo"), "Job")  # a native sidecar is nothing that an old Kubernetes knows
+    (file := tmp_path / "wrong.yaml").write_text(yaml.safe_dump_all([monitor, job]))
+    wrong = conform([file], OLDEST, tmp_path)
+    assert "intervall" in wrong.pop(f"PodMonitor {monitor['metadata']['name']}")
+    assert "restartPolicy" in wrong.pop(f"Job {job['metadata']['name']}")
+    assert wrong == {}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -423,7 +371,6 @@ def test_rules_and_dashboards_come_from_the_charts_files(tmp_path: Path) -> None
     (chart / "files/dashboards/one.json").write_text('{"title": "{{ group }}",\n "panels": []}\n')
     manifests = documents(render_text(MONITORING, chart=chart))
     (rule,) = [one for one in of_kind(manifests, "PrometheusRule") if one["metadata"]["name"].endswith("-quotas")]
-    jsonschema.validate(rule["spec"], OPERATOR_KINDS["PrometheusRule"])
     assert rule["spec"] == rules, "Prometheus' own templates are left alone"
     (board,) = [one for one in of_kind(manifests, "ConfigMap") if one["metadata"]["name"].endswith("-one")]
     assert board["metadata"]["labels"]["grafana_dashboard"] == "1"

@@ -41,6 +41,7 @@ from tests.chart_tools import (
     render_text,
 )
 from tests.corpus.job import wait_for
+from tests.crd_schemas import schemas
 from tests.webhook_tools import REVIEWS, VALUES
 
 PATHS = {
@@ -125,6 +126,11 @@ def test_every_pod_is_admitted_where_only_restricted_pods_are(api: ApiServer, te
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"generateName": "one-"}, "spec": spec}
         answer = api.ask("POST", path("Pod", "monitoring"), pod, dryRun="All", fieldValidation="Strict")
         assert answer.status_code == 201, (name, answer.text)
+
+
+def test_the_schemas_in_tests_are_those_of_the_published_definitions() -> None:
+    for file, text in schemas().items():
+        assert file.read_text() == text, f"{file.name}: run `python -m tests.crd_schemas`"
 
 
 def test_the_api_server_does_refuse(api: ApiServer) -> None:
