@@ -1,7 +1,7 @@
 """kubeconform in tests: manifests against Kubernetes' published schemas, and against those of operators' kinds.
 
-Kubernetes' schemas come with the package kubernetes-validate, which keeps what they share in one file under an address
-of its own; kubeconform wants each by itself. Those of the operators are in tests/schemas (`python -m tests.crd_schemas`).
+Kubernetes' schemas come with the package kubernetes-validate, which keeps what they share in one file of its own;
+kubeconform wants each by itself. Those of the operators are in tests/schemas (`python -m tests.crd_schemas`).
 """
 
 from __future__ import annotations
