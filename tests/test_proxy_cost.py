@@ -1,0 +1,128 @@
+"""What the data path costs, counted and not timed, so that a busy machine changes nothing: bytes that enter Python,
+system calls and function calls per request, memory that stays."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import trio
+
+from proxy.request_side import RequestSide
+from proxy.response_side import ResponseSide
+from tests.session_tools import produce, produce_response, request
+from tests.test_proxy_shell import answer, connect, read_frame, through, until
+
+PROJECT = Path(__file__).parent.parent
+OURS = tuple(f"{PROJECT / package}{os.sep}" for package in ("proxy", "quota"))
+SYSTEM_CALLS = ("recv_into", "send", "sendmsg", "splice", "poll", "register", "modify", "unregister")
+BUFFER_BYTES = 65_536
+REQUESTS = 500
+MOST_CALLS = 86
+"""Of Python functions for a request and its response; 76 without and 80 with a quota when this was written."""
+
+
+@contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """Calls that `proxy` and `quota` make: "python" for their own functions, and each of `SYSTEM_CALLS`."""
+    calls: Counter[str] = Counter()
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            if frame.f_code.co_filename.startswith(OURS):
+                calls["python"] += 1
+        elif event == "c_call" and argument.__name__ in SYSTEM_CALLS and frame.f_code.co_filename.startswith(OURS):
+            calls[argument.__name__] += 1
+
+    sys.setprofile(profile)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+
+
+async def exchange(client: trio.SocketStream, number: int) -> None:
+    await client.send_all(produce(number, 200))
+    assert await read_frame(client) == produce_response(number)
+
+
+@pytest.mark.parametrize("quota", [None, 1e12], ids=["no quota", "a quota"])
+async def test_calls_for_a_small_request(quota: float | None) -> None:
+    """One request at a time. The least there can be is one read and one write in each direction."""
+    async with through(answer, quota=quota) as (proxy, _, _):
+        client = await connect(proxy)
+        await exchange(client, 0)  # connects to the broker
+        with counted() as calls:
+            for number in range(REQUESTS):
+                await exchange(client, number)
+        each = {name: count / REQUESTS for name, count in calls.items()}
+        assert 1.9 < each["recv_into"] < 2.1
+        assert 1.9 < each["send"] + each.get("sendmsg", 0) < 2.1
+        assert each.get("splice", 0) == 0
+        # A socket is registered once, not once for each wait.
+        assert calls["register"] + calls["modify"] + calls["unregister"] < 10
+        assert each["python"] < MOST_CALLS
+
+
+async def test_the_same_memory_after_many_requests() -> None:
+    async with through(answer) as (proxy, broker, _):
+        client = await connect(proxy)
+        for number in range(REQUESTS):
+            await exchange(client, number)
+        broker.received.clear()
+        before = sys.getallocatedblocks()
+        for number in range(REQUESTS * 4):
+            await exchange(client, number)
+        broker.received.clear()
+        assert sys.getallocatedblocks() - before < REQUESTS
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+async def test_large_bodies_do_not_enter_python(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 MB: what is read along with the head, and after that the kernel moves them."""
+    body = os.urandom(1 << 20) * 8
+    entered: Counter[str] = Counter()
+
+    def watched(side: type[RequestSide] | type[ResponseSide], name: str) -> None:
+        take = side.take
+
+        def counting(self: Any, view: memoryview, *more: Any) -> Any:
+            entered[name] += len(view)
+            return take(self, view, *more)
+
+        monkeypatch.setattr(side, "take", counting)
+
+    watched(RequestSide, "up")
+    watched(ResponseSide, "down")
+    size = {"up": len(body), "down": 100}
+
+    async def reply(stream: Any, frame: bytes) -> None:
+        """Little for much, much for little."""
+        back = body if direction == "down" else b"ok"
+        await stream.send_all(struct.pack(">i", 4 + len(back)) + frame[8:12] + back)
+
+    async with through(reply) as (proxy, broker, nursery):
+        client = await connect(proxy)
+        got: list[bytes | None] = []
+
+        async def read() -> None:
+            got.append(await read_frame(client))
+
+        rounds = 3
+        for number in range(rounds):
+            frame = request(999, 0, number, body[: size["up"]] if direction == "up" else b"x" * 100)
+            nursery.start_soon(read)
+            await client.send_all(frame)
+            await until(lambda number=number: len(got) > number)  # type: ignore[misc]
+            assert broker.received[-1] == frame
+            assert got[-1] is not None
+            assert got[-1][8:] == (body if direction == "down" else b"ok")
+        assert entered[direction] <= rounds * BUFFER_BYTES
