@@ -22,6 +22,7 @@ from pydantic_core import CoreSchema
 
 from config.export import Export
 from config.identity import Identity
+from config.limits import Limits
 from config.source import Source
 from config.tls import ListenTls, UpstreamTls
 from config.transparent import Transparent
@@ -241,27 +242,6 @@ class _ListOrMapping:
         mapping = handler(schema)
         entries = handler.resolve_ref_schema(dict(mapping))["properties"]["entries"]
         return {"anyOf": [{name: entries[name] for name in ("type", "items")}, dict(mapping)]}
-
-
-class Limits(_Model):
-    """What one connection may use, how many refused ones are held, and how many clients are remembered."""
-
-    max_frame_bytes: Annotated[int, size(1024, INT_MAX, "bytes")] = Field(
-        default=104_857_600, description="Largest request, as Kafka's socket.request.max.bytes."
-    )
-    max_in_flight: Annotated[int, whole(1, 1_000_000, "requests")] = Field(
-        default=1024, description="Requests of one connection without an answer; above it the client is not read."
-    )
-    max_clients: Annotated[int, whole(100, 10_000_000, "clients")] = Field(
-        default=20_000,
-        description="Clients remembered while they have no connection, and counters of each kind of quota. When there "
-        "are more, newcomers share a counter per quota entry.",
-    )
-    max_held_connections: Annotated[int, whole(0, 100_000, "connections")] = Field(
-        default=1000,
-        description="Connections over a connection_creation_rate that are held open, unserved, until their delay is "
-        "over, as Kafka does; further ones are closed at once.",
-    )
 
 
 class Admin(_Model):

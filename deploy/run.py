@@ -34,7 +34,7 @@ from proxy.intercept import Interceptors
 from proxy.mutations import MUTATION_APIS, MutationQuota
 from proxy.quota_admin import QuotaAdmin
 from proxy.server import Proxy
-from proxy.settings import ProxySettings, Transparent
+from proxy.settings import ProxySettings, SizeLimits, StallLimits, Transparent
 from proxy.wire.apis import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
 from quota.entity import Kind
 from quota.ledger import Ledger
@@ -50,7 +50,7 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 def proxy_settings(config: Config, security: Security) -> ProxySettings:
     """What the data path needs of a configuration, and of the files that it names."""
-    ports = config.listen.broker_ports
+    ports, limits = config.listen.broker_ports, config.limits
     return ProxySettings(
         listen_host=config.listen.host,
         listen_port=config.listen.port,
@@ -62,9 +62,20 @@ def proxy_settings(config: Config, security: Security) -> ProxySettings:
         upstream_tls=security.upstream_tls,
         oauth_claim=config.identity.sasl.oauthbearer_claim,
         connect_timeout_s=config.upstream.connect_timeout_ms / 1000,
-        max_frame_bytes=config.limits.max_frame_bytes,
-        max_in_flight=config.limits.max_in_flight,
-        max_held_connections=config.limits.max_held_connections,
+        sizes=SizeLimits(
+            max_frame_bytes=limits.max_frame_bytes,
+            max_response_bytes=limits.max_response_bytes,
+            max_header_bytes=limits.max_header_bytes,
+            pre_auth_max_bytes=limits.pre_auth_max_bytes,
+        ),
+        stalls=StallLimits(
+            pre_auth_timeout_s=limits.pre_auth_timeout_ms / 1000,
+            stall_timeout_s=limits.stall_timeout_ms / 1000,
+            min_bytes_per_s=limits.min_bytes_per_s,
+        ),
+        max_in_flight=limits.max_in_flight,
+        max_connections=limits.max_connections,
+        max_held_connections=limits.max_held_connections,
         drain_timeout_s=config.drain_timeout_s / 1000,
         max_idle_s=config.connections_max_idle_ms / 1000,
         metadata_refresh_s=config.upstream.metadata_refresh_ms / 1000,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+MAX_HOST_CHARACTERS: Final = 255
 
 
 class BrokerKey(NamedTuple):
@@ -29,6 +31,16 @@ class NoFreePortError(Exception):
     """`listen.broker_ports` is used up; the message says by how many brokers."""
 
 
+class BadAddressError(Exception):
+    """A broker has been told of at an address that nobody can connect to."""
+
+
+def check_address(node_id: int, host: str, port: int) -> None:
+    """Raises BadAddressError unless this can be an address: it will be dialled, logged and shown."""
+    if not 0 < port <= 0xFFFF or not 0 < len(host) <= MAX_HOST_CHARACTERS or not host.isprintable() or " " in host:
+        raise BadAddressError(f"the address of node {node_id} cannot be one: {host[:100]!r}, port {port}")
+
+
 class AddressBook:
     """Brokers seen so far. A broker keeps its local port for the life of the sidecar, also when its address changes."""
 
@@ -40,7 +52,8 @@ class AddressBook:
         self._used: set[int] = set()
 
     def local_port(self, kind: str, node_id: int, host: str, port: int) -> int:
-        """The local port for this broker, opening a listener if it is new. Raises NoFreePortError."""
+        """The local port for this broker, opening a listener if it is new. Raises NoFreePortError, BadAddressError."""
+        check_address(node_id, host, port)
         key = BrokerKey(kind, node_id)
         known = self._by_key.get(key)
         if known is not None:

@@ -101,9 +101,11 @@ class Admission:
         """A connection that was served has ended."""
         self._gate.leave(ticket)
 
-    def let_go(self) -> None:
-        """Close all that are held, now: somebody needs their descriptors, or the sidecar ends."""
+    def let_go(self) -> bool:
+        """Close all that are held, now: somebody needs their descriptors, or the sidecar ends. Were there any?"""
+        some = bool(self._held)
         self._close_until(float("inf"))
+        return some
 
     async def run(self) -> None:
         """Close held connections at their time and keep house, until cancelled; none is held afterwards."""

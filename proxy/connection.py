@@ -19,9 +19,10 @@ import structlog
 import trio
 
 from proxy.channel import TlsSocket
+from proxy.complaints import Complaints
 from proxy.errors import CloseReason, SessionError, UpstreamError, broker_failed, client_failed, first_error
 from proxy.framing import Buffer
-from proxy.kernel import peer_has_closed, round_trip_ms, unread_bytes, wait_hangup, was_reset
+from proxy.kernel import round_trip_ms, unread_bytes, wait_hangup
 from proxy.observer import ConnectionInfo, Counters
 from proxy.patience import Patience
 from proxy.reactor import AGAIN, Again, Reactor, Watch
@@ -68,6 +69,7 @@ class Shared:
     splice_min_bytes: int
     reactor: Reactor
     """Tells when there is something to read."""
+    complaints: Complaints
 
 
 class Connection:
@@ -134,16 +136,10 @@ class Connection:
         self._reason = self._reason or reason
         self._scope.cancel()
 
-    def abandoned(self) -> CloseReason | None:
-        """Why the connection, on which nothing has moved for long, need not be kept: its client has closed or reset it.
-
-        None while it may wait; also while the client is muted, whose requests are still taken, at their time.
-        """
-        if self.session.mute_until_ms > trio.current_time() * 1000.0:
-            return None
-        if was_reset(self._client):
-            return CloseReason.CLIENT_RESET
-        return CloseReason.BROKER_SILENT if peer_has_closed(self._client) else None
+    @property
+    def sockets(self) -> tuple[socket, socket | None]:
+        """The client's and the broker's, to be asked about and nothing else."""
+        return self._client, self._broker
 
     def info(self) -> ConnectionInfo:
         """What /connections shows."""
@@ -177,13 +173,8 @@ class Connection:
             reason = error.reason
             if error.kind is not None:
                 self._shared.counters.parse_errors[error.kind] += 1
-            log.warning(
-                "connection closed",
-                reason=str(reason),
-                error=str(error),
-                kind=error.kind,
-                peer=self.peer,
-                broker=self.broker_name,
+            self._shared.complaints.closed(
+                str(reason), error.kind, error=str(error), peer=self.peer, broker=self.broker_name
             )
         except* Exception:
             log.exception("connection closed by a bug of ours", peer=self.peer, broker=self.broker_name)

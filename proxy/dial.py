@@ -37,7 +37,7 @@ class Dialer:
         except trio.TooSlowError:
             self._counters.upstream_connect_failures += 1
             raise UpstreamError(f"{host}:{port} did not accept within {self._timeout_s:g} s") from None
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # a label may be too long for IDNA
             self._counters.upstream_connect_failures += 1
             raise UpstreamError(f"{host}:{port}: {error}") from error
         except UpstreamError:

@@ -47,6 +47,8 @@ class Pending:
     """A Fetch that the ledger has let through: what it reserved is settled when the response comes."""
     on_response: OnResponse | None = None
     """The handler that gets the whole response."""
+    held_bytes: int = 0
+    """What is kept of the request or of its answer until it is this one's turn, if that can be large."""
     asked: Callable[[bytes, float], Outcome] | None = None
     """This is a handler's own question, of which the client knows nothing; the answer goes to this function."""
 
@@ -61,6 +63,7 @@ class Exchange:
         "client_waits",
         "counters",
         "expire_ms",
+        "held_bytes",
         "inflight",
         "interceptors",
         "ledger",
@@ -99,6 +102,8 @@ class Exchange:
         self.wake: Callable[[], None] = _nobody
         """Called when an outcome has come from outside: the client's requests can go on."""
         self.inflight: deque[Pending] = deque()
+        self.held_bytes = 0
+        """Kept by all that is in flight; above a bound no further request is judged."""
         self.request_time = RequestTime()
         self.mute_until_ms = 0.0
         """The client is not read before this time."""

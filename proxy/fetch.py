@@ -27,6 +27,8 @@ NEWEST_BODY_VERSION: Final = 15
 """Request bodies of consumers are the same from here on (`proxy.wire.responses.fetch_version_upstream`)."""
 MAX_SESSIONS: Final = 8
 """Sessions remembered per connection. Clients use one per broker connection; more means somebody is playing."""
+MAX_MISSED_PARTITIONS: Final = 10_000
+"""Changes of partitions remembered per session, until a request that carries them is forwarded."""
 
 
 @dataclass(slots=True)
@@ -84,6 +86,8 @@ class FetchShaper:
             if len(self._missed) >= MAX_SESSIONS:
                 return None
             missed = self._missed[fields.session_id] = _Missed()
+        if len(missed.partitions) + len(missed.forgotten) > MAX_MISSED_PARTITIONS:
+            return None  # the next ones go to the broker until it has heard of these
         missed.epochs += 1
         _merge(missed, request)
         return fields.session_id

@@ -11,8 +11,16 @@ from proxy.fetch import FetchShaper
 from proxy.framing import Buffer, FrameWalker
 from proxy.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Answer, Ask, Forward, Outcome, Wait
 from proxy.login import NOBODY, RAW, Logins, copies, too_large, wipe
+from proxy.settings import SizeLimits
+from proxy.sizes import MAX_HELD_IN_FLIGHT_BYTES, bytes_wanted, header_too_large, is_established
 from proxy.wire import requests, responses
-from proxy.wire.apis import API_VERSIONS, FETCH, PRODUCE, api_name, is_known
+from proxy.wire.apis import (
+    API_VERSIONS,
+    FETCH,
+    PRODUCE,
+    api_name,
+    is_known,
+)
 from proxy.wire.frames import WireError, diagnose
 from proxy.wire.messages import framed, request_header, response_frame
 from proxy.wire.sasl import MAX_SASL_BYTES, SASL_APIS, SASL_AUTHENTICATE
@@ -44,27 +52,28 @@ class RequestSide:
         "_exchange",
         "_joined",
         "_login_expected",
-        "_max_frame_bytes",
         "_max_in_flight",
         "_now_ms",
         "_saw_request",
         "_shaper",
+        "_sizes",
         "_unsent",
         "_waiting",
         "bytes_total",
         "client_ids",
+        "established",
         "software",
         "user",
         "walker",
     )
 
     def __init__(
-        self, exchange: Exchange, user: str, max_frame_bytes: int, max_in_flight: int, login_expected: bool = False
+        self, exchange: Exchange, user: str, sizes: SizeLimits, max_in_flight: int, login_expected: bool = False
     ) -> None:
         self._exchange = exchange
         self.user = user
         """Who is charged; see `identify`."""
-        self._max_frame_bytes = max_frame_bytes
+        self._sizes = sizes
         self._max_in_flight = max_in_flight
         self.walker = FrameWalker()
         self._now_ms = 0.0
@@ -87,6 +96,8 @@ class RequestSide:
         self.software: str | None = None
         """Client library and version, from ApiVersions v3+."""
         self.bytes_total = 0
+        self.established = False
+        """A request has come that is not one of those with which connections begin."""
 
     @property
     def account(self) -> Account | None:
@@ -152,8 +163,9 @@ class RequestSide:
 
     @property
     def in_flight_full(self) -> bool:
-        """True while too many requests wait for their answer."""
-        return len(self._exchange.inflight) >= self._max_in_flight
+        """True while too many requests wait for their answer, or those that do take too much memory."""
+        exchange = self._exchange
+        return len(exchange.inflight) >= self._max_in_flight or exchange.held_bytes > MAX_HELD_IN_FLIGHT_BYTES
 
     def resume(self, now_ms: float) -> list[Buffer]:
         """Go on with the requests in the backlog; as `take`."""
@@ -220,6 +232,7 @@ class RequestSide:
         return (
             exchange.mute_until_ms > self._now_ms
             or len(exchange.inflight) >= self._max_in_flight
+            or exchange.held_bytes > MAX_HELD_IN_FLIGHT_BYTES
             or self._waiting is not None
             or exchange.client_waits
         )
@@ -228,12 +241,16 @@ class RequestSide:
         """Judge the request at `start` (see `framing.Judge`)."""
         state, now_ms = self.walker, self._now_ms
         try:
-            header = requests.parse_request_header(buf, start, end, self._max_frame_bytes)
+            header = requests.parse_request_header(buf, start, end, self._sizes.max_frame_bytes)
+            if (end if header is None else header.body) - start > self._sizes.max_header_bytes:
+                raise header_too_large(start, end, header, self._sizes)
+            if header is not None and not self.established:
+                self.established = is_established(header, self._sizes)
         except WireError as error:
             raise self._client_malformed(buf, start, end, error) from error
         here = end - start
         if header is None:
-            state.need = _bytes_wanted(buf, start, here)
+            state.need = bytes_wanted(buf, start, here)
             return 0
         total = 4 + header.size
         here = min(here, total)
@@ -258,7 +275,7 @@ class RequestSide:
                         end,
                         WireError("request_malformed", f"a Produce request of {total - 4} bytes has no acks"),
                     )
-                state.need = min(total, here + 64)
+                state.need = min(total, 2 * here)
                 return 0
             answered = acks != 0
             if acks == ACKS_ALL:
@@ -444,12 +461,16 @@ class RequestSide:
         if isinstance(outcome, Forward):
             pending.sent_ms = now_ms
             pending.on_response = outcome.on_response
+            if outcome.on_response is not None:
+                pending.held_bytes = len(body)
             out.append(framed(head + (body if outcome.body is None else outcome.body)))
         else:
             assert isinstance(outcome, Answer)
             pending.local_answer = response_frame(
                 pending.api_key, pending.api_version, pending.correlation_id, outcome.body, outcome.delay_ms
             )
+            pending.held_bytes = len(pending.local_answer)
+        exchange.held_bytes += pending.held_bytes
         exchange.inflight.append(pending)
 
     def _count_request(self, account: Account, api_key: int) -> None:
@@ -470,11 +491,3 @@ class RequestSide:
                 kind, text = known
                 return SessionError(CloseReason.CLIENT_MALFORMED, text, kind=kind)
         return SessionError(CloseReason.CLIENT_MALFORMED, str(error), kind=error.reason)
-
-
-def _bytes_wanted(buf: bytearray | memoryview, start: int, here: int) -> int:
-    """How much of a request must be there before its header can be judged again; never more than the frame itself."""
-    if here < 4:
-        return 4
-    total = 4 + int.from_bytes(buf[start : start + 4], "big")
-    return min(total, 14 if here < 14 else here + 256)

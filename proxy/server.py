@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import socket
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import trio
 
-from proxy.addresses import AddressBook, BrokerKey, NoFreePortError
+from proxy.addresses import AddressBook, BadAddressError, BrokerKey, NoFreePortError
 from proxy.admission import Admission
 from proxy.cluster import ClusterError, ask_brokers
+from proxy.complaints import Complaints
 from proxy.connection import Connection, Shared
 from proxy.dial import Dial, Dialer
 from proxy.errors import CloseReason, SessionError, UpstreamError
@@ -21,11 +22,13 @@ from proxy.handshakes import HandshakeError, Handshakes
 from proxy.intercept import NO_INTERCEPTORS, Interceptors
 from proxy.observer import ConnectionInfo, Counters
 from proxy.reactor import Reactor
+from proxy.reserve import Reserve, most_connections
 from proxy.resolver import Resolver
 from proxy.sasl import Login
 from proxy.session import Session
 from proxy.settings import ProxySettings
 from proxy.splice import PipePool
+from proxy.sweeper import Sweeper
 from proxy.tls import ServerTls
 from proxy.transparent import Interception, bind_all, spelled
 from proxy.wire.responses import NodeAddress
@@ -37,11 +40,11 @@ log = structlog.get_logger("kquota.proxy")
 BACKLOG: Final = 1024
 ACCEPT_CAPACITY_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 ACCEPT_PAUSE_S: Final = 0.1
-"""Out of descriptors: established connections go on, new ones wait in the backlog."""
+"""Out of descriptors: established connections go on, new ones are turned away, some each time."""
+ACCEPT_SAID_EVERY_S: Final = 10.0
+TURNED_AWAY_AT_ONCE: Final = 100
 FIRST_RETRY_S: Final = 0.2
 """While no broker has answered yet, ask again this soon (doubling up to `metadata_refresh_s`)."""
-IDLE_CHECKS_PER_LIMIT: Final = 10
-SHORTEST_CHECK_S: Final = 0.01
 SHORTEST_REFRESH_S: Final = 1.0
 """Brokers that cannot be reached have the cluster asked again, but not more often than this."""
 
@@ -77,11 +80,15 @@ class Proxy:
             buffer=memoryview(bytearray(settings.buffer_bytes)),
             splice_min_bytes=settings.splice_min_bytes,
             reactor=Reactor(),
+            complaints=Complaints(),
         )
         self._handshakes = Handshakes(self.counters)
         self._dialer = Dialer(settings.connect_timeout_s, settings.upstream_tls, self.counters, self._handshakes)
         self._admission = Admission(ledger.connections, self.counters, settings.max_held_connections)
         self._connections: set[Connection] = set()
+        self._most_connections = most_connections(settings.max_connections)
+        self._reserve = Reserve()
+        self._sweeper = Sweeper(settings, self._connections, self._shared.complaints)
         self._listeners: list[socket.socket] = []
         self._nursery: trio.Nursery | None = None
         self._accept_scopes: set[trio.CancelScope] = set()
@@ -89,6 +96,7 @@ class Proxy:
         self._connection_ended = trio.Event()
         self._bootstrap_first: tuple[str, int] | None = None
         self._look_again = trio.Event()
+        self._accept_said_s = -ACCEPT_SAID_EVERY_S
         self._port = settings.listen_port
         self._login_expected = False
         """The cluster's listener wants SASL: some connection has logged in."""
@@ -157,7 +165,7 @@ class Proxy:
                     nursery.start_soon(self._beat, self._interception)
                 if settings.bootstrap:
                     nursery.start_soon(self._watch_cluster)
-                nursery.start_soon(self._close_abandoned)
+                nursery.start_soon(self._sweeper.run)
                 log.info("listening", host=settings.listen_host, port=self.port)
                 task_status.started()
                 await self._drain_asked.wait()
@@ -172,6 +180,7 @@ class Proxy:
                 listener.close()
             self._listeners.clear()
             self._shared.pipes.close()
+            self._reserve.close()
 
     def drain(self) -> None:
         """Stop accepting, let requests in flight finish, then close; `serve` returns when that is done."""
@@ -249,12 +258,35 @@ class Proxy:
                     continue
                 except OSError as error:
                     if error.errno in ACCEPT_CAPACITY_ERRNOS:
-                        self.counters.accept_failures += 1
-                        self._admission.let_go()
-                        log.error("cannot accept", error=str(error), pause_s=ACCEPT_PAUSE_S)
-                        await trio.sleep(ACCEPT_PAUSE_S)
+                        await self._no_descriptors(listener, error)
                     continue  # the client is gone before we accepted it (ECONNABORTED and the like)
-                self._start_connection(client, address, name, dial)
+                if len(self._connections) >= self._most_connections:
+                    self._turn_away(client, address, CloseReason.MAX_CONNECTIONS, limit=self._most_connections)
+                else:
+                    self._start_connection(client, address, name, dial)
+
+    async def _no_descriptors(self, listener: socket.socket, error: OSError) -> None:
+        """Nothing can be accepted: those whom nobody can serve are told so, and connections that are served go on."""
+        self.counters.accept_failures += 1
+        if self._admission.let_go():
+            return  # there is room now
+        now_s = trio.current_time()
+        if now_s >= self._accept_said_s + ACCEPT_SAID_EVERY_S:
+            self._accept_said_s = now_s
+            log.error("cannot accept", error=str(error), failures=self.counters.accept_failures)
+        for _ in range(TURNED_AWAY_AT_ONCE):
+            if not self._reserve.turn_away(listener):
+                break
+            self.counters.connections_opened += 1
+            self.counters.connections_closed[str(CloseReason.NO_DESCRIPTORS)] += 1
+        await trio.sleep(ACCEPT_PAUSE_S)
+        self._reserve.refill()
+
+    def _turn_away(self, client: socket.socket, address: tuple[str, int], reason: CloseReason, **why: Any) -> None:
+        client.close()
+        self.counters.connections_opened += 1
+        self.counters.connections_closed[str(reason)] += 1
+        self._shared.complaints.closed(str(reason), peer=f"{address[0]}:{address[1]}", **why)
 
     def _start_connection(
         self,
@@ -332,7 +364,7 @@ class Proxy:
             self.counters,
             user=user,
             translate=self._translator(client),
-            max_frame_bytes=settings.max_frame_bytes,
+            sizes=settings.sizes,
             max_in_flight=settings.max_in_flight,
             interceptors=self._interceptors,
             login_expected=self._login_expected,
@@ -383,6 +415,8 @@ class Proxy:
             return self._book.local_port(kind, node_id, host, port)
         except NoFreePortError as error:
             raise SessionError(CloseReason.NO_BROKER_PORT, str(error)) from error
+        except BadAddressError as error:
+            raise SessionError(CloseReason.BROKER_MALFORMED, str(error), kind="broker_address") from error
 
     async def _dial_broker(self, key: BrokerKey) -> socket.socket:
         """A broker where it was last heard to be; if it is not there, the cluster is asked soon where it is now."""
@@ -415,7 +449,7 @@ class Proxy:
         while True:
             try:
                 await self._learn_brokers()
-            except (ClusterError, NoFreePortError) as error:
+            except (ClusterError, NoFreePortError, BadAddressError) as error:
                 if self.last_cluster_error != str(error):
                     log.warning("cluster not reached", error=str(error))
                 self.cluster_reached = False
@@ -449,17 +483,3 @@ class Proxy:
 
     def _known_brokers(self) -> list[tuple[str, int]]:
         return [(host, port) for _, host, port, _ in self.brokers()]
-
-    async def _close_abandoned(self) -> None:
-        """End connections on which nothing moves any more: idle ones, and those of clients that have gone while a
-        silent broker owes them something. What is in flight may take `drain_timeout_s` then, as at the end."""
-        idle_s, patience_s = self._settings.max_idle_s, self._settings.drain_timeout_s
-        while True:
-            await trio.sleep(max(min(idle_s, patience_s) / IDLE_CHECKS_PER_LIMIT, SHORTEST_CHECK_S))
-            now_s = trio.current_time()
-            for connection in list(self._connections):
-                still_s = now_s - connection.last_activity_s
-                if still_s > idle_s:
-                    connection.abort(CloseReason.IDLE)
-                elif still_s > patience_s and (reason := connection.abandoned()) is not None:
-                    connection.abort(reason)

@@ -36,6 +36,7 @@ from proxy.observer import Counters
 from proxy.request_side import RequestSide
 from proxy.response_side import ResponseSide
 from proxy.sasl import DEFAULT_CLAIM, Login
+from proxy.settings import DEFAULT_SIZES, SizeLimits
 from quota.entity import Kind
 from quota.ledger import Ledger
 
@@ -68,7 +69,7 @@ class Session:
         *,
         user: str,
         translate: AddressTranslator | None,
-        max_frame_bytes: int = 104_857_600,
+        sizes: SizeLimits = DEFAULT_SIZES,
         max_in_flight: int = 1024,
         interceptors: Interceptors = NO_INTERCEPTORS,
         login_expected: bool = False,
@@ -81,9 +82,9 @@ class Session:
         tokens that names the principal.
         """
         self._exchange = exchange = Exchange(ledger, counters, translate, interceptors)
-        self._requests = RequestSide(exchange, user, max_frame_bytes, max_in_flight, login_expected)
+        self._requests = RequestSide(exchange, user, sizes, max_in_flight, login_expected)
         exchange.claim = claim
-        self._responses = ResponseSide(exchange)
+        self._responses = ResponseSide(exchange, sizes.max_response_bytes)
         self.inflight = exchange.inflight
         # The sides' own methods, not wrapped: these are called for every read.
         self.client_bytes = self._requests.take
@@ -152,6 +153,16 @@ class Session:
     def client_at_boundary(self) -> bool:
         """True between two requests: a good place to stop reading."""
         return self._requests.at_boundary
+
+    @property
+    def response_begun(self) -> bool:
+        """True in the middle of a response."""
+        return not self._responses.walker.at_boundary
+
+    @property
+    def established(self) -> bool:
+        """True once a request has come that is none of those with which connections begin (ApiVersions, SASL)."""
+        return self._requests.established
 
     @property
     def has_backlog(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from proxy.identity import IdentityPolicy
 from proxy.sasl import DEFAULT_CLAIM
@@ -19,6 +20,34 @@ class Transparent:
     """CIDRs that redirected connections may go to; empty: any."""
     ports: tuple[range, ...] = ()
     """Ports that they may go to; empty: any."""
+
+
+@dataclass(frozen=True, slots=True)
+class StallLimits:
+    """How long a peer may keep us waiting (`proxy.stalls`)."""
+
+    pre_auth_timeout_s: float = 30.0
+    """Until the first request other than ApiVersions and SASL."""
+    stall_timeout_s: float = 60.0
+    """In the middle of a request or a response, or with responses unread."""
+    min_bytes_per_s: float = 512.0
+    """Who moves as much as that is not waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizeLimits:
+    """How large what a peer sends may be, in bytes; each for one connection."""
+
+    max_frame_bytes: int = 104_857_600
+    """Kafka's socket.request.max.bytes."""
+    max_response_bytes: int = 2**31 - 1
+    max_header_bytes: int = 40_960
+    """A request's header: client-id and tagged fields."""
+    pre_auth_max_bytes: int = 524_288
+    """ApiVersions and SASL requests before any other: Kafka's sasl.server.max.receive.size."""
+
+
+DEFAULT_SIZES: Final = SizeLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +71,12 @@ class ProxySettings:
     upstream_tls: ClientTls | None = None
     """Brokers are connected to by TLS; None: plain."""
     connect_timeout_s: float = 10.0
-    max_frame_bytes: int = 104_857_600
-    """Kafka's socket.request.max.bytes."""
+    sizes: SizeLimits = DEFAULT_SIZES
+    stalls: StallLimits = field(default_factory=StallLimits)
     max_in_flight: int = 1024
     """Requests of one connection without an answer; above it the client is not read (back-pressure)."""
+    max_connections: int = 2**31 - 1
+    """Kafka's max.connections; never more than file descriptors allow."""
     max_held_connections: int = 1000
     """Refused connections that are held until their delay is over; further ones are closed at once."""
     drain_timeout_s: float = 30.0

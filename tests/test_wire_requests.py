@@ -271,7 +271,10 @@ def test_acks_behind_impossible_lengths() -> None:
         requests.produce_acks(b"\xff\xfe\0\0\0\0", 0, 6, 3)
     with pytest.raises(WireError, match="not a number"):
         requests.produce_acks(b"\xff\xff\xff\xff\xff\xff", 0, 6, 9)
-    assert requests.produce_acks(b"\xff\xff\xff\xff\x0f", 0, 5, 9) is None  # 4 GiB: more than any frame can bring
+    for length in (b"\xff\xff\xff\xff\x0f", b"\x81\x80\x02"):  # 4 GiB; 32 768, one more than Kafka's strings have
+        with pytest.raises(WireError, match="the transactional id's length is"):
+            requests.produce_acks(length, 0, len(length), 9)
+    assert requests.produce_acks(b"\x80\x80\x02", 0, 3, 9) is None  # 32 767: there may be more to come
 
 
 # ---- Fetch ----------------------------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 
+from kio.static.constants import EntityType
+
 _FIXED: Final = {
     "bool": 1,
     "int8": 1,
@@ -33,13 +35,28 @@ _FIXED: Final = {
 _SIZED: Final = {"string": 2, "bytes": 4, "records": 4}
 """Variable types and the bytes of their length where it is not compact."""
 
-_Step = Callable[[bytes, int], int]
+MAX_REQUEST_ELEMENTS: Final = 200_000
+"""Elements of arrays and tagged fields in one request: to read so many takes some tenths of a second, in which nobody
+else is served. KRaft controllers make no more than 10 000 records of one request."""
+MAX_RESPONSE_ELEMENTS: Final = 2_000_000
+"""Of a broker, which answers what it is asked: 10 000 topics of 20 partitions, each with ten replicas and so on."""
+
+
+class _Body(bytes):
+    """The bytes of a message, and how many elements it may still have."""
+
+    left: int
+
+
+_Step = Callable[[_Body, int], int]
 """step(data, at) -> where the next field begins. Raises ValueError when it would lie behind the end."""
 
 
-def check_lengths(cls: type, body: bytes, *, more_may_follow: bool = False) -> None:
+def check_lengths(cls: Any, body: bytes, *, more_may_follow: bool = False) -> None:
     """Walk through a body of kio's message class `cls`; raises ValueError unless it is whole and nothing follows it."""
-    end = _entity(cls)(body, 0)
+    data = _Body(body)
+    data.left = MAX_REQUEST_ELEMENTS if cls.__type__ is EntityType.request else MAX_RESPONSE_ELEMENTS
+    end = _entity(cls)(data, 0)
     if end != len(body) and not more_may_follow:
         raise ValueError(f"{len(body) - end} bytes too many")
 
@@ -62,7 +79,7 @@ def _entity(cls: Any) -> _Step:
     if flexible:
         steps.append(_tags)
 
-    def walk(data: bytes, at: int) -> int:
+    def walk(data: _Body, at: int) -> int:
         for step in steps:
             at = step(data, at)
         return at
@@ -100,13 +117,13 @@ def _primitive(kafka_type: str, flexible: bool) -> _Step:
     width = _SIZED[kafka_type]
     if flexible:
 
-        def compact(data: bytes, at: int) -> int:
+        def compact(data: _Body, at: int) -> int:
             length, at = _varint(data, at)
             return _within(data, at + max(length - 1, 0))
 
         return compact
 
-    def plain(data: bytes, at: int) -> int:
+    def plain(data: _Body, at: int) -> int:
         start = _within(data, at + width)
         return _within(data, start + max(int.from_bytes(data[at:start], "big", signed=True), 0))
 
@@ -114,7 +131,7 @@ def _primitive(kafka_type: str, flexible: bool) -> _Step:
 
 
 def _array(step: _Step, flexible: bool, may_be_null: bool) -> _Step:
-    def walk(data: bytes, at: int) -> int:
+    def walk(data: _Body, at: int) -> int:
         if flexible:
             count, at = _varint(data, at)
             count -= 1
@@ -125,6 +142,7 @@ def _array(step: _Step, flexible: bool, may_be_null: bool) -> _Step:
             raise ValueError(f"an array that must be there has {count} elements")
         if count > len(data) - at:  # each element takes a byte at least
             raise ValueError(f"an array claims to have {count} elements in {len(data) - at} bytes")
+        _use(data, count)
         for _ in range(count):
             at = step(data, at)
         return at
@@ -132,15 +150,22 @@ def _array(step: _Step, flexible: bool, may_be_null: bool) -> _Step:
     return walk
 
 
-def _tags(data: bytes, at: int) -> int:
+def _tags(data: _Body, at: int) -> int:
     count, at = _varint(data, at)
     if count > len(data) - at:
         raise ValueError(f"{count} tagged fields are claimed in {len(data) - at} bytes")
+    _use(data, count)
     for _ in range(count):
         _, at = _varint(data, at)
         size, at = _varint(data, at)
         at = _within(data, at + size)
     return at
+
+
+def _use(data: _Body, elements: int) -> None:
+    data.left -= max(elements, 0)
+    if data.left < 0:
+        raise ValueError("it has more elements than anybody needs")
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -156,7 +181,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("a length of more than 5 bytes")
 
 
-def _within(data: bytes, at: int) -> int:
+def _within(data: _Body, at: int) -> int:
     if at > len(data):
         raise ValueError(f"a field would end {at - len(data)} bytes behind it")
     return at

@@ -22,6 +22,8 @@ from proxy.wire.apis import (
 from proxy.wire.frames import MAX_FRAME_BYTES, MIN_REQUEST_BYTES, WireError, bad_size, diagnose
 from proxy.wire.primitives import FRAME_PREFIX_BYTES, INT16, INT32, Buffer, read_uvarint
 
+MAX_STRING_BYTES: Final = 32_767
+"""Kafka's strings are no longer, compact ones included: brokers refuse them."""
 MAX_HEADER_BYTES: Final = 40 * 1024
 """No request header is longer: 14 bytes, a client id of at most 32767 bytes, and room for tagged fields."""
 
@@ -212,6 +214,8 @@ def produce_acks(buf: Buffer, body: int, end: int, version: int) -> int | None:
                 raise WireError("request_malformed", "the transactional id's length is not a number")
             if pos == -1:
                 return None
+            if length - 1 > MAX_STRING_BYTES:
+                raise WireError("request_malformed", f"the transactional id's length is {length - 1}")
             pos += length - 1
     elif version >= 3:
         if body + 2 > end:

@@ -6,7 +6,7 @@ Two ends matter. `limit` is how far bytes are there; running over it raises Shor
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from proxy.wire import primitives as p
 from proxy.wire.frames import WireError
@@ -41,12 +41,16 @@ class Scope(NamedTuple):
     content_end: int
 
 
+MAX_ELEMENTS: Final = 100_000
+"""Elements of arrays and tagged fields in what is walked over: a tenth of a second, in which nobody else is served."""
+
+
 class Walker:
     """Walks one message. `addresses`, `scopes` and `throttle_at` are what it found on its way."""
 
     __slots__ = (
-        "_compact", "_controllers", "_host_at", "_host_end", "_node_id", "addresses", "buf", "frame_end", "limit",
-        "scopes", "throttle_at",
+        "_compact", "_controllers", "_elements", "_host_at", "_host_end", "_node_id", "addresses", "buf", "frame_end",
+        "limit", "scopes", "throttle_at",
     )  # fmt: skip
 
     def __init__(self, buf: Buffer, limit: int, frame_end: int) -> None:
@@ -59,6 +63,7 @@ class Walker:
         self._node_id = -1
         self._controllers = False
         self._compact = False
+        self._elements = 0
         self._host_at = self._host_end = -1
 
     def run(self, program: Program, pos: int) -> int:
@@ -161,14 +166,21 @@ class Walker:
         if len(element) == 1 and element[0][0] == p.SKIP:
             size: int = element[0][1]
             return pos + count * size
+        self._count(count)
         for _ in range(count):
             pos = self.run(element, pos)
         return pos
+
+    def _count(self, elements: int) -> None:
+        self._elements += elements
+        if self._elements > MAX_ELEMENTS:
+            raise self._malformed(f"{self._elements} elements are more than anybody has")
 
     def _tags(self, wanted: tuple[tuple[int, Program], ...], pos: int) -> int:
         count, pos = self._uvarint(pos)
         if count > self.frame_end - pos:
             raise self._malformed(f"{count} tagged fields cannot fit into {self.frame_end - pos} bytes")
+        self._count(count)
         for _ in range(count):
             tag, pos = self._uvarint(pos)
             size_at = pos

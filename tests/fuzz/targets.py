@@ -25,6 +25,7 @@ from proxy.mutations import MUTATION_APIS, MutationQuota
 from proxy.observer import Counters
 from proxy.quota_admin import AlterRule, QuotaAdmin, read_described
 from proxy.session import Session
+from proxy.settings import SizeLimits
 from proxy.wire import apis, requests, responses, schema
 from proxy.wire.apis import ALTER_CLIENT_QUOTAS, API_VERSIONS, DESCRIBE_CLIENT_QUOTAS, FETCH, PRODUCE, SHARE_FETCH
 from proxy.wire.frames import WireError
@@ -103,7 +104,7 @@ def _session(of: Ledger, *, interceptors: Interceptors | None = None, rewrite: b
         Counters(),
         user="u",
         translate=_translate if rewrite else None,
-        max_frame_bytes=MAX_FRAME_BYTES,
+        sizes=SizeLimits(max_frame_bytes=MAX_FRAME_BYTES),
         interceptors=interceptors or {},
     )
 

@@ -1,0 +1,48 @@
+"""How much of a request is looked at, and how large it may be: asked when its head has come."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from proxy.settings import SizeLimits
+from proxy.wire.apis import API_VERSIONS, api_name
+from proxy.wire.frames import WireError
+from proxy.wire.requests import RequestHeader
+from proxy.wire.sasl import SASL_APIS
+
+MAX_HELD_IN_FLIGHT_BYTES: Final = 4 * 1024 * 1024
+"""Administrators' requests whose answers will be changed, and answers made here, are kept until it is their turn. When
+they take more than this, no further request is judged before some have gone."""
+BEGINNING_APIS: Final = frozenset({API_VERSIONS, *SASL_APIS})
+
+
+def bytes_wanted(buf: bytearray | memoryview, start: int, here: int) -> int:
+    """How much of a request must be there before its header can be judged again; never more than the frame itself.
+
+    Twice as much each time: a header that comes in drops is not walked through again for every drop.
+    """
+    if here < 4:
+        return 4
+    total = 4 + int.from_bytes(buf[start : start + 4], "big")
+    return min(total, 14 if here < 14 else 2 * here)
+
+
+def header_too_large(start: int, end: int, header: RequestHeader | None, sizes: SizeLimits) -> WireError:
+    """The error for a header above the limit, of which no more than the bytes up to `end` are there."""
+    length = (end if header is None else header.body) - start
+    text = f"the request's header has at least {length} bytes; the limit is {sizes.max_header_bytes}"
+    return WireError("header_too_large", text)
+
+
+def is_established(header: RequestHeader, sizes: SizeLimits) -> bool:
+    """Whether this request ends the phase before and during authentication, whose requests are small.
+
+    A broker that wants authentication closes the connection at that request if there has been none. Raises WireError
+    for one of the phase that is too large.
+    """
+    if header.api_key not in BEGINNING_APIS:
+        return True
+    if header.size > sizes.pre_auth_max_bytes:
+        text = f"{api_name(header.api_key)} request of {header.size} bytes; the limit is {sizes.pre_auth_max_bytes}"
+        raise WireError("sasl_too_large" if header.api_key in SASL_APIS else "pre_auth_too_large", text)
+    return False

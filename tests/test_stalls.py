@@ -1,0 +1,101 @@
+"""Deadlines for slow peers: the arithmetic, on a clock that the test sets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from proxy.errors import CloseReason
+from proxy.settings import StallLimits
+from proxy.stalls import Sight, Stalls
+
+LIMITS = StallLimits(pre_auth_timeout_s=30.0, stall_timeout_s=60.0, min_bytes_per_s=500.0)
+QUIET = Sight(
+    established=True,
+    muted=False,
+    owed=False,
+    request_begun=False,
+    client_bytes=0,
+    unread_requests=False,
+    response_begun=False,
+    broker_bytes=0,
+    unread_responses=False,
+    unsent=False,
+    acked_bytes=0,
+)
+
+
+def ended_after_s(step: dict[str, float], most_s: float, **more: bool) -> tuple[float, CloseReason] | None:
+    """Look every second; `step` is what the byte counts grow by each time. When, and why, it ended."""
+    stalls, totals = Stalls(LIMITS), dict.fromkeys(step, 0.0)
+    seconds = 0.0
+    while seconds < most_s:
+        seconds += 1.0
+        totals = {name: total + step[name] for name, total in totals.items()}
+        counts = {name: int(total) for name, total in totals.items()}
+        reason = stalls.look(1.0, replace(QUIET, **more, **counts))
+        if reason is not None:
+            return seconds, reason
+    return None
+
+
+def test_nothing_begun_is_waited_for_for_ever() -> None:
+    assert ended_after_s({}, 10_000) is None
+
+
+@pytest.mark.parametrize(
+    ("begun", "counted", "reason"),
+    [
+        ("request_begun", "client_bytes", CloseReason.SLOW_REQUEST),
+        ("unsent", "acked_bytes", CloseReason.SLOW_READER),
+        ("response_begun", "broker_bytes", CloseReason.SLOW_BROKER),
+    ],
+)
+def test_who_is_in_the_middle_of_something_must_move_at_the_least_rate(
+    begun: str, counted: str, reason: CloseReason
+) -> None:
+    # Nothing moves: 1 s is waited in each look, so that the 61st is over 60.
+    assert ended_after_s({counted: 0}, 1000, **{begun: True}) == (61.0, reason)
+    # One byte a second earns 1/500 s of it: 60 / (1 - 1/500) = 60.12 s.
+    assert ended_after_s({counted: 1}, 1000, **{begun: True}) == (61.0, reason)
+    # Half the rate: every second costs half a second, 60 / 0.5 = 120 s.
+    assert ended_after_s({counted: 250}, 1000, **{begun: True}) == (121.0, reason)
+    assert ended_after_s({counted: 500}, 10_000, **{begun: True}) is None
+
+
+def test_nothing_is_earned_in_advance() -> None:
+    """A gigabyte, then nothing: as soon ended as anybody else."""
+    stalls = Stalls(LIMITS)
+    seen = replace(QUIET, unsent=True, acked_bytes=1_000_000_000)
+    assert stalls.look(1.0, seen) is None
+    assert [stalls.look(1.0, seen) for _ in range(61)] == [None] * 60 + [CloseReason.SLOW_READER]
+    assert stalls.waited_s == 61.0
+
+
+def test_time_in_which_it_was_our_turn_does_not_count() -> None:
+    for mine in ("muted", "unread_requests"):
+        assert ended_after_s({"client_bytes": 0}, 1000, request_begun=True, **{mine: True}) is None
+    for mine in ("unsent", "unread_responses"):
+        found = ended_after_s({"broker_bytes": 0, "acked_bytes": 1000}, 1000, response_begun=True, **{mine: True})
+        assert found is None
+
+
+def test_what_was_finished_is_forgotten() -> None:
+    stalls = Stalls(LIMITS)
+    for _ in range(10):
+        for _ in range(59):
+            assert stalls.look(1.0, replace(QUIET, request_begun=True)) is None
+        assert stalls.look(1.0, QUIET) is None
+
+
+def test_the_time_before_the_first_request_counts_while_it_is_the_clients_turn() -> None:
+    assert ended_after_s({}, 100, established=False) == (31.0, CloseReason.PRE_AUTH_TIMEOUT)
+    assert ended_after_s({"client_bytes": 1000}, 100, established=False) == (31.0, CloseReason.PRE_AUTH_TIMEOUT)
+    assert ended_after_s({}, 1000, established=False, owed=True) is None
+    assert ended_after_s({}, 1000, established=False, muted=True) is None
+    stalls = Stalls(LIMITS)  # not from the beginning anew after each answer
+    for _ in range(30):
+        assert stalls.look(1.0, replace(QUIET, established=False)) is None
+        assert stalls.look(1.0, replace(QUIET, established=False, owed=True)) is None
+    assert stalls.look(1.0, replace(QUIET, established=False)) is CloseReason.PRE_AUTH_TIMEOUT
