@@ -68,6 +68,12 @@ _OWN: Final[dict[str, Schema]] = {
     },
     "resources": {**_ANY_OBJECT, "description": "Of the kquota container."},
     "extraEnv": {**_OBJECTS, "description": "More environment of the kquota container."},
+    "extraVolumes": {**_OBJECTS, "description": "More volumes of the pod, for files that the configuration names."},
+    "extraVolumeMounts": {**_OBJECTS, "description": "Where the kquota container finds them."},
+    "podIdentity": {
+        **_closed(enabled=_BOOLEAN),
+        "description": "Files about the pod under /etc/kquota-pod, written by the API server, for identity.static.",
+    },
     "state": {**_closed(volume=_ANY_OBJECT), "description": "The volume at /var/lib/kquota, the one writable place."},
     "probes": {
         **_closed(startup=_probe(path=True), readiness=_probe(), liveness=_probe()),

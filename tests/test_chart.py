@@ -274,6 +274,24 @@ def test_every_volume_is_of_one_kind(name: str) -> None:
             assert len(volume.keys() - {"name"}) == 1, (where, volume)
 
 
+def test_files_that_the_configuration_names_are_mounted() -> None:
+    """Beside the configuration (nothing can be made inside a read-only mount), and never by subPath, which is stale."""
+    manifests = render("sidecar-secured")
+    config = yaml.safe_load(configuration(manifests))
+    (pod,) = pod_specs(manifests).values()
+    mounts = {one["mountPath"]: one for one in sidecar_of(pod)["volumeMounts"]}
+    named = [path for key, path in config["upstream"]["tls"].items() if key.endswith("_file")]
+    for directory in [*(str(Path(path).parent) for path in named), config["identity"]["static"]["directory"]]:
+        assert mounts[directory]["readOnly"] is True
+        assert "subPath" not in mounts[directory]
+    assert not [path for path in mounts if path.startswith("/etc/kquota/")]
+    (volume,) = [one for one in pod["volumes"] if one["name"] == "kquota-pod"]
+    files, token = volume["projected"]["sources"]
+    assert {one["path"] for one in files["downwardAPI"]["items"]} == {"namespace", "pod", "labels"}
+    assert token["serviceAccountToken"]["path"] == "token"
+    assert token["serviceAccountToken"]["audience"] == "kquota.io/identity", "of no use to anybody"
+
+
 def test_the_native_sidecar_comes_first_and_lasts() -> None:
     (job,) = of_kind(render("sidecar-demo"), "Job")
     pod = job["spec"]["template"]["spec"]
@@ -477,7 +495,7 @@ def test_the_pages_values_install() -> None:
     blocks = re.findall(r"^( *)```yaml\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
     found = [re.sub(rf"^{indent}", "", text, flags=re.MULTILINE) for indent, text in blocks]
     shown = [text for text in found if "kquota:" not in text and "apiVersion" not in text]
-    assert len(shown) == 3
+    assert len(shown) == 4
     for number, text in enumerate(shown):
         assert load_bytes("page", configuration(documents(_render_text(text, number))).encode())
 

@@ -230,6 +230,29 @@ def test_the_environment_sets_the_log_level(tmp_path: Path) -> None:
         assert run.log.read_text() == ""
 
 
+def test_a_reload_changes_the_log_level(tmp_path: Path) -> None:
+    with running(tmp_path) as run:
+        visits = 0
+
+        def visit() -> int:
+            """A client that comes and goes, which only debug tells of; how many lines there are once it has been."""
+            nonlocal visits
+            visits += 1
+            socket.create_connection(("127.0.0.1", run.ports[0]), timeout=LIMIT_S).close()
+            until(lambda: run.metric('kquota_connections_closed_total{reason="client_closed"}') == visits)
+            return len(run.logged("connection closed"))
+
+        def reload(level: str, count: int) -> None:
+            run.config.write_text(text_of(run.ports, "1M", f"log: {{level: {level}}}\n"))
+            until(lambda: run.metric("kquota_config_reloads_total") == count)
+
+        assert visit() == 0
+        reload("debug", 1)
+        assert visit() == 1
+        reload("info", 2)
+        assert visit() == 1
+
+
 def test_log_lines_are_json_in_reading_order(tmp_path: Path) -> None:
     with running(tmp_path) as run:
         first = json.loads(run.log.read_text().splitlines()[0])

@@ -38,6 +38,14 @@ volumeMounts:
     readOnly: true
   - name: kquota-state
     mountPath: /var/lib/kquota
+  {{- if .Values.podIdentity.enabled }}
+  - name: kquota-pod
+    mountPath: /etc/kquota-pod
+    readOnly: true
+  {{- end }}
+  {{- with .Values.extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end -}}
 
 {{/* Satisfies the Pod Security Standard "restricted" without help from the pod. */}}
@@ -65,4 +73,23 @@ seccompProfile:
   {{- $volume = omit $volume "emptyDir" }}
   {{- end }}
   {{- toYaml $volume | nindent 2 }}
+{{- if .Values.podIdentity.enabled }}
+- name: kquota-pod
+  projected:
+    defaultMode: 0444
+    sources:
+      - downwardAPI:
+          items:
+            - path: namespace
+              fieldRef: {apiVersion: v1, fieldPath: metadata.namespace}
+            - path: pod
+              fieldRef: {apiVersion: v1, fieldPath: metadata.name}
+            - path: labels
+              fieldRef: {apiVersion: v1, fieldPath: metadata.labels}
+      {{- /* Nobody takes a token for this audience; its subject is what is read. */}}
+      - serviceAccountToken: {path: token, audience: kquota.io/identity, expirationSeconds: 3600}
+{{- end }}
+{{- with .Values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
