@@ -50,6 +50,20 @@ USER 65532:65532
 WORKDIR /tmp
 ENTRYPOINT ["python3", "-m", "analysis"]
 
+# --- what sets redirect rules for transparent mode: the same program beside nft, for an init container with NET_ADMIN.
+# The sidecar needs neither, so that its image stays without them.
+FROM ${PYTHON_IMAGE} AS redirect
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends nftables \
+    && rm -rf /var/lib/apt/lists/*
+COPY --from=environment /opt/kquota/ /opt/kquota/
+ENV PATH=/opt/kquota/bin:/usr/local/bin:/usr/sbin:/usr/bin:/bin \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+ENTRYPOINT ["kquota", "redirect"]
+CMD ["show"]
+
 # --- the sidecar
 FROM ${PYTHON_IMAGE} AS kquota
 LABEL org.opencontainers.image.title="kquota" \

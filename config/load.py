@@ -66,6 +66,7 @@ def load_bytes(file: str, data: bytes, *, on_paper: bool = False) -> Config:
         + _find_clashes(config, source)
         + _find_quota_clashes(config, source)
         + _find_unasked(config, source)
+        + _find_half_a_tls(config, source)
     )
     if problems:
         raise ConfigError(_in_file_order(problems))
@@ -87,6 +88,14 @@ def _find_no_brokers(source: Source) -> list[Problem]:
     if isinstance(upstream, dict) and upstream["bootstrap"] == []:
         return [source.problem(place, "expected at least one item", [])]
     return []
+
+
+def _find_half_a_tls(config: Config, source: Source) -> list[Problem]:
+    """Redirected TLS that is taken from clients has to go on as TLS: its destination speaks nothing else."""
+    if config.mode != "transparent" or config.listen.tls is None or config.upstream.tls is not None:
+        return []
+    text = "expected upstream.tls beside it: in transparent mode what comes by TLS goes on by TLS"
+    return [source.problem(("listen", "tls"), text, at_key=True)]
 
 
 def _find_unasked(config: Config, source: Source) -> list[Problem]:

@@ -48,6 +48,15 @@ PORTS = Value(
 """One port or first-last."""
 
 
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise wrong("true or false")
+    return value
+
+
+FLAG = Value(_flag, {"type": "boolean"})
+
+
 class Transparent(BaseModel):
     """Only with mode: transparent (docs/transparent.md)."""
 
@@ -63,4 +72,8 @@ class Transparent(BaseModel):
     )
     ports: list[Annotated[PortRange, PORTS]] = Field(
         default_factory=list, description="Ports that redirected connections may go to; empty: any."
+    )
+    tls_passthrough: Annotated[bool, FLAG] = Field(
+        default=True,
+        description="TLS that the sidecar has no key for is passed on, with byte quotas alone; false: refused.",
     )

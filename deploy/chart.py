@@ -30,6 +30,11 @@ _COUNT_OR_PERCENT: Final[Schema] = {
 _BOOLEAN: Final[Schema] = {"type": "boolean"}
 _TEXT: Final[Schema] = {"type": "string"}
 _NAME: Final[Schema] = {"type": "string", "minLength": 1}
+_DIGEST: Final[Schema] = {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"}
+_NAMES: Final[Schema] = {"type": "array", "items": _NAME}
+_PORTS: Final[Schema] = {
+    "anyOf": [{"type": "integer", "minimum": 1, "maximum": 65_535}, {"type": "string", "pattern": "^[0-9]+(-[0-9]+)?$"}]
+}
 
 
 def _closed(**properties: Schema) -> Schema:
@@ -56,7 +61,7 @@ _OWN: Final[dict[str, Schema]] = {
         **_closed(
             repository=_NAME,
             tag=_TEXT,
-            digest={"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
+            digest=_DIGEST,
             pullPolicy={"enum": ["Always", "IfNotPresent", "Never"]},
         ),
         "description": "A digest wins over the tag; without either it is the chart's appVersion.",
@@ -65,6 +70,20 @@ _OWN: Final[dict[str, Schema]] = {
     "sidecar": {
         **_closed(native={"enum": ["auto", True, False]}, preStopSleepSeconds=_SECONDS),
         "description": "native: an init container with restartPolicy Always; auto: from Kubernetes 1.29 on.",
+    },
+    "redirect": {
+        **_closed(
+            image=_closed(repository=_NAME, tag=_TEXT, digest=_DIGEST),
+            ports={"type": "array", "items": _PORTS},
+            networks=_NAMES,
+            excludePorts={"type": "array", "items": _PORTS},
+            excludeNetworks=_NAMES,
+            excludeUids={"type": "array", "items": {"type": "integer", "minimum": 0}},
+            uid=_COUNT,
+            whenDown={"enum": ["closed", "open"]},
+            resources=_ANY_OBJECT,
+        ),
+        "description": "Only with config.mode: transparent: which connections an init container has redirected.",
     },
     "resources": {**_ANY_OBJECT, "description": "Of the kquota container."},
     "extraEnv": {**_OBJECTS, "description": "More environment of the kquota container."},

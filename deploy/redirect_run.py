@@ -46,7 +46,9 @@ def choose(wanted: Tool | None) -> Tool:
     for tool in PACKAGES:
         if _has(tool):
             return tool
-    raise RedirectError("neither nft nor iptables is installed here: apt-get install nftables (the image has it)")
+    raise RedirectError(
+        "neither nft nor iptables is installed here: apt-get install nftables (the image of the target redirect has it)"
+    )
 
 
 def _has(tool: Tool) -> bool:

@@ -86,7 +86,7 @@ def proxy_settings(config: Config, security: Security) -> ProxySettings:
 def _transparent(config: Config) -> Transparent:
     settings = config.transparent
     ports = tuple(range(ports.first, ports.last + 1) for ports in settings.ports)
-    return Transparent(settings.mark, tuple(settings.networks), ports)
+    return Transparent(settings.mark, tuple(settings.networks), ports, settings.tls_passthrough)
 
 
 def new_ledger(config: Config, table: QuotaTable) -> Ledger:

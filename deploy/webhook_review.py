@@ -40,6 +40,8 @@ class Template:
     opt_in: bool
     """Only pods with the label kquota.io/inject: "true"."""
     container: Json
+    redirect: Json | None
+    """An init container that sets redirect rules, before all others; None: connections are not redirected."""
     volumes: list[Json]
     labels: dict[str, str]
     annotations: dict[str, str]
@@ -55,6 +57,7 @@ class Template:
                 native=bool(given["native"]),
                 opt_in=bool(given["optIn"]),
                 container=dict(given["container"]),
+                redirect=dict(given["redirect"]) if given.get("redirect") else None,
                 volumes=list(given["volumes"]),
                 labels=dict(given["labels"]),
                 annotations=dict(given["annotations"]),
@@ -132,6 +135,12 @@ def injection(pod: Json, template: Template) -> list[Json]:
     spec, patch = pod["spec"], []
     key, at = ("initContainers", "0") if template.native else ("containers", "-")
     patch += _insert(spec, key, at, [template.container])
+    if template.redirect is not None:
+        there = template.native or spec.get("initContainers")  # by now
+        path, value = (
+            ("/spec/initContainers/0", template.redirect) if there else ("/spec/initContainers", [template.redirect])
+        )
+        patch.append({"op": "add", "path": path, "value": value})
     taken = {one["name"] for one in spec.get("volumes") or []}
     patch += _insert(spec, "volumes", "-", [one for one in template.volumes if one["name"] not in taken])
     patch += [

@@ -27,6 +27,9 @@ and an authentication tag of 16 bytes (RFC 8446, section 5.2). No request of Kaf
 class TlsSocket(ssl.SSLSocket):
     """Used by the event loop's thread alone, save for steps of the handshake."""
 
+    server_name: str | None = None
+    """The name that the client asked for in its ClientHello, on a server's side."""
+
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
         """Read as much as there is, over the borders of records. Raises BlockingIOError when there is nothing."""
         view = memoryview(buffer)

@@ -46,8 +46,14 @@ class Dialer:
         self._counters.upstream_connects += 1
         return broker
 
-    def through(self, destination: Destination, connect: Callable[[Destination], Awaitable[socket.socket]]) -> Dial:
-        """The same where `connect(destination)` makes the connection itself, without TLS."""
+    def through(
+        self,
+        destination: Destination,
+        connect: Callable[[Destination], Awaitable[socket.socket]],
+        server_name: str | None = None,
+    ) -> Dial:
+        """The same where `connect(destination)` makes the connection itself, without TLS. The broker has to prove to be
+        `server_name`, unless that is configured; None: the destination's address."""
         tls = self._tls
         if tls is None:
             return partial(connect, destination)
@@ -55,7 +61,7 @@ class Dialer:
         async def dial() -> socket.socket:
             plain = await connect(destination)
             with trio.move_on_after(self._timeout_s):
-                return await self._handshakes.with_broker(tls, plain, destination.host, destination.port)
+                return await self._handshakes.with_broker(tls, plain, server_name or destination.host, destination.port)
             raise UpstreamError(f"{destination} did not finish the TLS handshake within {self._timeout_s:g} s")
 
         return dial

@@ -65,6 +65,12 @@ class Counters:
         """Broker addresses replaced in responses."""
         self.libraries = Libraries()
         """How client libraries take mutes."""
+        self.passthrough_open = 0
+        """Gauge: redirected connections with TLS that we have no key for."""
+        self.passthrough_opened = 0
+        """All of these so far."""
+        self.passthrough_bytes: Counter[str] = Counter()
+        """Bytes that they moved, by the kind of quota that they were charged to: produce (to the broker), fetch."""
         self.accept_failures = 0
         """accept() refused by the system: out of file descriptors or memory."""
 

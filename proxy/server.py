@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -20,7 +21,9 @@ from proxy.errors import CloseReason, SessionError, UpstreamError
 from proxy.exchange import AddressTranslator
 from proxy.handshakes import HandshakeError, Handshakes
 from proxy.intercept import NO_INTERCEPTORS, Interceptors
+from proxy.listeners import bind, bind_all
 from proxy.observer import ConnectionInfo, Counters
+from proxy.passthrough import TransparentConnection, begins_with_tls
 from proxy.reactor import Reactor
 from proxy.reserve import Reserve, most_connections
 from proxy.resolver import Resolver
@@ -30,14 +33,13 @@ from proxy.settings import ProxySettings
 from proxy.splice import PipePool
 from proxy.sweeper import Sweeper
 from proxy.tls import ServerTls
-from proxy.transparent import Interception, bind_all, spelled
+from proxy.transparent import Destination, Interception, spelled
 from proxy.wire.responses import NodeAddress
 from quota.connections import Ticket
 from quota.ledger import Ledger
 
 log = structlog.get_logger("kquota.proxy")
 
-BACKLOG: Final = 1024
 ACCEPT_CAPACITY_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 ACCEPT_PAUSE_S: Final = 0.1
 """Out of descriptors: established connections go on, new ones are turned away, some each time."""
@@ -151,10 +153,10 @@ class Proxy:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 if self._interception is None:
-                    self._bind(settings.listen_port)
+                    self._listeners.append(bind(settings.listen_host, settings.listen_port))
                 else:
                     self._interception.prepare()
-                    self._listeners += bind_all(settings.listen_host, settings.listen_port, BACKLOG)
+                    self._listeners += bind_all(settings.listen_host, settings.listen_port)
                 self._port = int(self._listeners[0].getsockname()[1])
                 self.state = "serving"
                 for listener in self._listeners:
@@ -211,28 +213,14 @@ class Proxy:
 
     # ---- listeners --------------------------------------------------------------------------------------------------
 
-    def _bind(self, port: int) -> socket.socket:
-        host = self._settings.listen_host
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((host, port))
-            listener.listen(BACKLOG)
-            listener.setblocking(False)
-        except OSError as error:
-            listener.close()
-            raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
-        self._listeners.append(listener)
-        return listener
-
     def _bind_broker(self, key: BrokerKey, port: int) -> bool:
         assert self._nursery is not None
         try:
-            listener = self._bind(port)
+            listener = bind(self._settings.listen_host, port)
         except OSError as error:
             log.warning("broker port is taken, trying the next", port=port, node_id=key.node_id, error=str(error))
             return False
+        self._listeners.append(listener)
         log.info("broker listener", node_id=key.node_id, port=port)
         self._nursery.start_soon(
             self._accept_loop, listener, f"{key.kind} {key.node_id}", lambda: self._dial_broker(key)
@@ -296,13 +284,17 @@ class Proxy:
         dial: Dial,
     ) -> None:
         assert self._nursery is not None
+        destination, plain = None, dial
         if self._interception is not None:
             try:
                 destination = self._interception.judge(client, address)
             except SessionError as refusal:
                 self._interception.refuse(client, refusal)
                 return
-            name, dial = str(destination), self._dialer.through(destination, self._interception.dial)
+            name, dial = str(destination), partial(self._interception.dial, destination)
+            plain = dial
+            if self._settings.listen_tls is None:  # else what comes in plain goes on so
+                dial = self._dialer.through(destination, self._interception.dial)
         client.setblocking(False)
         with suppress(OSError):
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -315,10 +307,11 @@ class Proxy:
             return
         peer = str(spelled(address))
         if tls is None:
-            connection = self._new_connection(client, peer, name, dial, ticket)
+            unread = self._settings.transparent is not None and self._settings.transparent.tls_passthrough
+            connection = self._new_connection(client, peer, name, dial, ticket, plain=plain if unread else None)
             self._nursery.start_soon(self._run_connection, connection, ticket)
         else:
-            self._nursery.start_soon(self._secure, tls, client, peer, name, dial, ticket, login_decides)
+            self._nursery.start_soon(self._secure, tls, client, peer, name, dial, ticket, login_decides, destination)
 
     async def _secure(
         self,
@@ -329,12 +322,21 @@ class Proxy:
         dial: Dial,
         ticket: Ticket,
         login_decides: bool,
+        destination: Destination | None,
     ) -> None:
-        """The TLS handshake, then all the rest: nobody is somebody before it is done."""
+        """The TLS handshake, then all the rest: nobody is somebody before it is done.
+
+        A redirected connection (with `destination`) need not be TLS: then it goes on as it is.
+        """
         reason = CloseReason.TLS_HANDSHAKE
         admitted = False
         try:
-            secured, tls_user = await self._handshakes.with_client(tls, client, peer)
+            secured, tls_user = client, None
+            if destination is None or await begins_with_tls(client, tls.handshake_timeout_s):
+                channel, tls_user = await self._handshakes.with_client(tls, client, peer)
+                if destination is not None and self._interception is not None:
+                    dial = self._dialer.through(destination, self._interception.dial, channel.server_name)
+                secured = channel
             try:
                 user, source = self._settings.identity.choose(tls=tls_user)
                 if source == "tls" or not login_decides:
@@ -349,14 +351,23 @@ class Proxy:
             return
         finally:
             if not admitted:
+                client.close()  # unless its descriptor is a TlsSocket's by now
                 self._admission.leave(ticket)
                 self.counters.connections_closed[str(reason)] += 1
         await self._run_connection(connection, ticket)
 
     def _new_connection(
-        self, client: socket.socket, peer: str, name: str, dial: Dial, ticket: Ticket, tls_user: str | None = None
+        self,
+        client: socket.socket,
+        peer: str,
+        name: str,
+        dial: Dial,
+        ticket: Ticket,
+        tls_user: str | None = None,
+        plain: Dial | None = None,
     ) -> Connection:
-        """`tls_user` is whom the client's certificate names."""
+        """`tls_user` is whom the client's certificate names. TLS that nobody can read goes on by `plain`; None: it does
+        not."""
         settings = self._settings
         user, source = settings.identity.choose(tls=tls_user)
         session = Session(
@@ -370,7 +381,8 @@ class Proxy:
             login_expected=self._login_expected,
             claim=settings.oauth_claim,
         )
-        connection = Connection(client, peer, name, dial, session, self._shared, source)
+        arguments = (client, peer, name, dial, session, self._shared, source)
+        connection = Connection(*arguments) if plain is None else TransparentConnection(self._ledger, plain, *arguments)
 
         def authenticated(login: Login | None) -> None:
             self._login_expected = self._login_expected or login is not None

@@ -164,6 +164,10 @@ class Session:
         """True once a request has come that is none of those with which connections begin (ApiVersions, SASL)."""
         return self._requests.established
 
+    def pass_unread(self) -> None:
+        """The connection's bytes are nobody's to read (TLS that is passed through): no first request is waited for."""
+        self._requests.established = True
+
     @property
     def has_backlog(self) -> bool:
         """True if requests that were already read wait to be judged; call `resume` before reading more."""

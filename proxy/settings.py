@@ -20,6 +20,8 @@ class Transparent:
     """CIDRs that redirected connections may go to; empty: any."""
     ports: tuple[range, ...] = ()
     """Ports that they may go to; empty: any."""
+    tls_passthrough: bool = True
+    """TLS is passed on and its bytes are counted; else such connections are closed as bytes that are not Kafka's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,11 @@ class Splice:
         self._pipe: Pipe | None = None
         self._inside = 0
 
+    @property
+    def inside(self) -> int:
+        """Bytes that were read and have not reached the sink yet."""
+        return self._inside
+
     def step(self, source: socket, sink: socket, count: int, on_moved: Callable[[int], None]) -> Step:
         """Move up to `count` bytes that have not reached `sink` yet, without waiting.
 

@@ -155,6 +155,7 @@ class ServerTls(TlsSide):
     def _new_context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.verify_mode = self._client_auth
+        context.sni_callback = _note_server_name
         return context
 
     def user(self, sock: ssl.SSLSocket) -> str | None:
@@ -164,6 +165,12 @@ class ServerTls(TlsSide):
         """
         der = sock.getpeercert(binary_form=True)
         return None if der is None else self._rules.user(subject(der))
+
+
+def _note_server_name(sock: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+    """Whom the client wanted to talk to (SNI, RFC 6066): asked of the broker in its turn where that is transparent."""
+    if isinstance(sock, TlsSocket):
+        sock.server_name = name
 
 
 class ClientTls(TlsSide):

@@ -20,6 +20,7 @@ import structlog
 import trio
 
 from proxy.errors import CloseReason, SessionError, UpstreamError
+from proxy.listeners import LOOPBACK_HOSTS
 from proxy.observer import Counters
 from proxy.settings import Transparent
 from quota.connections import canonical_address
@@ -39,7 +40,6 @@ LOG_INTERVAL_S: Final = 10.0
 NOT_TRACKED: Final = frozenset({errno.ENOENT, errno.ENOPROTOOPT, errno.EOPNOTSUPP})
 """The kernel knows of no redirect: nothing tracked, or connection tracking is not even loaded."""
 HEARTBEAT_S: Final = 1.0
-LOOPBACK_HOSTS: Final = ("127.0.0.1", "::1")
 
 
 class Destination(NamedTuple):
@@ -285,41 +285,6 @@ class _MarkedSockets(trio.abc.SocketFactory):
             made.close()
             raise
         return trio.socket.from_stdlib_socket(made)
-
-
-def bind_all(host: str, port: int, backlog: int) -> list[socket.socket]:
-    """The transparent listeners, non-blocking, on one port. Raises OSError.
-
-    A loopback host means both families, as rules for IPv4 lead to 127.0.0.1 and those for IPv6 to ::1; ``::`` is one
-    listener for both. A machine without IPv6 gets what it can have.
-    """
-    if host not in (*LOOPBACK_HOSTS, "localhost"):
-        return [_bind(host, port, backlog)]
-    first = _bind("127.0.0.1" if host == "localhost" else host, port, backlog)
-    other = "::1" if first.family == socket.AF_INET else "127.0.0.1"
-    try:
-        return [first, _bind(other, first.getsockname()[1], backlog)]
-    except OSError as error:
-        if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-            return [first]
-        first.close()
-        raise
-
-
-def _bind(host: str, port: int, backlog: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != "::")
-        listener.bind((host, port))
-        listener.listen(backlog)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
-    return listener
 
 
 def spelled(address: Any) -> Destination:

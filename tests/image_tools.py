@@ -139,6 +139,8 @@ class Builder:
                 (root / where.lstrip("/")).mkdir(parents=True, exist_ok=True)
             elif instruction.word == "COPY":
                 self._copy(root, where, instruction)
+            elif instruction.word == "RUN" and instruction.rest.startswith("apt-get update "):
+                self._insist_on_packages(instruction)
             elif instruction.word == "RUN":
                 self._run(name, where, instruction)
         self._built.add(name)
@@ -164,6 +166,13 @@ class Builder:
         assert into.exists(), f"line {instruction.line}: nothing was copied"
         if owner is not None:
             os.chown(into, owner, owner)
+
+    def _insist_on_packages(self, instruction: Instruction) -> None:
+        """This machine's /usr is the base image's, so what would be installed there has to be here already."""
+        words = instruction.rest.partition(" --no-install-recommends ")[2].partition(" && ")[0].split()
+        done = subprocess.run(["dpkg-query", "--show", *words], capture_output=True, text=True)
+        assert words, instruction
+        assert done.returncode == 0, f"apt-get install {' '.join(words)}: {done.stderr}"
 
     def _run(self, name: str, where: str, instruction: Instruction) -> None:
         done = subprocess.run(

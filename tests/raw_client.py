@@ -92,7 +92,7 @@ class RawClient:
             address = (host, int(port))
         self.client_id = client_id
         self.timeout_s = timeout_s
-        self.socket = socket.socket()
+        self.socket = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
         if send_buffer_bytes is not None:  # before connecting; the kernel doubles it
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
         self.socket.settimeout(timeout_s)

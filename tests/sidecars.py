@@ -22,7 +22,7 @@ import yaml
 
 from deploy.kafka.ports import free_ports
 
-READY_LIMIT_S = 20.0
+READY_LIMIT_S = 60.0
 STOP_LIMIT_S = 40.0
 BROKER_PORTS = 20
 

@@ -61,7 +61,7 @@ def render(name: str, kubernetes: str = NEWEST) -> list[dict[str, Any]]:
 
 def versions(name: str) -> list[str]:
     """Where these values can be installed: the demo's Job needs native sidecars."""
-    return [FIRST_NATIVE if name == "sidecar-demo" else OLDEST, NEWEST]
+    return [FIRST_NATIVE if name in ("sidecar-demo", "transparent") else OLDEST, NEWEST]
 
 
 EVERYWHERE = [(name, version) for name in NAMES for version in versions(name)]
@@ -255,6 +255,8 @@ def test_pods_satisfy_the_restricted_standard(name: str, kubernetes: str) -> Non
         assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
         assert all({"hostPath"}.isdisjoint(volume) for volume in pod.get("volumes", []))
         for container in [*pod.get("initContainers", []), *pod["containers"]]:
+            if container["name"] == "kquota-redirect":  # needs what "restricted" and "baseline" forbid; see below
+                continue
             context = container["securityContext"]
             assert context["allowPrivilegeEscalation"] is False
             assert context["capabilities"] == {"drop": ["ALL"]}
@@ -264,6 +266,35 @@ def test_pods_satisfy_the_restricted_standard(name: str, kubernetes: str) -> Non
             assert context["seccompProfile"] == {"type": "RuntimeDefault"}
             assert all("hostPort" not in port for port in container.get("ports", []))
             assert "cpu" in container["resources"]["requests"]
+
+
+def test_only_an_init_container_may_set_redirect_rules() -> None:
+    """Root, with NET_ADMIN and nothing else, before the sidecar; which keeps its own rights, and a user of its own."""
+    ((_, pod),) = [one for one in pod_specs(render("transparent")).items() if "demo" in one[0]]
+    redirect, sidecar = pod["initContainers"]
+    assert (redirect["name"], sidecar["name"]) == ("kquota-redirect", "kquota")
+    assert "restartPolicy" not in redirect
+    context = redirect["securityContext"]
+    assert context["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN"]}
+    assert (context["runAsUser"], context["runAsNonRoot"]) == (0, False)
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["readOnlyRootFilesystem"] is True
+    uid = sidecar["securityContext"]["runAsUser"]
+    assert uid not in (0, 65532), "not a user that applications run as"
+    assert redirect["args"] == [
+        "install", "--config=/etc/kquota/kquota.yaml", f"--exclude-uid={uid}", "--when-down=open",
+        "--port=9092", "--port=9094-9096", "--network=10.0.0.0/8", "--exclude-port=9095",
+        "--exclude-network=10.96.0.0/12", "--exclude-uid=1234",
+    ]  # fmt: skip
+
+
+def test_rules_without_a_destination_are_refused(values: Any) -> None:
+    config = {"mode": "transparent", "admin": {"port": 9404}}
+    given = values(config=config, redirect={"ports": []}, demo={"enabled": True})
+    done = helm("template", RELEASE, CHART, "--values", given)
+    assert "nothing would be redirected" in done.stderr
+    done = helm("template", RELEASE, CHART, "--values", values(mode="gateway", config=config))
+    assert "it needs mode sidecar" in done.stderr
 
 
 @pytest.mark.parametrize("name", NAMES)

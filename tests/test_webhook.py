@@ -17,10 +17,11 @@ from typing import Any
 import httpx
 import kubernetes_validate
 import pytest
+import yaml
 
 from deploy.kafka.ports import free_ports
 from deploy.webhook_review import ReviewError, Template, TemplateError, review
-from tests.chart_tools import FIRST_NATIVE, NAMESPACE, NEWEST, documents, of_kind, render_text
+from tests.chart_tools import CHART, FIRST_NATIVE, NAMESPACE, NEWEST, documents, of_kind, render_text
 from tests.webhook_tools import (
     MANAGED,
     VALUES,
@@ -119,6 +120,21 @@ def test_an_ordinary_container_before_1_29(ordinary: Template) -> None:
     assert [one["name"] for one in pod["spec"]["containers"]] == ["app", "kquota"]
     assert [one["name"] for one in pod["spec"]["initContainers"]] == ["migrate"]
     assert "restartPolicy" not in pod["spec"]["containers"][1]
+
+
+@pytest.mark.parametrize("kubernetes", [NEWEST, "1.28.0"])
+@pytest.mark.parametrize("name", ["deployment", "bare"])
+def test_redirect_rules_are_set_before_all_others(name: str, kubernetes: str, tmp_path: Path) -> None:
+    """In transparent mode, with native sidecars and with ordinary ones."""
+    values = yaml.safe_load((CHART / "ci/transparent-values.yaml").read_text()) | {"demo": {"enabled": False}}
+    (path := tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
+    asked = admission_review(name)
+    pod, skipped = _decide(asked, Template.parse(sidecar_template(path, kubernetes)))
+    assert skipped is None
+    own = [one["name"] for one in asked["request"]["object"]["spec"].get("initContainers", [])]
+    sidecars = ["kquota"] if kubernetes == NEWEST else []
+    assert [one["name"] for one in pod["spec"]["initContainers"]] == ["kquota-redirect", *sidecars, *own]
+    assert [one["name"] for one in pod["spec"]["containers"]][1:] == ([] if sidecars else ["kquota"])
 
 
 SKIPPED: dict[str, tuple[dict[str, Any], str]] = {

@@ -62,6 +62,16 @@ def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Ite
     )
     yield counter("kquota_fetches_shaped", "Fetches forwarded with a lowered max_bytes.", counters.fetches_shaped)
     yield counter("kquota_addresses_rewritten", "Broker addresses replaced in responses.", counters.addresses_rewritten)
+    yield gauge(
+        "kquota_passthrough_connections", "Connections with TLS passed through unread.", counters.passthrough_open
+    )
+    yield counter(
+        "kquota_passthrough_connections_opened",
+        "Connections with TLS passed through unread, all so far.",
+        counters.passthrough_opened,
+    )
+    passed = {kind: counters.passthrough_bytes[kind] for kind in ("produce", "fetch")}
+    yield by("kquota_passthrough_bytes", "Bytes of TLS passed through unread.", "kind", passed)
     yield counter("kquota_accept_failures", "Connections the system could not accept.", counters.accept_failures)
 
 

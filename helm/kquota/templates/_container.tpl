@@ -56,10 +56,79 @@ capabilities:
 privileged: false
 readOnlyRootFilesystem: true
 runAsNonRoot: true
-runAsUser: 65532
+runAsUser: {{ include "kquota.uid" . }}
 runAsGroup: 65532
 seccompProfile:
   type: RuntimeDefault
+{{- end -}}
+
+{{/* "true" where connections are redirected to the sidecar. */}}
+{{- define "kquota.transparent" -}}
+{{- if eq (.Values.config.mode | default "rewrite") "transparent" -}}
+{{- if ne .Values.mode "sidecar" }}{{ fail "config.mode: transparent redirects the connections of the pod it is in: it needs mode sidecar" }}{{ end -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/* Where the demo connects to: the sidecar, or the brokers themselves if that is redirected. */}}
+{{- define "kquota.demoBootstrap" -}}
+{{- if include "kquota.transparent" . -}}
+{{- (default dict .Values.config.upstream).bootstrap | default list | join "," | required "demo.enabled with config.mode: transparent needs config.upstream.bootstrap: the brokers that the demo connects to" -}}
+{{- else -}}
+127.0.0.1:{{ include "kquota.port" . }}
+{{- end -}}
+{{- end -}}
+
+{{- define "kquota.uid" -}}
+{{- if include "kquota.transparent" . }}{{ int .Values.redirect.uid }}{{ else }}65532{{ end -}}
+{{- end -}}
+
+{{/* The init container that sets the redirect rules: the only one that is root, with NET_ADMIN and nothing else. */}}
+{{- define "kquota.redirectContainer" -}}
+{{- $redirect := .Values.redirect -}}
+{{- if not (or $redirect.ports $redirect.networks) }}{{ fail "redirect.ports and redirect.networks are empty: nothing would be redirected" }}{{ end -}}
+name: kquota-redirect
+image: {{ printf "%s%s" $redirect.image.repository (ternary (printf "@%s" $redirect.image.digest) (printf ":%s" (default .Chart.AppVersion $redirect.image.tag)) (ne $redirect.image.digest "")) | quote }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+args:
+  - install
+  - --config=/etc/kquota/kquota.yaml
+  - --exclude-uid={{ include "kquota.uid" . }}
+  - --when-down={{ $redirect.whenDown }}
+  {{- range $redirect.ports }}
+  - {{ printf "--port=%v" . | quote }}
+  {{- end }}
+  {{- range $redirect.networks }}
+  - {{ printf "--network=%s" . | quote }}
+  {{- end }}
+  {{- range $redirect.excludePorts }}
+  - {{ printf "--exclude-port=%v" . | quote }}
+  {{- end }}
+  {{- range $redirect.excludeNetworks }}
+  - {{ printf "--exclude-network=%s" . | quote }}
+  {{- end }}
+  {{- range $redirect.excludeUids }}
+  - --exclude-uid={{ int . }}
+  {{- end }}
+resources:
+  {{- toYaml $redirect.resources | nindent 2 }}
+securityContext:
+  allowPrivilegeEscalation: false
+  capabilities:
+    drop: ["ALL"]
+    add: ["NET_ADMIN"]
+  privileged: false
+  readOnlyRootFilesystem: true
+  runAsNonRoot: false
+  runAsUser: 0
+  runAsGroup: 0
+  seccompProfile:
+    type: RuntimeDefault
+terminationMessagePolicy: FallbackToLogsOnError
+volumeMounts:
+  - name: kquota-config
+    mountPath: /etc/kquota
+    readOnly: true
 {{- end -}}
 
 {{- define "kquota.podVolumes" -}}

@@ -29,9 +29,14 @@ docs/kubernetes.md shows a whole chart.
 {{- list $container | toYaml -}}
 {{- end -}}
 
-{{/* Items for initContainers, before all others: the sidecar if it is native, else nothing. */}}
+{{/* Items for initContainers, before all others: what sets the redirect rules in transparent mode, and the sidecar if it
+is native; perhaps nothing. */}}
 {{- define "kquota.initContainers" -}}
-{{- if include "kquota.native" . }}{{ include "kquota.sidecar" . }}{{ end -}}
+{{- $scope := get (default dict .Subcharts) "kquota" | default . -}}
+{{- $items := list -}}
+{{- if include "kquota.transparent" $scope }}{{ $items = append $items (include "kquota.redirectContainer" $scope | fromYaml) }}{{ end -}}
+{{- if include "kquota.native" $scope }}{{ $items = concat $items (include "kquota.sidecar" $scope | fromYamlArray) }}{{ end -}}
+{{- if $items }}{{ $items | toYaml }}{{ end -}}
 {{- end -}}
 
 {{/* Items for containers: the sidecar if it is not native, else nothing. */}}

@@ -1,0 +1,46 @@
+"""Listening sockets, non-blocking."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import Final
+
+BACKLOG: Final = 1024
+LOOPBACK_HOSTS: Final = ("127.0.0.1", "::1")
+
+
+def bind_all(host: str, port: int) -> list[socket.socket]:
+    """The transparent listeners, non-blocking, on one port. Raises OSError.
+
+    A loopback host means both families, as rules for IPv4 lead to 127.0.0.1 and those for IPv6 to ::1; ``::`` is one
+    listener for both. A machine without IPv6 gets what it can have.
+    """
+    if host not in (*LOOPBACK_HOSTS, "localhost"):
+        return [bind(host, port)]
+    first = bind("127.0.0.1" if host == "localhost" else host, port)
+    other = "::1" if first.family == socket.AF_INET else "127.0.0.1"
+    try:
+        return [first, bind(other, first.getsockname()[1])]
+    except OSError as error:
+        if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            return [first]
+        first.close()
+        raise
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """One listener; ``::`` takes IPv4 as well. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != "::")
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
