@@ -67,6 +67,10 @@ bench: $(VENV)/.bench ## Direct vs HAProxy vs Envoy vs kquota, as ratios of one 
 fuzz: $(VENV)/.dev ## Fuzz what reads bytes and files of others, a minute per target (FUZZ_ARGS="--seconds 600 header" for more)
 	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
+bench-analysis: $(VENV)/.dev ## The reports on a generated fleet of 100 million records, beside DuckDB (hours; FLEET_ARGS, BENCH_ARGS)
+	@$(BIN)/python -m analysis.fleet --output $(VENV)/fleet $(FLEET_ARGS)
+	@$(BIN)/python -m benchmarks.fleet --fleet $(VENV)/fleet $(if $(BENCH_ARGS),$(BENCH_ARGS),--sizes 4,16,64)
+
 schema: $(VENV)/.dev ## Generate proxy/wire/schema.py anew from Kafka's published message schemas
 	@$(BIN)/python -m proxy.wire.generate
 

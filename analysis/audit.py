@@ -9,6 +9,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from analysis.rows import some_rows
 from quota.record import IDENTITY
 
 STEP_BACK_MS = 1000
@@ -18,16 +19,21 @@ MOST_WORDS = 100_000
 """Up to so many words with repeats are sent to every task; beyond, all rows move to where their like is."""
 
 
-def words(records: DataFrame) -> DataFrame:
+def words(rows: DataFrame) -> DataFrame:
     """Per instance and word (64 sequence numbers): which were there, how many records, and how often the clock went
-    back.
+    back. Rows with a `reason`, which are no records, are counted by it, and nothing else is asked of them.
 
     First by interval as well, for the records of one interval end at one time: the clock goes back where an interval
     ends more than a second before the one with the sequence numbers below. A clock that was set back may well give two
     intervals the same end; only there, where the numbers of an interval have holes, is each looked at by itself.
     """
     bit = F.expr(f"shiftleft(1L, int(sequence % {WORD}))")
-    intervals = records.groupBy("instance", word().alias("word"), "end_ms").agg(
+    fit = F.col("reason").isNull()
+    rows = rows.select(
+        "reason",
+        *(F.when(fit, F.col(name)).alias(name) for name in ("instance", "sequence", "start_ms", "end_ms", "pod")),
+    )
+    intervals = rows.groupBy("reason", "instance", word().alias("word"), "end_ms").agg(
         F.count("*").alias("records"),
         F.bit_or(bit).alias("mask"),
         F.min("sequence").alias("first"),
@@ -38,14 +44,14 @@ def words(records: DataFrame) -> DataFrame:
     )
     whole = F.bit_count("mask") == F.col("last") - F.col("first") + 1
     there = F.expr(f"filter(sequence(first, last), one -> (mask & shiftleft(1L, int(one % {WORD}))) != 0)")
-    intervals = intervals.withColumn("number", F.explode(F.when(whole, F.array("first")).otherwise(there)))
+    intervals = intervals.withColumn("number", F.explode(F.when(whole | ~fit, F.array("first")).otherwise(there)))
     in_order = Window.partitionBy("instance").orderBy("number", "end_ms")
     back = F.col("end_ms") < F.lag("end_ms").over(in_order) - STEP_BACK_MS
     return (
         intervals.withColumn("back", F.coalesce(back, F.lit(False)).cast("long"))
-        .groupBy("instance", "word")
+        .groupBy("reason", "instance", "word")
         .agg(
-            F.sum(F.when(F.col("number") == F.col("first"), F.col("records")).otherwise(0)).alias("records"),
+            F.sum(F.when(F.col("number").eqNullSafe(F.col("first")), F.col("records")).otherwise(0)).alias("records"),
             F.bit_or("mask").alias("mask"),
             F.min("first").alias("first"),
             F.max("last").alias("last"),
@@ -64,6 +70,12 @@ def word() -> Column:
     return F.floor(F.col("sequence") / WORD)
 
 
+def reasons(found: DataFrame) -> dict[str | None, int]:
+    """How many rows there are for each reason, and for none."""
+    counts = found.groupBy("reason").agg(F.sum("records").alias("rows"))
+    return {row["reason"]: int(row["rows"]) for row in some_rows(counts)}  # half a dozen
+
+
 def instances(found: DataFrame) -> DataFrame:
     """One row per instance, from its words: how many records, repeats, missing ones, steps of the clock.
 
@@ -80,7 +92,8 @@ def instances(found: DataFrame) -> DataFrame:
     )
     runs = begins - F.coalesce(goes_on, F.lit(False)).cast("int")
     return (
-        found.withColumn("runs", runs)
+        found.where("reason IS NULL")
+        .withColumn("runs", runs)
         .groupBy("instance")
         .agg(
             F.sum("records").alias("records"),

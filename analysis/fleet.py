@@ -26,8 +26,8 @@ from quota.record import FAMILIES, FIELDS, Field
 START_MS = 1_760_918_400_000
 """2025-10-20 00:00:00 UTC, a Monday."""
 DAY_S = 86_400
-RESTART_SHARE, LOST_SHARE, REPEAT_SHARE = 0.1, 0.0005, 0.0005
-"""Per sidecar and week: it starts anew. Per sidecar and interval: it is lost; its records are delivered twice."""
+RESTART_SHARE = 0.1
+"""Per sidecar and week: it starts anew."""
 BURST_SHARE = 0.004
 """Of a client's intervals: it wants 3 to 13 times as much as usual."""
 MOST_CLIENTS = 40
@@ -51,6 +51,10 @@ class Fleet:
     hot: float = 3.0
     """Sidecar's application = floor(apps * u^hot): with 3 the largest of 300 has 15 % of all sidecars, with 1 all are
     of one size."""
+    lost: float = 0.0005
+    """Of all intervals: nobody got their records."""
+    repeated: float = 0.0005
+    """Of all intervals: their records were delivered twice."""
     seed: int = 1
     parts: int = 16
     """Sidecar s is in part s mod parts; each part is a sample of the fleet, and a job of its own."""
@@ -121,7 +125,8 @@ def _intervals(spark: SparkSession, fleet: Fleet, part: int, tasks: int, dice: _
     began = F.col("week") * week
     middle = began + 1 + F.floor(F.col("u_restart") / RESTART_SHARE * (week - 1))
     again = (F.col("u_restart") < RESTART_SHARE) & (F.col("t") >= middle)
-    times = F.when(F.col("u_kept") < LOST_SHARE, 0).when(F.col("u_kept") < LOST_SHARE + REPEAT_SHARE, 2).otherwise(1)
+    once = fleet.lost + fleet.repeated
+    times = F.when(F.col("u_kept") < fleet.lost, 0).when(F.col("u_kept") < once, 2).otherwise(1)
     return rows.select(
         "sidecar",
         "t",
@@ -350,7 +355,8 @@ def main(arguments: Sequence[str]) -> int:
     if DAY_S % (2 * given.interval):
         print(f"error: --interval {given.interval}: expected seconds that half a day is a multiple of", file=sys.stderr)
         return 2
-    fleet = Fleet(given.sidecars, given.days, given.interval, given.apps, given.hot, given.seed, given.parts)
+    size = {"sidecars": given.sidecars, "days": given.days, "interval_s": given.interval, "apps": given.apps}
+    fleet = Fleet(**size, hot=given.hot, seed=given.seed, parts=given.parts)
     try:
         spark = open_session(given.master, given.memory)
     except ReportError as error:

@@ -13,7 +13,7 @@ from functools import reduce
 from typing import cast
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -166,11 +166,8 @@ def read(
     if first is None:
         raise WrongUseError(f"--input {pattern}: no files there")
     aside: DataFrame | None = None
-    seen = Observation()  # counts on the way: what is read for something else is not read again to be counted
     if first.endswith(".parquet"):
         rows = _from_parquet(spark, pattern, wanted, now_ms)
-        found = kept(audit.words(_counted(rows, seen).where(F.col("reason").isNull())), f"{staging}/words")
-        counts = _counts(seen)
     else:
         text = (
             spark.read.option("recursiveFileLookup", True)
@@ -178,32 +175,17 @@ def read(
             .withColumn("file", F.col("_metadata.file_path"))
         )
         text = text.where(F.trim("value") != "")
-        parsed = parse(text, now_ms).select(*wanted, "reason", "raw", "file")
-        rows = kept(_counted(parsed, seen), f"{staging}/records")
-        counts = _counts(seen)
+        rows = kept(parse(text, now_ms).select(*wanted, "reason", "raw", "file"), f"{staging}/records")
         aside = rows.where(F.col("reason").isNotNull()).select("reason", "file", "raw")
-        found = kept(audit.words(rows.where(F.col("reason").isNull())), f"{staging}/words")
+    found = kept(audit.words(rows), f"{staging}/words")
+    counts = audit.reasons(found)
     fit = rows.where(F.col("reason").isNull()).select(*wanted)
-    if not counts[None]:
-        told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if name and count)
+    if not counts.get(None):
+        told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if name)
         raise ReportError(
             f"--input {pattern}: no usable record in {sum(counts.values()):,} rows ({told or 'all empty'})"
         )
     return _audited(fit, found, f"{staging}/instances", counts, aside)
-
-
-def _counted(rows: DataFrame, seen: Observation) -> DataFrame:
-    """The same rows; how many there are for each reason is known to `seen` once they have been written."""
-    return rows.observe(
-        seen,
-        F.count_if(F.col("reason").isNull()).alias("fit"),
-        *(F.count_if(F.col("reason") == name).alias(name) for name in REASONS if name != "duplicate"),
-    )
-
-
-def _counts(seen: Observation) -> dict[str | None, int]:
-    found = seen.get
-    return {None if name == "fit" else name: int(count) for name, count in found.items()}
 
 
 def _from_parquet(spark: SparkSession, pattern: str, wanted: list[str], now_ms: int | None) -> DataFrame:

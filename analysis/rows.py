@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F
 
 MOST_ROWS = 1000
 """More of a table never comes to the driver; it is all in the files."""
@@ -11,3 +14,18 @@ MOST_ROWS = 1000
 def some_rows(frame: DataFrame, most: int = MOST_ROWS) -> list[Row]:
     """The first rows of a small result. Never more than MOST_ROWS."""
     return frame.limit(min(most, MOST_ROWS)).collect()
+
+
+def over_time(frame: DataFrame, time: str, names: Sequence[str], step_s: int) -> tuple[list[Row], int]:
+    """Sums of `names` over time, for a plot: one row per `step_s`, or per as many of them as leave at most MOST_ROWS.
+
+    Returns the rows in order (`time`, `names`) and the length of their steps in seconds.
+    """
+    ends = frame.agg(F.unix_timestamp(F.min(time)).alias("first"), F.unix_timestamp(F.max(time)).alias("last")).head()
+    assert ends is not None
+    if ends["first"] is None:
+        return [], step_s
+    step = step_s * ((ends["last"] - ends["first"]) // step_s // MOST_ROWS + 1)
+    start = F.floor((F.unix_timestamp(time) - ends["first"]) / step) * step + ends["first"]
+    sums = frame.groupBy(F.timestamp_seconds(start).alias(time)).agg(*(F.sum(name).alias(name) for name in names))
+    return some_rows(sums.orderBy(time)), step

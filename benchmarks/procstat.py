@@ -49,6 +49,13 @@ def resident_bytes(pid: int) -> int:
     return int(found[1]) * 1024 if found else 0
 
 
+def peak_bytes(pid: int) -> int:
+    """The largest resident set size (VmHWM) that a process has had so far."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
+
+
 def settled_resident_bytes(pid: int, *, limit_s: float = 2.0, pause_s: float = 0.1) -> int:
     """Resident set size once it has stood still for three looks in a row (or after `limit_s`)."""
     deadline = time.monotonic() + limit_s

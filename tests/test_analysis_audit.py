@@ -6,6 +6,8 @@ import random
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import functions as F  # noqa: N812
+
 from analysis.audit import instances, without_repeats, words
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ Row = tuple[str, int, int, int, str]
 
 
 def frame(spark: SparkSession, rows: list[Row]) -> DataFrame:
-    return spark.createDataFrame(rows, SCHEMA)
+    return spark.createDataFrame(rows, SCHEMA).withColumn("reason", F.lit(None).cast("string"))
 
 
 def account(rows: list[Row]) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def test_it_agrees_with_looking_at_each(spark: SparkSession) -> None:
     assert repeats > 5
     repeated = found.where("duplicates > 0")
     once = without_repeats(frame(spark, rows), repeated, repeated.count())
-    left = [tuple(row) for row in once.collect()]
+    left = [tuple(row)[:5] for row in once.collect()]
     assert sorted(left) == sorted(set(rows))
     assert len(left) == len(rows) - repeats
     found.unpersist()

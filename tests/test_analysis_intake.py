@@ -85,6 +85,8 @@ def test_parquet_in_place_of_json(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(lines)
     spark.read.json(str(tmp_path / "a.jsonl")).write.parquet(str(tmp_path / "in" / "ours"))
     spark.range(3).write.parquet(str(tmp_path / "in" / "foreign"))
+    with pytest.raises(ReportError, match=r"no usable record in 3 rows \(3 foreign\)"):
+        read(spark, str(tmp_path / "in" / "foreign"), ["produce_bytes"], str(tmp_path / "s"), now_ms=NOW_MS)
     intake = read(spark, str(tmp_path / "in"), ["produce_bytes"], str(tmp_path / "s"), now_ms=NOW_MS)
     quality = intake.quality
     assert (quality.read, quality.used, quality.missing, quality.gaps) == (7, 3, 1, 1)

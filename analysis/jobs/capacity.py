@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -130,7 +132,10 @@ def run(context: Context) -> Report:
 def _tell(tables: Mapping[str, DataFrame]) -> Story:
     rows = some_rows(tables["clusters"])
     findings = [text for row in rows[:8] for text in _findings(row)]
-    days = some_rows(tables["days"])
+    # The first few clusters, each with all its days: more lines nobody could tell apart.
+    shown = {(row["cluster_id"], row["kind"]) for row in rows[:8]}
+    few = reduce(or_, ((F.col("cluster_id") == name) & (F.col("kind") == kind) for name, kind in shown), F.lit(False))
+    days = some_rows(tables["days"].where(few).orderBy(F.col("day").desc()))
     series: dict[str, list[Any]] = {}
     for row in days:
         series.setdefault(f"{row['cluster_id'] or 'cluster'} {row['kind']}", []).append(

@@ -82,7 +82,7 @@ def run(context: Context) -> Report:
 
 def _tell(tables: Mapping[str, DataFrame], grain: int) -> Story:
     frame = tables["neighbours"]
-    notable = some_rows(frame.where("notable").orderBy(F.col("lift").desc(), *CLIENT))
+    notable = some_rows(frame.where("notable").orderBy(F.col("lift").desc(), *CLIENT), 5)
     judged = frame.count()
     if not judged:
         findings = [f"No client was there in {FEWEST_BUCKETS} time buckets beside others: nothing can be said."]
@@ -98,9 +98,9 @@ def _tell(tables: Mapping[str, DataFrame], grain: int) -> Story:
             f"{row['others_ms_in_bursts']:.3g} ms of broker time "
             f"instead of {row['others_ms_otherwise']:.3g} ms: {row['lift']:.2g} times as long "
             f"(correlation {row['correlation']:.2f})."
-            for row in notable[:5]
+            for row in notable
         ]
-        findings.append(f"{several(len(notable), 'client')} of {judged:,} stand out in this way.")
+        findings.append(f"{several(frame.where('notable').count(), 'client')} of {judged:,} stand out in this way.")
     top = some_rows(frame, 12)
     shown = {
         who(row): {"ms": row["others_ms_in_bursts"] - row["others_ms_otherwise"]}

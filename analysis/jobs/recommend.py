@@ -149,14 +149,15 @@ def _tell(tables: Mapping[str, DataFrame], headroom: float) -> Story:
         + ", ".join(f"{counts[name]:,} {word}" for name, word in _CHANGES if counts.get(name))
         + "."
     ]
-    held = [row for row in rows if row["delayed_seconds"] > 0]
-    if held:
-        most = max(held, key=lambda row: row["delayed_seconds"])
+    held = frame.where("delayed_seconds > 0")
+    number = held.count()
+    if number:
+        (most,) = some_rows(held.orderBy(F.col("delayed_seconds").desc(), *CLIENT), 1)
         findings.append(
-            f"{several(len(held), 'limit')} delayed somebody, most of all {most['user']} / {most['client_id']} "
+            f"{several(number, 'limit')} delayed somebody, most of all {most['user']} / {most['client_id']} "
             f"({span(most['delayed_seconds'])}): there the need is not known, only that it is more than was allowed."
         )
-    low = sum(row["confidence"] == "low" for row in rows)
+    low = frame.where("confidence = 'low'").count()
     if low:
         findings.append(
             f"{low:,} recommendations rest on less than {DAYS_MEDIUM} days of data: take them as a first guess."

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from analysis import plots
 from analysis.columns import CLIENT, bucket, cluster, moment, ratio
 from analysis.report import Context, Plot, Report, Story, Table
-from analysis.rows import some_rows
+from analysis.rows import over_time, some_rows
 from analysis.words import several, share, span, who
 from quota.record import CAUSES
 
@@ -86,7 +86,8 @@ def run(context: Context) -> Report:
 
 
 def _tell(tables: Mapping[str, DataFrame]) -> Story:
-    causes, top, hours = (some_rows(tables[name]) for name in ("causes", "clients", "hours"))
+    causes, top = some_rows(tables["causes"]), some_rows(tables["clients"], 12)
+    hours, step_s = over_time(tables["hours"], "hour", _SECONDS, HOUR_S)
     total = sum(row["delayed_seconds"] for row in causes)
     number = tables["clients"].count()
     if not causes:
@@ -108,7 +109,7 @@ def _tell(tables: Mapping[str, DataFrame]) -> Story:
         for row in top[:3]
     ]
     used = [row["cause"] for row in causes]
-    series = {cause: [(row["hour"], row[f"throttle_{cause}_seconds"] / 60) for row in hours] for cause in used}
+    series = {cause: [(row["hour"], row[f"throttle_{cause}_seconds"] * 60 / step_s) for row in hours] for cause in used}
     victims = {who(row): {cause: row[f"throttle_{cause}_seconds"] / 60 for cause in used} for row in top[:12]}
     return Story(
         findings,

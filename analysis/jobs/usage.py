@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from analysis import plots
 from analysis.columns import CLIENT, bucket, cluster, moment
 from analysis.report import Context, Plot, Report, Story, Table
-from analysis.rows import some_rows
+from analysis.rows import over_time, some_rows
 from analysis.words import several, share, size, who
 
 COLUMNS = (
@@ -94,7 +94,7 @@ def _tell(tables: Mapping[str, DataFrame], grain: int) -> Story:
     assert total is not None
     all_bytes = total["produce_bytes"] + total["fetch_bytes"]
     top = some_rows(tables["clients"], 10)
-    hours = some_rows(tables["hours"])
+    hours, step_s = over_time(tables["hours"], "hour", [f"{kind}_bytes" for kind in KINDS], HOUR_S)
     findings = [
         f"{several(total['clients'], 'client')} produced {size(total['produce_bytes'])} and fetched "
         f"{size(total['fetch_bytes'])} in {total['requests']:,} requests, which took brokers "
@@ -107,17 +107,18 @@ def _tell(tables: Mapping[str, DataFrame], grain: int) -> Story:
         some = sum(row["produce_bytes"] + row["fetch_bytes"] for row in top)
         if total["clients"] > len(top):
             findings.append(f"The ten largest together have {share(some / all_bytes)}.")
-        busiest = max(hours, key=lambda row: row["produce_bytes"] + row["fetch_bytes"])
+        moved = F.col("produce_bytes") + F.col("fetch_bytes")
+        (busiest,) = some_rows(tables["hours"].orderBy(moved.desc(), "hour"), 1)
         findings.append(
             f"The busiest hour began {busiest['hour']:%Y-%m-%d %H:%M} UTC: "
             f"{size((busiest['produce_bytes'] + busiest['fetch_bytes']) / HOUR_S)}/s on average."
         )
-    series = {name: [(row["hour"], row[f"{name}_bytes"] / HOUR_S) for row in hours] for name in ("produce", "fetch")}
+    series = {name: [(row["hour"], row[f"{name}_bytes"] / step_s) for row in hours] for name in KINDS}
     largest = {who(row): {kind: float(row[f"{kind}_bytes"]) for kind in ("produce", "fetch")} for row in top}
     return Story(
         findings,
         [
-            Plot("The whole fleet's rate, hour by hour", plots.lines(series, "bytes per second", bytes_per_s=True)),
+            Plot("The whole fleet's rate", plots.lines(series, "bytes per second", bytes_per_s=True)),
             Plot("The largest clients", plots.bars(largest, "bytes", volume=True)),
         ],
         notes=[

@@ -1,0 +1,72 @@
+"""The benchmark of the reports: what it counts, and what its tables say."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks.fleet import DOCUMENT, files, link, main, measured
+from benchmarks.fleet_queries import differences
+from benchmarks.fleet_report import BEGIN, END, markdown
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_memory_and_cpu_time_of_what_a_command_starts_are_counted() -> None:
+    inner = "import time; held = bytearray(60_000_000); sum(range(10_000_000)); time.sleep(2)"
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}], check=True)"
+    told = measured([sys.executable, "-c", outer])
+    assert told["seconds"] >= 2
+    assert told["peak_bytes"] > 60_000_000
+    assert told["cpu_s"] > 0.05
+
+
+def test_a_failure_says_what_was_said() -> None:
+    with pytest.raises(RuntimeError, match="ended with 3: it is broken"):
+        measured([sys.executable, "-c", "import sys; print('it is broken'); sys.exit(3)"])
+
+
+def test_sizes_are_files_part_by_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for part in ("00", "01"):
+        (tmp_path / part).mkdir()
+        for number in (1, 0):
+            (tmp_path / part / f"part-0000{number}-x.parquet").write_bytes(b"")
+    assert [file.parent.name + file.name[9] for file in files(tmp_path, 3)] == ["000", "001", "010"]
+    assert len(list(link(files(tmp_path, 3), tmp_path / "in").iterdir())) == 3
+    (tmp_path / "_fleet.txt").write_text("Fleet()")
+    assert main(["--fleet", str(tmp_path), "--sizes", "5", "--output", str(tmp_path)]) == 2
+    assert "has 4 files, expected at least 5" in capsys.readouterr().err
+
+
+def test_results_that_differ_are_told() -> None:
+    assert list(differences([["a", 1, 0.1 + 0.2]], [["a", 1, 0.3]])) == []
+    assert list(differences([["a", 1, 0.3001]], [["a", 1, 0.3]])) == ["['a', 1, 0.3001] is not ['a', 1, 0.3]"]
+    assert list(differences([], [["a"]])) == ["0 rows, 1 rows"]
+
+
+def test_the_tables() -> None:
+    def run(rows: int, seconds: float, cpu_s: float) -> dict[str, object]:
+        return {"job": "usage", "rows": rows, "seconds": seconds, "cpu_s": cpu_s, "peak_bytes": 1_500_000_000}
+
+    def engine(seconds: float) -> dict[str, object]:
+        whole = {"seconds": seconds + 1, "cpu_s": seconds, "peak_bytes": 500_000_000}
+        return {"whole": whole, "queries": {"usage": {"seconds": seconds, "rows": 7}}}
+
+    text = markdown(
+        {
+            "started": "2026-01-02T03:04:05+00:00",
+            "machine": {"cpu_model": "X", "cores": 2, "memory_gib": 8, "load_1min": 0.5},
+            "memory": "4g",
+            "fleet": "Fleet()",
+            "runs": [run(1_000_000, 20, 40), run(4_000_000, 40, 80)],
+            "queries": [{"rows": 4_000_000, "spark": engine(10), "duckdb": engine(2)}],
+            "errors": [],
+        }
+    )
+    assert "| usage | 4.0 M | 40 s | 100,000 | 80 s | 20.0 s | 1.5 GB | 4.0x | 2.0x |" in text
+    assert "| usage | 4.0 M | 7 | 10.0 s | 2.0 s | 5.0x |" in text
+    page = DOCUMENT.read_text()
+    assert page.index(BEGIN) < page.index(END)
