@@ -82,9 +82,11 @@ function showConnections(answer) {
 function showLibraries(answer) {
   $("libraries-shown").textContent = answer.total ? `${answer.shown} of ${answer.total}, those that wait least first` : "No throttle long enough to see who waits (200 ms).";
   fill("libraries", answer.libraries.map((one) => {
-    const waits = one.ignored === 0;
+    // As the report on obedience has it: a single one may have been sent before the client had read what it was told.
+    const ignored = one.mute_ms ? one.ignored_ms / one.mute_ms : 0;
+    const waits = ignored <= 0.05 ? "yes" : `${ignored > 0.5 ? "no" : "not always"}: went on sending in ${span(one.ignored_ms)} of ${span(one.mute_ms)}`;
     return cells(element("tr"), [named(one.library), one.version || "-", number(String(one.mutes)), number(String(one.ignored)),
-      element("td", waits ? "yes" : `no: went on sending in ${span(one.ignored_ms)} of ${span(one.mute_ms)}`, waits ? "good" : "bad")]);
+      element("td", waits, waits === "yes" ? "good" : "bad")]);
   }));
 }
 
