@@ -22,6 +22,8 @@ QUOTAS_VERSION = 0
 """DescribeClientQuotas: the version that every broker with this API has (2.6 and later)."""
 _BODY_AT = 8
 """Behind the size and a response header of version 0."""
+TLS_ALERT = b"\x15\x03"
+"""How a TLS server answers what is no ClientHello (RFC 8446, section 5.1: content type, major version)."""
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024
 
 
@@ -102,6 +104,8 @@ async def _read_frame(stream: trio.abc.ReceiveStream) -> bytes:
             )
         data += part
         if len(data) >= 4 and wanted == 4:
+            if data[:2] == TLS_ALERT:
+                raise ValueError("the broker speaks TLS here, and upstream.tls is not set")
             wanted = 4 + int.from_bytes(data[:4], "big")
             if not 8 <= wanted <= MAX_RESPONSE_BYTES:
                 raise ValueError(f"the answer is not Kafka's protocol (frame of {wanted - 4} bytes)")

@@ -156,6 +156,8 @@ def _refuse_what_differs(pattern: str) -> None:
             position += pattern.startswith("^", position + 1)
             if pattern.startswith("]", position + 1):  # Python takes it as a member, Java as part of the syntax
                 raise refuse("] right behind [")
+        elif position == 0 and pattern.startswith("(?i)"):  # of ASCII letters alone, there and with re.ASCII
+            position += 3
         elif pattern.startswith("(?", position) and not re.compile(r"\(\?(?:[:=!]|<[=!A-Za-z])").match(
             pattern, position
         ):

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import trustme
-from cryptography.hazmat.primitives import serialization
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 
 class Issued(NamedTuple):
@@ -53,11 +55,27 @@ class Authority:
             organization_unit_name="tests",
             not_after=datetime.now(UTC) - timedelta(days=1) if expired else None,
         )
-        key = serialization.load_pem_private_key(leaf.private_key_pem.bytes(), None)
+        chain = b"".join(part.bytes() for part in leaf.cert_chain_pems)
+        return self._write(name, serialization.load_pem_private_key(leaf.private_key_pem.bytes(), None), chain)
+
+    def issue_subject(self, name: str, subject: x509.Name) -> Issued:
+        """A client's certificate with just this subject, however odd."""
+        authority = x509.load_pem_x509_certificate(self._ca.cert_pem.bytes())
+        signer: Any = serialization.load_pem_private_key(self._ca.private_key_pem.bytes(), None)
+        key = ec.generate_private_key(ec.SECP256R1())
+        now = datetime.now(UTC)
+        certificate = (
+            x509.CertificateBuilder(authority.subject, subject, key.public_key(), x509.random_serial_number())
+            .not_valid_before(now - timedelta(days=1))
+            .not_valid_after(now + timedelta(days=1))
+            .sign(signer, hashes.SHA256())
+        )
+        return self._write(name, key, certificate.public_bytes(serialization.Encoding.PEM))
+
+    def _write(self, name: str, key: Any, chain: bytes) -> Issued:
         pkcs8 = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        chain = b"".join(part.bytes() for part in leaf.cert_chain_pems)
         issued = Issued(*(self._directory / f"{name}.{kind}.pem" for kind in ("chain", "key", "both")))
         issued.chain.write_bytes(chain)
         issued.key.write_bytes(pkcs8)

@@ -81,6 +81,8 @@ def sidecar(
     quotas: Sequence[Mapping[str, Any]] | Mapping[str, Any] = (),
     *,
     not_ready: str | None = None,
+    listen_tls: Mapping[str, Any] | None = None,
+    upstream_tls: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Iterator[Sidecar]:
     """Start `kquota run` and wait until /readyz says yes, or no and why; at the end SIGTERM must make it exit 0.
@@ -99,6 +101,9 @@ def sidecar(
         "admin": {"host": "127.0.0.1", "port": admin_port},
         "log": {"level": "debug", "format": "json"},
     } | settings
+    for section, tls in (("listen", listen_tls), ("upstream", upstream_tls)):
+        if tls is not None:
+            config[section]["tls"] = dict(tls)
     with TemporaryDirectory(prefix="kquota-test-") as directory:
         path = Path(directory, "kquota.yaml")
         path.write_text(yaml.safe_dump(config))

@@ -1,0 +1,181 @@
+"""The static user from files: what Kubernetes' volumes look like, what is refused, what happens when files change."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from config.identity import StaticIdentity
+from config.load import load_bytes
+from deploy.follow import Followed, Follower
+from deploy.security import load_security
+from deploy.static_user import MOST_BYTES, StaticUser, StaticUserError
+
+
+def token(subject: str) -> str:
+    """As the API server issues it to a pod: header, claims, signature."""
+    claims = {"aud": ["kquota"], "sub": subject, "kubernetes.io": {"namespace": "orders"}}
+    parts = (json.dumps({"alg": "RS256"}), json.dumps(claims), "signature")
+    return ".".join(base64.urlsafe_b64encode(part.encode()).rstrip(b"=").decode() for part in parts)
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Path:
+    """As the kubelet writes it: a directory of the moment, and links to it."""
+    first = tmp_path / "..2026_11_21_10_00_00.1"
+    first.mkdir()
+    (tmp_path / "..data").symlink_to(first.name)
+    files = {
+        "namespace": "orders",
+        "pod": "web-5d9f-x2x4z",
+        "labels": 'app.kubernetes.io/name="web"\nteam="shop-1"\nempty=""\n',
+        "token": token("system:serviceaccount:orders:checkout"),
+    }
+    for name, text in files.items():
+        (first / name).write_text(text)
+        (tmp_path / name).symlink_to(f"..data/{name}")
+    return tmp_path
+
+
+def reading(template: str, directory: Path) -> str | None:
+    return StaticUser(StaticIdentity(template=template, directory=str(directory))).read()
+
+
+@pytest.mark.parametrize(
+    ("template", "user"),
+    [
+        ("{namespace}/{service_account}", "orders/checkout"),
+        ("{label:team}.{label:app.kubernetes.io/name}", "shop-1.web"),
+        ("k8s:{pod}", "k8s:web-5d9f-x2x4z"),
+    ],
+)
+def test_what_the_downward_api_says(volume: Path, template: str, user: str) -> None:
+    assert reading(template, volume) == user
+
+
+def test_a_file_of_the_service_account_goes_before_the_token(volume: Path) -> None:
+    (volume / "service_account").write_text("cart\n")
+    assert reading("{service_account}", volume) == "cart"
+    (volume / "namespace").unlink()
+    assert reading("{namespace}/{service_account}", volume) == "orders/cart"
+
+
+def _write(name: str, data: bytes) -> Callable[[Path], object]:
+    def change(volume: Path) -> None:
+        (volume / name).unlink(missing_ok=True)
+        (volume / name).write_bytes(data)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("template", "change", "expected"),
+    [
+        ("{label:nobody}", lambda _: None, "labels: there is no label nobody"),
+        ("{label:empty}", lambda _: None, "expected a name as Kubernetes has them for label:empty, got ''"),
+        ("{namespace}", _write("namespace", b"a/b"), "got 'a/b'"),
+        ("{namespace}", _write("namespace", b"\xff"), "expected text in UTF-8"),
+        ("{namespace}", _write("namespace", b"n" * (MOST_BYTES + 1)), "has more than 65536 bytes"),
+        ("{pod}", lambda volume: (volume / "pod").unlink(), "pod: cannot be read: No such file or directory"),
+        ("{service_account}", _write("token", b"no token"), "token: expected the token of a service account"),
+        ("{service_account}", _write("token", token("alice").encode()), "expected the token of a service account"),
+        ("{service_account}", lambda volume: (volume / "token").unlink(), "token: cannot be read"),
+    ],
+)
+def test_files_that_tell_nobody(volume: Path, template: str, change: Callable[[Path], object], expected: str) -> None:
+    change(volume)
+    with pytest.raises(StaticUserError) as refused:
+        reading(template, volume)
+    assert str(refused.value).startswith(f"identity.static {volume}")
+    assert expected in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("\n", "is empty, expected the user"), ("a\nb\n", "expected one line of text, the user")]
+)
+def test_a_file_names_one_user(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "user"
+    path.write_text("CN=web\n")
+    user = StaticUser(StaticIdentity(file=str(path)))
+    assert user.read() == "CN=web"
+    path.write_text(text)
+    with pytest.raises(StaticUserError, match=expected):
+        user.read()
+
+
+def test_the_environment_is_not_believed(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NAMESPACE", "POD_NAMESPACE", "KQUOTA_POD_NAMESPACE", "SERVICE_ACCOUNT"):
+        monkeypatch.setenv(name, "admin")
+    assert reading("{namespace}/{service_account}", volume) == "orders/checkout"
+
+
+async def test_changed_files_make_another_user_and_bad_ones_do_not(
+    volume: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f"""
+upstream: {{bootstrap: ["kafka:9092"]}}
+identity: {{static: {{template: "{{namespace}}/{{label:team}}", directory: {volume}}}}}
+"""
+    security = load_security(load_bytes("q.yaml", text.encode()))
+    assert security.identity.choose() == ("orders/shop-1", "static")
+    follower = Follower(security.follower.followed, poll_s=0.01)
+    (followed,) = follower.followed
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(follower.run)
+
+            async def until(condition: Callable[[], object]) -> None:
+                while not condition():  # noqa: ASYNC110 - what is watched sets no event
+                    await trio.sleep(0.01)
+
+            # the kubelet's way: a new directory, then one link is exchanged
+            second = volume / "..2026_11_21_10_01_00.2"
+            second.mkdir()
+            (second / "namespace").write_text("orders")
+            (second / "labels").write_text('team="shop-2"\n')
+            (volume / "..new").symlink_to(second.name)
+            (volume / "..new").rename(volume / "..data")
+            await until(lambda: followed.reloads == 1)
+            assert security.identity.choose() == ("orders/shop-2", "static")
+            (second / "labels").write_text("nothing")
+            await until(lambda: followed.failures == 1)
+            assert security.identity.choose() == ("orders/shop-2", "static")
+            assert not followed.successful
+            assert "there is no label team" in capsys.readouterr().out
+            (second / "labels").write_text('team="shop-2"\n')
+            await until(lambda: followed.reloads == 2)
+            assert followed.successful
+            nursery.cancel_scope.cancel()
+
+
+def test_a_missing_file_at_the_start_is_an_error_with_its_place(tmp_path: Path) -> None:
+    text = f'upstream: {{bootstrap: ["kafka:9092"]}}\nidentity: {{static: {{file: {tmp_path}/user}}}}'
+    with pytest.raises(OSError, match=r"identity\.static .*/user: cannot be read: No such file"):
+        load_security(load_bytes("q.yaml", text.encode()))
+
+
+async def test_files_that_are_being_written_are_looked_at_again(tmp_path: Path) -> None:
+    """What cannot be used and has changed meanwhile is no failure yet."""
+    path = tmp_path / "file"
+    path.write_text("1")
+
+    def load() -> None:
+        if path.read_text() == "2":
+            path.write_text("3")
+            raise OSError("half of it")
+
+    followed = Followed("listen.tls", [path], load)
+    follower = Follower([followed], poll_s=0.01)
+    path.write_text("2")
+    with trio.move_on_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(follower.run)
+            while not followed.reloads:  # noqa: ASYNC110 - what is watched sets no event
+                await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+    assert (followed.reloads, followed.failures, followed.successful) == (1, 0, True)
