@@ -72,6 +72,13 @@ class ResponseSide:
         self._now_ms = self._came_ms = now_ms
         return self._complete()
 
+    def close(self, now_ms: float) -> None:
+        """No more comes. Of a fetch response, charged whole when it began, the part that never came is given back."""
+        pending, missing = self._timed, self.walker.skip
+        if missing and pending is not None and pending.api_key in (FETCH, SHARE_FETCH):
+            self._exchange.ledger.refund(pending.account, Kind.FETCH, missing, now_ms)
+        self.walker.skip = 0
+
     def ready_answers(self) -> list[Buffer]:
         """Answers made here whose turn has come: nothing older is owed and no response is half sent."""
         return self._ready() if self.walker.at_boundary else []

@@ -216,9 +216,10 @@ class Session:
         return self._responses.bytes_total
 
     def close(self, now_ms: float) -> None:
-        """The connection ends: what admitted fetches had reserved is free again."""
+        """The connection ends: what admitted fetches had reserved is free again, and what of a response never came."""
         exchange = self._exchange
         self._requests.close()
+        self._responses.close(now_ms)
         for pending in exchange.inflight:
             exchange.note(pending)
             if pending.admission is not None:

@@ -239,3 +239,22 @@ def test_when_the_news_cannot_be_added_the_broker_is_made_to_ask_for_all_of_it()
     huge = request(FETCH, 12, 2, fetch_body(12, session_id=77, epoch=4, partitions=dict.fromkeys(range(3000), 0)))
     got = sent_request(from_client(one, huge, 30_000.0), 12)
     assert got.session_epoch == 4  # the broker expects 3: INVALID_FETCH_SESSION_EPOCH, and the client begins anew
+
+
+@pytest.mark.parametrize("version", [4, 11, 12, 17])
+@pytest.mark.parametrize("limit", [1_000_000.0, None])
+def test_what_never_came_of_a_response_is_given_back(version: int, limit: float | None) -> None:
+    """A broker that dies inside a response of 100 000 bytes: charged whole at its beginning, then only what came."""
+    book = ledger(fetch_rate=limit)
+    one = session(book)
+    from_client(one, request(FETCH, version, 5, fetch_body(version, partitions={0: 0})))
+    whole = response(FETCH, min(version, 15), 5, b"\0" * 100_000)
+    meter = book.account("ANONYMOUS", "c").meters[Kind.FETCH]
+    from_broker(one, whole[:30_000])
+    charged = len(whole) - 4 - (1 if version >= 12 else 0)
+    assert meter.amount == charged
+    one.close(1.0)
+    assert meter.amount == charged - (len(whole) - 30_000)
+    assert book.reservations == 0
+    one.close(2.0)
+    assert meter.amount == charged - (len(whole) - 30_000), "only once"
