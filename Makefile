@@ -12,7 +12,7 @@ PINS := pyproject.toml deploy/constraints.txt
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help analysis demo test test-apiserver check audit bench fuzz schema chart image-lock clean
+.PHONY: help analysis demo test test-apiserver check audit bench fuzz schema chart image-lock clean test-object-store
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -38,6 +38,13 @@ $(VENV)/.dev: $(VENV)/.created $(PINS)
 	@$(PIP) install -c deploy/constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.demo $(VENV)/.analysis
 
+# An environment of its own: it wants other versions of what we use.
+$(VENV)/.s3: $(VENV)/.dev tests/s3_server.txt
+	@echo "· installing an S3 server (pinned)"
+	@$(PYTHON) -m venv $(VENV)/s3
+	@$(VENV)/s3/bin/python -m pip --disable-pip-version-check --quiet install -r tests/s3_server.txt
+	@touch $@
+
 $(VENV)/.bench: $(VENV)/.dev $(PINS)
 	@echo "· installing the peers to measure against (pinned)"
 	@$(PIP) install -c deploy/constraints.txt -e '.[dev,bench]'
@@ -60,6 +67,9 @@ test: check ## check, then every test against real brokers and real clients
 test-apiserver: $(VENV)/.dev ## The chart and the webhook with a real Kubernetes API server (the first time builds it with Go: minutes)
 	@echo "· kube-apiserver and etcd, built if need be"; nice $(BIN)/python -m tests.apiserver_tools
 	@$(BIN)/python -m pytest tests/apiserver/with_apiserver.py $(PYTEST_ARGS)
+
+test-object-store: $(VENV)/.s3 ## Reports from and to an object store: an S3 server on this machine (fetches Hadoop's connector)
+	@$(BIN)/python -m pytest tests/s3_report.py
 
 bench: $(VENV)/.bench ## Direct vs HAProxy vs Envoy vs kquota, as ratios of one run (needs haproxy on PATH)
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -1,0 +1,79 @@
+"""What the image starts: a report; or, in pods that Spark makes on Kubernetes, the part of Spark that it asks for.
+
+Spark starts its image with the argument `driver` or `executor`, and says the rest in arguments and environment
+(`KubernetesConf`, `BasicExecutorFeatureStep`): its own image has a shell script for that.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyspark
+
+JAVA_OPTION = "SPARK_JAVA_OPT_"
+BACKEND = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
+
+
+def command(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The program to become. Raises KeyError where Spark has not said what an executor needs."""
+    match list(arguments):
+        case ["driver", *rest]:
+            return _driver(rest, environment)
+        case ["executor", *_]:
+            return _executor(environment)
+        case others:
+            return [sys.executable, "-m", "analysis", *others]
+
+
+def _driver(rest: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The driver runs where it was put, and its executors find it by its pod's address."""
+    address = environment["SPARK_DRIVER_BIND_ADDRESS"]
+    conf = {"spark.driver.bindAddress": address, "spark.executorEnv.SPARK_DRIVER_POD_IP": address}
+    options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+    return [str(_home() / "bin/spark-submit"), *options, "--deploy-mode", "client", *rest]
+
+
+def _executor(environment: Mapping[str, str]) -> list[str]:
+    memory = environment["SPARK_EXECUTOR_MEMORY"]
+    # Options come one by one and numbered; the number is their order.
+    numbered = sorted(
+        (int(name.removeprefix(JAVA_OPTION)), value)
+        for name, value in environment.items()
+        if name.startswith(JAVA_OPTION)
+    )
+    classes = [environment.get("SPARK_EXTRA_CLASSPATH", ""), str(_home() / "jars/*")]
+    said = {
+        "--driver-url": "SPARK_DRIVER_URL",
+        "--executor-id": "SPARK_EXECUTOR_ID",
+        "--cores": "SPARK_EXECUTOR_CORES",
+        "--app-id": "SPARK_APPLICATION_ID",
+        "--hostname": "SPARK_EXECUTOR_POD_IP",
+        "--resourceProfileId": "SPARK_RESOURCE_PROFILE_ID",
+        "--podName": "SPARK_EXECUTOR_POD_NAME",
+    }
+    options = [part for option, name in said.items() for part in (option, environment[name])]
+    java = Path(environment["JAVA_HOME"], "bin/java") if "JAVA_HOME" in environment else Path("java")
+    memories = [f"-Xms{memory}", f"-Xmx{memory}"]
+    return [
+        str(java), *(value for _, value in numbered), *memories, "-cp", ":".join(filter(None, classes)), BACKEND, *options,
+    ]  # fmt: skip
+
+
+def _home() -> Path:
+    return Path(pyspark.__file__).parent
+
+
+def main() -> None:
+    """Become it: signals then reach it and nothing else."""
+    try:
+        program = command(sys.argv[1:], os.environ)
+    except KeyError as error:
+        sys.exit(f"error: {sys.argv[1]}: expected {error.args[0]} in the environment, as Spark on Kubernetes sets it")
+    os.execvp(program[0], program)
+
+
+if __name__ == "__main__":
+    main()

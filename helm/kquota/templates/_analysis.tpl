@@ -1,0 +1,163 @@
+{{- define "kquota.analysisImage" -}}
+{{ .Values.analysis.image.repository }}:{{ default .Chart.AppVersion .Values.analysis.image.tag }}
+{{- end -}}
+
+{{/* The arguments of one report. Called with a dict: root, name, input, output, arguments. */}}
+{{- define "kquota.analysisArguments" -}}
+- {{ .name | quote }}
+- --input
+- {{ required (printf "analysis: %s needs an input" .name) .input | quote }}
+- --output
+- {{ required (printf "analysis: %s needs an output" .name) .output | quote }}
+{{- range .arguments }}
+- {{ . | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* The same where Spark runs within the pod. */}}
+{{- define "kquota.analysisLocalArguments" -}}
+{{- include "kquota.analysisArguments" . }}
+- --memory
+- {{ .root.Values.analysis.driver.memory | quote }}
+{{- range $name, $value := .root.Values.analysis.conf }}
+- --conf
+- {{ printf "%s=%s" $name $value | quote }}
+{{- end }}
+{{- end -}}
+
+{{- define "kquota.analysisLabels" -}}
+{{ include "kquota.selectorLabels" . }}
+app.kubernetes.io/component: analysis
+{{- end -}}
+
+{{- define "kquota.analysisVolumes" -}}
+- name: tmp
+  emptyDir: {}
+{{- if .Values.analysis.files }}
+- name: files
+  configMap:
+    name: {{ include "kquota.fullname" . }}-analysis
+{{- end }}
+{{- with .Values.analysis.volumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "kquota.analysisVolumeMounts" -}}
+- name: tmp
+  mountPath: /tmp
+{{- if .Values.analysis.files }}
+- name: files
+  mountPath: /etc/kquota-analysis
+  readOnly: true
+{{- end }}
+{{- with .Values.analysis.volumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* A pod with a Spark of its own. Called with a dict: root, name, arguments (text), restartPolicy. */}}
+{{- define "kquota.analysisPod" -}}
+restartPolicy: {{ .restartPolicy }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.analysis.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.analysis.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  fsGroup: 65532
+containers:
+  - name: {{ .name }}
+    image: {{ include "kquota.analysisImage" .root | quote }}
+    imagePullPolicy: {{ .root.Values.analysis.image.pullPolicy }}
+    args:
+      {{- .arguments | nindent 6 }}
+    {{- with .root.Values.analysis.env }}
+    env:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+    resources:
+      {{- toYaml .root.Values.analysis.driver.resources | nindent 6 }}
+    securityContext:
+      {{- include "kquota.securityContext" .root | nindent 6 }}
+    terminationMessagePolicy: FallbackToLogsOnError
+    volumeMounts:
+      {{- include "kquota.analysisVolumeMounts" .root | nindent 6 }}
+volumes:
+  {{- include "kquota.analysisVolumes" .root | nindent 2 }}
+{{- end -}}
+
+{{/* What the Spark operator is told of one program. Called with a dict: root, arguments (text), restartPolicy. */}}
+{{- define "kquota.sparkApplication" -}}
+{{- $analysis := .root.Values.analysis -}}
+type: Python
+pythonVersion: "3"
+mode: cluster
+sparkVersion: 4.0.0
+image: {{ include "kquota.analysisImage" .root | quote }}
+imagePullPolicy: {{ $analysis.image.pullPolicy }}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - {{ .name | quote }}
+  {{- end }}
+{{- end }}
+mainApplicationFile: local:///opt/kquota/lib/python3.11/site-packages/analysis/__main__.py
+arguments:
+  {{- .arguments | nindent 2 }}
+{{- with $analysis.conf }}
+sparkConf:
+  {{- range $name, $value := . }}
+  {{ $name | quote }}: {{ $value | quote }}
+  {{- end }}
+{{- end }}
+restartPolicy:
+  {{- toYaml .restartPolicy | nindent 2 }}
+driver:
+  cores: {{ int $analysis.driver.cores }}
+  memory: {{ $analysis.driver.memory | quote }}
+  {{- with $analysis.driver.serviceAccount }}
+  serviceAccount: {{ . | quote }}
+  {{- end }}
+  {{- include "kquota.sparkPod" .root | nindent 2 }}
+executor:
+  instances: {{ int $analysis.executor.instances }}
+  cores: {{ int $analysis.executor.cores }}
+  memory: {{ $analysis.executor.memory | quote }}
+  {{- include "kquota.sparkPod" .root | nindent 2 }}
+volumes:
+  {{- include "kquota.analysisVolumes" .root | nindent 2 }}
+{{- end -}}
+
+{{/* What driver and executors have in common. */}}
+{{- define "kquota.sparkPod" -}}
+labels:
+  {{- include "kquota.analysisLabels" . | nindent 2 }}
+{{- with .Values.analysis.env }}
+env:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.analysis.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.analysis.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+podSecurityContext:
+  fsGroup: 65532
+securityContext:
+  {{- include "kquota.securityContext" . | nindent 2 }}
+volumeMounts:
+  {{- include "kquota.analysisVolumeMounts" . | nindent 2 }}
+{{- end -}}

@@ -1,0 +1,139 @@
+"""Reports from and to an object store: `kquota report` over s3a paths, on an S3 server on loopback (`make test-object-store`).
+
+Not among the tests that `make test` finds, for it fetches Hadoop's S3 connector first; that is what its name is for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deploy.kafka.ports import free_ports
+from quota.record import to_line
+from tests.spark_tools import record
+from tests.test_analysis_cli import QUICK, ROOT, kquota
+
+SERVER = ROOT / ".venv/s3/bin/moto_server"
+START_LIMIT_S = 60.0
+BUCKET = "usage"
+
+
+class Store:
+    """A bucket in an S3 server, which asks nobody who they are."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._client = httpx.Client(base_url=url, timeout=30.0)
+        self._client.put(f"/{BUCKET}").raise_for_status()
+
+    def put(self, key: str, body: bytes) -> None:
+        self._client.put(f"/{BUCKET}/{key}", content=body).raise_for_status()
+
+    def get(self, key: str) -> str:
+        return self._client.get(f"/{BUCKET}/{key}").raise_for_status().text
+
+    def keys(self, prefix: str) -> list[str]:
+        text = self._client.get(f"/{BUCKET}", params={"list-type": "2", "prefix": prefix}).raise_for_status().text
+        return re.findall(r"<Key>([^<]*)</Key>", text)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """An S3 server of its own with an empty bucket."""
+    (port,) = free_ports(1)
+    with ExitStack() as stack:
+        log = stack.enter_context((tmp_path / "server.log").open("wb"))
+        command = [str(SERVER), "-H", "127.0.0.1", "-p", str(port)]
+        process = stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
+        stack.callback(process.terminate)
+        deadline = time.monotonic() + START_LIMIT_S
+        while True:
+            assert process.poll() is None, (tmp_path / "server.log").read_text()
+            assert time.monotonic() < deadline
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            time.sleep(0.2)
+        made = Store(f"http://127.0.0.1:{port}")
+        stack.callback(made.close)
+        yield made
+
+
+def options(store: Store) -> list[str]:
+    """What Spark has to be told to reach it: as docs/analysis.md says."""
+    conf = {
+        **documented(),
+        "spark.hadoop.fs.s3a.endpoint": store.url,
+        "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
+        "spark.hadoop.fs.s3a.path.style.access": "true",
+        "spark.hadoop.fs.s3a.access.key": "somebody",
+        "spark.hadoop.fs.s3a.secret.key": "secret",
+    }
+    return [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+
+
+def documented() -> dict[str, str]:
+    """The packages that docs/analysis.md names."""
+    text = (ROOT / "docs/analysis.md").read_text()
+    lines = [line for line in text.splitlines() if line.startswith("spark.jars.")]
+    found = dict(line.split(None, 1) for line in lines)
+    assert set(found) == {"spark.jars.packages", "spark.jars.excludes"}
+    return found
+
+
+def test_reports_from_and_to_an_object_store(store: Store) -> None:
+    conf = options(store)
+    for hour in range(3):
+        rows = [record(3 * hour + n, 3600 * hour + 10 * n, produce_bytes=1000) for n in (1, 2, 3)]
+        lines = b"".join(map(to_line, rows)) + b"foreign\n"
+        store.put(f"in/date=2025-10-20/hour={hour:02}/usage-i-1.jsonl", lines)
+    for attempt in range(2):  # the second takes the place of the first
+        result = kquota("report", "usage", "--input", "s3a://usage/in", "--output", "s3a://usage/out", *conf, *QUICK)
+        assert result.returncode == 0, result.stderr[-3000:]
+        assert "Used: 9 records of 1 instance, of 12 rows read." in result.stdout, attempt
+    (row,) = csv.DictReader(io.StringIO(store.get("out/usage/clients.csv")))
+    assert (row["user"], row["produce_bytes"], row["records"]) == ("u", "9000", "9")
+    assert "Set aside: 3 rows" in store.get("out/usage/report.html")
+    (aside,) = (key for key in store.keys("out/usage/set-aside/") if key.endswith(".json"))
+    assert [json.loads(line)["raw"] for line in store.get(aside).splitlines()] == ["foreign"] * 3
+    assert any(key.endswith(".parquet") for key in store.keys("out/usage/clients.parquet/"))
+    assert not [key for key in store.keys("out/usage/") if "_staging" in key or ".parts" in key]
+
+    # The stream as well: its checkpoint and the log of what it wrote live in the store.
+    stream = [
+        "report",
+        "stream",
+        "--once",
+        "--input",
+        "s3a://usage/in",
+        "--output",
+        "s3a://usage/rolled",
+        *conf,
+        *QUICK,
+    ]
+    result = kquota(*stream)
+    assert result.returncode == 0, result.stderr[-3000:]
+    # Two hours are over by the records' clock, two full minutes of them: each record is in its minute once.
+    assert [key for key in store.keys("rolled/rollups/date=2025-10-20/") if key.endswith(".parquet")]
+    before = store.keys("rolled/rollups/")
+    assert kquota(*stream).returncode == 0
+    again = [key for key in store.keys("rolled/rollups/") if key.endswith(".parquet")]
+    assert again == [key for key in before if key.endswith(".parquet")], "nothing new, nothing repeated"
+    wrong = kquota("report", "usage", "--input", "s3a://usage/none", "--output", "s3a://usage/out", *conf, *QUICK)
+    assert wrong.returncode == 2
+    assert "s3a://usage/none: no files there" in wrong.stderr
