@@ -48,7 +48,8 @@ ENV PATH=/opt/kquota/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONUNBUFFERED=1
 USER 65532:65532
 WORKDIR /tmp
-ENTRYPOINT ["python3", "-m", "analysis"]
+# A report, or what Spark on Kubernetes asks for: driver, executor.
+ENTRYPOINT ["python3", "-m", "analysis.container"]
 
 # --- what sets redirect rules for transparent mode: the same program beside nft, for an init container with NET_ADMIN.
 # The sidecar needs neither, so that its image stays without them.

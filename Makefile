@@ -7,12 +7,16 @@ VENV := .venv
 # Test files run side by side, each with brokers of its own: most of their time is spent waiting for throttles to end.
 PYTEST_WORKERS ?= 2
 BIN := $(VENV)/bin
+# Usage records of the demo, and the reports on them.
+DEMO_USAGE ?= demo-usage
+DEMO_REPORTS ?= demo-reports
+REPORT ?= usage
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PINS := pyproject.toml deploy/constraints.txt
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help analysis demo test test-apiserver check audit bench fuzz schema chart image-lock clean test-object-store
+.PHONY: help analysis demo test test-apiserver check audit bench fuzz schema chart image-lock clean test-object-store report
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -51,7 +55,11 @@ $(VENV)/.bench: $(VENV)/.dev $(PINS)
 	@touch $@
 
 demo: $(VENV)/.demo ## A real Kafka broker, the sidecar, real clients, a live view of throttling (about 30 s)
-	@$(BIN)/kquota demo $(DEMO_ARGS)
+	@$(BIN)/kquota demo --usage $(DEMO_USAGE) $(DEMO_ARGS)
+	@echo "next: make report, or make report REPORT=throttling: Spark reports on those records (Java 17 or 21 has to be there)"
+
+report: $(VENV)/.analysis ## A Spark report on what the demo's sidecar recorded: REPORT=usage, throttling, recommend, noisy, obedience …
+	@$(BIN)/kquota report $(REPORT) --input $(DEMO_USAGE) --output $(DEMO_REPORTS) $(REPORT_ARGS)
 
 analysis: $(VENV)/.analysis ## What `kquota report` needs: pyspark and what draws the pages (Java 17 or 21 has to be there)
 
@@ -100,4 +108,4 @@ audit: $(VENV)/.dev ## Known vulnerabilities of what the image pins (asks PyPI; 
 		$(BIN)/pip-audit --strict --require-hashes --disable-pip --progress-spinner off -r deploy/image/$$lock.txt || exit; done
 
 clean: ## Remove .venv and caches of tools (the Kafka cache outside the project stays)
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .fuzz *.egg-info build
+	rm -rf $(VENV) demo-usage demo-reports .mypy_cache .ruff_cache .pytest_cache .hypothesis .fuzz *.egg-info build

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,7 @@ JOBS = {
     "obedience": "which client libraries wait when they are told to",
     "stream": "rollups per minute and alerts, from a topic or a directory, until it is stopped",
 }
-OK, FAILED, WRONG_USE = 0, 1, 2
+OK, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
 INSTALL = "pip install 'kquota[analysis]'"
 
 
@@ -79,6 +81,8 @@ def main(arguments: Sequence[str]) -> int:
         return _complain(str(error), WRONG_USE)
     except ReportError as error:
         return _complain(str(error), FAILED)
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED)
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] in ("pyspark", "py4j", "matplotlib", "jinja2", "yaml"):
             return _complain(f"reports need the package {error.name}, which is not installed: {INSTALL}", FAILED)
@@ -135,14 +139,18 @@ def _stream_settings(options: argparse.Namespace) -> Settings:
 
 
 def _stream(spark: SparkSession, settings: Settings, *, quiet: bool) -> int:
-    """Run until the queries end (--once), one fails, or Ctrl-C comes. Batches are all or nothing, however it ends."""
+    """Run until the queries end (--once), one fails, or SIGTERM or Ctrl-C comes. Batches are all or nothing, however
+    it ends.
+    """
     from analysis.streaming import follow, start
 
+    # A flag, for an exception in the middle of a word with the JVM would leave both not knowing where they are.
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
     try:
-        queries = start(spark, settings)
-        follow(queries, (lambda _: None) if quiet else lambda line: print(line, file=sys.stderr, flush=True))
-    except KeyboardInterrupt:
-        pass
+        queries = start(spark, settings, stop)
+        follow(queries, (lambda _: None) if quiet else lambda line: print(line, file=sys.stderr, flush=True), stop)
     finally:
         spark.stop()
     return OK

@@ -56,10 +56,8 @@ def _executor(environment: Mapping[str, str]) -> list[str]:
     }
     options = [part for option, name in said.items() for part in (option, environment[name])]
     java = Path(environment["JAVA_HOME"], "bin/java") if "JAVA_HOME" in environment else Path("java")
-    memories = [f"-Xms{memory}", f"-Xmx{memory}"]
-    return [
-        str(java), *(value for _, value in numbered), *memories, "-cp", ":".join(filter(None, classes)), BACKEND, *options,
-    ]  # fmt: skip
+    java_options = [*(value for _, value in numbered), f"-Xms{memory}", f"-Xmx{memory}"]
+    return [str(java), *java_options, "-cp", ":".join(filter(None, classes)), BACKEND, *options]
 
 
 def _home() -> Path:

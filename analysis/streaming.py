@@ -7,9 +7,9 @@ are no records.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,6 +26,7 @@ from quota.entity import Kind
 from quota.record import CAUSES, IDENTITY
 
 MINUTE = "1 minute"
+POLL_S = 0.5
 _SUMS = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations", "requests", "mutes", "mutes_ignored")
 ROLLUP = (
     "minute timestamp, cluster_id string, user string, client_id string, records bigint, sidecars bigint, "
@@ -147,8 +148,12 @@ def alerts(rolled: DataFrame, settings: Settings) -> DataFrame:
     return each.select(F.concat_ws("/", *CLIENT).alias("key"), F.to_json(body).alias("value"))
 
 
-def start(spark: SparkSession, settings: Settings) -> list[StreamingQuery]:
-    """Start the queries; each has its checkpoint below `output`, from which it goes on after any end."""
+def start(spark: SparkSession, settings: Settings, stop: Event | None = None) -> list[StreamingQuery]:
+    """Start the queries; each has its checkpoint below `output`, from which it goes on after any end.
+
+    With `once`, alerts are started when the rollups are all there, or not at all when `stop` is set before that.
+    """
+    stop = stop or Event()
     text = lines(spark, settings)
     aside = parse(text).where("reason IS NOT NULL").select("reason", "file", "raw")
     queries = [
@@ -157,9 +162,9 @@ def start(spark: SparkSession, settings: Settings) -> list[StreamingQuery]:
     ]
     started = [query.start() for query in queries]
     if settings.alerts is not None:
-        if settings.once:
-            for query in started:
-                query.awaitTermination()
+        while settings.once and any(query.isActive for query in started):
+            if stop.wait(POLL_S):
+                return started
         started.append(_alert_query(spark, settings))
     return started
 
@@ -192,8 +197,11 @@ def late_rows(progress: Mapping[str, Any]) -> int:
     return sum(int(one["numRowsDroppedByWatermark"]) for one in progress["stateOperators"])
 
 
-def follow(queries: list[StreamingQuery], say: Any, *, every_s: float = 1.0) -> None:
-    """Say what the queries do until all have ended. Raises ReportError when one fails."""
+def follow(queries: list[StreamingQuery], say: Any, stop: Event | None = None, *, every_s: float = 1.0) -> None:
+    """Say what the queries do until all have ended, or `stop` is set: then they are ended, what they are at is not
+    written and will be done anew. Raises ReportError when one fails.
+    """
+    stop = stop or Event()
     told: dict[str, int] = {}
     while True:
         active = any(query.isActive for query in queries)
@@ -211,4 +219,8 @@ def follow(queries: list[StreamingQuery], say: Any, *, every_s: float = 1.0) -> 
                 raise ReportError(f"{query.name} failed: {str(error).strip().splitlines()[0]}")
         if not active:
             return
-        time.sleep(every_s)
+        if stop.wait(every_s):
+            break
+    for query in queries:
+        query.stop()
+    say("stopped; the next start goes on from here")

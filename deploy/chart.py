@@ -165,6 +165,39 @@ _OWN: Final[dict[str, Schema]] = {
         ),
         "description": "Puts sidecars into the pods of chosen namespaces.",
     },
+    "analysis": {
+        **_closed(
+            enabled=_BOOLEAN,
+            kind={"enum": ["CronJob", "ScheduledSparkApplication"]},
+            image=_closed(repository=_NAME, tag=_TEXT, pullPolicy={"enum": ["Always", "IfNotPresent", "Never"]}),
+            schedule=_NAME,
+            timeZone=_TEXT,
+            input=_TEXT,
+            output=_TEXT,
+            reports={
+                "type": "array",
+                "items": {
+                    **_closed(
+                        name={"type": "string", "pattern": "^[a-z]+$"},
+                        arguments={"type": "array", "items": _TEXT},
+                        schedule=_NAME,
+                    ),
+                    "required": ["name"],
+                },
+            },
+            stream=_closed(enabled=_BOOLEAN, input=_TEXT, output=_TEXT, arguments={"type": "array", "items": _TEXT}),
+            conf=_STRINGS,
+            files=_STRINGS,
+            env=_OBJECTS,
+            driver=_closed(cores=_COUNT, memory=_NAME, resources=_ANY_OBJECT, serviceAccount=_TEXT),
+            executor=_closed(instances=_COUNT, cores=_COUNT, memory=_NAME),
+            volumes=_OBJECTS,
+            volumeMounts=_OBJECTS,
+            nodeSelector=_STRINGS,
+            tolerations=_OBJECTS,
+        ),
+        "description": "Reports over usage records by schedule, and the stream.",
+    },
     "test": {**_closed(enabled=_BOOLEAN), "description": "The hook of helm test."},
 }
 

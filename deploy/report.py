@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,8 @@ YAML_SUFFIXES = (".yaml", ".yml")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Start `python -m analysis` with these arguments and wait for it; its exit code. Ctrl-C reaches both.
+    """Start `python -m analysis` with these arguments and wait for it; its exit code, 128 + n after signal n.
+    Ctrl-C reaches both, SIGTERM is handed on.
 
     `--candidate` may name a configuration file: the jobs do not read those, so they get what it means, as JSON.
     Raises ConfigError when that file is wrong, OSError when $KQUOTA_ANALYSIS_PYTHON does not run.
@@ -31,12 +33,13 @@ def run(arguments: Sequence[str]) -> int:
     with TemporaryDirectory(prefix="kquota-report-") as directory:
         command = [python, "-m", "analysis", *_with_candidate(arguments, Path(directory))]
         child = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path})
+        signal.signal(signal.SIGTERM, lambda *_: child.terminate())
         while True:
             try:
                 code = child.wait()
             except KeyboardInterrupt:
                 continue  # the terminal has told the child as well, and it ends Spark in order
-            return 1 if code < 0 else code
+            return 128 - code if code < 0 else code
 
 
 def _with_candidate(arguments: Sequence[str], directory: Path) -> list[str]:

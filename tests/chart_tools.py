@@ -174,7 +174,9 @@ def pod_specs(manifests: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         name = f"{one['kind']}/{one['metadata']['name']}"
         if one["kind"] == "Pod":
             found[name] = one["spec"]
-        elif "template" in one.get("spec", {}):
+        elif one["kind"] == "CronJob":
+            found[name] = one["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+        elif "template" in one.get("spec", {}) and not one["apiVersion"].startswith("sparkoperator"):
             found[name] = one["spec"]["template"]["spec"]
     return found
 

@@ -1,6 +1,7 @@
-"""Reports from and to an object store: `kquota report` over s3a paths, on an S3 server on loopback (`make test-object-store`).
+"""Reports from and to an object store: `kquota report` over s3a paths, on an S3 server on loopback.
 
-Not among the tests that `make test` finds, for it fetches Hadoop's S3 connector first; that is what its name is for.
+`make test-object-store` runs it. By its name it is not among the tests that `make test` finds: it fetches Hadoop's
+connector first.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import pytest
 
 from deploy.kafka.ports import free_ports
 from quota.record import to_line
-from tests.spark_tools import record
-from tests.test_analysis_cli import QUICK, ROOT, kquota
+from tests.spark_tools import QUICK, record
+from tests.test_analysis_cli import ROOT, kquota
 
 SERVER = ROOT / ".venv/s3/bin/moto_server"
 START_LIMIT_S = 60.0

@@ -13,6 +13,17 @@ from quota.record import Row, build, to_line
 DAY_MS = 86_400_000
 T0_MS = 1_760_918_400_000
 """2025-10-20 00:00:00 UTC, a Monday."""
+QUICK = [
+    part
+    for setting in (
+        "spark.sql.shuffle.partitions=2",
+        "spark.sql.codegen.wholeStage=false",  # for a few rows; test_analysis_cluster.py compiles
+        "spark.sql.codegen.factoryMode=NO_CODEGEN",
+        "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    )
+    for part in ("--conf", setting)
+]
+"""Options of a report over a few rows, for which compiling takes longer than interpreting."""
 
 
 def record(sequence: int, start_s: float, *, duration_s: float = 10.0, instance: str = "i1", **values: Any) -> Row:

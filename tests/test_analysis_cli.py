@@ -15,20 +15,10 @@ from analysis.errors import ReportError, WrongUseError
 from analysis.java import find_java
 from analysis.levels import load_candidate
 from analysis.prices import load_prices, to_prices
-from tests.spark_tools import record, table, write
+from tests.spark_tools import QUICK, record, table, write
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 280
-QUICK = [
-    part
-    for setting in (
-        "spark.sql.shuffle.partitions=2",
-        "spark.sql.codegen.wholeStage=false",  # for a few rows; test_analysis_cluster.py compiles
-        "spark.sql.codegen.factoryMode=NO_CODEGEN",
-        "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    )
-    for part in ("--conf", setting)
-]
 
 
 def kquota(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:

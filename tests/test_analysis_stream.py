@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from deploy.kafka import KafkaCluster
 
 ROOT = Path(__file__).resolve().parents[1]
-START_LIMIT_S, STOP_LIMIT_S = 120.0, 60.0
+START_LIMIT_S, STOP_LIMIT_S = 240.0, 120.0
 
 
 def minutes(spark: SparkSession, directory: Path) -> dict[tuple[str, int], tuple[int, int]]:
@@ -77,16 +79,42 @@ def test_repeats_are_dropped_late_records_too_and_minutes_end_by_the_records_clo
     assert [row["reason"] for row in json_lines(output / "set-aside")] == ["not_a_record"]
 
 
+@pytest.mark.timeout(900)
+def test_sigterm_and_ctrl_c_end_it_in_order_and_the_next_start_goes_on(
+    spark: SparkSession, tmp_path: Path, streams: list[Stream]
+) -> None:
+    source, output, log = tmp_path / "in", tmp_path / "out", tmp_path / "log"
+    for ending in (signal.SIGTERM, signal.SIGINT):
+        first = 1 if ending == signal.SIGTERM else 101
+        rows = [record(number, number * 60, produce_bytes=number) for number in range(first, first + 20)]
+        write(source, rows, f"{first}.jsonl")
+        arguments = ["--input", str(source), "--output", str(output), "--delay", "1 minute"]
+        stream = Stream(*arguments, "--trigger", "0 seconds", log=log, program=("deploy.cli", "report"))
+        streams.append(stream)
+        deadline = time.monotonic() + START_LIMIT_S
+        while not committed(output / "rollups") or ("c", first + 15) not in minutes(spark, output):
+            assert stream.process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.3)
+        if ending == signal.SIGTERM:  # as `docker stop` and Kubernetes do it: to the program that was started
+            stream.process.terminate()
+        else:  # as a terminal does it
+            os.killpg(stream.process.pid, ending)
+        assert stream.end() == 0, log.read_text()
+        assert stream.left() == []
+        assert "Traceback" not in log.read_text()
+        assert log.read_text().endswith("stopped; the next start goes on from here\n")
+    write(source, [record(500, 9000)], "last.jsonl")
+    run_once(spark, source, output)
+    expected = {number for first in (1, 101) for number in range(first, first + 20)}
+    assert minutes(spark, output) == {("c", number): (1, number) for number in expected}
+
+
 def test_addresses_of_topics() -> None:
     assert address("kafka://a:1,b:2/topic") == ("a:1,b:2", "topic")
     for wrong in ("kafka://a:1", "kafka:///topic", "kafka://a:1/b/c"):
         with pytest.raises(WrongUseError, match="expected kafka://"):
             address(wrong)
-
-
-def children(pid: int) -> list[int]:
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(one) for one in found]
 
 
 def committed(sink: Path) -> bool:
@@ -95,9 +123,9 @@ def committed(sink: Path) -> bool:
 
 
 class Stream:
-    """`kquota report stream` as a process, and its JVM."""
+    """`python -m analysis stream`, or another `program`, as a process in a group of its own, and its JVM."""
 
-    def __init__(self, *arguments: str, log: Path) -> None:
+    def __init__(self, *arguments: str, log: Path, program: Sequence[str] = ("analysis",)) -> None:
         quick = (
             "spark.sql.shuffle.partitions=2",
             "spark.sql.codegen.wholeStage=false",
@@ -106,16 +134,25 @@ class Stream:
         options = [part for one in quick for part in ("--conf", one)]
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "analysis", "stream", *arguments, "--memory", "700m", *options],
-                stdout=out, stderr=out, cwd=ROOT,
+                [sys.executable, "-m", *program, "stream", *arguments, "--memory", "700m", *options],
+                stdout=out, stderr=out, cwd=ROOT, start_new_session=True,
             )  # fmt: skip
         self.log = log
 
     def kill(self) -> None:
-        """kill -9 of the JVM, which does the work, and of the Python that started it."""
-        for pid in [*children(self.process.pid), self.process.pid]:
-            os.kill(pid, signal.SIGKILL)
+        """kill -9 of the JVM, which does the work, and of whoever started it."""
+        os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(STOP_LIMIT_S)
+
+    def left(self) -> list[int]:
+        """Processes of the group that still run."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                state, _, group = path.read_text().rpartition(")")[2].split()[:3]
+                if int(group) == self.process.pid and state != "Z":
+                    found.append(int(path.parent.name))
+        return found
 
     def end(self) -> int:
         return self.process.wait(START_LIMIT_S)

@@ -34,9 +34,11 @@ from deploy.demo.stage import check_libraries
 from deploy.demo.verdict import judge, sentence
 from quota.entity import Kind
 from quota.record import from_line
+from tests.spark_tools import QUICK, table
 
 ROOT = Path(__file__).parents[1]
 ORDERS, CLICKSTREAM, REPORTS, BATCH = PLANS
+REPORT_LIMIT_S = 280
 
 
 # ---- the meter ------------------------------------------------------------------------------------------------------
@@ -297,7 +299,7 @@ def demo(seconds: int, *more: str) -> Iterator[Demo]:
 
 
 @pytest.mark.broker
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(120 + REPORT_LIMIT_S)
 def test_the_demo_holds_every_client_to_its_limit(tmp_path: Path) -> None:
     with demo(19, "--usage", str(tmp_path)) as running:
         output, _ = running.process.communicate(timeout=110)
@@ -320,12 +322,34 @@ def test_the_demo_holds_every_client_to_its_limit(tmp_path: Path) -> None:
         assert int(told_ms) > 50, output
         assert result == "ok"
     assert "Every limited client stayed within 10% of its limit" in output
-    assert f"kquota report usage --input {tmp_path}" in output
+    assert f"kquota report throttling --input {tmp_path}" in output
     lines = [line for path in tmp_path.rglob("usage-*.jsonl") for line in path.read_bytes().splitlines()]
     moved = Counter[str]()
     for row in map(from_line, lines):
         moved[row["client_id"]] += row["produce_bytes"] + row["fetch_bytes"]
     assert all(moved[plan.client_id] > 1_000_000 for plan in PLANS), moved
+    # What the demo says to do next, done.
+    report = ["report", "throttling", "--input", str(tmp_path), "--output", str(tmp_path / "reports")]
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy.cli", *report, "--memory", "700m", *QUICK],
+        cwd=ROOT, capture_output=True, text=True, timeout=REPORT_LIMIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"Used: {len(lines):,} records of 1 instance, of {len(lines):,} rows read." in done.stdout
+    assert re.search(r"clients lost .* to throttles", done.stdout), done.stdout
+    delayed = {row["client_id"]: row["main_cause"] for row in table(tmp_path / "reports/throttling", "clients")}
+    limited = {plan.client_id: "produce" if plan.role == "producer" else "fetch" for plan in PLANS if plan.limit}
+    assert delayed == limited
+    assert "<svg" in (tmp_path / "reports/throttling/report.html").read_text()
+
+
+def test_make_report_reads_what_make_demo_leaves() -> None:
+    commands = subprocess.run(
+        ["make", "--dry-run", "--no-print-directory", "demo", "report", "REPORT=noisy"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert re.search(r"kquota demo --usage demo-usage\s", commands)
+    assert "kquota report noisy --input demo-usage --output demo-reports" in commands
 
 
 @pytest.mark.broker

@@ -72,7 +72,8 @@ def _demo(console: Console, seconds: int, plain: bool, interrupts: Interrupts, u
         if status is not None:
             status.start()
     if usage is not None:
-        say(f"usage records are in {usage}: kquota report usage --input {usage} --output DIR")
+        program = sys.argv[0] if Path(sys.argv[0]).name == "kquota" else "kquota"
+        say(f"usage records are in {usage}: {program} report throttling --input {usage} --output DIR")
     return _summarise(console, tracks, seconds)
 
 

@@ -96,9 +96,10 @@ volumes:
   {{- include "kquota.analysisVolumes" .root | nindent 2 }}
 {{- end -}}
 
-{{/* What the Spark operator is told of one program. Called with a dict: root, arguments (text), restartPolicy. */}}
+{{/* What the Spark operator is told of one program. Called with a dict: root, arguments (text), restartPolicy, conf (more). */}}
 {{- define "kquota.sparkApplication" -}}
 {{- $analysis := .root.Values.analysis -}}
+{{- $conf := merge (dict) $analysis.conf (default (dict) .conf) -}}
 type: Python
 pythonVersion: "3"
 mode: cluster
@@ -114,7 +115,7 @@ imagePullSecrets:
 mainApplicationFile: local:///opt/kquota/lib/python3.11/site-packages/analysis/__main__.py
 arguments:
   {{- .arguments | nindent 2 }}
-{{- with $analysis.conf }}
+{{- with $conf }}
 sparkConf:
   {{- range $name, $value := . }}
   {{ $name | quote }}: {{ $value | quote }}
