@@ -35,6 +35,10 @@ CRDS: Final = {
         "deploy/crds/cert-manager.io_certificates.yaml",
         "deploy/crds/cert-manager.io_issuers.yaml",
     ),
+    "github.com/kubeflow/spark-operator/v2": (
+        "config/crd/bases/sparkoperator.k8s.io_scheduledsparkapplications.yaml",
+        "config/crd/bases/sparkoperator.k8s.io_sparkapplications.yaml",
+    ),
     "github.com/prometheus-operator/prometheus-operator": (
         "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
         "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
@@ -55,7 +59,7 @@ def programs() -> tuple[Path, Path]:
 
 
 def crds() -> list[dict[str, Any]]:
-    """The published definitions of the kinds that the Prometheus operator and cert-manager bring."""
+    """The published definitions of the kinds that the Prometheus operator, cert-manager and the Spark operator bring."""
     return [
         yaml.safe_load((go_tools.source("crds", module) / path).read_text())
         for module, paths in CRDS.items()
