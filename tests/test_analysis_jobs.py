@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from analysis.levels import Candidate
 from analysis.prices import to_prices
 from analysis.runner import make
 from config.load import load_bytes
 from config.table import entries
+from deploy.chart import CHART
+from deploy.cli import app
+from tests.chart_tools import configuration, documents, render_text
 from tests.spark_tools import DAY_MS, T0_MS, record, table, write
 
 if TYPE_CHECKING:
@@ -174,6 +178,11 @@ def test_recommend(report: Make) -> None:
         ("tiny", None, 1000, 6.3),
     }
     assert yaml.safe_load(patch).keys() == {"quotas"}
+    checked = CliRunner().invoke(app, ["check", "--on-paper", "--config", str(out / "values.yaml")])
+    assert checked.exit_code == 0, checked.output
+    assert "5 quotas, most specific level first" in checked.output
+    rendered = configuration(documents(render_text(CHART / "ci/sidecar-values.yaml", "--values", out / "values.yaml")))
+    assert yaml.safe_load(rendered)["quotas"] == yaml.safe_load(patch)["quotas"]  # Helm takes it over as it is
     difference = (out / "quotas.diff").read_text()
     assert "- 'calm' 'app' producer_byte_rate: 5 MB/s\n+ 'calm' 'app' producer_byte_rate: 1.3 MB/s" in difference
     assert "needs 1.9 MB/s on weekdays at 09 h UTC, was delayed 4 s" in difference
