@@ -59,7 +59,7 @@ def programs() -> tuple[Path, Path]:
 
 
 def crds() -> list[dict[str, Any]]:
-    """The published definitions of the kinds that the Prometheus operator, cert-manager and the Spark operator bring."""
+    """The published definitions of the kinds that the operators of Prometheus, of Spark and cert-manager bring."""
     return [
         yaml.safe_load((go_tools.source("crds", module) / path).read_text())
         for module, paths in CRDS.items()
