@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import matplotlib
@@ -17,6 +17,7 @@ from matplotlib.ticker import FuncFormatter
 from analysis.words import size
 
 COLOURS = ("#2a6f97", "#e07a5f", "#81b29a", "#f2cc8f", "#6d597a", "#3d405b", "#b56576", "#8d99ae")
+HALF_A_DAY = timedelta(hours=12)
 SERIES = Sequence[tuple[datetime, float]]
 
 
@@ -42,10 +43,14 @@ def lines(
     for (name, points), colour in zip(series.items(), COLOURS * 4, strict=False):
         points = sorted(points)
         style = "-" if len(points) > 1 else "o"
-        times: Any = [when for when, _ in points]  # matplotlib takes datetimes, its types know numbers only
-        axes.plot(times, [value for _, value in points], style, label=name, color=colour, linewidth=1.4)
+        moments: Any = [when for when, _ in points]  # matplotlib takes datetimes, its types know numbers only
+        axes.plot(moments, [value for _, value in points], style, label=name, color=colour, linewidth=1.4)
     for name, value in (level or {}).items():
         axes.axhline(value, color="#c1121f", linestyle="--", linewidth=1.1, label=name)
+    times = sorted({when for points in series.values() for when, _ in points})
+    if len(times) == 1:  # left to itself the axis would span years
+        bounds: Any = (times[0] - HALF_A_DAY, times[0] + HALF_A_DAY)
+        axes.set_xlim(*bounds)
     locator = AutoDateLocator()  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]

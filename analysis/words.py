@@ -48,10 +48,10 @@ def cell(name: str, value: Any) -> str:
         return "yes" if value else "no"
     if not isinstance(value, int | float):
         return str(value)
-    if "bytes" in name:
-        return size(value) + ("/s" if name.endswith("_per_s") else "")
     if name.endswith("_share"):
         return share(value)
+    if "bytes" in name:
+        return size(value) + ("/s" if name.endswith("_per_s") else "")
     if isinstance(value, int) or value == int(value):
         return f"{int(value):,}"
     return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ import pytest
 from analysis.errors import ReportError, WrongUseError
 from analysis.java import find_java
 from analysis.levels import load_candidate
+from analysis.plots import lines
 from analysis.prices import load_prices, to_prices
+from analysis.words import cell
 from tests.spark_tools import QUICK, record, table, write
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -124,6 +128,29 @@ def test_wrong_price_models_are_named(values: Any, told: str) -> None:
     with pytest.raises(WrongUseError) as caught:
         to_prices(values, "p.yaml")
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("bytes_share", 0.496, "49.6 %"),
+        ("produce_bytes", 1_500_000, "1.5 MB"),
+        ("peak_bytes_per_s", 999_960.0, "1 MB/s"),
+        ("requests", 12_345, "12,345"),
+        ("correlation", -0.08852, "-0.08852"),
+        ("notable", True, "yes"),
+        ("days", None, "–"),
+    ],
+)
+def test_cells_have_the_unit_of_their_column(name: str, value: Any, text: str) -> None:
+    assert cell(name, value) == text
+
+
+def test_a_plot_of_one_moment_is_about_that_day() -> None:
+    day = datetime(2025, 10, 20, 12)
+    svg = lines({"peak": [(day, 5.0)]}, "bytes per second")
+    assert "2025-Oct" in svg
+    assert not re.search(r">20(2[0-46-9])<", svg), "no other year on the axis"
 
 
 def test_the_price_model_of_the_docs_is_right(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def _tell(tables: Mapping[str, DataFrame]) -> Story:
             "hour of the input count; shadow limits do not.",
             "The forecast is a straight line through the daily peaks, towards the capacity where one "
             "was given, else towards "
-            "the sum of the limits. `fit share` is R²: near 0 %, there is no trend to speak of.",
+            "the sum of the limits. 'fit share' is R²: near 0 %, there is no trend to speak of.",
         ],
     )
 

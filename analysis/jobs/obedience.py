@@ -81,6 +81,6 @@ def _tell(tables: Mapping[str, DataFrame]) -> Story:
         notes=[
             "Ignoring costs the client nothing and gains it nothing: a muted connection is not read, "
             "so what it sends waits.",
-            "Libraries name themselves from ApiVersions version 3 on (KIP-511); older ones are `(did not say)`.",
+            "Libraries name themselves from ApiVersions version 3 on (KIP-511); older ones are '(did not say)'.",
         ],
     )

@@ -120,7 +120,7 @@ def _tell(tables: Mapping[str, DataFrame]) -> Story:
         notes=[
             "Delays of several connections at the same time add up: two connections held for a "
             "minute each are two minutes.",
-            "Each delayed request has one cause, the quota with the longest delay. `broker` are "
+            "Each delayed request has one cause, the quota with the longest delay. 'broker' are "
             "quotas of the brokers' own.",
             "The share of time lost is against the connections open at most in each interval, so it "
             "is at least that much.",
