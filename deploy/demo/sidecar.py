@@ -18,7 +18,8 @@ from deploy.kafka.ports import free_ports
 from quota.entity import Kind
 
 READY_LIMIT_S = 30.0
-STOP_LIMIT_S = 5.0
+STOP_LIMIT_S = 20.0
+"""It drains, and has several seconds for its usage records: killed before that, it would leave an open file."""
 ASK_LIMIT_S = 1.0
 BROKER_PORTS = 8
 USAGE_INTERVAL_S = 2
