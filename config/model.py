@@ -23,6 +23,7 @@ from pydantic_core import CoreSchema
 from config.export import Export
 from config.identity import Identity
 from config.limits import Limits
+from config.sasl import UpstreamSasl
 from config.source import Source
 from config.tls import ListenTls, UpstreamTls
 from config.transparent import Transparent
@@ -90,6 +91,9 @@ class Upstream(_Model):
         description="host:port of some brokers, tried in turn. Required unless mode is transparent.",
     )
     tls: UpstreamTls | None = Field(default=None, description="TLS to the brokers; null: none.")
+    sasl: UpstreamSasl | None = Field(
+        default=None, description="The sidecar's own login by SASL, for its own questions to the cluster."
+    )
     connect_timeout_ms: Annotated[int, _milliseconds(_HOUR_MS, least_ms=10)] = Field(
         default=10_000, description="How long a broker may take to accept a connection, TLS included."
     )

@@ -11,6 +11,7 @@ import trio
 
 from config.model import Config
 from config.table import to_table
+from deploy.credentials import own_credentials
 from deploy.quota_source import MOST_LOGGED, QuotaSource
 from proxy.cluster import ClusterError, ask_quotas
 from proxy.tls import ClientTls
@@ -38,6 +39,7 @@ class ClusterSource(QuotaSource):
         self._last: Address | None = None
         self._interval_s = config.quota_settings.poll_interval_s / 1000
         self._timeout_s = config.upstream.connect_timeout_ms / 1000
+        self._credentials = own_credentials(config)
         self._in_file = to_table(config)
         self._quotas: Quotas | None = None
         """The last answer; None before the first one."""
@@ -83,7 +85,7 @@ class ClusterSource(QuotaSource):
         errors = []
         for address in self._in_order():
             try:
-                quotas = await ask_quotas(*address, self._timeout_s, self._tls)
+                quotas = await ask_quotas(*address, self._timeout_s, self._tls, self._credentials)
             except ClusterError as error:
                 errors.append(str(error))
                 continue

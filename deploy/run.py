@@ -60,6 +60,7 @@ def proxy_settings(config: Config, security: Security) -> ProxySettings:
         identity=security.identity,
         listen_tls=security.listen_tls,
         upstream_tls=security.upstream_tls,
+        credentials=security.credentials,
         oauth_claim=config.identity.sasl.oauthbearer_claim,
         connect_timeout_s=config.upstream.connect_timeout_ms / 1000,
         sizes=SizeLimits(

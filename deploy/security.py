@@ -9,8 +9,10 @@ from typing import Any
 from config.identity import Identity
 from config.model import Config
 from config.tls import ListenTls, UpstreamTls
+from deploy.credentials import kafka_python_login, own_credentials
 from deploy.follow import Followed, Follower
 from deploy.static_user import StaticUser
+from proxy.credentials import Credentials
 from proxy.identity import IdentityPolicy
 from proxy.tls import ClientTls, KeyPair, ServerTls, TlsSide
 from quota.principal import PrincipalRules
@@ -24,12 +26,16 @@ class Security:
     upstream_tls: ClientTls | None
     identity: IdentityPolicy
     follower: Follower
+    credentials: Credentials | None
+    """The sidecar's own login."""
 
     def producer_settings(self) -> dict[str, Any]:
         """What a client of kafka-python has to know to reach the brokers in the same way, as of now."""
+        login = kafka_python_login(self.credentials)
         if self.upstream_tls is None:
-            return {}
-        return {"security_protocol": "SSL", "ssl_context": self.upstream_tls.library_context()}
+            return {**login, "security_protocol": "SASL_PLAINTEXT"} if login else {}
+        protocol = "SASL_SSL" if login else "SSL"
+        return {**login, "security_protocol": protocol, "ssl_context": self.upstream_tls.library_context()}
 
     @property
     def sides(self) -> list[TlsSide]:
@@ -43,7 +49,7 @@ def load_security(config: Config) -> Security:
     upstream = None if config.upstream.tls is None else client_tls(config.upstream.tls)
     followed = [Followed(side.setting, side.paths, side.load) for side in (listen, upstream) if side and side.paths]
     identity = _identity(config.identity, followed)
-    return Security(listen, upstream, identity, Follower(followed))
+    return Security(listen, upstream, identity, Follower(followed), own_credentials(config))
 
 
 def server_tls(settings: ListenTls) -> ServerTls:

@@ -13,7 +13,7 @@ import trio
 
 from proxy.addresses import AddressBook, BadAddressError, BrokerKey, NoFreePortError
 from proxy.admission import Admission
-from proxy.cluster import ClusterError, ask_brokers
+from proxy.cluster import ClusterError, LoginWantedError, ask_brokers
 from proxy.complaints import Complaints
 from proxy.connection import Connection, Shared
 from proxy.dial import Dial, Dialer
@@ -100,7 +100,7 @@ class Proxy:
         self._look_again = trio.Event()
         self._accept_said_s = -ACCEPT_SAID_EVERY_S
         self._port = settings.listen_port
-        self._login_expected = False
+        self._login_expected = settings.credentials is not None
         """The cluster's listener wants SASL: some connection has logged in."""
         self.state = "starting"
         """starting, serving, draining, stopped"""
@@ -480,10 +480,16 @@ class Proxy:
                 self._look_again = trio.Event()
 
     async def _learn_brokers(self) -> None:
+        settings = self._settings
         errors = []
-        for host, port in dict.fromkeys([*self._settings.bootstrap, *self._known_brokers()]):
+        for host, port in dict.fromkeys([*settings.bootstrap, *self._known_brokers()]):
             try:
-                brokers = await ask_brokers(host, port, self._settings.connect_timeout_s, self._settings.upstream_tls)
+                brokers = await ask_brokers(
+                    host, port, settings.connect_timeout_s, settings.upstream_tls, settings.credentials
+                )
+            except LoginWantedError:
+                self._login_expected = True  # brokers become known by the answers that clients get
+                return
             except ClusterError as error:
                 errors.append(str(error))
                 continue

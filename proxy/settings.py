@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from proxy.credentials import Credentials
 from proxy.identity import IdentityPolicy
 from proxy.sasl import DEFAULT_CLAIM
 from proxy.tls import ClientTls, ServerTls
@@ -72,6 +73,8 @@ class ProxySettings:
     """Clients connect by TLS; None: plain."""
     upstream_tls: ClientTls | None = None
     """Brokers are connected to by TLS; None: plain."""
+    credentials: Credentials | None = None
+    """The sidecar's own login, for its own questions."""
     connect_timeout_s: float = 10.0
     sizes: SizeLimits = DEFAULT_SIZES
     stalls: StallLimits = field(default_factory=StallLimits)

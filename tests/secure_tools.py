@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from deploy.kafka import DEFAULT_LISTENERS, KafkaCluster, SecureListener, Security
 from tests.certificates import Authority
+from tests.sasl_tools import jwt
 
 PASSWORDS: Final = {
     "alice": "pw-alice-8d1f",
@@ -66,3 +68,78 @@ def allow_all_but_closed(cluster: KafkaCluster) -> None:
         assert not result["failed"], result
     finally:
         admin.close()
+
+
+# ---- how clients of each kind log in -------------------------------------------------------------------------------
+
+
+def token(user: str, **claims: object) -> str:
+    """An unsecured JSON web token that the cluster takes for half an hour."""
+    now_s = int(time.time())
+    return jwt({"sub": user, "iat": now_s, "exp": now_s + 1800, **claims})
+
+
+def login(client: str, mechanism: str, user: str, secret: str, protocol: str = "SASL_PLAINTEXT") -> dict[str, Any]:
+    """Settings of a client of tests/clients.py, in its own spelling; `secret` is a password, or OAUTHBEARER's token."""
+    return _LOGINS[client](mechanism, user, secret) | {_PROTOCOL_SETTING[client]: protocol}
+
+
+_PROTOCOL_SETTING: Final = {
+    "kafka-python": "security_protocol",
+    "aiokafka": "security_protocol",
+    "confluent-kafka": "security.protocol",
+    "java-console": "security.protocol",
+}
+
+
+def _kafka_python(mechanism: str, user: str, secret: str) -> dict[str, Any]:
+    from kafka.net.sasl.oauth import AbstractTokenProvider
+
+    class Provider(AbstractTokenProvider):
+        def token(self) -> str:
+            return secret
+
+    settings: dict[str, Any] = {"sasl_mechanism": mechanism}
+    if mechanism == "OAUTHBEARER":
+        return settings | {"sasl_oauth_token_provider": Provider()}
+    return settings | {"sasl_plain_username": user, "sasl_plain_password": secret}
+
+
+def _aiokafka(mechanism: str, user: str, secret: str) -> dict[str, Any]:
+    from aiokafka.abc import AbstractTokenProvider
+
+    class Provider(AbstractTokenProvider):
+        async def token(self) -> str:
+            return secret
+
+    settings: dict[str, Any] = {"sasl_mechanism": mechanism}
+    if mechanism == "OAUTHBEARER":
+        return settings | {"sasl_oauth_token_provider": Provider()}
+    return settings | {"sasl_plain_username": user, "sasl_plain_password": secret}
+
+
+def _confluent(mechanism: str, user: str, secret: str) -> dict[str, Any]:
+    settings: dict[str, Any] = {"sasl.mechanism": mechanism}
+    if mechanism == "OAUTHBEARER":
+        return settings | {"oauth_cb": lambda _: (secret, time.time() + 1500)}
+    return settings | {"sasl.username": user, "sasl.password": secret}
+
+
+def _java(mechanism: str, user: str, secret: str) -> dict[str, Any]:
+    """Java's own login module makes the unsecured token by itself, from the user alone."""
+    modules = "org.apache.kafka.common.security"
+    if mechanism == "OAUTHBEARER":
+        jaas = f'{modules}.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="{user}";'
+    elif mechanism == "PLAIN":
+        jaas = f'{modules}.plain.PlainLoginModule required username="{user}" password="{secret}";'
+    else:
+        jaas = f'{modules}.scram.ScramLoginModule required username="{user}" password="{secret}";'
+    return {"sasl.mechanism": mechanism, "sasl.jaas.config": jaas}
+
+
+_LOGINS: Final[dict[str, Callable[[str, str, str], dict[str, Any]]]] = {
+    "kafka-python": _kafka_python,
+    "aiokafka": _aiokafka,
+    "confluent-kafka": _confluent,
+    "java-console": _java,
+}

@@ -1,0 +1,37 @@
+"""Settings of the sidecar's own login at the cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from config.types import ABSOLUTE_PATH, choice, text, wrong
+
+_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+
+
+class UpstreamSasl(BaseModel):
+    """The sidecar's own login, for its own questions: clients' logins pass through as they are."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mechanism: Annotated[str, choice("a mechanism", *_MECHANISMS)] = Field(description="How the sidecar logs in.")
+    username: Annotated[str, text("a user name")] | None = Field(
+        default=None, description="The user; not with OAUTHBEARER, whose token says who it is for."
+    )
+    password_file: Annotated[str, ABSOLUTE_PATH] | None = Field(
+        default=None, description="File with the password. Read at every login, so it may be replaced at any time."
+    )
+    token_file: Annotated[str, ABSOLUTE_PATH] | None = Field(
+        default=None, description="With OAUTHBEARER, the file with the token; read at every login."
+    )
+
+    @model_validator(mode="after")
+    def _fits_the_mechanism(self) -> UpstreamSasl:
+        if self.mechanism == "OAUTHBEARER":
+            if self.token_file is None or self.username is not None or self.password_file is not None:
+                raise wrong("a token_file with OAUTHBEARER, and neither username nor password_file")
+        elif self.username is None or self.password_file is None or self.token_file is not None:
+            raise wrong(f"username and password_file with {self.mechanism}, and no token_file")
+        return self

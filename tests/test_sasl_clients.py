@@ -1,0 +1,215 @@
+"""Real clients log in by SASL through the sidecar to a real broker: the right user is charged, failures are the same as
+without it, logging in again works under throttle, and no secret is left anywhere."""
+
+from __future__ import annotations
+
+import re
+import struct
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+import pytest
+
+from deploy.kafka import KafkaCluster, run_tool
+from deploy.kafka.security import MECHANISMS
+from tests.clients import PRODUCERS, Load, Timeline
+from tests.raw_client import ClosedByPeerError, RawClient
+from tests.sasl_tools import authenticate, bearer, handshake, raw
+from tests.secure_tools import CLOSED, PASSWORDS, login, token
+from tests.session_tools import request
+from tests.sidecars import Sidecar, sidecar
+
+pytestmark = pytest.mark.broker
+
+LISTENER = "SASL_PLAINTEXT"
+CLIENTS = ("kafka-python", "aiokafka", "confluent-kafka", "java-console")
+RECORDS, RECORD_BYTES = 3, 100
+TOKENS = {user: token(user) for user in ("carol", "refused")}
+"""Of OAUTHBEARER; brokers take them from anybody."""
+
+
+@pytest.fixture(scope="module")
+def secured(kafka_secure: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
+    """A sidecar before the SASL_PLAINTEXT listener, with usage records, without a login of its own."""
+    usage = tmp_path_factory.mktemp("usage")
+    quotas = [{"user": "<default>", "producer_byte_rate": 50_000_000, "request_percentage": 5000}]
+    export = {"directory": str(usage), "interval_s": 1, "rotate_s": 1}
+    with sidecar(kafka_secure.bootstrap_of(LISTENER), quotas, export=export) as running:
+        yield running
+
+
+def produce(client: str, mechanism: str, bootstrap: list[str], direct: list[str], topic: str, **more: Any) -> Timeline:
+    """A few records; who the user is follows from the mechanism, so that none is mistaken for another."""
+    user = "carol" if mechanism == "OAUTHBEARER" else "alice"
+    secret = TOKENS["carol"] if mechanism == "OAUTHBEARER" else PASSWORDS["alice"]
+    settings = login(client, mechanism, user, secret) | more
+    client_id = f"{client}-{mechanism}"
+    load = Load(bootstrap, topic, client_id, RECORDS, RECORD_BYTES, 60.0, settings, direct)
+    return PRODUCERS[client](load)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_each_client_is_charged_as_who_it_logged_in_as(
+    client: str, secured: Sidecar, kafka_secure: KafkaCluster, topic: str
+) -> None:
+    def one(mechanism: str) -> Timeline:
+        return produce(client, mechanism, [secured.bootstrap], kafka_secure.bootstrap, topic)
+
+    # JVMs take their time to start: side by side. Python's own clients share one interpreter: one after the other.
+    with ThreadPoolExecutor(4 if client == "java-console" else 1) as pool:
+        done = dict(zip(MECHANISMS, pool.map(one, MECHANISMS), strict=True))
+    for mechanism, timeline in done.items():
+        assert timeline.errors == [], mechanism
+        client_id, user = f"{client}-{mechanism}", "carol" if mechanism == "OAUTHBEARER" else "alice"
+        charged = secured.metric("kquota_bytes_total", kind="produce", client_id=client_id, user=user)
+        assert charged > RECORDS * RECORD_BYTES, mechanism
+        assert charged == secured.metric("kquota_bytes_total", kind="produce", client_id=client_id), "charged to others"
+
+
+# ---- refused --------------------------------------------------------------------------------------------------------
+
+
+def conversation(address: str, frames: list[bytes]) -> list[bytes]:
+    """What a broker answers to these frames, and at last how it ends."""
+    answers = []
+    with RawClient(address) as client:
+        try:
+            for frame in frames:
+                client.send(frame)
+                answers.append(client.read_frame().payload)
+        except ClosedByPeerError as end:
+            answers.append(b"closed after " + end.received)
+    return answers
+
+
+def test_refusals_are_the_brokers_own_to_the_byte(secured: Sidecar, kafka_secure: KafkaCluster) -> None:
+    """Wrong passwords, unknown users, mechanisms, tokens; by requests of each version, and raw."""
+    (direct,) = kafka_secure.bootstrap_of(LISTENER)
+    expired = bearer(token("carol", exp=1))
+    wrong = {
+        "PLAIN": [b"\0alice\0wrong"],
+        "SCRAM-SHA-256": [b"n,,n=nobody,r=abc"],
+        "OAUTHBEARER": [expired, b"\1"],
+        "OWN": [b"x"],
+    }
+    metadata = request(3, 1, 9, struct.pack(">i", 0))
+    for mechanism, tokens in wrong.items():
+        for version in (-1, 0, 1, 2):
+            first = handshake(mechanism, 0 if version < 0 else 1)
+            frames = [first, *(raw(one) if version < 0 else authenticate(one, version) for one in tokens), metadata]
+            answers = conversation(secured.bootstrap, frames)
+            assert answers == conversation(direct, frames), (mechanism, version)
+            assert answers[-1].startswith(b"closed")
+    # Without any login the connection is closed, and ApiVersions is answered before that.
+    frames = [request(18, 0, 1, b""), metadata]
+    (_, here), (_, there) = conversation(secured.bootstrap, frames), conversation(direct, frames)
+    assert here == there == b"closed after "
+    assert not [one for one in secured.get("/connections")["connections"] if one["user"] != "ANONYMOUS"]
+
+
+TROUBLES = r"\w*(?:Authentication|Authorization)\w*|Topic authorization failed|_[A-Z_]+|Unable to bootstrap"
+
+
+def trouble(client: str, bootstrap: list[str], topic: str, secret: str) -> set[str]:
+    """What the client calls its troubles."""
+    few: dict[str, dict[str, Any]] = {
+        "kafka-python": {"bootstrap_timeout_ms": 3000, "max_block_ms": 3000},
+        "aiokafka": {"request_timeout_ms": 3000},
+        "confluent-kafka": {"message.timeout.ms": 3000},
+        "java-console": {},
+    }
+    settings = login(client, "SCRAM-SHA-512", "alice", secret) | few[client]
+    if client == "java-console":  # its producers go on trying for long; its administrator's tool says it at once
+        return set(re.findall(TROUBLES, java_tool_says(bootstrap, topic, settings)))
+    load = Load(bootstrap, topic, f"refused-{client}", 1, RECORD_BYTES, 30.0, settings)
+    return set(re.findall(TROUBLES, "\n".join(PRODUCERS[client](load).errors)))
+
+
+def java_tool_says(bootstrap: list[str], topic: str, settings: dict[str, Any]) -> str:
+    """What Kafka's own tool says when it is to make a topic, or the cluster lets nobody in."""
+    with NamedTemporaryFile("w", suffix=".properties") as file:
+        file.write("".join(f"{name}={value}\n" for name, value in settings.items()))
+        file.flush()
+        where = ["--bootstrap-server", ",".join(bootstrap), "--command-config", file.name]
+        done = run_tool("org.apache.kafka.tools.TopicCommand", [*where, "--create", "--topic", topic], check=False)
+        return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_clients_see_the_same_refusals_as_without_the_sidecar(
+    client: str, secured: Sidecar, kafka_secure: KafkaCluster, topic: str
+) -> None:
+    ways = [[secured.bootstrap], kafka_secure.bootstrap_of(LISTENER)]
+    cases = [
+        (way, name, secret) for name, secret in ((topic, "wrong"), (CLOSED + topic, PASSWORDS["alice"])) for way in ways
+    ]
+    with ThreadPoolExecutor(4 if client == "java-console" else 2) as pool:
+        found = list(pool.map(lambda case: trouble(client, *case), cases))
+    assert found[0] == found[1] != set()
+    assert found[2] == found[3] != set()
+
+
+# ---- nothing is left ------------------------------------------------------------------------------------------------
+
+
+def test_no_secret_is_logged_shown_or_exported(secured: Sidecar) -> None:
+    """After all of the above, at log level debug."""
+    usage = Path(str(secured.config)).parent  # its log and configuration
+    planted = [PASSWORDS["alice"], "wrong", TOKENS["carol"], TOKENS["carol"].split(".")[1]]
+    deadline = time.monotonic() + 30
+    import yaml
+
+    exported = Path(yaml.safe_load(secured.config.read_text())["export"]["directory"])
+    while not any("alice" in file.read_text() for file in exported.rglob("*.jsonl")):
+        assert time.monotonic() < deadline, list(exported.rglob("*"))
+        time.sleep(0.1)
+    said = {str(file): file.read_text() for folder in (usage, exported) for file in folder.rglob("*") if file.is_file()}
+    for path in (
+        "/metrics",
+        "/connections",
+        "/quotas",
+        "/throttled",
+        "/explain?user=alice&client-id=kafka-python-PLAIN",
+    ):
+        import httpx
+
+        said[path] = httpx.get(secured.admin + path, timeout=10).text
+    assert "alice" in said["/metrics"]
+    for place, text in said.items():
+        for secret in planted:
+            assert f'"{secret}"' not in text, place
+            assert len(secret) < 6 or secret not in text, place
+
+
+# ---- again and again (KIP-368) --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("client", ["confluent-kafka", "java-console"])
+def test_logging_in_again_works_under_throttle(client: str, kafka_secure: KafkaCluster, topic: str) -> None:
+    """Sessions of 4 s (connections.max.reauth.ms), and a producer that has to wait most of the time for 10 s and more.
+
+    No connection may end on its way: the broker closes those whose session has expired.
+    """
+    rate, records, record_bytes = 10_000, 22, 10_000  # 100 kB pass at once, for the other 120 kB it takes 12 s
+    quotas = [{"user": "alice", "producer_byte_rate": rate}]
+    small = {
+        "confluent-kafka": {"batch.size": 20_000, "linger.ms": 0},
+        "java-console": {"batch.size": "15000", "linger.ms": "0", "enable.idempotence": "true"},
+    }
+    with sidecar(kafka_secure.bootstrap_of("SASL_REAUTH"), quotas, pacing="kafka") as running:
+        settings = login(client, "SCRAM-SHA-256", "alice", PASSWORDS["alice"]) | small[client]
+        load = Load([running.bootstrap], topic, "again", records, record_bytes, 90.0, settings, kafka_secure.bootstrap)
+        timeline = PRODUCERS[client](load)
+        assert timeline.errors == []
+        assert timeline.total_bytes == records * record_bytes
+        assert running.metric("kquota_throttle_seconds_total", user="alice") > 4
+        assert timeline.duration_s > 8
+        logins = running.metric("kquota_requests_total", api="SaslAuthenticate")
+        opened = running.metric("kquota_connections_opened_total")
+        assert logins > 2 * opened, "nobody logged in again"
+        assert running.metric("kquota_connections_closed_total", reason="broker_closed") == 0
+        assert {one["user"] for one in running.get("/connections")["connections"]} <= {"alice"}

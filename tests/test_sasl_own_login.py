@@ -1,0 +1,80 @@
+"""The sidecar's own login at a real broker: brokers, quotas and records by each mechanism; a password that changes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.kafka import KafkaCluster
+from deploy.kafka.security import MECHANISMS
+from tests.secure_tools import PASSWORDS, token
+from tests.sidecars import Sidecar, sidecar
+
+pytestmark = pytest.mark.broker
+
+LISTENER = "SASL_PLAINTEXT"
+
+
+def upstream(kafka: KafkaCluster, secret: Path, mechanism: str, user: str = "kquota") -> dict[str, Any]:
+    where = {"bootstrap": kafka.bootstrap_of(LISTENER), "metadata_refresh_ms": 500}
+    if mechanism == "OAUTHBEARER":
+        return {**where, "sasl": {"mechanism": mechanism, "token_file": str(secret)}}
+    return {**where, "sasl": {"mechanism": mechanism, "username": user, "password_file": str(secret)}}
+
+
+def until(condition: Callable[[], object], running: Sidecar) -> None:
+    deadline = time.monotonic() + 40
+    while not condition():
+        assert time.monotonic() < deadline, running.log.read_text()[-3000:]
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_brokers_and_quotas_are_known_before_any_client_comes(
+    mechanism: str, kafka_secure: KafkaCluster, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text((token("kquota") if mechanism == "OAUTHBEARER" else PASSWORDS["kquota"]) + "\n")
+    settings = upstream(kafka_secure, secret, mechanism)
+    with sidecar([], {"source": "cluster", "poll_interval_s": 1}, upstream=settings) as running:
+        text = running.log.read_text()
+        assert '"message": "cluster reached", "brokers": [1]' in text
+        assert '"message": "quotas read from the cluster"' in text
+        assert running.metric("kquota_connections_opened_total") == 0
+        assert secret.read_text().strip() not in text
+
+
+def test_a_wrong_password_is_said_and_the_right_one_is_taken_once_it_is_there(
+    kafka_secure: KafkaCluster, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("not-the-password")
+    settings = upstream(kafka_secure, secret, "SCRAM-SHA-512")
+    export = {"kafka_topic": "usage-of-this", "interval_s": 1}
+    with sidecar([], upstream=settings, export=export, not_ready="refuses the login (error 58)") as running:
+        secret.write_text(PASSWORDS["kquota"])
+        until(lambda: '"cluster reached"' in running.log.read_text(), running)
+        secret.write_text("not-the-password")
+        until(lambda: running.log.read_text().count("refuses the login (error 58)") >= 2, running)
+        secret.write_text(PASSWORDS["kquota"])
+        until(lambda: running.log.read_text().count('"cluster reached"') >= 2, running)
+        until(lambda: records(kafka_secure, "usage-of-this"), running)
+        assert "password" not in running.log.read_text().replace(str(secret), "")
+
+
+def records(kafka: KafkaCluster, topic: str) -> list[dict[str, Any]]:
+    """What is on the topic, read by the operator's listener."""
+    from kafka import KafkaConsumer
+
+    consumer = KafkaConsumer(
+        topic, bootstrap_servers=kafka.bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=1000
+    )
+    try:
+        return [json.loads(message.value) for message in consumer]
+    finally:
+        consumer.close()
