@@ -100,6 +100,11 @@ class SaslIdentity(BaseModel):
         description="The user of logins that do not show their name: GSSAPI, opaque tokens, delegation tokens of "
         "unknown owners. null: the next source is asked.",
     )
+    token_owners: dict[Annotated[str, text("a token id")], Annotated[str, text("a user name")]] = Field(
+        default_factory=dict,
+        description="Owners of delegation tokens, by token id. Others are asked of the cluster, where upstream.sasl "
+        "is set.",
+    )
 
 
 class Identity(BaseModel):

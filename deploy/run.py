@@ -61,6 +61,7 @@ def proxy_settings(config: Config, security: Security) -> ProxySettings:
         listen_tls=security.listen_tls,
         upstream_tls=security.upstream_tls,
         credentials=security.credentials,
+        token_owners=config.identity.sasl.token_owners,
         oauth_claim=config.identity.sasl.oauthbearer_claim,
         connect_timeout_s=config.upstream.connect_timeout_ms / 1000,
         sizes=SizeLimits(

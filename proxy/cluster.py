@@ -8,7 +8,7 @@ from typing import Final
 
 import trio
 
-from proxy import quota_admin
+from proxy import quota_admin, token_owners
 from proxy.credentials import Credentials, LoginError, login
 from proxy.tls import ClientTls, explain
 from proxy.wire import responses
@@ -78,6 +78,20 @@ async def ask_quotas(
         raise ClusterError(f"{host}:{port}: {error}") from error
     except AdminError as error:
         raise ClusterError(f"{host}:{port} does not tell its quotas: {error}") from error
+
+
+async def ask_token_owners(
+    host: str, port: int, timeout_s: float, tls: ClientTls | None, credentials: Credentials
+) -> dict[str, str]:
+    """Owners of the delegation tokens that the sidecar's own user may see, by token id. Raises ClusterError.
+
+    The cluster has to allow Describe on the tokens to that user.
+    """
+    frame = await _ask(host, port, timeout_s, token_owners.describe_request(1, CLIENT_ID), tls, credentials)
+    try:
+        return token_owners.read_owners(memoryview(frame)[_BODY_AT:])
+    except WireError as error:
+        raise ClusterError(f"{host}:{port}: {error}") from error
 
 
 async def _ask_for_versions(host: str, port: int, timeout_s: float, tls: ClientTls | None) -> None:

@@ -103,6 +103,7 @@ class Connection:
         self._splice_up = Splice(shared.pipes)
         self._splice_down = Splice(shared.pipes)
         self._scope = trio.CancelScope()
+        self.ended = False
         self._mute_scope: trio.CancelScope | None = None
         self._sink_taken = False
         self._sink_released: trio.Event | None = None
@@ -179,6 +180,7 @@ class Connection:
         except* Exception:
             log.exception("connection closed by a bug of ours", peer=self.peer, broker=self.broker_name)
         finally:
+            self.ended = True
             self._unmute()
             self.session.close(trio.current_time() * 1000.0)
             self._splice_up.close()

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from proxy.intercept import NO_INTERCEPTORS, Interceptors, OnResponse, Outcome
 from proxy.login import Logins
@@ -19,6 +20,11 @@ from quota.ledger import Account, Ledger
 
 AddressTranslator = Callable[[int, str, int, str], tuple[str, int]]
 """(node id, host, port, "broker" or "controller") -> the (host, port) that clients are told instead."""
+
+
+MOST_PASSING_BYTES: Final = 16 * 1024 * 1024
+"""What may pass unmuted before a client logs in again: more than the socket buffers between it and us hold. Without a
+bound whoever does not log in again would have no limit for that long."""
 
 
 @dataclass(slots=True)
@@ -57,9 +63,11 @@ class Exchange:
     """A broker answers each connection strictly in the order of its requests, so `inflight` is a queue."""
 
     __slots__ = (
+        "_passes_from",
         "authenticated",
         "broker_mute_until_ms",
         "claim",
+        "client_bytes",
         "client_waits",
         "counters",
         "expire_ms",
@@ -109,6 +117,10 @@ class Exchange:
         """The client is not read before this time."""
         self.renew_ms = self.expire_ms = math.inf
         """Between these times the client is not muted: its session ends then, and it has to log in again (KIP-368)."""
+        self._passes_from: int | None = None
+        """How many bytes had come from the client when a mute was put off for the first time."""
+        self.client_bytes: Callable[[], int] = int
+        """How many bytes have come from the client."""
         self.owed_until_ms = 0.0
         """End of the mute that could not be because of that; it goes on once the client has logged in."""
         self.broker_mute_until_ms = 0.0
@@ -145,14 +157,22 @@ class Exchange:
         self._hold(until_ms, now_ms)
 
     def _hold(self, until_ms: float, now_ms: float) -> None:
-        if until_ms > self.renew_ms and now_ms < self.expire_ms:
+        if until_ms > self.renew_ms and now_ms < self.expire_ms and (now_ms < self.renew_ms or self._may_pass()):
             self.owed_until_ms = max(self.owed_until_ms, until_ms)
             until_ms = self.renew_ms
         self.mute_until_ms = max(self.mute_until_ms, until_ms)
 
+    def _may_pass(self) -> bool:
+        """Whether what the client sends in the last part of its session is still no more than may have been there."""
+        taken = self.client_bytes()
+        if self._passes_from is None:
+            self._passes_from = taken
+        return taken - self._passes_from < MOST_PASSING_BYTES
+
     def renew(self, renew_ms: float, expire_ms: float, now_ms: float) -> None:
         """The client has logged in, and is to do so again between these two times."""
         self.renew_ms, self.expire_ms = renew_ms, expire_ms
+        self._passes_from = None
         owed_until_ms, self.owed_until_ms = self.owed_until_ms, 0.0
         self._hold(owed_until_ms, now_ms)
 

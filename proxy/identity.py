@@ -25,10 +25,10 @@ class IdentityPolicy:
     """Whom the source `sasl` names when the broker has accepted a login that shows no name; None: nobody."""
 
     def sasl_user(self, login: Login | None) -> str | None:
-        """What the source `sasl` knows after this login; None without one."""
+        """What the source `sasl` knows after this login (not one by delegation token); None without one."""
         if login is None:
             return None
-        return self.unknown_user if login.name is None or login.by_token else login.name
+        return login.name or self.unknown_user
 
     def choose(self, *, tls: str | None = None, sasl: str | None = None) -> tuple[str, str]:
         """(user, where it comes from: "tls", "sasl", "static", or "anonymous" when no source knows one).

@@ -28,7 +28,7 @@ NOBODY.touched = True  # nobody is to look at it
 RAW: Final = -1
 """`api_version` of a raw message's pending answer."""
 RENEWAL_SHARE: Final = 0.05
-LEAST_RENEWAL_MS: Final = 1_000.0
+LEAST_RENEWAL_MS: Final = 500.0
 MOST_RENEWAL_MS: Final = 30_000.0
 _UNCHANGED: Final = Reply()
 

@@ -98,6 +98,7 @@ class RequestSide:
         self.bytes_total = 0
         self.established = False
         """A request has come that is not one of those with which connections begin."""
+        exchange.client_bytes = lambda: self.bytes_total
 
     @property
     def account(self) -> Account | None:

@@ -20,6 +20,7 @@ from proxy.dial import Dial, Dialer
 from proxy.errors import CloseReason, SessionError, UpstreamError
 from proxy.exchange import AddressTranslator
 from proxy.handshakes import HandshakeError, Handshakes
+from proxy.identification import Identification
 from proxy.intercept import NO_INTERCEPTORS, Interceptors
 from proxy.listeners import bind, bind_all
 from proxy.observer import ConnectionInfo, Counters
@@ -27,7 +28,6 @@ from proxy.passthrough import TransparentConnection, begins_with_tls
 from proxy.reactor import Reactor
 from proxy.reserve import Reserve, most_connections
 from proxy.resolver import Resolver
-from proxy.sasl import Login
 from proxy.session import Session
 from proxy.settings import ProxySettings
 from proxy.splice import PipePool
@@ -100,8 +100,7 @@ class Proxy:
         self._look_again = trio.Event()
         self._accept_said_s = -ACCEPT_SAID_EVERY_S
         self._port = settings.listen_port
-        self._login_expected = settings.credentials is not None
-        """The cluster's listener wants SASL: some connection has logged in."""
+        self._identification = Identification(settings, self._admission, self._known_brokers)
         self.state = "starting"
         """starting, serving, draining, stopped"""
         self.cluster_reached = not settings.bootstrap
@@ -163,6 +162,7 @@ class Proxy:
                     nursery.start_soon(self._accept_loop, listener, BOOTSTRAP, self._dial_bootstrap)
                 nursery.start_soon(self._shared.reactor.run)
                 nursery.start_soon(self._admission.run)
+                nursery.start_soon(self._identification.run)
                 if self._interception is not None:
                     nursery.start_soon(self._beat, self._interception)
                 if settings.bootstrap:
@@ -299,7 +299,7 @@ class Proxy:
         with suppress(OSError):
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         identity, tls = self._settings.identity, self._settings.listen_tls
-        login_decides = self._login_expected and identity.choose(sasl="somebody")[1] == "sasl"
+        login_decides = self._identification.login_expected and identity.choose(sasl="somebody")[1] == "sasl"
         ticket = self._admission.admit(
             client, address[0], None if login_decides or tls is not None else self.given_user[0]
         )
@@ -378,19 +378,13 @@ class Proxy:
             sizes=settings.sizes,
             max_in_flight=settings.max_in_flight,
             interceptors=self._interceptors,
-            login_expected=self._login_expected,
+            login_expected=self._identification.login_expected,
             claim=settings.oauth_claim,
         )
         arguments = (client, peer, name, dial, session, self._shared, source)
         connection = Connection(*arguments) if plain is None else TransparentConnection(self._ledger, plain, *arguments)
 
-        def authenticated(login: Login | None) -> None:
-            self._login_expected = self._login_expected or login is not None
-            user, source = settings.identity.choose(tls=tls_user, sasl=settings.identity.sasl_user(login))
-            self._admission.identify(ticket, user)
-            connection.identify(user, source)
-
-        session.when_authenticated(authenticated)
+        self._identification.watch(session, connection, ticket, tls_user)
         return connection
 
     async def _run_connection(self, connection: Connection, ticket: Ticket) -> None:
@@ -488,7 +482,7 @@ class Proxy:
                     host, port, settings.connect_timeout_s, settings.upstream_tls, settings.credentials
                 )
             except LoginWantedError:
-                self._login_expected = True  # brokers become known by the answers that clients get
+                self._identification.login_expected = True  # brokers become known by the answers that clients get
                 return
             except ClusterError as error:
                 errors.append(str(error))

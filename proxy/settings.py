@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -75,6 +76,8 @@ class ProxySettings:
     """Brokers are connected to by TLS; None: plain."""
     credentials: Credentials | None = None
     """The sidecar's own login, for its own questions."""
+    token_owners: Mapping[str, str] = field(default_factory=dict)
+    """Owners of delegation tokens, by token id."""
     connect_timeout_s: float = 10.0
     sizes: SizeLimits = DEFAULT_SIZES
     stalls: StallLimits = field(default_factory=StallLimits)
