@@ -26,7 +26,7 @@ class Security:
     upstream_tls: ClientTls | None
     identity: IdentityPolicy
     follower: Follower
-    credentials: Credentials | None
+    credentials: Credentials | None = None
     """The sidecar's own login."""
 
     def producer_settings(self) -> dict[str, Any]:

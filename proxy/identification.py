@@ -1,4 +1,4 @@
-"""Who connections are, from the moment that a login tells: the policy is asked, the user's limits of connections too."""
+"""Who connections are, from the moment that a login tells: the policy is asked, and the limits of connections too."""
 
 from __future__ import annotations
 

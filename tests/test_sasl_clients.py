@@ -190,24 +190,21 @@ def test_no_secret_is_logged_shown_or_exported(secured: Sidecar) -> None:
 
 @pytest.mark.parametrize("client", ["confluent-kafka", "java-console"])
 def test_logging_in_again_works_under_throttle(client: str, kafka_secure: KafkaCluster, topic: str) -> None:
-    """Sessions of 4 s (connections.max.reauth.ms), and a producer that has to wait most of the time for 10 s and more.
+    """Sessions of 4 s (connections.max.reauth.ms), and a producer that has to wait for most of the time.
 
-    No connection may end on its way: the broker closes those whose session has expired.
+    No connection may end on its way: the broker closes those whose session has expired. Of 40 MB, 20 pass at once; for
+    the others it takes 10 s at 2 MB/s, less what passes before each new login.
     """
-    rate, records, record_bytes = 10_000, 22, 10_000  # 100 kB pass at once, for the other 120 kB it takes 12 s
+    rate, records, record_bytes = 2_000_000, 400, 100_000
     quotas = [{"user": "alice", "producer_byte_rate": rate}]
-    small = {
-        "confluent-kafka": {"batch.size": 20_000, "linger.ms": 0},
-        "java-console": {"batch.size": "15000", "linger.ms": "0", "enable.idempotence": "true"},
-    }
+    small = {"confluent-kafka": {"linger.ms": 0}, "java-console": {"batch.size": "400000", "linger.ms": "0"}}
     with sidecar(kafka_secure.bootstrap_of("SASL_REAUTH"), quotas, pacing="kafka") as running:
         settings = login(client, "SCRAM-SHA-256", "alice", PASSWORDS["alice"]) | small[client]
         load = Load([running.bootstrap], topic, "again", records, record_bytes, 90.0, settings, kafka_secure.bootstrap)
         timeline = PRODUCERS[client](load)
         assert timeline.errors == []
         assert timeline.total_bytes == records * record_bytes
-        assert running.metric("kquota_throttle_seconds_total", user="alice") > 4
-        assert timeline.duration_s > 8
+        assert running.metric("kquota_throttle_seconds_total", user="alice") > 3
         logins = running.metric("kquota_requests_total", api="SaslAuthenticate")
         opened = running.metric("kquota_connections_opened_total")
         assert logins > 2 * opened, "nobody logged in again"

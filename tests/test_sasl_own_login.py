@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deploy.kafka import KafkaCluster
+from deploy.kafka import KafkaCluster, run_tool
 from deploy.kafka.security import MECHANISMS
 from tests.secure_tools import PASSWORDS, token
 from tests.sidecars import Sidecar, sidecar
@@ -78,3 +78,51 @@ def records(kafka: KafkaCluster, topic: str) -> list[dict[str, Any]]:
         return [json.loads(message.value) for message in consumer]
     finally:
         consumer.close()
+
+
+def test_delegation_tokens_are_charged_to_their_owner(kafka_secure: KafkaCluster, topic: str, tmp_path: Path) -> None:
+    """KIP-48: the client logs in by the token's id and secret; its owner is asked of the cluster, or configured."""
+    token_id, hmac = new_delegation_token(kafka_secure, tmp_path)
+    secret = tmp_path / "secret"
+    secret.write_text(PASSWORDS["kquota"])
+    where = {"bootstrap": kafka_secure.bootstrap_of(LISTENER)}
+    ways: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        (upstream(kafka_secure, secret, "SCRAM-SHA-256"), {}, "alice"),
+        (where, {"sasl": {"token_owners": {token_id: "configured"}}}, "configured"),
+        (where, {"sasl": {"unknown_user": "tokens"}}, "tokens"),
+    ]
+    for settings, identity, user in ways:
+        with sidecar([], upstream=settings, identity=identity) as running:
+            properties = tmp_path / "client.properties"
+            jaas = "org.apache.kafka.common.security.scram.ScramLoginModule required "
+            jaas += f'username="{token_id}" password="{hmac}" tokenauth="true";'
+            properties.write_text(
+                f"security.protocol={LISTENER}\nsasl.mechanism=SCRAM-SHA-256\nsasl.jaas.config={jaas}\n"
+            )
+            arguments = ["--bootstrap-server", running.bootstrap, "--command-config", str(properties), "--list"]
+            done = run_tool("org.apache.kafka.tools.TopicCommand", arguments)
+            assert done.returncode == 0
+            assert seen_users(running) >= {user}
+            assert hmac not in running.log.read_text() + running.metrics()
+
+
+def seen_users(running: Sidecar) -> set[str]:
+    """Users that have been charged anything."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    families = text_string_to_metric_families(running.metrics())
+    return {sample.labels["user"] for family in families for sample in family.samples if "user" in sample.labels}
+
+
+def new_delegation_token(kafka: KafkaCluster, folder: Path) -> tuple[str, str]:
+    """(id, secret) of a new token of alice's."""
+    properties = folder / "alice.properties"
+    jaas = "org.apache.kafka.common.security.scram.ScramLoginModule required "
+    jaas += f'username="alice" password="{PASSWORDS["alice"]}";'
+    properties.write_text(f"security.protocol={LISTENER}\nsasl.mechanism=SCRAM-SHA-256\nsasl.jaas.config={jaas}\n")
+    (bootstrap,) = kafka.bootstrap_of(LISTENER)
+    arguments = ["--bootstrap-server", bootstrap, "--command-config", str(properties), "--create"]
+    done = run_tool("org.apache.kafka.tools.DelegationTokenCommand", [*arguments, "--max-life-time-period", "-1"])
+    rows = [line.split() for line in done.stdout.splitlines() if "User:alice" in line]
+    assert rows, done.stdout + done.stderr
+    return rows[0][0], rows[0][1]
