@@ -263,7 +263,7 @@ class Connection:
             if session.must_wait:
                 return _Pause.WAITS
             broker = self._broker
-            if session.client_skip >= self._splice_min_bytes > 0 and broker is not None:
+            if broker is not None and (session.client_skip >= self._splice_min_bytes > 0 or self._splice_up.inside):
                 step = self._splice_request(broker, session.client_skip)
                 if step is Step.DONE or step is Step.SHARE:
                     continue
@@ -430,7 +430,7 @@ class Connection:
         for _ in range(TURNS_BEFORE_CHECKPOINT):
             if self._sink_taken:
                 return _Pause.TAKEN
-            if session.broker_skip >= self._splice_min_bytes > 0:
+            if session.broker_skip >= self._splice_min_bytes > 0 or self._splice_down.inside:
                 step = self._splice_response(broker, watch, session.broker_skip)
                 if step is Step.DONE:
                     answers, self._answers = self._answers, []

@@ -88,24 +88,20 @@ class Step(enum.Enum):
 class Splice:
     """One direction of a connection pair. Holds a pipe only while there are bytes inside."""
 
-    __slots__ = ("_inside", "_pipe", "_pool")
+    __slots__ = ("_pipe", "_pool", "inside")
 
     def __init__(self, pool: PipePool) -> None:
         self._pool = pool
         self._pipe: Pipe | None = None
-        self._inside = 0
-
-    @property
-    def inside(self) -> int:
-        """Bytes that were read and have not reached the sink yet."""
-        return self._inside
+        self.inside = 0
+        """Bytes that were read and have not reached the sink yet: they come before whatever is read next."""
 
     def step(self, source: socket, sink: socket, count: int, on_moved: Callable[[int], None]) -> Step:
         """Move up to `count` bytes that have not reached `sink` yet, without waiting.
 
         `on_moved(n)` is called for each part that has. Raises SourceError / SinkError, the OSError as cause.
         """
-        pipe, inside = self._pipe, self._inside
+        pipe, inside = self._pipe, self.inside
         if pipe is None:
             pipe = self._pool.take()
             if pipe is None:
@@ -146,7 +142,7 @@ class Splice:
                     step = Step.EMPTY
                     break
         finally:
-            self._inside = inside
+            self.inside = inside
             if inside:
                 self._pipe = pipe
             else:
