@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 # Test files run side by side, each with brokers of its own: most of their time is spent waiting for throttles to end.
 PYTEST_WORKERS ?= 2
+SOAK_MINUTES ?= 30
 BIN := $(VENV)/bin
 # Usage records of the demo, and the reports on them.
 DEMO_USAGE ?= demo-usage
@@ -16,7 +17,7 @@ PINS := pyproject.toml deploy/constraints.txt
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help analysis demo test test-apiserver check audit bench fuzz schema chart image-lock clean test-object-store report
+.PHONY: help analysis demo test test-apiserver check audit bench load soak fuzz schema chart image-lock clean test-object-store report
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -81,6 +82,12 @@ test-object-store: $(VENV)/.s3 ## Reports from and to an object store: an S3 ser
 
 bench: $(VENV)/.bench ## Direct vs HAProxy vs Envoy vs kquota, as ratios of one run (needs haproxy on PATH)
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+load: $(VENV)/.dev ## 2 000 connections at once: held, shared fairly, and what others notice (LOAD_ARGS=--quick for a short one)
+	@$(BIN)/python -m benchmarks.load $(LOAD_ARGS)
+
+soak: $(VENV)/.dev ## Half an hour of churning clients, reloads and faults: nothing may grow (SOAK_MINUTES=30, SOAK_ARGS="--plot FILE")
+	@$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES) $(SOAK_ARGS)
 
 fuzz: $(VENV)/.dev ## Fuzz what reads bytes and files of others, a minute per target (FUZZ_ARGS="--seconds 600 header" for more)
 	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)

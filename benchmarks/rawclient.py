@@ -66,7 +66,7 @@ def record_batch(value: bytes) -> bytes:
     return struct.pack(">qi", 0, len(after_length)) + after_length
 
 
-def produce_frame(topic: str, value_bytes: int = SMALL_VALUE_BYTES) -> bytearray:
+def produce_frame(topic: str, value_bytes: int = SMALL_VALUE_BYTES, client_id: bytes = CLIENT_ID) -> bytearray:
     """A whole Produce request for partition 0, acks=1; its correlation id stands at bytes 8 to 11."""
     batch = record_batch(b"x" * value_bytes)
     name = topic.encode()
@@ -74,7 +74,7 @@ def produce_frame(topic: str, value_bytes: int = SMALL_VALUE_BYTES) -> bytearray
     body += uvarint(2) + uvarint(len(name) + 1) + name  # compact lengths are one more: one topic
     body += uvarint(2) + struct.pack(">i", 0) + uvarint(len(batch) + 1) + batch  # one partition, number 0
     body += b"\0\0\0"  # tagged fields of partition, topic, request
-    header = struct.pack(">hhih", PRODUCE, PRODUCE_VERSION, 0, len(CLIENT_ID)) + CLIENT_ID + b"\0"
+    header = struct.pack(">hhih", PRODUCE, PRODUCE_VERSION, 0, len(client_id)) + client_id + b"\0"
     return bytearray(struct.pack(">i", len(header) + len(body)) + header + body)
 
 
@@ -203,7 +203,15 @@ class LoopResult:
     throttled: int
 
 
-def open_loop(address: Address, topic: str, *, rate_per_s: float, seconds: float, connections: int) -> LoopResult:
+def open_loop(
+    address: Address,
+    topic: str,
+    *,
+    rate_per_s: float,
+    seconds: float,
+    connections: int,
+    most_behind_s: float = MAX_OUTSTANDING_S,
+) -> LoopResult:
     """Send at a fixed rate, round robin over the connections, whether or not earlier requests are answered.
 
     Raises:
@@ -216,10 +224,10 @@ def open_loop(address: Address, topic: str, *, rate_per_s: float, seconds: float
     with _wires(address, topic, connections) as wires, _undisturbed():
         sent = answered = 0
         begin = time.perf_counter() + 0.01
-        give_up = begin + seconds + ANSWER_LIMIT_S
+        give_up = begin + seconds + max(ANSWER_LIMIT_S, most_behind_s)
         while answered < total:
             now = time.perf_counter()
-            if now > give_up or sent - answered > rate_per_s * MAX_OUTSTANDING_S:
+            if now > give_up or sent - answered > rate_per_s * most_behind_s:
                 raise BenchmarkRequestError(f"{sent} requests sent in {now - begin:.1f} s, only {answered} answered")
             while sent < total and (due := begin + sent / rate_per_s) <= now:
                 wires[sent % connections].send()

@@ -36,6 +36,7 @@ class Sidecar:
     config: Path
     log: Path
     process: subprocess.Popen[bytes]
+    command: Sequence[str]
     killed: bool = False
 
     def kill(self) -> None:
@@ -43,6 +44,17 @@ class Sidecar:
         self.killed = True
         self.process.kill()
         self.process.wait(STOP_LIMIT_S)
+
+    def stop(self) -> None:
+        """SIGTERM; it must drain and exit 0."""
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(STOP_LIMIT_S) == 0, self.log.read_text()[-3000:]
+
+    def start_again(self) -> None:
+        """After `stop` or `kill`: the same command, on the same ports, with the same log."""
+        self.killed = False
+        self.process = _start(self.command, self.log)
+        _wait_ready(self, None)
 
     @property
     def port(self) -> int:
@@ -83,11 +95,14 @@ def sidecar(
     not_ready: str | None = None,
     listen_tls: Mapping[str, Any] | None = None,
     upstream_tls: Mapping[str, Any] | None = None,
+    before: Sequence[str] = (),
+    listen: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Iterator[Sidecar]:
     """Start `kquota run` and wait until /readyz says yes, or no and why; at the end SIGTERM must make it exit 0.
 
-    `not_ready` is part of the reason that is waited for instead. `settings` are further keys of the configuration.
+    `not_ready` is part of the reason that is waited for instead. `before` are words before the command (`unshare`, for
+    one; it must exec). `listen` are further settings of listeners, `settings` further keys of the configuration.
     """
     port, admin_port = free_ports(2)
     # A run of adjacent ports for the brokers, found free as a whole by looking at its ends and trusting the rest: the
@@ -95,7 +110,8 @@ def sidecar(
     (first,) = free_ports(1, avoid={port, admin_port})
     config = {
         "mode": "rewrite",
-        "listen": {"host": "127.0.0.1", "port": port, "broker_ports": f"{first}-{first + BROKER_PORTS - 1}"},
+        "listen": {"host": "127.0.0.1", "port": port, "broker_ports": f"{first}-{first + BROKER_PORTS - 1}"}
+        | dict(listen or {}),
         "upstream": {"bootstrap": list(bootstrap), "metadata_refresh_ms": 1000},
         "quotas": dict(quotas) if isinstance(quotas, Mapping) else [dict(quota) for quota in quotas],
         "admin": {"host": "127.0.0.1", "port": admin_port},
@@ -108,27 +124,29 @@ def sidecar(
         path = Path(directory, "kquota.yaml")
         path.write_text(yaml.safe_dump(config))
         log = Path(directory, "kquota.log")
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "deploy.cli", "run", "--config", str(path)], stdout=out, stderr=out
-            )
-        running = Sidecar(f"127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}", path, log, process)
+        command = [*before, sys.executable, "-m", "deploy.cli", "run", "--config", str(path)]
+        process = _start(command, log)
+        running = Sidecar(f"127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}", path, log, process, command)
         try:
             _wait_ready(running, not_ready)
             yield running
             if running.killed:
                 return
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(STOP_LIMIT_S) == 0, log.read_text()[-3000:]
+            running.stop()
             text = log.read_text()
             assert "Traceback" not in text, text[-3000:]
         except BaseException:
             print(log.read_text()[-5000:])  # pytest shows it with the failure
             raise
         finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            if running.process.poll() is None:
+                running.process.kill()
+                running.process.wait()
+
+
+def _start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as out:
+        return subprocess.Popen(command, stdout=out, stderr=out)
 
 
 def _wait_ready(running: Sidecar, not_ready: str | None) -> None:

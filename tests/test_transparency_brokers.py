@@ -25,6 +25,8 @@ from tests.corpus.job import Job, wait_for
 from tests.corpus.records import Record, read_confluent, send_aiokafka, send_confluent, send_kafka_python
 from tests.corpus.tools import create_topic, create_topic_on, leaders, wait_until_known
 from tests.corpus.traffic import Traffic
+from tests.fault_tools import Consuming, Producing, check_promises, least_held, nothing_left_behind, stored
+from tests.fault_tools import create_topic as create_replicated
 from tests.raw_client import RawClient, Topic, fetch_message, produce_message
 from tests.sidecars import Sidecar, sidecar
 
@@ -283,3 +285,30 @@ def answers(address: tuple[str, int]) -> bool:
         return bool(brokers_seen_by(*address))
     except ProbeError:
         return False
+
+
+def test_a_leader_that_dies_under_load_loses_nothing(kafka3: KafkaCluster, proxy3: Sidecar, topic: str) -> None:
+    """Leadership moves, then the leader is killed: what was acknowledged by all replicas in sync is there, once."""
+    direct = job_for(kafka3)
+    create_replicated(kafka3.bootstrap[0], topic, 3)
+    (leader,) = leaders(direct, topic).values()
+    at_rest = least_held(proxy3)
+    with (
+        nothing_left_behind(proxy3, at_rest),
+        Producing(proxy3.bootstrap, topic) as producing,
+        Consuming(proxy3.bootstrap, topic) as consuming,
+    ):
+        consuming.wait_for_progress()
+        others = [node.node_id for node in kafka3.nodes if node.node_id != leader]
+        move_leader(direct, topic, [*others, leader])
+        producing.wait_for_progress()
+        kafka3.stop_broker(others[0], kill=True)
+        try:
+            producing.wait_for_progress()
+            consuming.wait_for_progress()
+        finally:
+            kafka3.start_broker(others[0])
+        producing.finish()
+        found = stored(kafka3.bootstrap[0], topic)
+        consuming.finish(until=max(found) + 1)
+    check_promises(found, [producing], [consuming])

@@ -1,0 +1,341 @@
+"""A network that fails when told to: TCP links between clients, the sidecar and brokers, and a name server.
+
+    with FaultyNetwork() as network:
+        link = network.link(("127.0.0.1", 19092), ("127.0.0.1", 9092))   # whoever connects to the first gets the second
+        link.stalled = True              # nothing is read or written any more; senders' windows fill
+        link.bytes_per_s = 20_000        # each direction of each connection
+        link.latency_s = 0.1             # each way
+        link.half_open = True            # what comes is thrown away, ends are not passed on: dead, and nobody told
+        link.reset_after(5_000, FROM_TARGET)   # each connection, within whatever frame that is
+        link.cut(reset=True)             # all connections, now: RST, or FIN
+        link.refuse(), link.accept()     # "connection refused", and back
+        link.target = ("127.0.0.1", 9093)
+
+The network runs in a thread and event loop of its own; all of this may be called from any other thread.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, Self
+
+import pytest
+import trio
+
+Address = tuple[str, int]
+
+TO_TARGET: Final = "to target"
+FROM_TARGET: Final = "from target"
+POLL_S: Final = 0.02
+CHUNK_BYTES: Final = 65_536
+SLOW_STEP_S: Final = 0.05
+"""A slow link lets a twentieth of a second's worth through at a time."""
+RESET: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER that makes close() send RST."""
+BACKLOG: Final = 1024
+
+
+class _Pair:
+    """One connection through a link."""
+
+    def __init__(self, near: trio.SocketStream) -> None:
+        self.near = near
+        self.far: trio.SocketStream | None = None
+        self.dead = False
+        """Half-open: nothing passes any more, not even the end. For good: what was lost is never sent again."""
+        self.passed = {TO_TARGET: 0, FROM_TARGET: 0}
+        self.scope = trio.CancelScope()
+
+    def close(self, *, reset: bool) -> None:
+        for stream in (self.near, self.far):
+            if stream is not None:
+                if reset:
+                    with suppress(OSError):
+                        stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                stream.socket.close()
+        self.scope.cancel()
+
+
+class Link:
+    """A listening address, where it leads, and what is wrong with it."""
+
+    def __init__(self, network: FaultyNetwork, listen: Address, target: Address) -> None:
+        self.listen = listen
+        self.target = target
+        self.latency_s = 0.0
+        self.bytes_per_s: float | None = None
+        self.stalled = False
+        self.half_open = False
+        self._reset_after: tuple[int, str] | None = None
+        self.resets = 0
+        """How often `reset_after` has struck."""
+        self.accepted = 0
+        self.carried = {TO_TARGET: 0, FROM_TARGET: 0}
+        """Bytes, of all connections so far; what a reset has thrown away behind us is among them."""
+        self._network = network
+        self._pairs: set[_Pair] = set()
+        self._listening = trio.CancelScope()
+        self._refusing = False
+
+    @property
+    def open_connections(self) -> int:
+        """Connections through this link now."""
+        return len(self._pairs)
+
+    def reset_after(self, count: int | None, direction: str = FROM_TARGET) -> None:
+        """Reset each connection, new and old, when that many bytes (from now on) have passed; None: no more."""
+
+        def start() -> None:
+            for pair in self._pairs:
+                pair.passed = dict.fromkeys(pair.passed, 0)
+            self._reset_after = None if count is None else (count, direction)
+
+        self._network.do(start)
+
+    def heal(self) -> None:
+        """All is well again, except for connections that are dead or cut already."""
+        self.latency_s, self.bytes_per_s, self.stalled, self.half_open = 0.0, None, False, False
+        self.reset_after(None)
+        self.accept()
+
+    def cut(self, *, reset: bool) -> None:
+        """End all connections, by RST or by FIN."""
+
+        def end() -> None:
+            for pair in list(self._pairs):
+                pair.close(reset=reset)
+
+        self._network.do(end)
+
+    def refuse(self) -> None:
+        """Refuse new connections from now on."""
+        if not self._refusing:
+            self._refusing = True
+            self._network.do(self._listening.cancel)
+
+    def accept(self) -> None:
+        """Accept again."""
+        if self._refusing:
+            self._refusing = False
+            self._network.do(self.open)
+
+    def open(self) -> None:
+        """Listen; called inside the network's loop."""
+        family = socket.AF_INET6 if ":" in self.listen[0] else socket.AF_INET
+        with socket.socket(family) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(self.listen)
+            listener.listen(BACKLOG)
+            own = trio.socket.from_stdlib_socket(listener.dup())
+        self._listening = trio.CancelScope()
+        self._network.start(self._serve, own, self._listening)
+
+    async def _serve(self, listener: trio.socket.SocketType, scope: trio.CancelScope) -> None:
+        with listener, scope:
+            while True:
+                near, _ = await listener.accept()
+                self.accepted += 1
+                self._network.start(self._carry, _Pair(trio.SocketStream(near)))
+
+    async def _carry(self, pair: _Pair) -> None:
+        self._pairs.add(pair)
+        try:
+            with pair.scope, suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+                pair.dead = self.half_open
+                if pair.dead:
+                    await self._swallow(pair.near)
+                    return
+                try:
+                    pair.far = await trio.open_tcp_stream(*self.target)
+                except OSError:
+                    pair.close(reset=True)
+                    return
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._pump, pair, pair.near, pair.far, TO_TARGET)
+                    nursery.start_soon(self._pump, pair, pair.far, pair.near, FROM_TARGET)
+        finally:
+            self._pairs.discard(pair)
+            pair.close(reset=False)
+
+    async def _pump(self, pair: _Pair, source: trio.SocketStream, sink: trio.SocketStream, direction: str) -> None:
+        try:
+            while True:
+                data = await source.receive_some(CHUNK_BYTES)
+                if self.latency_s:
+                    await trio.sleep(self.latency_s)
+                while self.stalled and not self.half_open:  # noqa: ASYNC110 - set from other threads, without an event
+                    await trio.sleep(POLL_S)
+                pair.dead = pair.dead or self.half_open
+                if pair.dead:
+                    if not data:
+                        return  # and the other side is not told
+                    continue
+                if not data:
+                    await sink.send_eof()
+                    return
+                if self._strikes(pair, direction, len(data)):
+                    limit, _ = self._reset_after or (0, "")
+                    await self._send(sink, data[: max(limit - pair.passed[direction], 0)], direction)
+                    await trio.sleep(POLL_S)  # a reset may overtake what was sent before it
+                    self.resets += 1
+                    pair.close(reset=True)
+                    return
+                pair.passed[direction] += len(data)
+                await self._send(sink, data, direction)
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+            if pair.dead:
+                return
+            pair.close(reset=True)
+
+    def _strikes(self, pair: _Pair, direction: str, count: int) -> bool:
+        fault = self._reset_after
+        return fault is not None and fault[1] == direction and pair.passed[direction] + count > fault[0]
+
+    async def _send(self, sink: trio.SocketStream, data: bytes, direction: str) -> None:
+        view = memoryview(data)
+        while view:
+            rate = self.bytes_per_s
+            part = len(view) if rate is None else max(int(rate * SLOW_STEP_S), 1)
+            self.carried[direction] += len(view[:part])
+            await sink.send_all(view[:part])
+            view = view[part:]
+            if rate is not None:
+                await trio.sleep(SLOW_STEP_S)
+
+    async def _swallow(self, stream: trio.SocketStream) -> None:
+        while await stream.receive_some(CHUNK_BYTES):
+            pass
+
+
+class FaultyNetwork:
+    """Links, in a thread with an event loop of its own."""
+
+    def __init__(self) -> None:
+        self.links: list[Link] = []
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=trio.run, args=(self._run,), name="faulty network", daemon=True)
+        self._nursery: trio.Nursery
+        self._token: trio.lowlevel.TrioToken
+
+    def link(self, listen: Address, target: Address) -> Link:
+        """A new link. Raises OSError if its address is taken."""
+        link = Link(self, listen, target)
+        self.do(link.open)
+        self.links.append(link)
+        return link
+
+    def do(self, action: Callable[[], Any]) -> None:
+        """Call this inside the loop, and wait for its end."""
+        trio.from_thread.run_sync(action, trio_token=self._token)
+
+    def start(self, task: Callable[..., Any], *args: Any) -> None:
+        """Start a task; called inside the loop."""
+        self._nursery.start_soon(task, *args)
+
+    async def _run(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        async with trio.open_nursery() as self._nursery:
+            self._ready.set()
+            await trio.sleep_forever()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.do(self._nursery.cancel_scope.cancel)
+        self._thread.join(10)
+
+
+# --- names
+
+
+ANSWERING, UNKNOWN, FAILING, SILENT = "answering", "unknown", "failing", "silent"
+NOERROR, SERVFAIL, NXDOMAIN = 0, 2, 3
+A_RECORD: Final = 1
+
+
+class NameServer:
+    """DNS over UDP for a few names, all of them at one address; it answers, denies, fails or is silent."""
+
+    def __init__(self, host: str, addresses: dict[str, str]) -> None:
+        self.host = host
+        self.addresses = addresses
+        self.mood = ANSWERING
+        self.asked = 0
+        self._ending = False
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind((host, 53))
+        self._thread = threading.Thread(target=self._serve, name="name server", daemon=True)
+
+    def _serve(self) -> None:
+        while True:
+            query, peer = self._socket.recvfrom(4096)
+            if self._ending:
+                return
+            self.asked += 1
+            if self.mood != SILENT:
+                self._socket.sendto(self._answer(query), peer)
+
+    def _answer(self, query: bytes) -> bytes:
+        """RFC 1035: the header, the question again, and at most one A record."""
+        labels, at = [], 12
+        while length := query[at]:
+            labels.append(query[at + 1 : at + 1 + length].decode())
+            at += 1 + length
+        end = at + 5
+        (kind,) = struct.unpack_from(">H", query, at + 1)
+        address = self.addresses.get(".".join(labels).lower())
+        code = {FAILING: SERVFAIL, UNKNOWN: NXDOMAIN}.get(self.mood, NOERROR if address else NXDOMAIN)
+        found = b""
+        if code == NOERROR and kind == A_RECORD and address is not None:
+            found = struct.pack(">HHHIH", 0xC00C, A_RECORD, 1, 0, 4) + socket.inet_aton(address)
+        head = query[:2] + struct.pack(">HHHHH", 0x8180 | code, 1, 1 if found else 0, 0, 0)
+        return head + query[12:end] + found
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._ending = True
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as waker:
+            waker.sendto(b"", (self.host, 53))
+        self._thread.join(5)
+        self._socket.close()
+
+
+# --- what only the system can do
+
+
+def need_root(what: str) -> None:
+    """Skip locally, fail in CI, where root is at hand."""
+    if os.geteuid() == 0 and shutil.which("unshare"):
+        return
+    missing = f"{what} needs root and util-linux' unshare"
+    pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
+
+
+def with_files(replaced: dict[str, Path]) -> Sequence[str]:
+    """A command before a command: it sees these files in place of the system's, in a mount namespace of its own."""
+    mounts = "".join(f"mount --bind {file} {place} && " for place, file in replaced.items())
+    return ["unshare", "--mount", "sh", "-c", f'{mounts}exec "$@"', "sh"]
+
+
+@contextmanager
+def names_from(host: str, addresses: dict[str, str], directory: Path) -> Iterator[tuple[NameServer, Sequence[str]]]:
+    """A name server, and the command before a command that makes the latter ask it."""
+    need_root("a name server for one process")
+    resolv, switch = directory / "resolv.conf", directory / "nsswitch.conf"
+    resolv.write_text(f"nameserver {host}\noptions timeout:2 attempts:1\n")
+    switch.write_text("hosts: dns\n")
+    with NameServer(host, addresses) as server:
+        yield server, with_files({"/etc/resolv.conf": resolv, "/etc/nsswitch.conf": switch})

@@ -1,0 +1,454 @@
+"""The soak: a sidecar under churning clients, reloads and faults, watched for whatever grows: `make soak`.
+
+    python -m tests.soak --minutes 30 --plot docs/images/soak.png --json benchmarks/results/soak.json
+
+Everything that is judged is in `judge`; what may stand in the log, and why, in `EXPLAINED`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+import yaml
+
+from deploy.kafka import KafkaCluster
+from deploy.kafka.ports import free_ports
+from deploy.kafka.probe import brokers_seen_by
+from deploy.kafka.properties import ExtraListener
+from tests.fault_tools import Consuming, Held, Producing, check_promises, create_topic, held, least_held, stored
+from tests.faults import FROM_TARGET, TO_TARGET, FaultyNetwork, Link
+from tests.sidecars import Sidecar, sidecar
+from tests.soak_clients import TOPICS, Churn, churning
+
+CLIENTS_HOST = "127.0.0.2"
+IDLE_MS = 8000
+STEADY = "soak-steady"
+RELOAD_EVERY_S = 7.0
+FAULT_EVERY_S = 10.0
+KILL_EVERY_S = 240.0
+WARM_SHARE = 0.5
+"""The second half is what growth is judged by: the page's history alone fills for 15 minutes."""
+
+EXPLAINED: dict[tuple[str, str | None], str] = {
+    ("connection closed", "client_malformed"): "clients that speak TLS, HTTP or nonsense are part of the soak",
+    ("connection closed", "client_reset"): "links to clients are reset; clients go by a reset",
+    ("connection closed", "broker_reset"): "links to the broker are reset; the broker is killed",
+    ("connection closed", "upstream_unreachable"): "links to the broker refuse; the broker is killed",
+    ("cluster not reached", None): "the sidecar's own question meets the same faults",
+    ("configuration refused, the last good one stays in force", None): "every fourth reload is a bad file",
+}
+"""(message, its reason) of complaints in the log that the soak itself brings about; all others are a failure."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the sidecar held at one moment."""
+
+    at_s: float
+    rss_mb: float
+    descriptors: int
+    tasks: int
+    pipes: int
+    reservations: int
+    connections: int
+
+
+@dataclass
+class Soaked:
+    """Everything there is to judge."""
+
+    minutes: float
+    samples: list[Sample] = field(default_factory=list)
+    visits: dict[str, int] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)
+    faults: Counter[str] = field(default_factory=Counter)
+    reloads: int = 0
+    refused_reloads: int = 0
+    acknowledged: int = 0
+    complaints: Counter[tuple[str, str | None]] = field(default_factory=Counter)
+    at_rest_before: Held | None = None
+    at_rest_after: Held | None = None
+    problems: list[str] = field(default_factory=list)
+    closed: dict[str, float] = field(default_factory=dict)
+    opened: float = 0.0
+
+
+def slope_mb_per_h(samples: list[Sample]) -> float:
+    """Growth of the resident set: the median of the slopes between all pairs of samples (Theil and Sen), which a few
+    steps up or down move little. At most 300 samples are taken, evenly."""
+    some = samples[:: max(len(samples) // 300, 1)]
+    slopes = [
+        (b.rss_mb - a.rss_mb) / (b.at_s - a.at_s) for a, b in itertools.combinations(some, 2) if b.at_s - a.at_s > 1.0
+    ]
+    return statistics.median(slopes) * 3600.0
+
+
+def second_half(soaked: Soaked) -> list[Sample]:
+    """Of the samples."""
+    return soaked.samples[int(len(soaked.samples) * WARM_SHARE) :]
+
+
+def judge(soaked: Soaked) -> list[str]:
+    """What is wrong; nothing if all is well.
+
+    The slope's bound is 10 MB/h over half an hour; in shorter runs the same growth in MB is allowed: 5 MB from one half
+    of the second half to the other would be 10 MB/h then. Python's own heap moves by a few MB from minute to minute.
+    """
+    found = list(soaked.problems)
+    late = second_half(soaked)
+    bound = max(10.0, 5.0 / (late[-1].at_s - late[0].at_s) * 3600.0 / 1.5)
+    slope = slope_mb_per_h(late)
+    if slope > bound:
+        found.append(f"memory grows by {slope:.1f} MB/h, at most {bound:.1f} are allowed")
+    middle = len(late) // 2
+    for name in ("descriptors", "tasks", "pipes"):
+        # What is needed follows the clients that are there; what leaks is there at the quietest moments, too.
+        first, second = (min(getattr(one, name) for one in part) for part in (late[:middle], late[middle:]))
+        if second > first * 1.2 + 15:
+            found.append(f"{name} at the quietest moment grew from {first} to {second}")
+    before, after = soaked.at_rest_before, soaked.at_rest_after
+    assert before is not None
+    assert after is not None
+    if any(getattr(after, name) > getattr(before, name) for name in Held.__dataclass_fields__):
+        found.append(f"left behind: before {before}, after {after}")
+    for (message, reason), count in soaked.complaints.items():
+        if (message, reason) not in EXPLAINED:
+            found.append(f"{count} times unexplained in the log: {message} ({reason})")
+    if soaked.opened != sum(soaked.closed.values()):
+        found.append(f"{soaked.opened} connections opened, {sum(soaked.closed.values())} closed, none open")
+    if "internal_error" in soaked.closed:
+        found.append("connections ended by a bug of ours")
+    missing = [name for name, count in soaked.visits.items() if not count]
+    if missing or not soaked.faults or not soaked.reloads or not soaked.refused_reloads:
+        found.append(f"the soak has not done what it should: {missing}, {soaked.faults}, {soaked.reloads} reloads")
+    return found
+
+
+# --- what happens
+
+
+def _for_some(seconds: float, links: list[Link], **settings: float | bool) -> None:
+    for link in links:
+        for name, value in settings.items():
+            setattr(link, name, value)
+    time.sleep(seconds)
+    for link in links:
+        link.heal()
+
+
+def _refuse(links: list[Link]) -> None:
+    for link in links:
+        link.refuse()
+        link.cut(reset=True)
+    time.sleep(1.0)
+    for link in links:
+        link.heal()
+
+
+def _reset_within(links: list[Link], direction: str) -> None:
+    for link in links:
+        link.reset_after(20_000, direction)
+    time.sleep(2.0)
+    for link in links:
+        link.heal()
+
+
+FAULTS: dict[str, Callable[[list[Link]], None]] = {
+    "reset": lambda links: [link.cut(reset=True) for link in links] and None,
+    "ended": lambda links: [link.cut(reset=False) for link in links] and None,
+    "refused": _refuse,
+    "stalled": lambda links: _for_some(4.0, links, stalled=True),
+    "slow": lambda links: _for_some(3.0, links, bytes_per_s=30_000, latency_s=0.1),
+    "half-open": lambda links: _for_some(4.0, links, half_open=True),
+    "reset within requests": lambda links: _reset_within(links, TO_TARGET),
+    "reset within responses": lambda links: _reset_within(links, FROM_TARGET),
+}
+
+
+def reload(proxy: Sidecar, turn: int) -> bool:
+    """Write another configuration, every fourth time a bad one; True if it was good."""
+    good = turn % 4 != 3
+    config = yaml.safe_load(proxy.config.read_text())
+    rate = 400_000 + 50_000 * (turn % 5)
+    config["quotas"] = [
+        {"client-id": "<default>", "producer_byte_rate": rate, "consumer_byte_rate": 4 * rate},
+        {"client-id": STEADY, "producer_byte_rate": 2_000_000, "consumer_byte_rate": 20_000_000},
+        *({"client-id": f"churn-{number}", "producer_byte_rate": rate // 4} for number in range(turn % 7)),
+    ]
+    if not good:
+        config["quotas"][0]["producer_byte_rate"] = -1
+    text = yaml.safe_dump(config)
+    if good:
+        proxy.config.write_text(text)
+    else:
+        before = proxy.config.read_text()
+        proxy.config.write_text(text)
+        time.sleep(2.5)
+        proxy.config.write_text(before)
+    return good
+
+
+def rss_mb(pid: int) -> float:
+    """Resident set size of a process."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    raise ProcessLookupError(pid)
+
+
+def sample(proxy: Sidecar, began_s: float) -> Sample:
+    """Look once."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    values = {
+        one.name: one.value
+        for family in text_string_to_metric_families(proxy.metrics())
+        for one in family.samples
+        if not one.labels
+    }
+    return Sample(
+        round(time.monotonic() - began_s, 1),
+        round(rss_mb(proxy.process.pid), 2),
+        len(list(Path(f"/proc/{proxy.process.pid}/fd").iterdir())),
+        int(values["kquota_tasks"]),
+        int(values["kquota_pipes_open"]),
+        int(values["kquota_fetch_reservations"]),
+        int(values["kquota_connections_open"]),
+    )
+
+
+def complaints(log: Path) -> Iterator[dict[str, Any]]:
+    """Lines of the log that somebody should explain."""
+    for line in log.read_text().splitlines():
+        entry = json.loads(line)
+        if entry["level"] in ("warning", "error", "critical"):
+            yield entry
+
+
+@dataclass
+class _Stage:
+    cluster: KafkaCluster
+    proxy: Sidecar
+    links: dict[str, list[Link]]
+    bootstrap: str
+
+
+@contextmanager
+def _stage(directory: Path) -> Iterator[_Stage]:
+    own_port, told_port = free_ports(2)
+    listener = ExtraListener("SOAK", own_port, told_port)
+    with ExitStack() as stack:
+        cluster = stack.enter_context(KafkaCluster.start(1, progress=print, extra_listeners=[listener]))
+        network = stack.enter_context(FaultyNetwork())
+        to_broker = network.link(("127.0.0.1", told_port), ("127.0.0.1", own_port))
+        proxy = stack.enter_context(
+            sidecar(
+                [f"127.0.0.1:{told_port}"],
+                [{"client-id": "<default>", "producer_byte_rate": 400_000, "consumer_byte_rate": 1_600_000}],
+                drain_timeout_s=2,
+                connections_max_idle_ms=IDLE_MS,
+                listen={"advertised_host": CLIENTS_HOST},
+                export={"directory": str(directory / "usage"), "interval_s": 5, "keep_bytes": 5_000_000},
+            )
+        )
+        ports = [proxy.port, *(broker.port for broker in brokers_seen_by("127.0.0.1", proxy.port))]
+        clients = [network.link((CLIENTS_HOST, port), ("127.0.0.1", port)) for port in ports]
+        yield _Stage(cluster, proxy, {"clients": clients, "broker": [to_broker]}, f"{CLIENTS_HOST}:{proxy.port}")
+
+
+def soak(minutes: float, seed: int = 1, say: Callable[[str], None] = print) -> Soaked:
+    """Run it. Raises AssertionError when acknowledged records are not as they should be."""
+    soaked = Soaked(minutes)
+    with TemporaryDirectory(prefix="kquota-soak-") as directory, _stage(Path(directory)) as stage:
+        proxy, direct = stage.proxy, stage.cluster.bootstrap[0]
+        for topic in (STEADY, *TOPICS):
+            create_topic(direct, topic)
+        soaked.at_rest_before = least_held(proxy)
+        # The file of usage records is open from the first record on, except between two files.
+        soaked.at_rest_before = replace(soaked.at_rest_before, descriptors=soaked.at_rest_before.descriptors + 1)
+        with (
+            Producing(stage.bootstrap, STEADY, STEADY) as producing,
+            Consuming(stage.bootstrap, STEADY, STEADY) as consuming,
+            churning(stage.bootstrap, seed) as churn,
+        ):
+            producing.wait_for_progress()
+            consuming.wait_for_progress()
+            _strike_and_watch(stage, soaked, churn, random.Random(seed), say)
+            producing.finish()
+            found = stored(direct, STEADY)
+            consuming.finish(until=max(found) + 1)
+        check_promises(found, [producing], [consuming])
+        soaked.acknowledged = len(producing.told)
+        soaked.visits, soaked.failures = dict(churn.visits), dict(churn.failures)
+        soaked.problems += churn.broken
+        soaked.at_rest_after = _at_rest_again(proxy, soaked.at_rest_before)
+        soaked.opened = proxy.metric("kquota_connections_opened_total")
+        soaked.closed = _by_reason(proxy)
+        for entry in complaints(proxy.log):
+            soaked.complaints[(entry["message"], entry.get("reason"))] += 1
+            if (entry["message"], entry.get("reason")) not in EXPLAINED:
+                say(json.dumps(entry))
+    return soaked
+
+
+def _strike_and_watch(
+    stage: _Stage, soaked: Soaked, churn: Churn, dice: random.Random, say: Callable[[str], None]
+) -> None:
+    """Faults and reloads by turns until the time is over, and a sample every second (every five in long runs)."""
+    proxy, began_s = stage.proxy, time.monotonic()
+    end_s = began_s + soaked.minutes * 60
+    sample_every_s = 1.0 if soaked.minutes < 10 else 5.0
+    next_sample_s = next_reload_s = next_fault_s = began_s
+    next_kill_s = began_s + min(KILL_EVERY_S, soaked.minutes * 30)
+    turns = itertools.cycle(_shuffled(dice))
+    turn = 0
+    while (now_s := time.monotonic()) < end_s:
+        if churn.broken:
+            return
+        if now_s >= next_sample_s:
+            next_sample_s = now_s + sample_every_s
+            try:
+                soaked.samples.append(sample(proxy, began_s))
+            except httpx.HTTPError as error:
+                soaked.problems.append(f"/metrics did not answer: {error!r}")
+        if now_s >= next_reload_s:
+            next_reload_s = now_s + RELOAD_EVERY_S
+            good = reload(proxy, turn)
+            turn += 1
+            soaked.reloads += good
+            soaked.refused_reloads += not good
+        if now_s >= next_kill_s:
+            next_kill_s = now_s + KILL_EVERY_S
+            soaked.faults["broker killed"] += 1
+            stage.cluster.stop_broker(1, kill=True)
+            stage.cluster.start_broker(1)
+        elif now_s >= next_fault_s:
+            next_fault_s = now_s + FAULT_EVERY_S
+            where, what = next(turns)
+            soaked.faults[f"{where} {what}"] += 1
+            FAULTS[what](stage.links[where])
+            if len(soaked.samples) > 1:
+                last = soaked.samples[-1]
+                say(f"{last.at_s:7.0f} s {last.rss_mb:6.1f} MB {last.connections} connections; {where} {what}")
+        time.sleep(0.1)
+
+
+def _shuffled(dice: random.Random) -> list[tuple[str, str]]:
+    every = [(where, what) for where in ("clients", "broker") for what in FAULTS]
+    dice.shuffle(every)
+    return every
+
+
+def _at_rest_again(proxy: Sidecar, before: Held, limit_s: float = 60.0) -> Held:
+    """The least that is held, once it is no more than before; or after the limit."""
+    deadline_s, least = time.monotonic() + limit_s, held(proxy)
+    while time.monotonic() < deadline_s:
+        if all(getattr(least, name) <= getattr(before, name) for name in Held.__dataclass_fields__):
+            break
+        time.sleep(0.5)
+        now = held(proxy)
+        least = Held(*(min(getattr(least, name), getattr(now, name)) for name in Held.__dataclass_fields__))
+    return least
+
+
+def _by_reason(proxy: Sidecar) -> dict[str, float]:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    return {
+        one.labels["reason"]: one.value
+        for family in text_string_to_metric_families(proxy.metrics())
+        for one in family.samples
+        if one.name == "kquota_connections_closed_total"
+    }
+
+
+# --- for people
+
+
+def plot(soaked: Soaked, path: Path) -> None:
+    """Memory, and what else is held, over time."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    minutes = [one.at_s / 60 for one in soaked.samples]
+    figure, axes = pyplot.subplots(3, 1, sharex=True, figsize=(9, 7))
+    axes[0].plot(minutes, [one.rss_mb for one in soaked.samples], color="tab:blue")
+    axes[0].set(ylabel="resident memory, MB", ylim=(0, None))
+    axes[0].set_title(f"{slope_mb_per_h(second_half(soaked)):+.1f} MB/h in the second half", fontsize=10)
+    for name, color in (("descriptors", "tab:orange"), ("tasks", "tab:green")):
+        axes[1].plot(minutes, [getattr(one, name) for one in soaked.samples], label=name, color=color, linewidth=0.8)
+    axes[1].set(ylim=(0, None))
+    axes[1].legend(loc="upper right")
+    for name in ("connections", "pipes", "reservations"):
+        axes[2].plot(minutes, [getattr(one, name) for one in soaked.samples], label=name, linewidth=0.8)
+    axes[2].set(xlabel="minutes", ylim=(0, None))
+    axes[2].legend(loc="upper right")
+    figure.tight_layout()
+    figure.savefig(path, dpi=80)
+    pyplot.close(figure)
+
+
+def summary(soaked: Soaked) -> str:
+    """In a few lines."""
+    late = second_half(soaked)
+    lines = [
+        f"{soaked.minutes:g} minutes, {len(soaked.samples)} samples",
+        f"memory, second half: {late[0].rss_mb:.1f} -> {late[-1].rss_mb:.1f} MB, {slope_mb_per_h(late):+.2f} MB/h",
+        f"steady producer: {soaked.acknowledged} records acknowledged, all where it was told, each once",
+        f"visits: {soaked.visits}",
+        f"of these failed: {soaked.failures}",
+        f"faults: {dict(soaked.faults)}",
+        f"reloads: {soaked.reloads}, and {soaked.refused_reloads} bad files refused",
+        f"connections: {soaked.opened:.0f} opened, closed by reason {soaked.closed}",
+        f"held before {soaked.at_rest_before}, after {soaked.at_rest_after}",
+        "complaints in the log: "
+        + "; ".join(f"{count} x {message} ({reason})" for (message, reason), count in soaked.complaints.items()),
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """The command."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--minutes", type=float, default=30.0)
+    arguments.add_argument("--seed", type=int, default=1)
+    arguments.add_argument("--plot", type=Path)
+    arguments.add_argument("--json", type=Path)
+    options = arguments.parse_args()
+    soaked = soak(options.minutes, options.seed)
+    print(summary(soaked))
+    if options.plot:
+        plot(soaked, options.plot)
+    if options.json:
+        plain = {name: getattr(soaked, name) for name in Soaked.__dataclass_fields__} | {
+            "at_rest_before": str(soaked.at_rest_before),
+            "at_rest_after": str(soaked.at_rest_after),
+            "complaints": {f"{message} ({reason})": count for (message, reason), count in soaked.complaints.items()},
+            "slope_mb_per_h": round(slope_mb_per_h(second_half(soaked)), 2),
+        }
+        plain["samples"] = [list(asdict(one).values()) for one in soaked.samples]
+        plain["sample_fields"] = list(Sample.__dataclass_fields__)
+        options.json.write_text(json.dumps(plain) + "\n")
+    found = judge(soaked)
+    print("\n".join(f"PROBLEM: {one}" for one in found) or "all is well")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
