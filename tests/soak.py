@@ -43,11 +43,15 @@ KILL_EVERY_S = 240.0
 WARM_SHARE = 0.5
 """The second half is what growth is judged by: the page's history alone fills for 15 minutes."""
 
+_CLOSED = {
+    "client_malformed": "clients that speak TLS, HTTP or nonsense are part of the soak",
+    "client_reset": "links to clients are reset; clients go by a reset",
+    "broker_reset": "links to the broker are reset; the broker is killed",
+    "upstream_unreachable": "links to the broker refuse; the broker is killed",
+}
 EXPLAINED: dict[tuple[str, str | None], str] = {
-    ("connection closed", "client_malformed"): "clients that speak TLS, HTTP or nonsense are part of the soak",
-    ("connection closed", "client_reset"): "links to clients are reset; clients go by a reset",
-    ("connection closed", "broker_reset"): "links to the broker are reset; the broker is killed",
-    ("connection closed", "upstream_unreachable"): "links to the broker refuse; the broker is killed",
+    **{("connection closed", reason): why for reason, why in _CLOSED.items()},
+    **{("more connections closed", reason): why for reason, why in _CLOSED.items()},
     ("cluster not reached", None): "the sidecar's own question meets the same faults",
     ("configuration refused, the last good one stays in force", None): "every fourth reload is a bad file",
 }
