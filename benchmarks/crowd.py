@@ -102,22 +102,22 @@ class Crowd:
     def __init__(self, address: Address, topic: str, writers: int, readers: int) -> None:
         _allow_descriptors(writers + readers + SPARE_DESCRIPTORS)
         write, read = produce_frame(topic, WRITE_BYTES, WRITERS), fetch_frame(topic)
-        self.writers = [Member(address, write) for _ in range(writers)]
-        self.readers = [Member(address, read) for _ in range(readers)]
+        self.writers: list[Member] = []
+        self.readers: list[Member] = []
         self.dropped = 0
-        self._by_number = {member.socket.fileno(): member for member in (*self.writers, *self.readers)}
+        self._by_number: dict[int, Member] = {}
         self._poller = select.epoll()
-        for number, member in self._by_number.items():
+        for number in range(writers + readers):
+            member = Member(address, write if number < writers else read)
+            (self.writers if number < writers else self.readers).append(member)
             member.greet()
-            self._poller.register(number, select.EPOLLIN)
-        self._asking = False
+            self._by_number[member.socket.fileno()] = member
+            self._poller.register(member.socket.fileno(), select.EPOLLIN)
+            member.ask()  # at once: who is connected and asks for nothing is taken for a scanner after half a minute
+            self._go_on(0.0)
 
     def run(self, warmup_s: float, seconds: float) -> dict[str, object]:
         """Traffic; what each connection got done in the time after the warm-up."""
-        if not self._asking:
-            self._asking = True
-            for member in list(self._by_number.values()):
-                member.ask()
         self._go_on(warmup_s)
         writes, reads = [one.done for one in self.writers], [one.answered_bytes for one in self.readers]
         began = time.perf_counter()
@@ -132,7 +132,8 @@ class Crowd:
 
     def _go_on(self, seconds: float) -> None:
         end = time.perf_counter() + seconds
-        while (left := end - time.perf_counter()) > 0:
+        while True:
+            left = max(end - time.perf_counter(), 0.0)
             for number, _ in self._poller.poll(left):
                 member = self._by_number[number]
                 try:
@@ -143,6 +144,8 @@ class Crowd:
                     self._poller.unregister(number)
                     del self._by_number[number]
                     member.socket.close()
+            if not left:
+                return
 
 
 def _allow_descriptors(count: int) -> None:
