@@ -168,9 +168,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                     _one(result, name, size, rows, partial(run_job, name, source, work, options.memory))
                     _store(result, options.output)
             if size in asked:
-                found = compare(source, work)
-                result["errors"] += [f"{size} files: {text}" for text in found.pop("differences")]
-                result["queries"].append({"files": size, "rows": rows, **found})
+                try:
+                    found = compare(source, work)
+                except RuntimeError as error:
+                    result["errors"].append(str(error))
+                else:
+                    result["errors"] += [f"{size} files: {text}" for text in found.pop("differences")]
+                    result["queries"].append({"files": size, "rows": rows, **found})
                 _store(result, options.output)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

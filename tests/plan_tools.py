@@ -1,0 +1,69 @@
+"""What Spark says of the queries that it ran: their physical plans, and how many rows each task took in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MOST_TASKS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Rows that came over a shuffle, task by task."""
+
+    tasks: list[int]
+
+
+@dataclass(slots=True)
+class Watched:
+    """Filled when the block is over."""
+
+    plans: list[str] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
+
+
+@contextmanager
+def watched(spark: SparkSession) -> Iterator[Watched]:
+    """The plans, as they were at last, and the stages of all queries that run in the block."""
+    seen = Watched()
+    before = {one.executionId() for one in _executions(spark)}
+    yield seen
+    core: Any = spark.sparkContext._jsc.sc()  # type: ignore[attr-defined]
+    core.listenerBus().waitUntilEmpty()
+    for one in _executions(spark):
+        if one.executionId() in before:
+            continue
+        seen.plans.append(one.physicalPlanDescription())
+        for stage in _items(one.stages().toSeq()):
+            tasks = [_shuffled(task) for task in _items(core.statusStore().taskList(stage, 0, MOST_TASKS))]
+            if any(tasks):
+                seen.stages.append(Stage(tasks))
+
+
+def _executions(spark: SparkSession) -> list[Any]:
+    session: Any = spark._jsparkSession  # type: ignore[attr-defined]
+    return list(_items(session.sharedState().statusStore().executionsList()))
+
+
+def _items(found: Any) -> Iterator[Any]:
+    for index in range(found.size()):
+        yield found.apply(index)
+
+
+def _shuffled(task: Any) -> int:
+    metrics = task.taskMetrics()
+    return metrics.get().shuffleReadMetrics().recordsRead() if metrics.isDefined() else 0
+
+
+def scans(plans: list[str], place: str) -> int:
+    """How often what lies below `place` is read."""
+    # Location: InMemoryFileIndex [file:/a/b], or InMemoryFileIndex(2 paths)[file:/a/b, ... 1 entries]
+    scan = rf"^Location: \w+(?:\(\d+ paths\))? ?\[file:{re.escape(place)}[/\],]"
+    return sum(len(re.findall(scan, plan, re.MULTILINE)) for plan in plans)
