@@ -29,8 +29,19 @@ from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.sidecars import sidecar
 
+# kafka-python leaves sockets of connections that came to nothing to the garbage collector.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"
+)
 LIMIT_S = 60.0
 RATE = 100_000
+
+
+@pytest.fixture(autouse=True)
+def no_sockets_left() -> Iterator[None]:
+    """What a test's clients leave is collected with that test, not with whichever comes next."""
+    yield
+    gc.collect()
 
 
 def until(done: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> None:
@@ -266,8 +277,6 @@ def test_a_full_disk_slows_nobody_and_the_loss_is_counted(kafka: KafkaCluster, t
     assert len(rows_of(full_disk)) <= 1, "what had room, and that whole"
 
 
-# kafka-python leaves the sockets of refused connections to the garbage collector.
-@pytest.mark.filterwarnings("ignore:.*:pytest.PytestUnraisableExceptionWarning")
 def test_a_topic_whose_brokers_are_gone_is_an_error_in_bounded_time() -> None:
     (port,) = free_ports(1)
     sink = TopicSink("usage", "i", connector([f"127.0.0.1:{port}"]))
@@ -276,7 +285,6 @@ def test_a_topic_whose_brokers_are_gone_is_an_error_in_bounded_time() -> None:
         sink.write(Batch([b"1\n"], 1, 0, ""))
     sink.close()
     assert time.monotonic() - began < 30
-    gc.collect()
 
 
 class Memory:
