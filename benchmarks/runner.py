@@ -82,6 +82,8 @@ def run(plan: Plan, chosen: Sequence[Variant], todo: Sequence[Scenario], say: Sa
 def _start(
     plan: Plan, chosen: Sequence[Variant], folder: Path, stack: ExitStack, result: dict[str, Any], say: Say
 ) -> tuple[KafkaCluster, list[Running]]:
+    if any(variant.redirected for variant in chosen):
+        variants.enter_namespace()  # all of the run: everybody's connections are tracked by the kernel then
     numbers = free_ports(3 * len(chosen))
     ports = {variant.key: Ports(*numbers[3 * at : 3 * at + 3]) for at, variant in enumerate(chosen)}
     in_memory = _memory_is_roomy(plan)

@@ -6,9 +6,11 @@ each of them which tells its clients the proxy's port; kquota rewrites addresses
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import importlib.util
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -63,9 +65,14 @@ class Variant:
     """Writes its configuration into the folder; None: clients go to the broker itself."""
     ready_url: Callable[[Ports], str] | None = None
     """Answers 200 once the proxy is ready; otherwise an open port is enough."""
+    redirected: bool = False
+    """Clients connect to the broker's own listener, and the kernel leads them to the proxy: the run needs a network
+    namespace of its own, for its rules."""
 
     def listener(self, ports: Ports) -> ExtraListener:
         """The broker's listener for clients that come this way."""
+        if self.redirected:
+            return ExtraListener(self.key[3:].upper().replace("-", "_"), ports.front, ports.front)
         return ExtraListener(self.key[3:].upper().replace("-", "_"), ports.broker, ports.front)
 
 
@@ -252,7 +259,39 @@ def _kquota_version() -> str | None:
         return None
 
 
-def _kquota_command(*, with_quotas: bool) -> Callable[[Path, Ports, Address], list[str]]:
+MARK = 1337
+"""Of what the transparent sidecar dials, which the rules leave alone."""
+CLONE_NEWNET = 0x40000000
+"""linux/sched.h"""
+
+
+def _transparent_missing() -> str | None:
+    if os.geteuid() != 0 or shutil.which("nft") is None or shutil.which("ip") is None:
+        return "redirected connections need root, nft and ip (Debian: apt-get install nftables iproute2)"
+    return _kquota_missing()
+
+
+def enter_namespace() -> None:
+    """Put this thread, and all that it starts, into a network namespace of its own, which ends with the last of them.
+
+    Raises:
+        VariantError: that is not possible.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWNET) != 0:
+        raise VariantError(f"no network namespace: {os.strerror(ctypes.get_errno())}")
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True, timeout=10)
+
+
+def _redirect(ports: Ports) -> None:
+    rules = (
+        f"table inet kquota_{ports.front} {{\n chain output {{\n  type nat hook output priority -100;\n"
+        f"  meta mark != {MARK} tcp dport {ports.front} redirect to :{ports.broker}\n }}\n}}\n"
+    )
+    subprocess.run(["nft", "-f", "-"], input=rules, text=True, check=True, timeout=10)
+
+
+def _kquota_command(*, with_quotas: bool, transparent: bool = False) -> Callable[[Path, Ports, Address], list[str]]:
     def command(folder: Path, ports: Ports, broker: Address) -> list[str]:
         config: dict[str, object] = {
             "mode": "rewrite",
@@ -265,6 +304,13 @@ def _kquota_command(*, with_quotas: bool) -> Callable[[Path, Ports, Address], li
             "admin": {"host": "127.0.0.1", "port": ports.spare},
             "quotas": [],
         }
+        if transparent:
+            _redirect(ports)
+            config |= {
+                "mode": "transparent",
+                "listen": {"host": "127.0.0.1", "port": ports.broker},
+                "transparent": {"mark": MARK},
+            }
         if with_quotas:
             limits = {"producer_byte_rate": FAR_ABOVE, "consumer_byte_rate": FAR_ABOVE}
             # Every client of a run is in a group of its own client-id with a limit, found behind more specific entries.
@@ -331,8 +377,19 @@ HAPROXY_SPLICE = Variant(
     own_listener=True,
     command=_haproxy_command(("option splice-auto",)),
 )
+KQUOTA_TRANSPARENT = Variant(
+    "07-kquota-transparent",
+    "kquota, transparent",
+    "as kquota with quotas, in transparent mode: redirected by nftables, nothing rewritten",
+    missing=_transparent_missing,
+    version=_kquota_version,
+    own_listener=True,
+    command=_kquota_command(with_quotas=True, transparent=True),
+    ready_url=_kquota_ready,
+    redirected=True,
+)
 
-VARIANTS = (DIRECT, HAPROXY, ENVOY, KQUOTA_BARE, KQUOTA, HAPROXY_SPLICE)
+VARIANTS = (DIRECT, HAPROXY, ENVOY, KQUOTA_BARE, KQUOTA, HAPROXY_SPLICE, KQUOTA_TRANSPARENT)
 BY_DEFAULT = (DIRECT, HAPROXY, ENVOY, KQUOTA_BARE, KQUOTA)
 
 

@@ -152,6 +152,7 @@ def test_variants_by_number_name_and_part() -> None:
     assert keys("kquota", "01") == ["01-direct", "04-kquota", "05-kquota-quotas"]
     assert keys("haproxy") == ["02-haproxy"]
     assert keys("splice", "envoy") == ["03-envoy", "06-haproxy-splice"]
+    assert keys("transparent") == ["07-kquota-transparent"]
     with pytest.raises(ValueError, match="no variant 'nginx'"):
         keys("nginx")
 

@@ -346,6 +346,12 @@ def test_the_image_is_the_webhook_too(image: Builder, tmp_path: Path) -> None:
     assert process.returncode == 0, output
 
 
+def test_the_image_for_redirect_rules_has_nft_and_no_more(dockerfile: tuple[dict[str, str], dict[str, Stage]]) -> None:
+    (install,) = dockerfile[1]["redirect"].all("RUN")
+    assert install.rest.partition("--no-install-recommends ")[2].split(" && ")[0].split() == ["nftables"]
+    assert dockerfile[1]["redirect"].last("ENTRYPOINT").arguments == ["kquota", "redirect"]
+
+
 @pytest.mark.broker
 def test_smoke_sees_clients_sent_around_the_sidecar(kafka: KafkaCluster, capsys: pytest.CaptureFixture[str]) -> None:
     """Without the sidecar between: the broker's own address is none of the sidecar's ports."""
