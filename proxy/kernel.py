@@ -12,9 +12,9 @@ import trio
 
 from proxy.channel import TlsSocket, received_bytes
 
-_SEND_QUEUE: Final = struct.Struct("=24xI92xQ16xI")
-"""Of struct tcp_info (linux/tcp.h), in the machine's byte order: tcpi_unacked (segments, 4 bytes) at 24,
-tcpi_bytes_acked (8 bytes) at 120, tcpi_notsent_bytes (4 bytes) at 144. Linux 4.6 and later."""
+_SEND_QUEUE: Final = struct.Struct("=120xQ16xI")
+"""Of struct tcp_info (linux/tcp.h), in the machine's byte order: tcpi_bytes_acked (8 bytes) at 120, tcpi_notsent_bytes
+(4 bytes) at 144. Linux 4.6 and later."""
 _MIN_RTT_AT: Final = 148
 """tcpi_min_rtt, 4 bytes: microseconds."""
 _NO_RTT: Final = 2**32 - 1
@@ -26,8 +26,9 @@ _PEER_HAS_CLOSED: Final = frozenset({8, 9, 11})
 class SendQueue(NamedTuple):
     """What has been written to a socket, as its peer sees it."""
 
-    waiting: bool
-    """Some of it has not been confirmed by the peer's kernel: on its way, or the peer has no room for it."""
+    unsent_bytes: int
+    """Not sent: the peer's kernel has no room for it, the network no room for more at once, or we have said that more
+    follows (MSG_MORE) and it is less than a segment. What is on its way does not count."""
     acked_bytes: int
     """Confirmed since the connection was made."""
 
@@ -37,11 +38,11 @@ def send_queue(sock: socket) -> SendQueue:
     try:
         info = sock.getsockopt(IPPROTO_TCP, TCP_INFO, _SEND_QUEUE.size)
     except OSError:
-        return SendQueue(False, 0)
+        return SendQueue(0, 0)
     if len(info) < _SEND_QUEUE.size:
-        return SendQueue(False, 0)
-    unacked, acked, unsent = _SEND_QUEUE.unpack(info)
-    return SendQueue(unsent > 0 or unacked > 0, acked)
+        return SendQueue(0, 0)
+    acked, unsent = _SEND_QUEUE.unpack(info)
+    return SendQueue(unsent, acked)
 
 
 def unread_bytes(sock: socket) -> int:

@@ -21,6 +21,8 @@ IDLE_CHECKS_PER_LIMIT: Final = 10
 SHORTEST_CHECK_S: Final = 0.05
 LONGEST_CHECK_S: Final = 5.0
 """Complaints that were held back are told at least this often."""
+MOST_CORKED_BYTES: Final = 65_536
+"""No segment is larger: what is less may wait for the rest of its response, which the broker has yet to send."""
 PORTION: Final = 200
 """Connections looked at before others get their turn."""
 
@@ -95,7 +97,7 @@ def sight(connection: Connection, now_s: float) -> Sight:
     session = connection.session
     client, broker = connection.sockets
     request_begun, response_begun = not session.client_at_boundary, session.response_begun
-    unsent, acked_bytes = send_queue(client)
+    unsent_bytes, acked_bytes = send_queue(client)
     return Sight(
         established=session.established,
         muted=session.mute_until_ms > now_s * 1000.0 or session.must_wait,
@@ -106,6 +108,6 @@ def sight(connection: Connection, now_s: float) -> Sight:
         response_begun=response_begun,
         broker_bytes=session.broker_bytes_total,
         unread_responses=response_begun and broker is not None and unread_bytes(broker) > 0,
-        unsent=unsent,
+        unsent=unsent_bytes > (MOST_CORKED_BYTES if response_begun else 0),
         acked_bytes=acked_bytes,
     )

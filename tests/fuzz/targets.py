@@ -561,3 +561,5 @@ def broken(data: bytes) -> None:
 
 
 BROKEN = Target("broken", broken, lambda: [b"seed"], (), 16)
+
+from tests.fuzz import identity_targets  # noqa: E402, F401 - registers its targets; it needs what is above
