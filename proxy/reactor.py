@@ -206,11 +206,12 @@ class Reactor(trio.abc.Instrument):
         until_s = trio.current_time() + timeout
         wait_s = timeout
         while True:
-            if self._round(0.0 if self.again else wait_s):
-                return
+            found = self._round(0.0 if self.again else wait_s)
             wait_s = until_s - trio.current_time()
-            if runq or wait_s <= 0.0:
-                runner.io_manager.force_wakeup()  # trio must not wait for all of `timeout` again
+            if found or runq or wait_s <= 0.0:
+                # trio must not wait now: not for all of `timeout` again, and not for what it was to find ready either,
+                # which a turn may have used up in the meantime (room in a socket). Nobody would watch our sockets.
+                runner.io_manager.force_wakeup()
                 return
 
     def _round(self, wait_s: float) -> bool:

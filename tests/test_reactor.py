@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -277,3 +279,45 @@ async def test_a_busy_event_loop_is_behind_and_an_idle_one_is_not() -> None:
                 if len(seen) == 2:
                     break
             assert seen == {"idle", "busy"}
+
+
+async def test_what_trio_was_to_find_ready_may_be_used_up_by_then() -> None:
+    """A task waits, through trio, for room in a socket; a turn takes that room before trio looks. trio has nothing to
+    do then, and must not wait where nobody watches our sockets."""
+
+    def fill(sock: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sock.send(b"x" * 65_536)
+
+    with trio.fail_after(LONG_S):
+        async with trio.open_nursery() as nursery:
+            with serving(nursery, nested=True) as reactor, pair() as (full, drain), pair() as (ours, theirs):
+                fill(full)
+                nursery.start_soon(trio.lowlevel.wait_writable, full)
+                watch: Watch[str] = reactor.watch(ours)
+                seen: list[bytes] = []
+
+                def turn() -> str | None:
+                    try:
+                        seen.append(ours.recv(100))
+                    except BlockingIOError:
+                        watch.readable = False
+                        return None
+                    fill(full)
+                    return "twice" if len(seen) == 2 else None
+
+                def later() -> None:
+                    time.sleep(0.1)
+                    theirs.sendall(b"second")
+
+                async with trio.open_nursery() as inner:
+                    inner.start_soon(watch.take, turn)
+                    await trio.sleep(0.01)
+                    drain.setblocking(False)
+                    with contextlib.suppress(BlockingIOError):
+                        while drain.recv(1 << 20):
+                            pass
+                    theirs.sendall(b"first")  # both are ready when the loop looks
+                    threading.Thread(target=later).start()
+                assert seen == [b"first", b"second"]
