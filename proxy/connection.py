@@ -256,7 +256,7 @@ class Connection:
         for _ in range(TURNS_BEFORE_CHECKPOINT):
             now_s = trio.current_time()
             now_ms = now_s * 1000.0
-            if session.mute_until_ms > now_ms:
+            if session.mute_until_ms > now_ms and not self._splice_up.inside:
                 return _Pause.MUTED
             if self._draining and session.client_at_boundary:
                 return _Pause.ENDED
