@@ -5,7 +5,7 @@ SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 # Test files run side by side, each with brokers of its own: most of their time is spent waiting for throttles to end.
-PYTEST_WORKERS ?= 2
+PYTEST_WORKERS ?= 3
 SOAK_MINUTES ?= 30
 BIN := $(VENV)/bin
 # Usage records of the demo, and the reports on them.
@@ -17,7 +17,7 @@ PINS := pyproject.toml deploy/constraints.txt
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help analysis demo test test-apiserver check audit bench load soak fuzz schema chart image-lock clean test-object-store report
+.PHONY: help analysis demo test test-apiserver check audit bench load faults soak fuzz schema chart image-lock clean test-object-store report
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -85,6 +85,9 @@ bench: $(VENV)/.bench ## Direct vs HAProxy vs Envoy vs kquota, as ratios of one 
 
 load: $(VENV)/.dev ## 2 000 connections at once: held, shared fairly, and what others notice (LOAD_ARGS=--quick for a short one)
 	@$(BIN)/python -m benchmarks.load $(LOAD_ARGS)
+
+faults: $(VENV)/.dev ## Every fault of docs/faults.md between clients, sidecar and a real broker (about ten minutes)
+	@KQUOTA_FAULTS=all $(BIN)/python -m pytest tests/test_faults.py tests/test_faults_system.py $(PYTEST_ARGS)
 
 soak: $(VENV)/.dev ## Half an hour of churning clients, reloads and faults: nothing may grow (SOAK_MINUTES=30, SOAK_ARGS="--plot FILE")
 	@$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES) $(SOAK_ARGS)

@@ -243,13 +243,18 @@ def produce_aiokafka(load: Load) -> Timeline:
 
     async def run(timeline: Timeline) -> None:
         settings = {"bootstrap_servers": list(load.bootstrap), "client_id": load.client_id, **load.settings}
-        async with AIOKafkaProducer(**settings) as producer, asyncio.timeout(load.limit_s):
-            sent = []
-            for number in range(load.records):
-                future = await producer.send(load.topic, record(number, load.record_bytes))
-                future.add_done_callback(done)
-                sent.append(future)
-            await asyncio.gather(*sent, return_exceptions=True)
+        producer = AIOKafkaProducer(**settings)
+        try:  # not `async with`: that leaves a producer open which could not start
+            await producer.start()
+            async with asyncio.timeout(load.limit_s):
+                sent = []
+                for number in range(load.records):
+                    future = await producer.send(load.topic, record(number, load.record_bytes))
+                    future.add_done_callback(done)
+                    sent.append(future)
+                await asyncio.gather(*sent, return_exceptions=True)
+        finally:
+            await producer.stop()
 
     def done(future: asyncio.Future[Any]) -> None:
         if future.cancelled() or future.exception():
@@ -274,11 +279,15 @@ def consume_aiokafka(load: Load) -> Timeline:
             "auto_offset_reset": "earliest",
             **load.settings,
         }
-        async with AIOKafkaConsumer(load.topic, **settings) as consumer:
+        consumer = AIOKafkaConsumer(load.topic, **settings)
+        try:
+            await consumer.start()
             while len(timeline.numbers) < load.records and not _late(timeline, load):
                 for records in (await consumer.getmany(timeout_ms=500)).values():
                     for each in records:
                         timeline.receive(each.value)
+        finally:
+            await consumer.stop()
 
     with _timeline("aiokafka", load) as timeline:
         asyncio.run(run(timeline))

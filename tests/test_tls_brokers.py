@@ -331,9 +331,7 @@ def test_a_login_passes_through_tls(cluster: KafkaCluster, authority: Authority,
     """Plain client, SASL_SSL broker: the broker knows the client by its login, and so do we."""
     from kafka import KafkaProducer
 
-    with through_tls(
-        cluster, "SASL_SSL", listen=None, upstream=upstream_tls(authority), not_ready="cluster"
-    ) as running:
+    with through_tls(cluster, "SASL_SSL", listen=None, upstream=upstream_tls(authority)) as running:
         with closing(
             KafkaProducer(
                 bootstrap_servers=running.bootstrap,
