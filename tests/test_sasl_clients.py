@@ -18,6 +18,7 @@ import pytest
 from deploy.kafka import KafkaCluster, run_tool
 from deploy.kafka.security import MECHANISMS
 from tests.clients import PRODUCERS, Load, Timeline
+from tests.corpus.job import wait_for
 from tests.raw_client import ClosedByPeerError, RawClient
 from tests.sasl_tools import authenticate, bearer, handshake, raw
 from tests.secure_tools import CLOSED, PASSWORDS, login, token
@@ -66,8 +67,15 @@ def test_each_client_is_charged_as_who_it_logged_in_as(
     for mechanism, timeline in done.items():
         assert timeline.errors == [], mechanism
         client_id, user = f"{client}-{mechanism}", "carol" if mechanism == "OAUTHBEARER" else "alice"
+        of_client = {"kind": "produce", "client_id": client_id}
+        wait_for(  # metrics follow within a second
+            f"what {user} has sent by {mechanism}",
+            lambda of=of_client, user=user: (
+                secured.metric("kquota_bytes_total", **of, user=user) > RECORDS * RECORD_BYTES
+            ),
+            10.0,
+        )
         charged = secured.metric("kquota_bytes_total", kind="produce", client_id=client_id, user=user)
-        assert charged > RECORDS * RECORD_BYTES, mechanism
         assert charged == secured.metric("kquota_bytes_total", kind="produce", client_id=client_id), "charged to others"
 
 
