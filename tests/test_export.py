@@ -3,7 +3,6 @@ topic, clock or process."""
 
 from __future__ import annotations
 
-import gc
 import itertools
 import os
 import subprocess
@@ -29,19 +28,8 @@ from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.sidecars import sidecar
 
-# kafka-python leaves sockets of connections that came to nothing to the garbage collector.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"
-)
 LIMIT_S = 60.0
 RATE = 100_000
-
-
-@pytest.fixture(autouse=True)
-def no_sockets_left() -> Iterator[None]:
-    """What a test's clients leave is collected with that test, not with whichever comes next."""
-    yield
-    gc.collect()
 
 
 def until(done: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> None:
