@@ -392,8 +392,14 @@ class Config(_Model):
         return self
 
     def forget_source(self) -> None:
-        """Let go of the file's positions, which are as large as the file; problems can no longer be placed in it."""
+        """Let go of the file's text and positions; problems can no longer be placed in it."""
         self._source = None
+
+    def forget_entries(self) -> None:
+        """Let go of the quota entries too, once a table has been made of them: they take about 2 kB each. In steps, so
+        that other threads need not wait for all of it."""
+        while self.quotas:
+            del self.quotas[-200:]
 
     def restart_settings(self) -> dict[str, Any]:
         """Settings that a running sidecar cannot change, by dotted name."""

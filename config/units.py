@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from functools import lru_cache
 
 _SIZE = re.compile(r"(?P<number>\d[\d_]*(?:\.\d+)?)\s*(?P<unit>[A-Za-z]*?)(?:/s)?", re.ASCII)
 _SIZE_UNITS = {
@@ -24,6 +25,7 @@ LONG_MAX = 2**63 - 1
 """Java's largest long: the largest byte rate Kafka can express."""
 
 
+@lru_cache(maxsize=1024)  # a file of thousands of quotas has few different sizes
 def parse_size(text: str) -> int:
     """``4M`` -> 4000000, ``2.5KiB`` -> 2560. Raises ValueError when it is no size or no whole number of bytes."""
     match = _SIZE.fullmatch(text.strip())

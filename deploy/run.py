@@ -20,6 +20,7 @@ from config.problems import ConfigError, Problem
 from deploy import logs
 from deploy.admin import AdminApp, AdminServer, bind, not_ready
 from deploy.export import new_exporter
+from deploy.heap import let_go, share_fairly
 from deploy.history import History
 from deploy.metrics import Metrics, Status, kquota_version
 from deploy.metrics.held import held_families
@@ -184,8 +185,11 @@ class Sidecar:
         )
 
     async def _apply(self, config: Config, table: QuotaTable) -> None:
+        old = [self.source.table]
+        parts: list[object] = list(old[0].entries)
         await self.source.reload(config, table)
         configure_logs(config)
+        await trio.to_thread.run_sync(let_go, old, parts)
 
     async def serve(
         self, *, handle_signals: bool, task_status: trio.TaskStatus[Sidecar] = trio.TASK_STATUS_IGNORED
@@ -300,6 +304,7 @@ async def run_sidecar(
     for warning in warnings_of(config):
         log.warning("configuration", warning=str(warning))
     config.forget_source()
+    config.forget_entries()
     await sidecar.serve(handle_signals=handle_signals, task_status=task_status)
     return sidecar
 
@@ -312,6 +317,7 @@ def main(path: Path) -> int:
     async def go() -> Sidecar:
         return await run_sidecar(path, handle_signals=True)
 
+    share_fairly()
     gc.collect()
     gc.freeze()  # what is loaded now stays for ever: full collections need not walk it while traffic waits
     try:

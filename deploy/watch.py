@@ -15,6 +15,7 @@ from config.load import load_bytes, warnings_of
 from config.model import Config
 from config.problems import ConfigError
 from config.table import to_table
+from deploy.heap import uncollected
 from quota.table import QuotaTable
 
 log = structlog.get_logger("kquota.config")
@@ -82,12 +83,12 @@ class Watcher:
 
     async def _reload(self, found: Fingerprint) -> None:
         unchanged = found.digest is not None and found.digest == self._seen.digest
-        self._seen = found
+        self._seen = Fingerprint(found.digest, found.error)
         if found.data is None:
             self._refused([f"{self._path}: cannot be read: {found.error}"])
             return
         try:
-            config, table = await trio.to_thread.run_sync(_load, str(self._path), found.data)
+            config, table, warnings = await trio.to_thread.run_sync(_load, str(self._path), found.data)
         except ConfigError as error:
             self._refused([str(problem) for problem in error.problems])
             return
@@ -101,8 +102,8 @@ class Watcher:
         state.successful = True
         state.success_at_s = time.time()
         log.info("configuration reloaded", file=str(self._path), quotas=len(table.entries), changed=not unchanged)
-        for warning in warnings_of(config):
-            log.warning("configuration", warning=str(warning))
+        for warning in warnings:
+            log.warning("configuration", warning=warning)
         wanted = config.restart_settings()
         changed = tuple(sorted(name for name in wanted | self._running if wanted.get(name) != self._running.get(name)))
         state.restart_settings = changed
@@ -134,6 +135,13 @@ async def settled(path: Path, found: Fingerprint, settle_s: float = SETTLE_S) ->
     return again
 
 
-def _load(file: str, data: bytes) -> tuple[Config, QuotaTable]:
-    config = load_bytes(file, data)
-    return config, to_table(config)
+def _load(file: str, data: bytes) -> tuple[Config, QuotaTable, list[str]]:
+    """A file's configuration, its limits, and what there is to warn about. In a thread beside the traffic: all work
+    that grows with the number of entries is done here."""
+    with uncollected():
+        config = load_bytes(file, data)
+        table = to_table(config)
+        warnings = [str(warning) for warning in warnings_of(config)]
+        config.forget_source()
+        config.forget_entries()
+        return config, table, warnings

@@ -1,12 +1,13 @@
 """The limits: immutable, built from quota entries, answering "which counter and which limit" in constant time."""
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from quota.connections import NO_CONNECTION_LIMITS, ConnectionLimits
-from quota.entity import DEFAULT, GroupKey, Kind, Level, Name, bounded_name
+from quota.entity import DEFAULT, LONGEST_NAME, GroupKey, Kind, Level, Name, bounded_name
 
 Mode = Literal["enforce", "shadow"]
 EmptyClientId = Literal["share_default", "kafka"]
@@ -56,7 +57,14 @@ class Entry:
             raise ValueError("a quota entry names a user, a client-id, or both")
         if self.user == "" or self.client_id == "":
             raise ValueError("the user and client-id of a quota entry are names, never empty")
-        _check_limits(self)
+        for limit in (
+            self.producer_byte_rate,
+            self.consumer_byte_rate,
+            self.request_percentage,
+            self.controller_mutation_rate,
+        ):
+            if limit is not None and not 0 < limit <= _LARGEST:
+                _check_limits(self)
 
     def candidate_limit(self, kind: Kind) -> float | None:
         """The candidate for `kind`, None where there is none beside a live limit."""
@@ -83,6 +91,9 @@ LEAST_LIMIT: Final = 1e-9
 """Limits below count as this one: a byte in 30 years is as good as none, and no delay of it is infinite."""
 MOST_LIMIT: Final = 2.0**63
 """Limits above count as this one, which is Kafka's own "no limit" and far from what floats cannot count any more."""
+
+
+_LARGEST: Final = sys.float_info.max
 
 
 def _countable(limit: float) -> float:
@@ -152,17 +163,22 @@ class QuotaTable:
         self.connections: Final = connections
         self.empty_client_id: Final = empty_client_id
         self._by_entity: dict[tuple[Name, Name], Entry] = {}
-        self._limits: dict[Kind, dict[tuple[Name, Name], tuple[float, Entry]]] = {kind: {} for kind in Kind}
+        self._limits: dict[Kind, dict[tuple[Name, Name], Entry]] = {kind: {} for kind in Kind}
+        """By (bounded) entity, the entries that limit a kind. No object is made per limit: Python's collector would
+        have to look at each, and traffic waits for it."""
         self._shape: dict[Kind, int] = dict.fromkeys(Kind, 0)
-        for entry in self.entries:
-            if entry.entity in self._by_entity:
-                raise ValueError(f"two quota entries for user {entry.user!r}, client-id {entry.client_id!r}")
-            self._by_entity[entry.entity] = entry
-            for kind in Kind:
-                limit = entry.limit(kind)
-                if limit is not None:
-                    self._limits[kind][_bounded(entry.user), _bounded(entry.client_id)] = (limit, entry)
-                    self._shape[kind] |= _shape_of(entry)
+        columns = [(kind, name, self._limits[kind]) for kind, name in RATE_FIELD.items()]
+        for entry in self.entries:  # perhaps thousands, while traffic waits for its turn
+            user, client_id = entity = (entry.user, entry.client_id)
+            if entity in self._by_entity:
+                raise ValueError(f"two quota entries for user {user!r}, client-id {client_id!r}")
+            self._by_entity[entity] = entry
+            bounded = _bounded(entity)
+            shape = _shape_of(entry)
+            for kind, name, limits in columns:
+                if getattr(entry, name) is not None:
+                    limits[bounded] = entry
+                    self._shape[kind] |= shape
 
     def records(self, kind: Kind) -> bool:
         """Whether any quota of this kind exists; without one, nothing of the kind is counted in windows."""
@@ -192,7 +208,7 @@ class QuotaTable:
         for level, entity in levels:
             found = limits.get(entity)
             if found is not None:
-                return Limit(found[0], level, found[1])
+                return Limit(found.limit(kind), level, found)
         return _NO_LIMIT
 
     def candidates(self, kind: Kind, user: str, client_id: str) -> list[Candidate]:
@@ -200,7 +216,7 @@ class QuotaTable:
         limits = self._limits[kind]
         user, client_id = bounded_name(user), bounded_name(client_id)
         found = ((level, limits.get(entity)) for level, entity in _ladder(user, client_id))
-        return [Candidate(level, hit[1] if hit else None, hit[0] if hit else None) for level, hit in found]
+        return [Candidate(level, entry, None if entry is None else entry.limit(kind)) for level, entry in found]
 
     def get(self, user: Name, client_id: Name) -> Entry | None:
         """The entry about exactly this entity."""
@@ -275,8 +291,14 @@ def _ladder(user: str, client_id: str) -> tuple[tuple[Level, tuple[Name, Name]],
     )
 
 
-def _bounded(name: Name) -> Name:
-    return bounded_name(name) if isinstance(name, str) else name
+def _bounded(entity: tuple[Name, Name]) -> tuple[Name, Name]:
+    user, client_id = entity
+    if (isinstance(user, str) and len(user) > LONGEST_NAME) or (
+        isinstance(client_id, str) and len(client_id) > LONGEST_NAME
+    ):
+        user = bounded_name(user) if isinstance(user, str) else user
+        return user, bounded_name(client_id) if isinstance(client_id, str) else client_id
+    return entity
 
 
 def _shape_of(entry: Entry) -> int:

@@ -1,0 +1,42 @@
+"""Python's garbage collector and the threads beside the traffic: who makes it wait, and for how long."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+SWITCH_INTERVAL_S: Final = 0.0005
+"""How long a thread that computes lets another one wait that wants to go on. Python's own is 5 ms, and a file of quotas
+is read beside the traffic: each packet would wait so long while that takes."""
+_STEP: Final = 200
+
+
+def share_fairly() -> None:
+    """Let the event loop go on soon when a thread computes."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without runs of the garbage collector, for work that makes many objects and no cycles. Each run would look at all
+    that was made so far, in one go, while everybody waits, and find nothing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def let_go(last: list[Any], parts: list[Any]) -> None:
+    """Let go of a large object in steps: freed at once, its many parts hold up all threads until the last is gone.
+
+    `last` has the last reference to it, `parts` what it consists of. Both are empty afterwards; what others use stays.
+    """
+    last.clear()
+    while parts:
+        del parts[-_STEP:]
