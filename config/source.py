@@ -60,12 +60,10 @@ class Source:
             return _find(self._root, self._as_written(place))[1] is not None
         value = self.values
         for part in self._as_written(place):
-            if isinstance(value, list) and isinstance(part, int) and part < len(value):
-                value = value[part]
-            elif isinstance(value, dict) and part in value:
-                value = value[part]
-            else:
+            found = dict(enumerate(value)) if isinstance(value, list) else value
+            if not isinstance(found, dict) or part not in found:
                 return False
+            value = found[part]
         return True
 
     def problem(self, place: Place, expected: str, value: Any = MISSING, *, at_key: bool = False) -> Problem:

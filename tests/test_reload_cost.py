@@ -73,7 +73,7 @@ def collections_noted() -> Iterator[list[int]]:
         gc.callbacks.remove(note)
 
 
-# ---- reading ----------------------------------------------------------------------------------------------------------
+# ---- reading ----
 
 
 def test_a_plain_file_is_never_composed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_whatever_can_be_written_is_read_as_from_nodes(value: Any, flow: bool) -
         assert repr(found) == repr(outcome(written.encode()))
 
 
-# ---- cost -------------------------------------------------------------------------------------------------------------
+# ---- cost ----
 
 
 def test_calls_for_each_more_entry() -> None:
