@@ -23,8 +23,8 @@ AddressTranslator = Callable[[int, str, int, str], tuple[str, int]]
 
 
 MOST_PASSING_BYTES: Final = 16 * 1024 * 1024
-"""What may pass unmuted before a client logs in again: more than the socket buffers between it and us hold. Without a
-bound whoever does not log in again would have no limit for that long."""
+"""What may pass unmuted before a client logs in again, twice (`Exchange._may_pass`): more than the socket buffers
+between it and us hold. Without a bound whoever does not log in again would have no limit for that long."""
 
 
 @dataclass(slots=True)
@@ -63,6 +63,7 @@ class Exchange:
     """A broker answers each connection strictly in the order of its requests, so `inflight` is a queue."""
 
     __slots__ = (
+        "_passes_again",
         "_passes_from",
         "authenticated",
         "broker_mute_until_ms",
@@ -119,6 +120,8 @@ class Exchange:
         """Between these times the client is not muted: its session ends then, and it has to log in again (KIP-368)."""
         self._passes_from: int | None = None
         """How many bytes had come from the client when a mute was put off for the first time."""
+        self._passes_again = True
+        """The second such time of this session is still to come."""
         self.client_bytes: Callable[[], int] = int
         """How many bytes have come from the client."""
         self.owed_until_ms = 0.0
@@ -157,22 +160,35 @@ class Exchange:
         self._hold(until_ms, now_ms)
 
     def _hold(self, until_ms: float, now_ms: float) -> None:
-        if until_ms > self.renew_ms and now_ms < self.expire_ms and (now_ms < self.renew_ms or self._may_pass()):
+        if until_ms > self.renew_ms and now_ms < self.expire_ms and (now_ms < self.renew_ms or self._may_pass(now_ms)):
             self.owed_until_ms = max(self.owed_until_ms, until_ms)
             until_ms = self.renew_ms
         self.mute_until_ms = max(self.mute_until_ms, until_ms)
 
-    def _may_pass(self) -> bool:
-        """Whether what the client sends in the last part of its session is still no more than may have been there."""
+    def _may_pass(self, now_ms: float) -> bool:
+        """Whether the client is let through now, or once more before its session ends.
+
+        What has come in the last part of its session may be no more than may have been on its way to us. If it is more,
+        the client goes on sending whatever it is told (librdkafka does), and its timer for the login is late. Behind
+        what it sent until that has fired lies the login: all this gets a second chance, half way to the end.
+        """
         taken = self.client_bytes()
         if self._passes_from is None:
             self._passes_from = taken
-        return taken - self._passes_from < MOST_PASSING_BYTES
+        if taken - self._passes_from < MOST_PASSING_BYTES:
+            return True
+        if not self._passes_again:
+            return False
+        self._passes_again = False
+        self._passes_from = None
+        self.renew_ms = (now_ms + self.expire_ms) / 2.0
+        return True
 
     def renew(self, renew_ms: float, expire_ms: float, now_ms: float) -> None:
         """The client has logged in, and is to do so again between these two times."""
         self.renew_ms, self.expire_ms = renew_ms, expire_ms
         self._passes_from = None
+        self._passes_again = True
         owed_until_ms, self.owed_until_ms = self.owed_until_ms, 0.0
         self._hold(owed_until_ms, now_ms)
 

@@ -19,7 +19,7 @@ PASSWORDS: Final = {
 """All users; by PLAIN and SCRAM. `kquota` is the sidecar's own, a super user."""
 CLOSED: Final = "closed-"
 """Nobody but super users may do anything with topics whose names begin so."""
-REAUTH_MS: Final = 4000
+REAUTH_MS: Final = 8000
 """Clients of the listener SASL_REAUTH have to log in again that often (KIP-368)."""
 
 

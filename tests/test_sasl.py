@@ -323,19 +323,19 @@ def test_whoever_asks_for_logins_where_none_are_taken_is_charged() -> None:
 
 def test_a_client_whose_session_ends_is_not_muted_any_more_and_afterwards_is_again() -> None:
     """1000 B/s, so 10 000 B in the window's first second. 25 000 B come: (25 000 - 10 000) / 1000 = 15 s of mute, of
-    which the session (10 s, the last half of a second left free) has room for 9.4."""
+    which the session (10 s, the last 0.8 s left free) has room for 9.1."""
     of = ledger(produce_rate=1000, smooth=False)
     one = session(of)
     told = listen(one)
     log_in(one, "PLAIN", PLAIN_STEPS, lifetime_ms=10_000)
-    assert renewal_ms(10_000) == 500
+    assert renewal_ms(10_000) == 800
     from_client(one, produce(3, 25_000), 100.0)
-    assert one.mute_until_ms == 9500.0
+    assert one.mute_until_ms == 9200.0
     assert from_broker(one, produce_response(3), 100.0) == produce_response(3, 15_000)
     # What was sent before the client heard of it reaches the broker in time. The window is 10.4 s long by now:
     late = produce(4, 1000)
     assert from_client(one, late, 9500.0) == late
-    assert one.mute_until_ms == 9500.0
+    assert one.mute_until_ms == 9200.0
     assert from_broker(one, produce_response(4), 9500.0) == produce_response(4, 25_000 + 1000 - 10_400)
     # and so does the new login, after which the mute goes on.
     log_in(one, "PLAIN", PLAIN_STEPS, lifetime_ms=60_000, now_ms=9900.0)
@@ -344,14 +344,34 @@ def test_a_client_whose_session_ends_is_not_muted_any_more_and_afterwards_is_aga
 
 
 def test_only_so_much_passes_before_the_end_of_a_session() -> None:
-    """A client that does not log in again gains no more than what buffers may have held: 16 MiB."""
+    """A client that does not log in again gains no more than twice what buffers may have held, 16 MiB: once 8 % before
+    the end of its session (10 s), once half way between when these were through (9.6 s) and the end."""
     of = ledger(produce_rate=1000, smooth=False)
     one = session(of)
     log_in(one, "PLAIN", PLAIN_STEPS, lifetime_ms=10_000)
+    for now_ms, muted_until_ms in ((9600.0, 9800.0), (9800.0, 10_000.0)):
+        for number in range(17):
+            assert one.mute_until_ms <= now_ms, number
+            from_client(one, produce(number, 1024 * 1024), now_ms)
+        assert one.mute_until_ms >= muted_until_ms, "and the second time much longer"
+    assert one.mute_until_ms == 9800.0 + 30_000, "the longest mute that there is, as for anybody"
+
+
+def test_a_client_that_renews_late_is_let_through_a_second_time() -> None:
+    """librdkafka sends on whatever it is told. What it had sent before its timer fired passes later, the login too."""
+    of = ledger(produce_rate=1000, smooth=False)
+    one = session(of)
+    told = listen(one)
+    log_in(one, "PLAIN", PLAIN_STEPS, lifetime_ms=10_000)
     for number in range(17):
-        assert one.mute_until_ms <= 9500.0, number
         from_client(one, produce(number, 1024 * 1024), 9600.0)
-    assert one.mute_until_ms > 9600.0
+        from_broker(one, produce_response(number), 9600.0)
+    assert one.mute_until_ms == 9800.0
+    from_client(one, produce(17, 1024 * 1024), 9800.0)
+    from_broker(one, produce_response(17), 9800.0)
+    log_in(one, "PLAIN", PLAIN_STEPS, lifetime_ms=60_000, now_ms=9850.0)
+    assert told == [NO_TOKEN, NO_TOKEN]
+    assert one.mute_until_ms == 9800.0 + 30_000, "the rest of the mute"
 
 
 def test_a_session_that_outlives_its_end_is_muted_like_any() -> None:
@@ -360,15 +380,15 @@ def test_a_session_that_outlives_its_end_is_muted_like_any() -> None:
     one = session(of)
     log_in(one, "PLAIN", PLAIN_STEPS, lifetime_ms=10_000)
     from_client(one, produce(3, 25_000), 9500.0)
-    assert one.mute_until_ms == 9500.0
+    assert one.mute_until_ms == 9200.0
     from_client(one, produce(4, 1000), 10_500.0)  # one sample later: the window is 10 s long still
     assert one.mute_until_ms == 10_500.0 + 16_000.0
 
 
 def test_the_last_part_of_a_session_is_free_of_mutes() -> None:
-    # a twentieth, at least half a second, at most half a minute, never more than half of it
-    lifetimes = (800, 4000, 60_000, 600_000, 3_600_000)
-    assert [renewal_ms(lifetime) for lifetime in lifetimes] == [400, 500, 3000, 30_000, 30_000]
+    # 8 %, at most half a minute; for a client that renews after 90 %
+    lifetimes = (1000, 4000, 60_000, 600_000, 3_600_000)
+    assert [renewal_ms(lifetime) for lifetime in lifetimes] == [80, 320, 4800, 30_000, 30_000]
 
 
 def test_charges_follow_another_principal() -> None:
