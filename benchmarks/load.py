@@ -27,13 +27,14 @@ from benchmarks.crowd import READERS, WRITERS
 from benchmarks.procstat import MachineTime, cpu_s, describe_machine, resident_bytes
 from benchmarks.rawclient import Address, open_loop
 from benchmarks.stats import percentile
-from deploy.kafka import KafkaCluster, run_tool
+from deploy.kafka import GuardedProcess, KafkaCluster, run_tool
 from deploy.kafka.ports import free_ports
 
 TOPIC = "load"
 PROBES = 20
 """Connections of unthrottled clients."""
 READY_LIMIT_S = 60.0
+STOP_LIMIT_S = 40.0
 FILL_RECORDS = 200
 MOST_BEHIND_S = 30.0
 """The probes wait so long for answers; what they measure then says so."""
@@ -129,20 +130,16 @@ def _sidecar(cluster: KafkaCluster, plan: Plan) -> Iterator[tuple[Address, str, 
         file.write_text(json.dumps(config))  # JSON is YAML
         with Path(directory, "kquota.log").open("wb") as log:
             command = [sys.executable, "-m", "deploy.cli", "run", "--config", str(file)]
-            process = subprocess.Popen(command, stdout=log, stderr=log)
+            process = GuardedProcess(command, stdout=log, stderr=log)
         try:
             admin = f"http://127.0.0.1:{admin_port}"
             _wait_ready(process, admin, Path(directory, "kquota.log"))
-            yield ("127.0.0.1", port), admin, process.pid
+            yield ("127.0.0.1", port), admin, process.child_pid
         finally:
-            process.terminate()
-            try:
-                process.wait(40)
-            finally:
-                process.kill()
+            process.stop(STOP_LIMIT_S)
 
 
-def _wait_ready(process: subprocess.Popen[bytes], admin: str, log: Path) -> None:
+def _wait_ready(process: GuardedProcess, admin: str, log: Path) -> None:
     deadline = time.monotonic() + READY_LIMIT_S
     while time.monotonic() < deadline and process.poll() is None:
         try:

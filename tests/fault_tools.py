@@ -230,7 +230,7 @@ def held(proxy: Sidecar) -> Held:
         for sample in family.samples
         if not sample.labels
     }
-    descriptors = len(list(Path(f"/proc/{proxy.process.pid}/fd").iterdir()))
+    descriptors = len(list(Path(f"/proc/{proxy.pid}/fd").iterdir()))
     return Held(
         descriptors - 2 * int(samples["kquota_pipes_open"]),
         int(samples["kquota_tasks"]),

@@ -6,8 +6,8 @@ with sidecar(kafka.bootstrap, [{"client-id": "etl", "producer_byte_rate": 1_000_
 
 from __future__ import annotations
 
+import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 import yaml
 
+from deploy.kafka import GuardedProcess
 from deploy.kafka.ports import free_ports
 
 READY_LIMIT_S = 60.0
@@ -35,9 +36,15 @@ class Sidecar:
     admin: str
     config: Path
     log: Path
-    process: subprocess.Popen[bytes]
+    process: GuardedProcess
+    """It ends with the test's process, whatever becomes of that."""
     command: Sequence[str]
     killed: bool = False
+
+    @property
+    def pid(self) -> int:
+        """The process id of the sidecar itself, behind its guardian."""
+        return self.process.child_pid
 
     def kill(self) -> None:
         """kill -9; nothing is expected of it any more."""
@@ -144,9 +151,11 @@ def sidecar(
                 running.process.wait()
 
 
-def _start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+def _start(command: Sequence[str], log: Path) -> GuardedProcess:
+    program = shutil.which(command[0])
+    assert program is not None, f"{command[0]} is missing"
     with log.open("ab") as out:
-        return subprocess.Popen(command, stdout=out, stderr=out)
+        return GuardedProcess([program, *command[1:]], stdout=out, stderr=out)
 
 
 def _wait_ready(running: Sidecar, not_ready: str | None) -> None:

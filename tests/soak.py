@@ -226,8 +226,8 @@ def sample(proxy: Sidecar, began_s: float) -> Sample:
     }
     return Sample(
         round(time.monotonic() - began_s, 1),
-        round(rss_mb(proxy.process.pid), 2),
-        len(list(Path(f"/proc/{proxy.process.pid}/fd").iterdir())),
+        round(rss_mb(proxy.pid), 2),
+        len(list(Path(f"/proc/{proxy.pid}/fd").iterdir())),
         int(values["kquota_tasks"]),
         int(values["kquota_pipes_open"]),
         int(values["kquota_fetch_reservations"]),

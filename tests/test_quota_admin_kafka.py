@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ from tests.raw_client import ClosedByPeerError, RawClient, produce_message
 from tests.sidecars import Sidecar, sidecar
 
 if TYPE_CHECKING:
-    from deploy.kafka import KafkaCluster
+    from deploy.kafka import GuardedProcess, KafkaCluster
     from tests.conftest import JavaTool
 
 pytestmark = pytest.mark.broker
@@ -491,7 +490,7 @@ def test_no_moment_is_bad_for_a_crash(kafka: KafkaCluster, tmp_path: Path) -> No
     """SIGKILL in the middle of alterations, again and again: what was acknowledged is there, or something newer."""
     overlay, last, acknowledged = tmp_path / "overlay.yaml", 0, 0
     for round_number in range(4):
-        process: subprocess.Popen[bytes] | None = None
+        process: GuardedProcess | None = None
         with pytest.raises(AssertionError), sidecar(kafka.bootstrap, quotas=applying(tmp_path)) as proxy:  # noqa: PT012
             process = proxy.process
             with RawClient(proxy.bootstrap) as admin:
@@ -510,7 +509,7 @@ def test_no_moment_is_bad_for_a_crash(kafka: KafkaCluster, tmp_path: Path) -> No
                         assert {code for code, _, _ in answers} == {0}
                         acknowledged = last
             process.wait(10)
-            assert process.returncode == -signal.SIGKILL
+            assert process.returncode == 128 + signal.SIGKILL
         assert len(load_overlay(overlay)) == 201
     assert acknowledged > 4
 
