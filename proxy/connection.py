@@ -22,7 +22,7 @@ from proxy.channel import TlsSocket
 from proxy.complaints import Complaints
 from proxy.errors import CloseReason, SessionError, UpstreamError, broker_failed, client_failed, first_error
 from proxy.framing import Buffer
-from proxy.kernel import round_trip_ms, unread_bytes, wait_hangup
+from proxy.kernel import round_trip_ms, unread_bytes
 from proxy.observer import ConnectionInfo, Counters
 from proxy.patience import Patience
 from proxy.reactor import AGAIN, Again, Reactor, Watch
@@ -34,14 +34,11 @@ log = structlog.get_logger("kquota.connection")
 
 TURNS_BEFORE_CHECKPOINT: Final = 8
 """Reads in a row without waiting before other connections get their turn."""
-WATCH_MUTE_FROM_MS: Final = 50.0
-"""Mutes longer than this notice a client that goes away meanwhile; shorter ones are over before it matters."""
 
 
 class _Pause(enum.Enum):
     """Why a turn ended: what the pump's task has to wait for before the next one."""
 
-    MUTED = enum.auto()
     WAITS = enum.auto()
     """Too many requests in flight, or a handler has asked something."""
     FULL = enum.auto()
@@ -104,7 +101,6 @@ class Connection:
         self._splice_down = Splice(shared.pipes)
         self._scope = trio.CancelScope()
         self.ended = False
-        self._mute_scope: trio.CancelScope | None = None
         self._sink_taken = False
         self._sink_released: trio.Event | None = None
         self._progress = trio.Event()
@@ -112,7 +108,8 @@ class Connection:
         self._progress_wanted = False
         self._draining = False
         self._reason: CloseReason | None = None
-        self._muted = False
+        self._patience: Patience | None = None
+        """Of a mute, while it is watched."""
         self.last_activity_s = trio.current_time()
         session.when_decided(self._wake_client_pump)
 
@@ -126,8 +123,8 @@ class Connection:
     def drain(self) -> None:
         """Read no further request; close once everything in flight has been answered."""
         self._draining = True
-        if self._mute_scope is not None:
-            self._mute_scope.cancel()
+        if self._patience is not None:
+            self._client_watch.run()
         elif self.session.client_at_boundary:
             with suppress(OSError):  # wakes the pump if it waits for a request; a half-read one is still taken
                 self._client.shutdown(SHUT_RD)
@@ -228,10 +225,6 @@ class Connection:
         watch = self._client_watch
         while True:
             match await watch.take(self._client_turn):
-                case _Pause.MUTED:
-                    gone = await self._stay_muted()
-                    if gone is not None:
-                        return gone
                 case _Pause.WAITS:
                     if self.session.must_wait:
                         await self._answered()
@@ -257,7 +250,10 @@ class Connection:
             now_s = trio.current_time()
             now_ms = now_s * 1000.0
             if session.mute_until_ms > now_ms and not self._splice_up.inside:
-                return _Pause.MUTED
+                return self._stay_muted(now_s)
+            if self._patience is not None:
+                self._judge_patience(self._patience, now_s)
+                self._unmute()
             if self._draining and session.client_at_boundary:
                 return _Pause.ENDED
             if session.must_wait:
@@ -368,40 +364,29 @@ class Connection:
 
     # ---- mute -------------------------------------------------------------------------------------------------------
 
-    async def _stay_muted(self) -> CloseReason | None:
-        """Do not read the client before the deadline. Returns a reason if the connection has ended meanwhile."""
-        session = self.session
-        self._shared.counters.connections_muted += 1
-        self._muted = True
-        try:
-            watching = session.mute_until_ms - trio.current_time() * 1000.0 > WATCH_MUTE_FROM_MS
-            patience = Patience(self._client, trio.current_time(), session.mute_until_ms / 1000.0)
-            while True:
-                deadline_s, now_s = session.mute_until_ms / 1000.0, trio.current_time()
-                if patience.look(now_s):
-                    session.note_mute(patience.mute_ms, ignored=patience.ignored)
-                if now_s >= deadline_s:
-                    return None
-                if self._draining and session.client_at_boundary:
-                    return CloseReason.DRAINED
-                with trio.move_on_at(min(deadline_s, patience.look_s)) as self._mute_scope:
-                    if watching:
-                        await wait_hangup(self._client)
-                        # Requests that the client sent before it closed (acks=0!) are still taken, at their time.
-                        if session.has_backlog or unread_bytes(self._client):
-                            watching = False
-                        else:
-                            return CloseReason.CLIENT_CLOSED
-                    else:
-                        await trio.sleep_forever()
-                self._mute_scope = None
-        finally:
-            self._mute_scope = None
-            self._unmute()
+    def _stay_muted(self, now_s: float) -> _Pause | None:
+        """A turn before the mute's deadline: read nothing, and come back then. ENDED if the client has gone."""
+        session, watch = self.session, self._client_watch
+        patience, deadline_s = self._patience, session.mute_until_ms / 1000.0
+        if patience is None:
+            self._shared.counters.connections_muted += 1
+            patience = self._patience = Patience(self._client, now_s, deadline_s)
+        self._judge_patience(patience, now_s)
+        if self._draining and session.client_at_boundary:
+            return _Pause.ENDED
+        # Requests that the client sent before it closed (acks=0!) are still taken, at their time.
+        if watch.over and not session.has_backlog and not unread_bytes(self._client):
+            return _Pause.ENDED
+        watch.come_back(min(deadline_s, patience.look_s))
+        return None
+
+    def _judge_patience(self, patience: Patience, now_s: float) -> None:
+        if patience.look(now_s):
+            self.session.note_mute(patience.mute_ms, ignored=patience.ignored)
 
     def _unmute(self) -> None:
-        if self._muted:
-            self._muted = False
+        if self._patience is not None:
+            self._patience = None
             self._shared.counters.connections_muted -= 1
 
     # ---- broker -> client -------------------------------------------------------------------------------------------

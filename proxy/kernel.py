@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import select
 import struct
 import sys
 from socket import IPPROTO_TCP, TCP_INFO, socket
 from typing import Final, NamedTuple
-
-import trio
 
 from proxy.channel import TlsSocket, received_bytes
 
@@ -77,20 +74,3 @@ def _tcp_state(sock: socket) -> int:
         return sock.getsockopt(IPPROTO_TCP, TCP_INFO, 1)[0]
     except OSError:
         return _TCP_CLOSE
-
-
-async def wait_hangup(sock: socket) -> None:
-    """Wait until the peer has closed or reset, without reading: an epoll instance that is told of nothing else.
-
-    Out of file descriptors it waits for ever: what the peer does is then seen when somebody reads.
-    """
-    try:
-        watcher = select.epoll()
-    except OSError:
-        await trio.sleep_forever()
-    try:
-        watcher.register(sock.fileno(), select.EPOLLRDHUP)
-        await trio.lowlevel.wait_readable(watcher.fileno())
-    finally:
-        trio.lowlevel.notify_closing(watcher.fileno())
-        watcher.close()

@@ -3,8 +3,8 @@
 A task that waits for a socket by `trio.lowlevel.wait_readable` costs, each time, two calls of epoll_ctl, a task put to
 sleep and woken, and a turn of the loop: more than all the work on a small request. Here each socket is registered
 once, and whoever waits for it leaves a *turn*: a function that does, without waiting, what there is to do. It runs
-right where the event is found. Only when something must be waited for (a full socket, the end of a mute) does the task
-wake up.
+right where the event is found. Only when something must be waited for (a full socket) does the task wake up. A turn
+that has to come back at a certain time (the end of a mute) says so: that costs an entry in a heap, no timer of trio's.
 
     trio has nothing to run                        events of our sockets
       before_io_wait ------> wait for both epolls -----------------------> their turns run ---+
@@ -26,6 +26,7 @@ from __future__ import annotations
 import select
 from collections import deque
 from collections.abc import Callable
+from heapq import heappop, heappush
 from socket import socket
 from typing import Any, Final, Generic, TypeVar
 
@@ -38,6 +39,10 @@ log = structlog.get_logger("kquota.reactor")
 WAITED_S: Final = 30e-6
 """Asking the kernel without waiting takes less (about 5 µs measured, 12 µs with 32 sockets ready)."""
 MAX_EVENTS: Final = 256
+LATE_AT_ONCE: Final = 16
+"""Turns whose time has come, one after the other, before sockets are looked at again. Mutes of many connections may end
+together; who is not muted does not wait for all of them."""
+NEVER: Final = float("inf")
 _OVER: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _EVENTS: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 
@@ -55,7 +60,7 @@ AGAIN: Final = Again()
 class Watch(Generic[Result]):
     """One socket that is watched from `Reactor.watch` until `close`."""
 
-    __slots__ = ("_fd", "_queued", "_reactor", "_task", "_turn", "over", "readable")
+    __slots__ = ("_fd", "_queued", "_reactor", "_task", "_turn", "back_s", "over", "readable")
 
     def __init__(self, reactor: Reactor, fd: int) -> None:
         self._reactor = reactor
@@ -68,6 +73,8 @@ class Watch(Generic[Result]):
         self._turn: Callable[[], Result | Again | None] | None = None
         self._task: Any = None
         self._queued = False
+        self.back_s = NEVER
+        """When the turn is to be called again, if nothing comes before (`trio.current_time`)."""
 
     async def take(self, turn: Callable[[], Result | Again | None]) -> Result:
         """Call `turn` now and whenever there is something to read, until it has a result.
@@ -106,8 +113,19 @@ class Watch(Generic[Result]):
             self._turn = None
             trio.lowlevel.reschedule(self._task, outcome.Value(result))
 
+    def come_back(self, at_s: float) -> None:
+        """Call the turn at this time (`trio.current_time`) again; what was said about it before counts no more.
+
+        Said by a turn that then returns None. If the task is busy elsewhere then, nothing is called: `take` begins with
+        a turn anyway.
+        """
+        if at_s != self.back_s:
+            self.back_s = at_s
+            self._reactor.come_back(at_s, self)
+
     def close(self) -> None:
         """Watch no more. To be called before the socket is closed."""
+        self.back_s = NEVER
         self._reactor.forget(self._fd)
         self._turn = None
 
@@ -129,6 +147,11 @@ class Reactor(trio.abc.Instrument):
         self._watches: dict[int, Watch[Any]] = {}
         self.again: deque[Watch[Any]] = deque()
         """Those that have done their share and not finished."""
+        self._late: list[tuple[float, int, Watch[Any]]] = []
+        """A heap: who is to be called when. Entries that are not the watch's `back_s` count for nothing."""
+        self._number = 0
+        self._nap: trio.CancelScope | None = None
+        """While `run` waits."""
         self.since_ms = 0.0
         """What is ready now has come at this time or later; as `trio.current_time`, in ms.
 
@@ -156,6 +179,7 @@ class Reactor(trio.abc.Instrument):
         trio.lowlevel.remove_instrument(self)
         self._epoll.close()
         self._watches.clear()
+        self._late.clear()
 
     def _find_trio(self) -> None:
         try:
@@ -184,13 +208,25 @@ class Reactor(trio.abc.Instrument):
         if self._watches.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
+    def come_back(self, at_s: float, watch: Watch[Any]) -> None:
+        """See `Watch.come_back`."""
+        self._number += 1
+        heappush(self._late, (at_s, self._number, watch))
+        if self._nap is not None and at_s < self._nap.deadline:
+            self._nap.deadline = at_s
+
     async def run(self) -> None:
         """Serve events where trio's epoll can not be waited for together with ours; returns at once where it can."""
         while not self.nested:
-            await trio.lowlevel.wait_readable(self._epoll.fileno())
+            with trio.move_on_at(self._next_s()) as self._nap:
+                await trio.lowlevel.wait_readable(self._epoll.fileno())
+            self._nap = None
             self._told_s = trio.current_time()
-            while self._round(0.0) or self.again:
+            while self._round(0.0) or self.again or self._next_s() <= trio.current_time():
                 await trio.lowlevel.checkpoint()
+
+    def _next_s(self) -> float:
+        return self._late[0][0] if self._late else NEVER
 
     # ---- trio.abc.Instrument ----------------------------------------------------------------------------------------
 
@@ -206,6 +242,8 @@ class Reactor(trio.abc.Instrument):
         until_s = trio.current_time() + timeout
         wait_s = timeout
         while True:
+            if self._late:
+                wait_s = min(wait_s, max(0.0, self._late[0][0] - trio.current_time()))
             found = self._round(0.0 if self.again else wait_s)
             wait_s = until_s - trio.current_time()
             if found or runq or wait_s <= 0.0:
@@ -237,4 +275,16 @@ class Reactor(trio.abc.Instrument):
         while left:
             left -= 1
             again.popleft().run(queued=True)
+        if self._late and self._late[0][0] <= now_s:
+            self._call_back(now_s)
         return found
+
+    def _call_back(self, now_s: float) -> None:
+        late = self._late
+        for _ in range(LATE_AT_ONCE):
+            at_s, _, watch = heappop(late)
+            if watch.back_s == at_s:
+                watch.back_s = NEVER
+                watch.run()
+            if not late or late[0][0] > now_s:
+                return

@@ -8,12 +8,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import trio
+import trio.lowlevel
 from trio.testing import MockClock
 
-from proxy.reactor import AGAIN, Again, Reactor, Watch
+from proxy.reactor import AGAIN, LATE_AT_ONCE, Again, Reactor, Watch
 
 LONG_S = 20.0
 """Nothing here takes that long unless it waits for something that does not come."""
@@ -210,6 +212,90 @@ def test_a_woken_task_does_not_wait_for_the_next_timer(nested: bool) -> None:
     took_s = in_trio(main)
     assert isinstance(took_s, float)
     assert 0.01 < took_s < LONG_S / 2
+
+
+def test_a_turn_comes_back_at_its_time_and_the_last_word_counts(nested: bool) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            with serving(nursery, nested=nested) as reactor, pair() as (ours, _theirs), pair() as (other, _far):
+                watch: Watch[str] = reactor.watch(ours)
+                closed: Watch[str] = reactor.watch(other)
+                begin_s = trio.current_time()
+                called_s: list[float] = []
+
+                def turn() -> str | None:
+                    called_s.append(trio.current_time() - begin_s)
+                    if len(called_s) == 1:
+                        watch.come_back(begin_s + 0.02)  # does not count: the next word does
+                        watch.come_back(begin_s + 0.1)
+                    if len(called_s) == 2:
+                        watch.come_back(begin_s + 0.15)
+                    return "enough" if len(called_s) == 3 else None
+
+                waits = trio.Event()
+
+                def once() -> str | None:
+                    assert not waits.is_set(), "called although closed"
+                    closed.come_back(begin_s + 0.05)
+                    waits.set()
+                    return None
+
+                nursery.start_soon(closed.take, once)
+                await waits.wait()
+                closed.close()
+                assert await watch.take(turn) == "enough"
+                assert called_s[0] < 0.1 <= called_s[1]
+                assert called_s[2] >= 0.15
+                watch.close()
+
+    in_trio(main)
+
+
+def test_many_that_come_back_together_let_sockets_be_read_in_between(nested: bool) -> None:
+    """What comes while hundreds of mutes end waits for a few of them, not for all."""
+    many = 20 * LATE_AT_ONCE
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            with serving(nursery, nested=nested) as reactor, contextlib.ExitStack() as stack:
+                back: list[int] = []
+                all_back = trio.Event()
+                at_s = LONG_S + trio.current_time()
+                ours, theirs = stack.enter_context(pair())
+                reader: Watch[str] = reactor.watch(ours)
+                watches: list[Watch[str]] = []
+
+                def read() -> str | None:
+                    with contextlib.suppress(BlockingIOError):
+                        ours.recv(100)
+                        return f"after {len(back)}"
+                    return None
+
+                def muted(number: int) -> str | None:
+                    if trio.current_time() < at_s:
+                        return None
+                    back.append(number)
+                    if len(back) == 1:
+                        theirs.sendall(b"x")
+                    if len(back) == many:
+                        all_back.set()
+                    return "back"
+
+                for number in range(many):
+                    watches.append(reactor.watch(stack.enter_context(pair())[0]))
+                    stack.callback(watches[-1].close)
+                    nursery.start_soon(watches[-1].take, partial(muted, number))
+                for _ in range(3):
+                    await trio.lowlevel.checkpoint()  # now all wait
+                at_s = trio.current_time()
+                for watch in watches:
+                    watch.come_back(at_s)
+                found = await reader.take(read)
+                assert 1 <= int(found.split()[1]) <= 2 * LATE_AT_ONCE
+                await all_back.wait()
+                reader.close()
+
+    in_trio(main)
 
 
 async def test_whoever_waits_can_be_cancelled_and_wait_again() -> None:
