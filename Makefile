@@ -71,7 +71,7 @@ check: $(VENV)/.dev ## Format, lint, types (strict), import rules, generated fil
 	@echo "· import rules"; $(BIN)/lint-imports --no-cache > .venv/imports.log || { cat .venv/imports.log; exit 1; }
 
 test: check ## check, then every test against real brokers and real clients
-	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-apiserver: $(VENV)/.dev ## The chart and the webhook with a real Kubernetes API server (the first time builds it with Go: minutes)
 	@echo "· kube-apiserver and etcd, built if need be"; nice $(BIN)/python -m tests.apiserver_tools

@@ -9,7 +9,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -28,6 +28,23 @@ if TYPE_CHECKING:
 collect_ignore = [] if os.environ.get("KQUOTA_FAULTS") == "all" else ["test_faults_system.py", "test_soak.py"]
 
 
+LONG: Final = (
+    "test_soak",
+    "test_analysis_stream",
+    "test_faults",
+    "test_request_time_on_the_wire",
+    "test_sasl_clients",
+    "test_transparency",
+    "test_transparency_brokers",
+    "test_analysis_plans",
+    "test_analysis_cluster",
+    "test_analysis_cli",
+    "test_export",
+    "test_demo",
+)
+"""Files that take minutes, begun first: at the end no worker is left with one of them while the others have none."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Warnings are errors; the one exception is a client library's own habit, named here."""
     # kafka-python reads its schemas with a function that Python 3.11 deprecates and Python 3.13 takes back.
@@ -44,6 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     (`pyspark.util._load_from_socket`), and so does kafka-python with its wake-up pair when no broker answers
     (`kafka.net.selector`). For files with a session or with brokers, and only for them, that is no error.
     """
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
     leaving = {
         item.path for item in items if "spark" in getattr(item, "fixturenames", ()) or item.get_closest_marker("broker")
     }
