@@ -14,6 +14,7 @@ from config.load import load, warnings_of
 from config.model import Config
 from config.problems import ConfigError, Problem
 from deploy import redirect_cli
+from deploy.lean import UNUSED, without
 from quota.table import QuotaTable
 
 OK, FAILED, WRONG_USE = 0, 1, 2
@@ -80,7 +81,8 @@ def _print_json(value: Any) -> None:
 @app.command(short_help="Run the sidecar.")
 def run(config: ConfigFile) -> None:
     """Run the sidecar until SIGTERM or Ctrl-C, then let requests in flight finish."""
-    from deploy.run import main as run_main  # trio and hypercorn: not needed by the other commands
+    with without(*UNUSED):
+        from deploy.run import main as run_main  # trio and hypercorn: not needed by the other commands
 
     try:
         code = run_main(config)

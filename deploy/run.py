@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import signal
 from collections.abc import AsyncIterator, Iterable
@@ -20,7 +19,7 @@ from config.problems import ConfigError, Problem
 from deploy import logs
 from deploy.admin import AdminApp, AdminServer, bind, not_ready
 from deploy.export import new_exporter
-from deploy.heap import let_go, share_fairly
+from deploy.heap import let_go, settle, share_fairly, uncollected
 from deploy.history import History
 from deploy.metrics import Metrics, Status, kquota_version
 from deploy.metrics.held import held_families
@@ -292,14 +291,16 @@ async def run_sidecar(
     config_path: Path | str,
     *,
     handle_signals: bool = False,
+    loaded: tuple[Config, Fingerprint] | None = None,
     task_status: trio.TaskStatus[Sidecar] = trio.TASK_STATUS_IGNORED,
 ) -> Sidecar:
-    """Run a sidecar until it is drained; `task_status` gets it once its ports are bound.
+    """Run a sidecar until it is drained; `task_status` gets it once its ports are bound. `loaded` is what `read` has
+    returned, if it was called before.
 
     Raises ConfigError for a bad file, and OSError (perhaps inside exception groups) when a port cannot be bound or
     a file that the configuration names cannot be used.
     """
-    config, found = read(Path(config_path))
+    config, found = loaded or read(Path(config_path))
     sidecar = Sidecar(Path(config_path), config, found)
     for warning in warnings_of(config):
         log.warning("configuration", warning=str(warning))
@@ -309,17 +310,23 @@ async def run_sidecar(
     return sidecar
 
 
+class _SettleWhenUp:
+    """The start is over when the ports are bound."""
+
+    def started(self, value: Sidecar | None = None) -> None:
+        settle()
+
+
 def main(path: Path) -> int:
     """What `kquota run` does: 0 after a drain, 1 with one line when it cannot run. Raises ConfigError."""
-    config, _ = read(path)
-    configure_logs(config)
+    share_fairly()
+    with uncollected():
+        loaded = read(path)
+    configure_logs(loaded[0])
 
     async def go() -> Sidecar:
-        return await run_sidecar(path, handle_signals=True)
+        return await run_sidecar(path, handle_signals=True, loaded=loaded, task_status=_SettleWhenUp())
 
-    share_fairly()
-    gc.collect()
-    gc.freeze()  # what is loaded now stays for ever: full collections need not walk it while traffic waits
     try:
         sidecar = trio.run(go)
     except (OSError, BaseExceptionGroup) as error:

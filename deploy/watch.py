@@ -87,6 +87,7 @@ class Watcher:
         if found.data is None:
             self._refused([f"{self._path}: cannot be read: {found.error}"])
             return
+        began_s = time.monotonic()
         try:
             config, table, warnings = await trio.to_thread.run_sync(_load, str(self._path), found.data)
         except ConfigError as error:
@@ -101,7 +102,13 @@ class Watcher:
         state.reloads += 1
         state.successful = True
         state.success_at_s = time.time()
-        log.info("configuration reloaded", file=str(self._path), quotas=len(table.entries), changed=not unchanged)
+        log.info(
+            "configuration reloaded",
+            file=str(self._path),
+            quotas=len(table.entries),
+            changed=not unchanged,
+            took_ms=round((time.monotonic() - began_s) * 1000, 1),
+        )
         for warning in warnings:
             log.warning("configuration", warning=warning)
         wanted = config.restart_settings()
