@@ -88,6 +88,7 @@ class Proxy:
         self._dialer = Dialer(settings.connect_timeout_s, settings.upstream_tls, self.counters, self._handshakes)
         self._admission = Admission(ledger.connections, self.counters, settings.max_held_connections)
         self._connections: set[Connection] = set()
+        self._securing = 0  # connections whose TLS handshake is under way: they count as well
         self._most_connections = most_connections(settings.max_connections)
         self._reserve = Reserve()
         self._sweeper = Sweeper(settings, self._connections, self._shared.complaints)
@@ -248,7 +249,7 @@ class Proxy:
                     if error.errno in ACCEPT_CAPACITY_ERRNOS:
                         await self._no_descriptors(listener, error)
                     continue  # the client is gone before we accepted it (ECONNABORTED and the like)
-                if len(self._connections) >= self._most_connections:
+                if len(self._connections) + self._securing >= self._most_connections:
                     self._turn_away(client, address, CloseReason.MAX_CONNECTIONS, limit=self._most_connections)
                 else:
                     self._start_connection(client, address, name, dial)
@@ -311,6 +312,7 @@ class Proxy:
             connection = self._new_connection(client, peer, name, dial, ticket, plain=plain if unread else None)
             self._nursery.start_soon(self._run_connection, connection, ticket)
         else:
+            self._securing += 1
             self._nursery.start_soon(self._secure, tls, client, peer, name, dial, ticket, login_decides, destination)
 
     async def _secure(
@@ -350,6 +352,7 @@ class Proxy:
         except HandshakeError:
             return
         finally:
+            self._securing -= 1
             if not admitted:
                 client.close()  # unless its descriptor is a TlsSocket's by now
                 self._admission.leave(ticket)
@@ -383,7 +386,6 @@ class Proxy:
         )
         arguments = (client, peer, name, dial, session, self._shared, source)
         connection = Connection(*arguments) if plain is None else TransparentConnection(self._ledger, plain, *arguments)
-
         self._identification.watch(session, connection, ticket, tls_user)
         return connection
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from deploy.kafka import DEFAULT_LISTENERS, KafkaCluster, SecureListener, Security
@@ -79,9 +81,15 @@ def token(user: str, **claims: object) -> str:
     return jwt({"sub": user, "iat": now_s, "exp": now_s + 1800, **claims})
 
 
-def login(client: str, mechanism: str, user: str, secret: str, protocol: str = "SASL_PLAINTEXT") -> dict[str, Any]:
-    """Settings of a client of tests/clients.py, in its own spelling; `secret` is a password, or OAUTHBEARER's token."""
-    return _LOGINS[client](mechanism, user, secret) | {_PROTOCOL_SETTING[client]: protocol}
+def login(
+    client: str, mechanism: str, user: str, secret: str, protocol: str = "SASL_PLAINTEXT", authority: Path | None = None
+) -> dict[str, Any]:
+    """Settings of a client of tests/clients.py, in its own spelling; `secret` is a password, or OAUTHBEARER's token.
+
+    With SASL_SSL, `authority` is the file with the certificate of the only authority that the client trusts.
+    """
+    settings = _LOGINS[client](mechanism, user, secret) | {_PROTOCOL_SETTING[client]: protocol}
+    return settings if authority is None else settings | _TRUSTS[client](authority)
 
 
 _PROTOCOL_SETTING: Final = {
@@ -90,6 +98,13 @@ _PROTOCOL_SETTING: Final = {
     "confluent-kafka": "security.protocol",
     "java-console": "security.protocol",
 }
+_TRUSTS: Final[dict[str, Callable[[Path], dict[str, Any]]]] = {
+    "kafka-python": lambda file: {"ssl_cafile": str(file)},
+    "aiokafka": lambda file: {"ssl_context": ssl.create_default_context(cafile=file)},
+    "confluent-kafka": lambda file: {"ssl.ca.location": str(file)},
+    "java-console": lambda file: {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(file)},
+}
+"""Whom a client of each kind trusts. Host names are checked by all of them, as is their default."""
 
 
 def _kafka_python(mechanism: str, user: str, secret: str) -> dict[str, Any]:

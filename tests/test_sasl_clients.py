@@ -6,16 +6,21 @@ from __future__ import annotations
 import re
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any
+from typing import Any, NamedTuple
 
+import httpx
 import pytest
+import yaml
 
 from deploy.kafka import KafkaCluster, run_tool
 from deploy.kafka.security import MECHANISMS
+from tests.certificates import Authority
 from tests.clients import PRODUCERS, Load, Timeline
 from tests.corpus.job import wait_for
 from tests.raw_client import ClosedByPeerError, RawClient
@@ -26,39 +31,73 @@ from tests.sidecars import Sidecar, sidecar
 
 pytestmark = pytest.mark.broker
 
-LISTENER = "SASL_PLAINTEXT"
+PLAIN, TLS = "SASL_PLAINTEXT", "SASL_SSL"
 CLIENTS = ("kafka-python", "aiokafka", "confluent-kafka", "java-console")
 RECORDS, RECORD_BYTES = 3, 100
 TOKENS = {user: token(user) for user in ("carol", "refused")}
 """Of OAUTHBEARER; brokers take them from anybody."""
 
 
+class Way(NamedTuple):
+    """To one listener of the broker."""
+
+    listener: str
+    sidecar: Sidecar
+    """With usage records, without a login of its own. Before SASL_SSL it ends TLS, and dials the broker by TLS."""
+    direct: list[str]
+    authority: Path | None
+    """Whom clients trust: of the sidecar and of the broker."""
+
+    def login(self, client: str, mechanism: str, user: str, secret: str) -> dict[str, Any]:
+        """A client's settings on this way."""
+        return login(client, mechanism, user, secret, self.listener, self.authority)
+
+
+Ways = Callable[[str], Way]
+
+
 @pytest.fixture(scope="module")
-def secured(kafka_secure: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
-    """A sidecar before the SASL_PLAINTEXT listener, with usage records, without a login of its own."""
-    usage = tmp_path_factory.mktemp("usage")
+def ways(kafka_secure: KafkaCluster, authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
+    """One sidecar before each listener, started when the first test asks."""
+    own = authority.issue("kquota-sasl", "127.0.0.1", common_name="kquota")
+    tls = {
+        "listen_tls": {"certificate_file": str(own.chain), "key_file": str(own.key)},
+        "upstream_tls": {"ca_file": str(authority.certificate)},
+    }
     quotas = [{"user": "<default>", "producer_byte_rate": 50_000_000, "request_percentage": 5000}]
-    export = {"directory": str(usage), "interval_s": 1, "rotate_s": 1}
-    with sidecar(kafka_secure.bootstrap_of(LISTENER), quotas, export=export) as running:
-        yield running
+    with ExitStack() as stack:
+
+        @cache
+        def way(listener: str) -> Way:
+            export = {"directory": str(tmp_path_factory.mktemp("usage")), "interval_s": 1, "rotate_s": 1}
+            direct = kafka_secure.bootstrap_of(listener)
+            more: dict[str, Any] = tls if listener == TLS else {}
+            running = stack.enter_context(sidecar(direct, quotas, export=export, **more))
+            return Way(listener, running, direct, authority.certificate if listener == TLS else None)
+
+        yield way
 
 
-def produce(client: str, mechanism: str, bootstrap: list[str], direct: list[str], topic: str, **more: Any) -> Timeline:
+def produce(client: str, mechanism: str, way: Way, direct: list[str], topic: str) -> Timeline:
     """A few records; who the user is follows from the mechanism, so that none is mistaken for another."""
     user = "carol" if mechanism == "OAUTHBEARER" else "alice"
     secret = TOKENS["carol"] if mechanism == "OAUTHBEARER" else PASSWORDS["alice"]
-    settings = login(client, mechanism, user, secret) | more
+    settings = way.login(client, mechanism, user, secret)
     client_id = f"{client}-{mechanism}"
-    load = Load(bootstrap, topic, client_id, RECORDS, RECORD_BYTES, 60.0, settings, direct)
+    load = Load([way.sidecar.bootstrap], topic, client_id, RECORDS, RECORD_BYTES, 60.0, settings, direct)
     return PRODUCERS[client](load)
 
 
 @pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("listener", [PLAIN, TLS])
 def test_each_client_is_charged_as_who_it_logged_in_as(
-    client: str, secured: Sidecar, kafka_secure: KafkaCluster, topic: str
+    listener: str, client: str, ways: Ways, kafka_secure: KafkaCluster, topic: str
 ) -> None:
+    way = ways(listener)
+    secured = way.sidecar
+
     def one(mechanism: str) -> Timeline:
-        return produce(client, mechanism, [secured.bootstrap], kafka_secure.bootstrap, topic)
+        return produce(client, mechanism, way, kafka_secure.bootstrap, topic)
 
     # JVMs take their time to start: side by side. Python's own clients share one interpreter: one after the other.
     with ThreadPoolExecutor(4 if client == "java-console" else 1) as pool:
@@ -94,9 +133,9 @@ def conversation(address: str, frames: list[bytes]) -> list[bytes]:
     return answers
 
 
-def test_refusals_are_the_brokers_own_to_the_byte(secured: Sidecar, kafka_secure: KafkaCluster) -> None:
+def test_refusals_are_the_brokers_own_to_the_byte(ways: Ways) -> None:
     """Wrong passwords, unknown users, mechanisms, tokens; by requests of each version, and raw."""
-    (direct,) = kafka_secure.bootstrap_of(LISTENER)
+    secured, (direct,) = ways(PLAIN).sidecar, ways(PLAIN).direct
     expired = bearer(token("carol", exp=1))
     wrong = {
         "PLAIN": [b"\0alice\0wrong"],
@@ -122,7 +161,7 @@ def test_refusals_are_the_brokers_own_to_the_byte(secured: Sidecar, kafka_secure
 TROUBLES = r"\w*(?:Authentication|Authorization)\w*|Topic authorization failed|_[A-Z_]+|Unable to bootstrap"
 
 
-def trouble(client: str, bootstrap: list[str], topic: str, secret: str) -> set[str]:
+def trouble(client: str, way: Way, bootstrap: list[str], topic: str, secret: str) -> set[str]:
     """What the client calls its troubles."""
     few: dict[str, dict[str, Any]] = {
         "kafka-python": {"bootstrap_timeout_ms": 3000, "max_block_ms": 3000},
@@ -130,7 +169,7 @@ def trouble(client: str, bootstrap: list[str], topic: str, secret: str) -> set[s
         "confluent-kafka": {"message.timeout.ms": 3000},
         "java-console": {},
     }
-    settings = login(client, "SCRAM-SHA-512", "alice", secret) | few[client]
+    settings = way.login(client, "SCRAM-SHA-512", "alice", secret) | few[client]
     if client == "java-console":  # its producers go on trying for long; its administrator's tool says it at once
         return set(re.findall(TROUBLES, java_tool_says(bootstrap, topic, settings)))
     load = Load(bootstrap, topic, f"refused-{client}", 1, RECORD_BYTES, 30.0, settings)
@@ -148,15 +187,17 @@ def java_tool_says(bootstrap: list[str], topic: str, settings: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("listener", [PLAIN, TLS])
 def test_clients_see_the_same_refusals_as_without_the_sidecar(
-    client: str, secured: Sidecar, kafka_secure: KafkaCluster, topic: str
+    listener: str, client: str, ways: Ways, topic: str
 ) -> None:
-    ways = [[secured.bootstrap], kafka_secure.bootstrap_of(LISTENER)]
+    way = ways(listener)
+    both = [[way.sidecar.bootstrap], way.direct]
     cases = [
-        (way, name, secret) for name, secret in ((topic, "wrong"), (CLOSED + topic, PASSWORDS["alice"])) for way in ways
+        (to, name, secret) for name, secret in ((topic, "wrong"), (CLOSED + topic, PASSWORDS["alice"])) for to in both
     ]
     with ThreadPoolExecutor(4 if client == "java-console" else 2) as pool:
-        found = list(pool.map(lambda case: trouble(client, *case), cases))
+        found = list(pool.map(lambda case: trouble(client, way, *case), cases))
     assert found[0] == found[1] != set()
     assert found[2] == found[3] != set()
 
@@ -164,13 +205,13 @@ def test_clients_see_the_same_refusals_as_without_the_sidecar(
 # ---- nothing is left ------------------------------------------------------------------------------------------------
 
 
-def test_no_secret_is_logged_shown_or_exported(secured: Sidecar) -> None:
+@pytest.mark.parametrize("listener", [PLAIN, TLS])
+def test_no_secret_is_logged_shown_or_exported(listener: str, ways: Ways) -> None:
     """After all of the above, at log level debug."""
+    secured = ways(listener).sidecar
     usage = Path(str(secured.config)).parent  # its log and configuration
     planted = [PASSWORDS["alice"], "wrong", TOKENS["carol"], TOKENS["carol"].split(".")[1]]
     deadline = time.monotonic() + 30
-    import yaml
-
     exported = Path(yaml.safe_load(secured.config.read_text())["export"]["directory"])
     while not any("alice" in file.read_text() for file in exported.rglob("*.jsonl")):
         assert time.monotonic() < deadline, list(exported.rglob("*"))
@@ -183,8 +224,6 @@ def test_no_secret_is_logged_shown_or_exported(secured: Sidecar) -> None:
         "/throttled",
         "/explain?user=alice&client-id=kafka-python-PLAIN",
     ):
-        import httpx
-
         said[path] = httpx.get(secured.admin + path, timeout=10).text
     assert "alice" in said["/metrics"]
     for place, text in said.items():

@@ -106,6 +106,27 @@ async def test_large_frames_are_whole(issuer: Authority, host: Issued, by_client
         await closed_reason(proxy, "client_closed")
 
 
+async def test_handshakes_under_way_count_as_connections(issuer: Authority, host: Issued) -> None:
+    """Whoever connects and says nothing takes one of `limits.max_connections` too, until it leaves (or times out)."""
+    async with through(answer, listen_tls=ServerTls(pair(host)), max_connections=3) as (proxy, _, _):
+        async with secured(proxy, client_context(issuer)) as served:
+            await until(lambda: len(proxy.connections()) == 1)
+            silent = [await trio.open_tcp_stream("127.0.0.1", proxy.port) for _ in range(2)]
+            await until(lambda: proxy.counters.connections_opened == 3)
+            refused = await trio.open_tcp_stream("127.0.0.1", proxy.port)
+            assert await refused.receive_some(1) == b""
+            await refused.aclose()
+            await closed_reason(proxy, "max_connections")
+            for one in silent:
+                await one.aclose()
+            await until(lambda: proxy.counters.connections_closed["tls_handshake"] == 2)
+            async with secured(proxy, client_context(issuer)):
+                await until(lambda: len(proxy.connections()) == 2)
+            await served.send_all(produce(1, 10))
+            assert await read_frame(served) is not None
+        assert proxy.counters.connections_closed["max_connections"] == 1
+
+
 async def test_small_requests_in_pipelines_are_answered_in_order(issuer: Authority, host: Issued) -> None:
     async with (
         through(answer, listen_tls=ServerTls(pair(host))) as (proxy, _, _),
