@@ -27,7 +27,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     size.add_argument("--quick", dest="plan", action="store_const", const="quick", help="one round, under a minute")
     size.add_argument("--plan", choices=PLANS, help="how much is measured (default: full)")
     parser.add_argument("--rounds", type=int, help="how often each variant is measured")
-    parser.add_argument("--variants", help=f"comma-separated, of: {keys} (default: without the last two)")
+    parser.add_argument("--variants", help=f"comma-separated, of: {keys} (default: without 06)")
     parser.add_argument("--only", help="comma-separated scenarios: memory, produce, fetch, small, busy, ...")
     parser.add_argument("--output", type=Path, default=RESULTS, help="where <date>-<what>.json and .md go")
     parser.add_argument("--what", help="the name of the result (default: the plan's)")
@@ -58,6 +58,9 @@ def main(argv: Sequence[str] | None = None, console: Console | None = None) -> i
                 raise ValueError(f"no scenario {', '.join(strange)}; there are {[scenario.key for scenario in known]}")
             result = runner.run(plan, chosen, [scenario for scenario in known if scenario.key in wanted], say)
             file = report.store(result, options.output, options.what or plan.name)
+            from benchmarks.plot import draw  # matplotlib takes its time, and who only asks for help need not wait
+
+            draw(result, file.with_suffix(".png"))
         report.show(result, console)
         if options.update_docs:
             name = file.resolve()

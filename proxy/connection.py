@@ -89,6 +89,7 @@ class Connection:
         self._dial = dial
         self.session = session
         self._shared = shared
+        self._clock = shared.reactor.clock
         self._user_source = user_source
         self._client_watch: Watch[_Pause]
         self._broker: socket | None = None
@@ -233,7 +234,8 @@ class Connection:
                     broker = self._broker or await self._connect(nursery)
                     await send_rest(broker, data, broker_failed)
                     data = b""  # nothing of what was said is held while we wait: a password least of all
-                    if self._answers_due:
+                    inflight = self.session.inflight
+                    if inflight and inflight[0].local_answer is not None:
                         await self._send_answers()
                 case _Pause.SPLICE_FULL:
                     assert self._broker is not None
@@ -246,26 +248,30 @@ class Connection:
     def _client_turn(self) -> _Pause | Again | None:
         """All that can be done with the client's requests without waiting (see `Watch.take`)."""
         session, shared, client, watch = self.session, self._shared, self._client, self._client_watch
+        exchange, frames, splice, clock = session.exchange, session.request_frames, self._splice_up, self._clock
         for _ in range(TURNS_BEFORE_CHECKPOINT):
-            now_s = trio.current_time()
+            now_s = clock()
             now_ms = now_s * 1000.0
-            if session.mute_until_ms > now_ms and not self._splice_up.inside:
+            if exchange.mute_until_ms > now_ms and not splice.inside:
                 return self._stay_muted(now_s)
             if self._patience is not None:
                 self._judge_patience(self._patience, now_s)
                 self._unmute()
             if self._draining and session.client_at_boundary:
                 return _Pause.ENDED
-            if session.must_wait:
+            # What there is to wait for, or was read already, has stopped the walk; but a name may be looked up.
+            stopped = frames.stopped or exchange.client_waits
+            if stopped and session.must_wait:
                 return _Pause.WAITS
             broker = self._broker
-            if broker is not None and (session.client_skip >= self._splice_min_bytes > 0 or self._splice_up.inside):
+            large = frames.skip and watch.readable and session.client_skip >= self._splice_min_bytes > 0
+            if broker is not None and (large or splice.inside):
                 step = self._splice_request(broker, session.client_skip)
                 if step is Step.DONE or step is Step.SHARE:
                     continue
                 if step is not Step.NO_PIPE:
                     return _AFTER_SPLICE[step]
-            if session.has_backlog:
+            if stopped and session.has_backlog:
                 buffers = session.resume(now_ms)
             elif not watch.readable:
                 return None
@@ -287,20 +293,17 @@ class Connection:
                 if broker is None:  # it is connected to when the first request comes
                     self._to_broker = b"".join(buffers)
                     return _Pause.FULL
-                last = not watch.readable or session.client_skip < shared.splice_min_bytes
+                last = not (frames.skip and watch.readable) or session.client_skip < shared.splice_min_bytes
                 left = send_now(broker, buffers, broker_failed, 0 if last else MSG_MORE)
                 if left is not None:
                     self._to_broker = left
                     return _Pause.FULL
-            if self._answers_due:
+            inflight = exchange.inflight
+            if inflight and inflight[0].local_answer is not None:
                 return _Pause.ANSWERS
+            if not (watch.readable or frames.skip or frames.stopped or self._draining):
+                return None  # as the next round would find
         return AGAIN
-
-    @property
-    def _answers_due(self) -> bool:
-        """An answer made here is the next one the client is owed."""
-        inflight = self.session.inflight
-        return bool(inflight) and inflight[0].local_answer is not None
 
     async def _connect(self, nursery: trio.Nursery) -> socket:
         try:
@@ -327,7 +330,7 @@ class Connection:
         return step
 
     def _request_moved(self, part: int) -> None:
-        self.last_activity_s = now_s = trio.current_time()
+        self.last_activity_s = now_s = self._clock()
         self.session.client_moved(part, now_s * 1000.0)
 
     async def _send_answers(self) -> None:
@@ -412,10 +415,12 @@ class Connection:
     def _broker_turn(self, broker: socket, watch: Watch[_Pause]) -> _Pause | Again | None:
         """All that can be done with the broker's responses without waiting (see `Watch.take`)."""
         session, shared, client = self.session, self._shared, self._client
+        frames, splice, clock = session.response_frames, self._splice_down, self._clock
         for _ in range(TURNS_BEFORE_CHECKPOINT):
             if self._sink_taken:
                 return _Pause.TAKEN
-            if session.broker_skip >= self._splice_min_bytes > 0 or self._splice_down.inside:
+            large = frames.skip and watch.readable and session.broker_skip >= self._splice_min_bytes > 0
+            if large or splice.inside:
                 step = self._splice_response(broker, watch, session.broker_skip)
                 if step is Step.DONE:
                     answers, self._answers = self._answers, []
@@ -442,14 +447,16 @@ class Connection:
                 return _Pause.ENDED
             if received < len(shared.buffer) and not watch.over:
                 watch.readable = False
-            self.last_activity_s = now_s = trio.current_time()
+            self.last_activity_s = now_s = clock()
             buffers = session.broker_bytes(shared.buffer[:received], now_s * 1000.0, shared.reactor.since_ms)
-            last = not watch.readable or session.broker_skip < shared.splice_min_bytes
+            last = not (frames.skip and watch.readable) or session.broker_skip < shared.splice_min_bytes
             left = send_now(client, buffers, client_failed, 0 if last else MSG_MORE)
             if self._progress_wanted:
                 self._wake_client_pump()
             if left is not None:
                 return self._take_sink(left)
+            if not (watch.readable or frames.skip):
+                return None  # as the next round would find
         return AGAIN
 
     def _splice_response(self, broker: socket, watch: Watch[_Pause], count: int) -> Step:
@@ -464,7 +471,7 @@ class Connection:
         return step
 
     def _response_moved(self, part: int) -> None:
-        self.last_activity_s = now_s = trio.current_time()
+        self.last_activity_s = now_s = self._clock()
         self._answers.extend(self.session.broker_moved(part, now_s * 1000.0))
 
     def _wake_client_pump(self) -> None:

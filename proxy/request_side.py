@@ -177,7 +177,8 @@ class RequestSide:
             self._now_ms = now_ms
             (head, body, pending), self._waiting = self._waiting, None
             self._act(outcome, head, body, pending, out)
-            if self._must_stop():
+            self._complete()
+            if self.walker.stopped:
                 return out
         backlog, self._backlog = self._backlog, None
         return out if backlog is None else out + self._walk(memoryview(backlog), now_ms)
@@ -224,19 +225,14 @@ class RequestSide:
                     exchange.mute(account, Kind.PRODUCE, delay_ms, now_ms, size_bytes)
                 else:
                     exchange.impose(pending, Kind.PRODUCE, delay_ms, now_ms, size_bytes)
-        self.walker.stopped = self._must_stop()
-        return ()
-
-    def _must_stop(self) -> bool:
-        """Whether no further request may be judged now."""
-        exchange = self._exchange
-        return (
-            exchange.mute_until_ms > self._now_ms
+        self.walker.stopped = (  # no further request may be judged now
+            exchange.mute_until_ms > now_ms
             or len(exchange.inflight) >= self._max_in_flight
             or exchange.held_bytes > MAX_HELD_IN_FLIGHT_BYTES
             or self._waiting is not None
             or exchange.client_waits
         )
+        return ()
 
     def _judge(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
         """Judge the request at `start` (see `framing.Judge`)."""

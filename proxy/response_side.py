@@ -87,8 +87,10 @@ class ResponseSide:
         """The last byte of a response has come: from now on the broker has time for the next request."""
         exchange = self._exchange
         # Unless it has muted us: then from the end of that (see `Exchange.broker_throttled`).
-        exchange.request_time.free_ms = max(self._came_ms, exchange.broker_mute_until_ms)
-        return self._ready()
+        came_ms, mute_ms = self._came_ms, exchange.broker_mute_until_ms
+        exchange.request_time.free_ms = came_ms if came_ms > mute_ms else mute_ms
+        inflight = exchange.inflight
+        return self._ready() if inflight and inflight[0].local_answer is not None else []
 
     def _ready(self) -> list[Buffer]:
         out: list[Buffer] = []
@@ -139,7 +141,7 @@ class ResponseSide:
             self._charge_time(pending)
         if pending.on_response is not None or pending.asked is not None:
             return self._hand_over(buf, start, here, total, pending, out)
-        throttle_ms = self._throttle_ms(pending)
+        throttle_ms = self._throttle_ms(pending) if pending.throttle_until_ms else 0
         used = here
         if exchange.translate is not None and api_key != SHARE_FETCH and responses.needs_rewrite(api_key, version):
             used = self._rewrite(buf, start, here, total, pending, throttle_ms, out)

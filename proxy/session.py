@@ -29,6 +29,7 @@ Rules that hold in both directions:
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from proxy.exchange import AddressTranslator, Exchange
 from proxy.intercept import NO_INTERCEPTORS, Interceptors
@@ -50,15 +51,17 @@ class Session:
     """
 
     __slots__ = (
-        "_exchange",
         "_requests",
         "_responses",
         "broker_bytes",
         "broker_moved",
         "client_bytes",
         "client_moved",
+        "exchange",
         "inflight",
         "ready_answers",
+        "request_frames",
+        "response_frames",
         "resume",
     )
 
@@ -81,11 +84,15 @@ class Session:
         known to want SASL, so what comes before the login is charged to nobody. `claim` is the claim of OAUTHBEARER's
         tokens that names the principal.
         """
-        self._exchange = exchange = Exchange(ledger, counters, translate, interceptors)
+        exchange = Exchange(ledger, counters, translate, interceptors)
+        self.exchange: Final = exchange
         self._requests = RequestSide(exchange, user, sizes, max_in_flight, login_expected)
         exchange.claim = claim
         self._responses = ResponseSide(exchange, sizes.max_response_bytes)
         self.inflight = exchange.inflight
+        self.request_frames: Final = self._requests.walker
+        self.response_frames: Final = self._responses.walker
+        """Where both streams stand. For the shell, which looks at them and at `exchange` for every read and lets be."""
         # The sides' own methods, not wrapped: these are called for every read.
         self.client_bytes = self._requests.take
         """client_bytes(view, now_ms): take bytes read from the client (a writable view, heads are patched in place).
@@ -111,33 +118,33 @@ class Session:
     def identify(self, user: str) -> None:
         """The client has proved to be somebody: requests from now on are charged to `user`, those before it are not."""
         self._requests.identify(user)
-        if self._exchange.client_waits:
-            self._exchange.client_waits = False
-            self._exchange.wake()
+        if self.exchange.client_waits:
+            self.exchange.client_waits = False
+            self.exchange.wake()
 
     def when_authenticated(self, tell: Callable[[Login | None], None]) -> None:
         """`tell(login)` is called whenever the broker has accepted a login by SASL, before its answer goes on; with
         None when requests come although a login was expected. A SessionError that it raises ends the connection.
         """
-        self._exchange.authenticated = tell
+        self.exchange.authenticated = tell
 
     def hold(self) -> None:
         """Take nothing from the client before `identify` is called."""
-        self._exchange.client_waits = True
+        self.exchange.client_waits = True
 
     @property
     def mute_until_ms(self) -> float:
         """The client is not read before this time."""
-        return self._exchange.mute_until_ms
+        return self.exchange.mute_until_ms
 
     @property
     def round_trip_ms(self) -> float:
         """The network's round trip to the broker: that long nobody works on a request."""
-        return self._exchange.request_time.round_trip_ms
+        return self.exchange.request_time.round_trip_ms
 
     @round_trip_ms.setter
     def round_trip_ms(self, value: float) -> None:
-        self._exchange.request_time.round_trip_ms = value
+        self.exchange.request_time.round_trip_ms = value
 
     @property
     def client_skip(self) -> int:
@@ -176,11 +183,11 @@ class Session:
     @property
     def must_wait(self) -> bool:
         """True while the client is not read before something else has happened: FULL, ASKING or LOGIN."""
-        return self._requests.in_flight_full or self._requests.asking or self._exchange.client_waits
+        return self._requests.in_flight_full or self._requests.asking or self.exchange.client_waits
 
     def when_decided(self, wake: Callable[[], None]) -> None:
         """`wake()` is called when a handler that waited for something has decided: look at `must_wait` again."""
-        self._exchange.wake = wake
+        self.exchange.wake = wake
 
     @property
     def quiet(self) -> bool:
@@ -199,11 +206,11 @@ class Session:
 
     def note_mute(self, mute_ms: float, *, ignored: bool) -> None:
         """A mute of `mute_ms` is nearly over, in whose second half the client went on sending, or did not."""
-        self._exchange.counters.libraries.note(self.software, mute_ms, ignored=ignored)
+        self.exchange.counters.libraries.note(self.software, mute_ms, ignored=ignored)
         account = self._requests.account
         if account is not None:
             account.note_mute(ignored=ignored)
-            self._exchange.ledger.wake(account)
+            self.exchange.ledger.wake(account)
 
     @property
     def client_bytes_total(self) -> int:
@@ -217,7 +224,7 @@ class Session:
 
     def close(self, now_ms: float) -> None:
         """The connection ends: what admitted fetches had reserved is free again, and what of a response never came."""
-        exchange = self._exchange
+        exchange = self.exchange
         self._requests.close()
         self._responses.close(now_ms)
         for pending in exchange.inflight:

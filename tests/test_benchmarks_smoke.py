@@ -14,6 +14,7 @@ from rich.console import Console
 from benchmarks import javatools, rawclient, report, runner, scenarios, stats, variants
 from benchmarks.__main__ import main
 from benchmarks.plan import FULL, QUICK, TINY
+from benchmarks.plot import draw, figure_of
 from benchmarks.procstat import MachineTime, cpu_s, cpu_s_from_stat, resident_bytes
 
 # ---- what Kafka's tools print ----------------------------------------
@@ -295,6 +296,17 @@ def test_results_are_stored_beside_older_ones_and_read_back(tmp_path: Path) -> N
         report.load(tmp_path / "other.json")
 
 
+def test_the_picture_shows_medians_and_where_haproxy_ends(tmp_path: Path) -> None:
+    cost, *_, throughput = figure_of(_result()).axes
+    assert [bar.get_width() for bar in cost.patches] == pytest.approx([0.45, 0.35])  # type: ignore[attr-defined]
+    assert [label.get_text() for label in cost.get_yticklabels()] == ["HAProxy", "kquota, quotas"]
+    (line,) = [line for line in cost.lines if line.get_linestyle() == "--"]
+    assert list(line.get_xdata()) == pytest.approx([0.45, 0.45])  # type: ignore[arg-type]
+    assert [bar.get_width() for bar in throughput.patches] == pytest.approx([100, 95, 98.5])  # type: ignore[attr-defined]
+    draw(_result(), tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_the_document_keeps_everything_around_the_table(tmp_path: Path) -> None:
     document = tmp_path / "benchmarks.md"
     document.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n", encoding="utf-8")
@@ -346,3 +358,4 @@ def test_a_tiny_run_measures_kquota_beside_direct(tmp_path: Path, capsys: pytest
     assert samples["memory", variants.KQUOTA.key]["rss_mb_0"] > 5
     assert "kquota, quotas" in out
     assert file.with_suffix(".md").is_file()
+    assert file.with_suffix(".png").stat().st_size > 10_000
