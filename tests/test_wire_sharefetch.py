@@ -11,6 +11,7 @@ import pytest
 from proxy.wire import apis, generate, primitives
 from proxy.wire.frames import WireError
 from proxy.wire.sharefetch import MAX_HELD_BYTES, ShareFetchScrubber, padding
+from proxy.wire.walk import MAX_ELEMENTS
 from tests.wire_tools import framed, kio_class, kio_frame, sample, with_unknown_tag
 
 
@@ -167,3 +168,29 @@ def test_the_table_has_nothing_in_share_fetch_that_the_scrubber_does_not_know() 
             scrubber._before, (primitives.HOST, primitives.VARHOST, primitives.NULLABLE, primitives.STRING)
         )
         assert generate._has(scrubber._endpoints, (primitives.VARHOST,))
+
+
+@pytest.mark.parametrize("where", ["tagged fields", "array elements", "arrays of arrays"])
+def test_a_response_of_endless_empty_elements_is_refused_early(where: str) -> None:
+    """Each costs some microseconds of everybody's time, and the broker that sends them two bytes."""
+    before = bytes(1 + 4 + 2 + 1 + 4)  # no tags, throttle time, error and its message, lock timeout
+    many = 10 * MAX_ELEMENTS
+    body = {
+        "tagged fields": primitives.uvarint(many) + b"\1\0" * many,
+        "array elements": before + primitives.uvarint(many + 1) + bytes(18 * many),
+        # 1000 topics, each of which says that it has 1000 partitions
+        "arrays of arrays": before + primitives.uvarint(1001)
+        + (bytes(16) + primitives.uvarint(1001) + (bytes(4 + 2 + 1 + 2 + 1 + 8 + 1 + 1 + 1 + 1) * 1000) + b"\0") * 1000,
+    }[where]  # fmt: skip
+    frame = struct.pack(">ii", len(body) + 4, 7) + body
+    scrubber = ShareFetchScrubber(1)
+    fed = []
+
+    def feed_all() -> None:
+        for at in range(0, len(frame), 65_536):
+            fed.append(at)
+            scrubber.feed(memoryview(frame)[at : at + 65_536])
+
+    with pytest.raises(WireError, match="more than 100000 elements"):
+        feed_all()
+    assert fed[-1] < len(frame) // 2

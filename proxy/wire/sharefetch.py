@@ -17,7 +17,7 @@ from proxy.wire import schema
 from proxy.wire.apis import SHARE_FETCH, is_known, version_range
 from proxy.wire.frames import WireError
 from proxy.wire.primitives import Buffer, Program, read_uvarint, uvarint
-from proxy.wire.walk import Short, Walker
+from proxy.wire.walk import MAX_ELEMENTS, Short, Walker
 
 MAX_HELD_BYTES: Final = 1024 * 1024
 """The endpoints of a cluster of ten thousand brokers are smaller than this."""
@@ -61,6 +61,8 @@ class ShareFetchScrubber:
         self._before, self._endpoints = _split(version)
         self._left = 4
         """Bytes of the frame that have not been seen; before its size is known, of the size."""
+        self._elements = 0
+        """Array elements and tagged fields passed: each costs time, and 64 KB of empty ones would stop everybody."""
         self._held: bytearray | None = None
         self._walk = self._walk_head()
         self._skip = next(self._walk)
@@ -159,16 +161,24 @@ class ShareFetchScrubber:
                 count = yield from self._uvarint()
                 if count - 1 > self._left:
                     raise WireError("response_malformed", f"an array says it has {count - 1} elements")
+                self._count(count - 1)
                 for _ in range(count - 1):
                     yield from self._run(argument)
             elif code == p.TAGS:
-                for _ in range((yield from self._uvarint())):
+                fields = yield from self._uvarint()
+                self._count(fields)
+                for _ in range(fields):
                     yield from self._uvarint()
                     size = yield from self._uvarint()
                     if size:
                         yield size
             else:
                 raise AssertionError(f"step {code} in a flexible response without addresses")
+
+    def _count(self, elements: int) -> None:
+        self._elements += max(0, elements)
+        if self._elements > MAX_ELEMENTS:
+            raise WireError("response_too_large", f"more than {MAX_ELEMENTS} elements in a ShareFetch response")
 
     def _scrub(self, tail: bytearray) -> bytes:
         """The frame's end, from the endpoints on, without endpoints and of the same length."""
