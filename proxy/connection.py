@@ -27,7 +27,7 @@ from proxy.observer import ConnectionInfo, Counters
 from proxy.patience import Patience
 from proxy.reactor import AGAIN, Again, Reactor, Watch
 from proxy.session import Session
-from proxy.sockets import close, send_now, send_rest
+from proxy.sockets import SHARE_S, close, next_read_bytes, send_now, send_rest
 from proxy.splice import PipePool, SinkError, SourceError, Splice, Step
 
 log = structlog.get_logger("kquota.connection")
@@ -98,6 +98,7 @@ class Connection:
         self._to_client = b""
         self._answers: list[Buffer] = []
         self._splice_min_bytes = 0 if isinstance(client, TlsSocket) else shared.splice_min_bytes
+        self._request_read_bytes = self._response_read_bytes = len(shared.buffer)
         self._splice_up = Splice(shared.pipes)
         self._splice_down = Splice(shared.pipes)
         self._scope = trio.CancelScope()
@@ -249,6 +250,7 @@ class Connection:
         """All that can be done with the client's requests without waiting (see `Watch.take`)."""
         session, shared, client, watch = self.session, self._shared, self._client, self._client_watch
         exchange, frames, splice, clock = session.exchange, session.request_frames, self._splice_up, self._clock
+        others_next = False
         for _ in range(TURNS_BEFORE_CHECKPOINT):
             now_s = clock()
             now_ms = now_s * 1000.0
@@ -277,7 +279,7 @@ class Connection:
                 return None
             else:
                 try:
-                    received = client.recv_into(shared.buffer)
+                    received = client.recv_into(shared.buffer, self._request_read_bytes)
                 except BlockingIOError:
                     watch.readable = False
                     return None
@@ -285,10 +287,14 @@ class Connection:
                     raise client_failed(error) from error
                 if received == 0:
                     return _Pause.ENDED
-                if received < len(shared.buffer) and not watch.over:
-                    watch.readable = False
                 self.last_activity_s = now_s
                 buffers = session.client_bytes(shared.buffer[:received], now_ms)
+                if received == self._request_read_bytes:
+                    took_s = clock() - now_s
+                    self._request_read_bytes = next_read_bytes(received, took_s, len(shared.buffer))
+                    others_next = took_s > SHARE_S
+                elif not watch.over:
+                    watch.readable = False
             if buffers:
                 if broker is None:  # it is connected to when the first request comes
                     self._to_broker = b"".join(buffers)
@@ -303,6 +309,8 @@ class Connection:
                 return _Pause.ANSWERS
             if not (watch.readable or frames.skip or frames.stopped or self._draining):
                 return None  # as the next round would find
+            if others_next:
+                break
         return AGAIN
 
     async def _connect(self, nursery: trio.Nursery) -> socket:
@@ -437,7 +445,7 @@ class Connection:
             if not watch.readable:
                 return None
             try:
-                received = broker.recv_into(shared.buffer)
+                received = broker.recv_into(shared.buffer, self._response_read_bytes)
             except BlockingIOError:
                 watch.readable = False
                 return None
@@ -445,10 +453,14 @@ class Connection:
                 raise broker_failed(error) from error
             if received == 0:
                 return _Pause.ENDED
-            if received < len(shared.buffer) and not watch.over:
-                watch.readable = False
             self.last_activity_s = now_s = clock()
             buffers = session.broker_bytes(shared.buffer[:received], now_s * 1000.0, shared.reactor.since_ms)
+            took_s = 0.0
+            if received == self._response_read_bytes:
+                took_s = clock() - now_s
+                self._response_read_bytes = next_read_bytes(received, took_s, len(shared.buffer))
+            elif not watch.over:
+                watch.readable = False
             last = not (frames.skip and watch.readable) or session.broker_skip < shared.splice_min_bytes
             left = send_now(client, buffers, client_failed, 0 if last else MSG_MORE)
             if self._progress_wanted:
@@ -457,6 +469,8 @@ class Connection:
                 return self._take_sink(left)
             if not (watch.readable or frames.skip):
                 return None  # as the next round would find
+            if took_s > SHARE_S:
+                break
         return AGAIN
 
     def _splice_response(self, broker: socket, watch: Watch[_Pause], count: int) -> Step:

@@ -1,15 +1,27 @@
-"""Sending on and closing a non-blocking socket."""
+"""How much to read at once from a non-blocking socket, sending on, and closing it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from socket import SHUT_WR, socket
+from typing import Final
 
 import trio
 
 from proxy.errors import SessionError
 from proxy.framing import Buffer
+
+SHARE_S: Final = 0.002
+"""Nor does a turn go on for longer than about this: 64 KB may be one request or two thousand, and everybody waits."""
+LEAST_READ_BYTES: Final = 2048
+
+
+def next_read_bytes(last_bytes: int, took_s: float, most_bytes: int) -> int:
+    """How much to read at once, after a read of `last_bytes` that took `took_s` to deal with."""
+    if took_s > SHARE_S:
+        return max(last_bytes // 2, LEAST_READ_BYTES)
+    return min(last_bytes * 2, most_bytes) if took_s < SHARE_S / 4 else last_bytes
 
 
 def send_now(

@@ -18,6 +18,7 @@ import trio
 
 from proxy.request_side import RequestSide
 from proxy.response_side import ResponseSide
+from proxy.sockets import LEAST_READ_BYTES, SHARE_S, next_read_bytes
 from tests.session_tools import produce, produce_response, request
 from tests.test_proxy_shell import answer, connect, read_frame, through, until
 
@@ -128,3 +129,13 @@ async def test_large_bodies_do_not_enter_python(direction: str, monkeypatch: pyt
             assert got[-1][8:] == (body if direction == "down" else b"ok")
         # One read with the head, and a tail that is shorter than what is worth a pipe.
         assert entered[direction] <= rounds * (BUFFER_BYTES + SPLICE_MIN_BYTES)
+
+
+def test_a_turn_is_short_however_small_the_requests_are() -> None:
+    """64 KB may be two thousand requests of a flood: less is read at once then, and more again when it goes quickly."""
+    most = 65_536
+    assert next_read_bytes(most, 0.05, most) == most // 2
+    assert next_read_bytes(LEAST_READ_BYTES, 0.05, most) == LEAST_READ_BYTES
+    assert next_read_bytes(4096, SHARE_S / 2, most) == 4096
+    assert next_read_bytes(4096, SHARE_S / 10, most) == 8192
+    assert next_read_bytes(most, SHARE_S / 10, most) == most

@@ -17,6 +17,7 @@ from kio.static.constants import EntityType
 
 from proxy.wire import apis, requests, schema
 from proxy.wire.frames import MAX_FRAME_BYTES, WireError, diagnose
+from proxy.wire.primitives import uvarint
 from proxy.wire.software import client_software
 from tests.wire_tools import (
     TRAILING,
@@ -406,3 +407,11 @@ def test_garbage_raises_nothing_but_wire_errors(data: bytes, small: bool) -> Non
             requests.parse_share_fetch(frame, found.body, len(frame), version)
         for version in range(14):
             requests.produce_acks(frame, found.body, len(frame), version)
+
+
+def test_a_header_of_endless_tagged_fields_is_refused_before_they_are_walked_over() -> None:
+    for count in (requests.MAX_HEADER_TAGS + 1, 2**31 - 1):
+        head = struct.pack(">hhih", 3, 9, 1, 1) + b"c" + uvarint(count)
+        frame = struct.pack(">i", 50_000_000) + head + b"\1\0" * 10
+        with pytest.raises(WireError, match="tagged fields in a request header"):
+            requests.parse_request_header(frame, 0, len(frame), 100_000_000)

@@ -26,6 +26,8 @@ MAX_STRING_BYTES: Final = 32_767
 """Kafka's strings are no longer, compact ones included: brokers refuse them."""
 MAX_HEADER_BYTES: Final = 40 * 1024
 """No request header is longer: 14 bytes, a client id of at most 32767 bytes, and room for tagged fields."""
+MAX_HEADER_TAGS: Final = 1000
+"""Nobody has defined one yet; tens of thousands of empty ones fit into a header, and would be walked over one by one."""
 
 _FIXED: Final = struct.Struct(
     ">iIih"
@@ -171,6 +173,8 @@ def _skip_header_tags(buf: Buffer, pos: int, frame: int, end: int, size: int) ->
     longest = min(frame_end, frame + MAX_HEADER_BYTES)
     limit = min(end, longest)
     count, pos = read_uvarint(buf, pos, limit)
+    if count > MAX_HEADER_TAGS:
+        raise WireError("header_malformed", f"{count} tagged fields in a request header")
     left = count
     while pos >= 0 and left:
         _, pos = read_uvarint(buf, pos, limit)
