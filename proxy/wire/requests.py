@@ -27,7 +27,7 @@ MAX_STRING_BYTES: Final = 32_767
 MAX_HEADER_BYTES: Final = 40 * 1024
 """No request header is longer: 14 bytes, a client id of at most 32767 bytes, and room for tagged fields."""
 MAX_HEADER_TAGS: Final = 1000
-"""Nobody has defined one yet; tens of thousands of empty ones fit into a header, and would be walked over one by one."""
+"""Nobody has defined one yet. Twenty thousand empty ones fit into a header and would be walked over one by one."""
 
 _FIXED: Final = struct.Struct(
     ">iIih"
