@@ -65,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument(
         "--kafka", action="append", default=[], metavar="KEY=VALUE", help="stream: property of Kafka clients"
     )
+    whole.add_argument("--kafka-config", metavar="FILE", help="stream: properties of Kafka clients; logins belong here")
     whole.add_argument("--master", help="Spark master; default: all cores of this machine, or what spark-submit says")
     whole.add_argument("--memory", metavar="SIZE", help="memory of a local Spark, such as 4g (2g)")
     whole.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="Spark's own configuration")
@@ -119,7 +120,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _stream_settings(options: argparse.Namespace) -> Settings:
-    from analysis.streaming import Settings, address, is_kafka
+    from analysis.streaming import Settings, address, is_kafka, read_properties
 
     for place in (options.input, options.alerts):
         if is_kafka(place):
@@ -134,7 +135,7 @@ def _stream_settings(options: argparse.Namespace) -> Settings:
         options.trigger,
         options.once,
         options.batch,
-        dict(_pairs("--kafka", options.kafka)),
+        {**read_properties(options.kafka_config), **dict(_pairs("--kafka", options.kafka))},
     )
 
 

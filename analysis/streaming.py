@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
@@ -74,6 +75,28 @@ def address(place: str) -> tuple[str, str]:
     if not parts.netloc or not topic or "/" in topic:
         raise WrongUseError(f"{place}: expected kafka://host:port[,host:port]/topic")
     return parts.netloc, topic
+
+
+def read_properties(path: str | None) -> dict[str, str]:
+    """A file of `name=value` lines, as Kafka's own tools take by --command-config. Raises WrongUseError.
+
+    A value may have `=` in it, as those of sasl.jaas.config have, but a line is not continued on the next.
+    """
+    if path is None:
+        return {}
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise WrongUseError(f"--kafka-config {path}: cannot be read: {error}") from None
+    found = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.lstrip()[0] in "#!":
+            continue
+        name, equals, value = line.partition("=")
+        if not equals or not name.strip():  # the line itself may be half of a password
+            raise WrongUseError(f"--kafka-config {path}: line {number}: expected name=value")
+        found[name.strip()] = value.strip()
+    return found
 
 
 def lines(spark: SparkSession, settings: Settings) -> DataFrame:

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from analysis.errors import WrongUseError
-from analysis.streaming import ROLLUP, Settings, address, late_rows, start
+from analysis.streaming import ROLLUP, Settings, address, late_rows, read_properties, start
 from quota.record import to_line
-from tests.spark_tools import T0_MS, json_lines, record, write
+from tests.secure_tools import PASSWORDS
+from tests.spark_tools import QUICK, T0_MS, json_lines, record, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from deploy.kafka import KafkaCluster
+    from tests.certificates import Authority
 
+pytestmark = pytest.mark.timeout(900)  # several starts of Java each
 ROOT = Path(__file__).resolve().parents[1]
 START_LIMIT_S, STOP_LIMIT_S = 240.0, 120.0
 
@@ -79,7 +82,6 @@ def test_repeats_are_dropped_late_records_too_and_minutes_end_by_the_records_clo
     assert [row["reason"] for row in json_lines(output / "set-aside")] == ["not_a_record"]
 
 
-@pytest.mark.timeout(900)
 def test_sigterm_and_ctrl_c_end_it_in_order_and_the_next_start_goes_on(
     spark: SparkSession, tmp_path: Path, streams: list[Stream]
 ) -> None:
@@ -120,6 +122,19 @@ def test_addresses_of_topics() -> None:
             address(wrong)
 
 
+def test_properties_of_kafka_clients_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "client.properties"
+    path.write_text('# ours\n! too\n\n sasl.jaas.config = Module required password="a=b";\nclient.id=\n')
+    assert read_properties(str(path)) == {"sasl.jaas.config": 'Module required password="a=b";', "client.id": ""}
+    assert read_properties(None) == {}
+    path.write_text("a=b\nsecret\n")
+    with pytest.raises(WrongUseError, match="line 2: expected name=value") as caught:
+        read_properties(str(path))
+    assert "secret" not in str(caught.value)
+    with pytest.raises(WrongUseError, match="cannot be read"):
+        read_properties(str(tmp_path / "none"))
+
+
 def committed(sink: Path) -> bool:
     """Whether a file sink's log names a file."""
     return any(".parquet" in path.read_text() for path in sink.glob("_spark_metadata/[0-9]*"))
@@ -129,15 +144,9 @@ class Stream:
     """`python -m analysis stream`, or another `program`, as a process in a group of its own, and its JVM."""
 
     def __init__(self, *arguments: str, log: Path, program: Sequence[str] = ("analysis",)) -> None:
-        quick = (
-            "spark.sql.shuffle.partitions=2",
-            "spark.sql.codegen.wholeStage=false",
-            "spark.sql.codegen.factoryMode=NO_CODEGEN",
-        )
-        options = [part for one in quick for part in ("--conf", one)]
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", *program, "stream", *arguments, "--memory", "700m", *options],
+                [sys.executable, "-m", *program, "stream", *arguments, "--memory", "700m", *QUICK],
                 stdout=out, stderr=out, cwd=ROOT, start_new_session=True,
             )  # fmt: skip
         self.log = log
@@ -171,10 +180,12 @@ def streams() -> Iterator[list[Stream]]:
             stream.kill()
 
 
-def consumed(bootstrap: str, topic: str) -> list[dict[str, Any]]:
+def consumed(bootstrap: Sequence[str], topic: str) -> list[dict[str, Any]]:
     from kafka import KafkaConsumer
 
-    consumer = KafkaConsumer(topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=4000)
+    consumer = KafkaConsumer(
+        topic, bootstrap_servers=list(bootstrap), auto_offset_reset="earliest", consumer_timeout_ms=4000
+    )
     try:
         return [json.loads(message.value) for message in consumer]
     finally:
@@ -183,8 +194,14 @@ def consumed(bootstrap: str, topic: str) -> list[dict[str, Any]]:
 
 @pytest.mark.broker
 def test_a_kill_9_loses_nothing_and_repeats_nothing(
-    spark: SparkSession, kafka: KafkaCluster, topic: str, tmp_path: Path, streams: list[Stream]
+    spark: SparkSession,
+    kafka_secure: KafkaCluster,
+    authority: Authority,
+    topic: str,
+    tmp_path: Path,
+    streams: list[Stream],
 ) -> None:
+    """On a cluster that asks for a login and TLS, so that the properties of Kafka's clients show."""
     from kafka import KafkaProducer
 
     records = [
@@ -196,6 +213,7 @@ def test_a_kill_9_loses_nothing_and_repeats_nothing(
             produce_bytes=number,
             throttle_produce_count=1,
             throttle_produce_seconds=9.0 if number % 5 == 0 else 0.0,
+            fetch_group_utilisation_peak={31: 0.95, 32: 0.949}.get(number),  # near its limit, and not quite
         )
         for number in range(1, 1501)
     ]
@@ -206,17 +224,26 @@ def test_a_kill_9_loses_nothing_and_repeats_nothing(
         expected[place] += 1
         sums[place] += one["produce_bytes"]
     closing = record(9999, 7200, client_id="closing")  # its minute stays open; all those before are over
-    producer = KafkaProducer(bootstrap_servers=kafka.bootstrap)
+    producer = KafkaProducer(bootstrap_servers=kafka_secure.bootstrap)
     for index, one in enumerate(records):
         producer.send(topic, to_line(one), partition=0)
         if index % 3 == 0:
             producer.send(topic, to_line(one), partition=0)  # at least once
     producer.send(topic, b"not a record", partition=0)
     producer.flush()
-    server = ",".join(kafka.bootstrap)
+    login = {
+        "sasl.mechanism": "SCRAM-SHA-256",
+        "sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required "
+        f'username="alice" password="{PASSWORDS["alice"]}";',
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(authority.certificate),
+    }
+    config = tmp_path / "kafka.properties"
+    config.write_text("# alice's\n\n" + "".join(f"{name}={value}\n" for name, value in login.items()))
+    server = ",".join(kafka_secure.bootstrap_of("SASL_SSL"))
     arguments = [
         "--input", f"kafka://{server}/{topic}", "--output", str(tmp_path / "out"), "--alerts", f"kafka://{server}/{topic}-alerts",
-        "--delay", "2 minutes",
+        "--kafka-config", str(config), "--kafka", "security.protocol=SASL_SSL", "--delay", "2 minutes",
     ]  # fmt: skip
     log = tmp_path / "log"
     first = Stream(*arguments, "--batch", "150", "--trigger", "100 milliseconds", log=log)
@@ -239,7 +266,10 @@ def test_a_kill_9_loses_nothing_and_repeats_nothing(
     assert found == {place: (count, sums[place]) for place, count in expected.items()}
     assert [row["raw"] for row in json_lines(tmp_path / "out/set-aside")] == ["not a record"]
     # c0 was delayed 6 times 9 s in every full minute. A topic may get an alert twice: the id says so.
-    alerts = {one["id"]: one for one in consumed(server, f"{topic}-alerts")}
+    alerts = {one["id"]: one for one in consumed(kafka_secure.bootstrap, f"{topic}-alerts")}
     delayed = {place for place, count in expected.items() if place[0] == "c0" and count >= 2}
-    assert len(alerts) == len(delayed)
-    assert {one["client_id"] for one in alerts.values()} == {"c0"}
+    assert Counter(one["alert"] for one in alerts.values()) == {"delayed": len(delayed), "near_limit": 1}
+    assert {one["client_id"] for one in alerts.values() if one["alert"] == "delayed"} == {"c0"}
+    (near,) = (one for one in alerts.values() if one["alert"] == "near_limit")
+    assert (near["client_id"], near["utilisation_peak"], near["minute"]) == ("c1", 0.95, "2025-10-20T00:01:00Z")
+    assert PASSWORDS["alice"] not in log.read_text()
