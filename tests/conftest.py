@@ -44,6 +44,9 @@ LONG: Final = (
 )
 """Files that take minutes, begun first: at the end no worker is left with one of them while the others have none."""
 
+SPARK_LIMIT_S = 900
+"""A test that is ended in the middle of a word with Java takes all later ones of its worker with it: better late."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Warnings are errors; the one exception is a client library's own habit, named here."""
@@ -68,6 +71,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path in leaving:
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
+        if "spark" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SPARK_LIMIT_S))
         if item.get_closest_marker("broker") is not None:
             item.add_marker(pytest.mark.flaky(reruns=2))
         elif os.environ.get("CI"):
