@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import time
 from collections import Counter
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from deploy.kafka import KafkaCluster
+from tests.programs import program
 from tests.raw_client import RawClient, produce_message
 from tests.sidecars import sidecar
 
@@ -34,7 +36,10 @@ def test_system_calls_for_a_small_request(kafka: KafkaCluster, topic: str, tmp_p
     trace = tmp_path / "trace"
     quotas = [{"client-id": "<default>", "producer_byte_rate": 10**12, "consumer_byte_rate": 10**12}]
     # -D: strace stands beside, and the process that we started and will signal is the sidecar itself
-    strace = ["strace", "-D", "-f", "-o", str(trace)]
+    strace = [program("strace", "strace"), "-D", "-f", "-o", str(trace)]
+    probe = subprocess.run([*strace, "true"], capture_output=True, text=True)
+    if probe.returncode or not trace.stat().st_size:
+        pytest.skip(f"processes cannot be traced here, only test_proxy_cost counts: {probe.stderr.strip()}")
     with (
         sidecar(kafka.bootstrap, quotas, before=strace, log={"level": "info", "format": "json"}) as proxy,
         RawClient(("127.0.0.1", proxy.port)) as client,
@@ -51,10 +56,11 @@ def test_system_calls_for_a_small_request(kafka: KafkaCluster, topic: str, tmp_p
         found = calls(trace, begin)
     each = {name: count / REQUESTS for name, count in found.items()}
     told = f"{ {name: round(count, 2) for name, count in sorted(each.items(), key=lambda item: -item[1])} }"
-    # Two reads and two writes are the least; reading until there is nothing more, and waiting, cost some more.
-    assert each["recvfrom"] <= 4.2, told
+    print(told)  # shown when an assertion fails
+    # Two reads, two writes and two waits are the least; 6.5 in all when this was written.
+    assert each["recvfrom"] <= 2.6, told
     assert each.get("sendto", 0) + each.get("sendmsg", 0) <= 2.1, told
-    assert each["epoll_wait"] <= 4.5, told
-    assert each.get("epoll_ctl", 0) <= 0.5, told
+    assert each["epoll_wait"] <= 3.5, told
+    assert each.get("epoll_ctl", 0) <= 0.3, told
     # Beside the traffic stand polls of files, /readyz and housekeeping, by the second and not by the request.
-    assert sum(each.values()) <= 13, told
+    assert sum(each.values()) <= 10, told
