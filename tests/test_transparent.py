@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 
 from config.load import load_bytes, warnings_of
 from config.problems import ConfigError
+from deploy.admin import not_ready
 from deploy.check import summary_text
 from deploy.run import proxy_settings
 from deploy.security import load_security
@@ -24,10 +25,10 @@ from proxy.server import Proxy
 from proxy.settings import ProxySettings, Transparent
 from proxy.transparent import Destination, Destinations, is_own_address, read_sockaddr_in, read_sockaddr_in6
 from quota.ledger import Ledger
-from quota.table import QuotaTable
+from quota.table import Entry, QuotaTable
 from tests.namespaces import Namespace
 from tests.session_tools import produce, produce_response
-from tests.test_proxy_shell import ScriptedBroker, answer, read_frame, until
+from tests.test_proxy_shell import Handler, ScriptedBroker, answer, read_frame, until
 
 LIMIT_S = 30
 LISTEN, KAFKA = 15001, 9092
@@ -57,13 +58,22 @@ def machine() -> Iterator[Namespace]:
 
 
 @asynccontextmanager
-async def intercepting(host: str = "127.0.0.1", **more: Any) -> AsyncIterator[tuple[Proxy, ScriptedBroker]]:
+async def intercepting(
+    host: str = "127.0.0.1",
+    *,
+    handler: Handler = answer,
+    quotas: Sequence[Entry] = (),
+    bootstrap: tuple[tuple[str, int], ...] = (),
+    drain_timeout_s: float = 2.0,
+    **more: Any,
+) -> AsyncIterator[tuple[Proxy, ScriptedBroker]]:
     """A proxy in transparent mode, and a broker that listens on both brokers' addresses."""
-    broker = ScriptedBroker(answer)
+    broker = ScriptedBroker(handler, node_port=KAFKA)
+    transparent = Transparent(**({"mark": MARK} | more))
     settings = ProxySettings(
-        host, LISTEN, range(1, 2), (), drain_timeout_s=2.0, transparent=Transparent(**({"mark": MARK} | more))
+        host, LISTEN, range(1, 2), bootstrap, drain_timeout_s=drain_timeout_s, transparent=transparent
     )
-    proxy = Proxy(settings, Ledger(QuotaTable([])))
+    proxy = Proxy(settings, Ledger(QuotaTable(quotas)))
     with trio.fail_after(LIMIT_S):
         async with trio.open_nursery() as nursery:
             for address in BROKERS:
@@ -188,6 +198,60 @@ async def test_a_mark_that_may_not_be_set_keeps_it_from_starting(
     proxy = Proxy(ProxySettings("127.0.0.1", 0, range(1, 2), (), transparent=Transparent(mark=1)), Ledger(QuotaTable()))
     with pytest.RaisesGroup(pytest.RaisesExc(PermissionError, match="transparent.mark needs the capability NET_ADMIN")):
         await proxy.serve()
+
+
+# --- readiness, drain, end
+
+
+async def test_it_is_ready_once_the_listener_is_bound_or_the_given_cluster_has_answered(machine: Namespace) -> None:
+    with machine.inside():
+        async with intercepting() as (proxy, _):
+            assert not_ready(proxy) == []
+        async with intercepting(bootstrap=((BROKERS[0], KAFKA + 1),)) as (proxy, _):
+            await until(lambda: proxy.last_cluster_error)
+            (reason,) = not_ready(proxy)
+            assert "the cluster is not reached" in reason
+        async with intercepting(bootstrap=((BROKERS[0], KAFKA),)) as (proxy, _):
+            await until(lambda: not_ready(proxy) == [])
+            assert [(node_id, port) for node_id, _, _, port in proxy.brokers()] == [(1, KAFKA)], "the broker's own port"
+
+
+async def test_a_drain_refuses_new_connections_and_lets_requests_in_flight_finish(machine: Namespace) -> None:
+    """One request is with the broker; another client has been throttled, and has its answer already."""
+    go = trio.Event()
+
+    async def slow(stream: Any, frame: bytes) -> None:
+        if b"slow" in frame:
+            await go.wait()
+        await answer(stream, frame)
+
+    held = Entry(client_id="held", producer_byte_rate=100.0)  # 100 B/s: a request of some 1 200 B is 2 s too much
+    with machine.inside():
+        async with (
+            intercepting(handler=slow, quotas=[held], drain_timeout_s=20.0) as (proxy, broker),
+            await connect(BROKERS[0]) as asking,
+            await connect(BROKERS[1]) as muted,
+            await connect(BROKERS[0]) as idle,
+        ):
+            await muted.send_all(produce(8, 1200, client_id="held"))
+            told = await read_frame(muted)
+            assert told is not None
+            assert struct.unpack(">i", told[-4:])[0] > 0, "throttle_time_ms"
+            await asking.send_all(produce(7, 100, client_id="slow"))
+            await until(lambda: len(broker.received) == 2)
+            await until(lambda: len(proxy.connections()) == 3)
+            proxy.drain()
+            assert not_ready(proxy) == ["the sidecar is draining"]
+            assert await idle.receive_some() == b"", "nothing is owed there"
+            assert await muted.receive_some() == b"", "nor there, whatever is left of the throttle"
+            with pytest.raises(ConnectionRefusedError):
+                await connect(BROKERS[0])
+            assert proxy.state == "draining"
+            go.set()
+            assert await read_frame(asking) == produce_response(7)
+            assert await asking.receive_some() == b""
+            await until(lambda: proxy.state == "stopped")
+            assert proxy.counters.connections_closed == {"drained": 3}
 
 
 def test_addresses_as_the_kernel_gives_them() -> None:
