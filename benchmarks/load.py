@@ -45,7 +45,7 @@ class Plan:
     """How much of it."""
 
     connections: int = 2000
-    rounds: int = 5
+    rounds: int = 3
     seconds: float = 15.0
     """Of each measurement, of the probes alone and beside the crowd."""
     write_bytes_per_s: int = 600_000
@@ -274,6 +274,49 @@ def table(result: Result) -> str:
     return "\n".join([*lines, "| **median** | " + " | ".join(medians) + " |"])
 
 
+MOST_P99_RATIO = 2.0
+"""Beside the crowd over alone, the median of the rounds."""
+
+
+def judge(result: Result) -> list[str]:
+    """What is wrong; nothing if all is well."""
+    found = []
+    for number, one in enumerate(result.rounds, 1):
+        if one.dropped or one.connected != result.plan.connections:
+            found.append(f"round {number}: {one.connected} of {result.plan.connections} held, {one.dropped} dropped")
+        if one.probe_throttled:
+            found.append(f"round {number}: {one.probe_throttled} answers to clients without a quota were throttled")
+        if not one.least_writes:
+            found.append(f"round {number}: a writer got nothing done")
+    ratio = statistics.median(result.ratios("p99_ms"))
+    if ratio > MOST_P99_RATIO:
+        found.append(
+            f"p99 of unthrottled clients is {ratio:.2f} times that alone, at most {MOST_P99_RATIO:g} is allowed"
+        )
+    return found
+
+
+BEGIN, END = "<!-- measured: make load LOAD_ARGS=--update-docs -->\n", "<!-- end -->\n"
+
+
+def report(result: Result) -> str:
+    """Markdown: machine, table, verdict."""
+    machine, plan = result.machine, result.plan
+    verdict = "; ".join(judge(result)) or "all is well"
+    return (
+        f"{plan.connections} connections, {len(result.rounds)} rounds of {plan.seconds:g} s each alone and beside the "
+        f"crowd. {machine['cpu_model']}, {machine['cores']} cores{' (virtual)' if machine['virtual'] else ''}, "
+        f"{machine['memory_gib']} GiB, {machine['kernel']}; load average of the machine before the run: "
+        f"{machine['load_1min']}.\n\n{table(result)}\n\nVerdict: {verdict}.\n"
+    )
+
+
+def update(page: Path, text: str) -> None:
+    """Put `text` between the markers of a page."""
+    before, rest = page.read_text().split(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}")
+
+
 def main() -> int:
     """The command."""
     arguments = argparse.ArgumentParser(prog="python -m benchmarks.load", description=__doc__)
@@ -282,13 +325,16 @@ def main() -> int:
     arguments.add_argument("--seconds", type=float, default=Plan.seconds)
     arguments.add_argument("--quick", action="store_true")
     arguments.add_argument("--json", type=Path)
+    arguments.add_argument("--update-docs", action="store_true", help="put the result into docs/load.md")
     options = arguments.parse_args()
     plan = QUICK if options.quick else Plan(options.connections, options.rounds, options.seconds)
     result = run(plan)
-    print(table(result))
+    print(report(result))
+    if options.update_docs:
+        update(Path(__file__).parents[1] / "docs" / "load.md", report(result))
     if options.json:
         options.json.write_text(json.dumps(asdict(result), indent=1) + "\n")
-    return 0 if all(one.dropped == 0 and one.connected == plan.connections for one in result.rounds) else 1
+    return 1 if judge(result) else 0
 
 
 if __name__ == "__main__":

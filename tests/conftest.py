@@ -24,12 +24,9 @@ if TYPE_CHECKING:
     JavaTool = Callable[..., subprocess.CompletedProcess[str]]
 
 
-# Long ones, which `make faults` runs: they would bring `make test` over its time.
-collect_ignore = [] if os.environ.get("KQUOTA_FAULTS") == "all" else ["test_faults_system.py", "test_soak.py"]
-
-
 LONG: Final = (
     "test_soak",
+    "test_faults_system",
     "test_analysis_stream",
     "test_faults",
     "test_request_time_on_the_wire",

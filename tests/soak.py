@@ -40,6 +40,8 @@ STEADY = "soak-steady"
 RELOAD_EVERY_S = 7.0
 FAULT_EVERY_S = 10.0
 KILL_EVERY_S = 240.0
+SHORT_MINUTES = 10.0
+NO_ANSWER = "/metrics did not answer"
 WARM_SHARE = 0.5
 """The second half is what growth is judged by: the page's history alone fills for 15 minutes."""
 
@@ -109,10 +111,18 @@ def second_half(soaked: Soaked) -> list[Sample]:
 def judge(soaked: Soaked) -> list[str]:
     """What is wrong; nothing if all is well.
 
-    The slope's bound is 10 MB/h over half an hour; in shorter runs the same growth in MB is allowed: 5 MB from one half
-    of the second half to the other would be 10 MB/h then. Python's own heap moves by a few MB from minute to minute.
+    The slope's bound is 10 MB/h over half an hour; in shorter runs a growth of some MB is allowed, because Python's own
+    heap moves by a few MB from minute to minute: 40 MB/h over ten minutes, 200 MB/h (3.3 MB in the minute) over two.
+    Short runs share their machine with other tests: up to three looks that /metrics did not answer in time, or one kind
+    of client that never came to its turn, tell of the machine. All else is judged as in long ones.
     """
-    found = list(soaked.problems)
+    short = soaked.minutes < SHORT_MINUTES
+    found = (
+        soaked.problems
+        if not short or len(soaked.problems) > 3
+        else [one for one in soaked.problems if not one.startswith(NO_ANSWER)]
+    )
+    found = list(found)
     late = second_half(soaked)
     bound = max(10.0, 5.0 / (late[-1].at_s - late[0].at_s) * 3600.0 / 1.5)
     slope = slope_mb_per_h(late)
@@ -137,7 +147,7 @@ def judge(soaked: Soaked) -> list[str]:
     if "internal_error" in soaked.closed:
         found.append("connections ended by a bug of ours")
     missing = [name for name, count in soaked.visits.items() if not count]
-    if missing or not soaked.faults or not soaked.reloads or not soaked.refused_reloads:
+    if len(missing) > (1 if short else 0) or not soaked.faults or not soaked.reloads or not soaked.refused_reloads:
         found.append(f"the soak has not done what it should: {missing}, {soaked.faults}, {soaked.reloads} reloads")
     return found
 
@@ -328,7 +338,7 @@ def _strike_and_watch(
             try:
                 soaked.samples.append(sample(proxy, began_s))
             except httpx.HTTPError as error:
-                soaked.problems.append(f"/metrics did not answer: {error!r}")
+                soaked.problems.append(f"{NO_ANSWER}: {error!r}")
         if now_s >= next_reload_s:
             next_reload_s = now_s + RELOAD_EVERY_S
             good = reload(proxy, turn)

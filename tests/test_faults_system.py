@@ -54,7 +54,8 @@ def test_names_that_do_not_resolve(kafka: KafkaCluster, topic: str, tmp_path: Pa
                         newcomer.wait_for_progress(1)  # led to a broker that is known by its address
                         producing.wait_for_progress(1)
                         newcomer.finish()
-                    assert names.asked > asked, "asked again for each connection"
+                    # By a newcomer, or by the sidecar's own question, which comes every second.
+                    wait_for("the name to be asked for again", lambda: names.asked > asked, LIMIT_S)  # noqa: B023
                     assert is_ready(proxy.admin)
                 names.mood = ANSWERING
                 producing.finish()
@@ -82,12 +83,20 @@ def test_a_clock_that_is_set_changes_no_quota(kafka: KafkaCluster, topic: str, t
         with RawClient(("127.0.0.1", proxy.port), "paced") as client:
             target = client.topic(topic)
             client.ask(produce_message(9, target, [b"x" * 990_000]))  # as much as the window of 10 s lets pass
-            for step in ("+1d", "-1d", "+0"):
+            for step, dates in (("+1d", 2), ("-1d", 3), ("+0", 3)):
                 set_clock(clock, step)
-                # 50 000 B at 100 000 B/s: half a second or more, however the clock is set
-                told = client.ask(produce_message(9, target, [b"x" * 50_000]))
-                told_ms = told.message.throttle_time_ms
-                assert 300 <= told_ms <= 5000, step
+                with RawClient(("127.0.0.1", proxy.port), "passing"):
+                    pass  # its end is a line in the log
+                wait_for("a line of this day", lambda: len(dates_of(proxy.log)) == dates, LIMIT_S)  # noqa: B023
+                # 50 000 B at 100 000 B/s: half a second more each time, however the clock is set. On a slow machine the
+                # window has made room meanwhile.
+                for _ in range(30):
+                    told = client.ask(produce_message(9, target, [b"x" * 50_000]))
+                    told_ms = told.message.throttle_time_ms
+                    assert told_ms <= 5000, step
+                    if told_ms >= 300:
+                        break
+                assert told_ms >= 300, step
                 held_s = client.ask(produce_message(9, target, [b"y"])).first_byte_at - told.last_byte_at
                 assert held_s >= told_ms / 1000 - 0.05, step
                 assert held_s < told_ms / 1000 + 10, step
@@ -97,8 +106,6 @@ def test_a_clock_that_is_set_changes_no_quota(kafka: KafkaCluster, topic: str, t
             proxy.config.write_text(yaml.safe_dump(text))  # noticed by its content, not by its time
             wait_for("the reload", lambda: proxy.metric("kquota_quota_limit", client_id="paced") == 50_000, LIMIT_S)
         total = proxy.metric("kquota_bytes_total", kind="produce", client_id="paced")
-        years = {line["timestamp"][:10] for line in map(json.loads, proxy.log.read_text().splitlines())}
-        assert len(years) >= 3, "the clock was set: three dates in the log"
     took_s = time.monotonic() - began_s
     rows = [json.loads(line) for path in usage.rglob("*.jsonl") for line in path.read_text().splitlines()]
     mine = [row for row in rows if row["client_id"] == "paced"]
@@ -106,6 +113,13 @@ def test_a_clock_that_is_set_changes_no_quota(kafka: KafkaCluster, topic: str, t
     assert sum(row["duration_s"] for row in mine) <= took_s
     assert all(0 < row["duration_s"] < 30 for row in rows)
     assert len({row["sequence"] for row in rows}) == len(rows)
+
+
+def dates_of(log: Path) -> set[str]:
+    """Days that lines of the log bear; a line that is being written is left out."""
+    return {
+        json.loads(line)["timestamp"][:10] for line in log.read_text().splitlines(keepends=True) if line[-1] == "\n"
+    }
 
 
 def set_clock(file: Path, offset: str) -> None:

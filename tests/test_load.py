@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from benchmarks.crowd import READERS, WRITERS, fetch_frame
-from benchmarks.load import QUICK, Plan, Result, Round, jain, run, table
+from benchmarks.load import BEGIN, END, QUICK, Plan, Result, Round, jain, judge, report, run, table, update
+from benchmarks.procstat import describe_machine
 from benchmarks.rawclient import produce_frame
 from proxy.wire import requests
 from proxy.wire.apis import FETCH, PRODUCE
@@ -30,6 +32,33 @@ def test_the_table_has_each_round_and_the_median() -> None:
     assert "| 1.50 | 2000 | 0 | 0.9900 |" in lines[2]
     assert "| 3.00 | 2000 | 0 | 0.5000 |" in lines[-1]
     assert Result(Plan(), [ROUND, worse]).ratios("p99_ms") == [1.5, 3.0]
+
+
+def test_the_verdict() -> None:
+    assert judge(Result(Plan(), [ROUND] * 3)) == []
+    slow = replace(ROUND, loaded_p99_ms=30.0)
+    assert judge(Result(Plan(), [ROUND, ROUND, slow])) == [], "the median counts"
+    assert "is 3.00 times" in judge(Result(Plan(), [ROUND, slow, slow]))[0]
+    for changes, text in (
+        ({"dropped": 1}, "1 dropped"),
+        ({"connected": 1999}, "1999 of 2000"),
+        ({"probe_throttled": 1}, "throttled"),
+        ({"least_writes": 0}, "got nothing"),
+    ):
+        assert text in judge(Result(Plan(), [ROUND, ROUND, replace(ROUND, **changes)]))[0]  # type: ignore[arg-type]
+
+
+def test_the_page_is_brought_up_to_date_and_keeps_the_rest(tmp_path: Path) -> None:
+    page = tmp_path / "load.md"
+    page.write_text(f"before\n{BEGIN}old\n{END}after\n")
+    for _ in range(2):
+        update(page, report(Result(Plan(), [ROUND], machine=describe_machine())))
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert text.count("Verdict: all is well.") == 1
+    assert "old" not in text
+    assert Path("docs/load.md").read_text().count(BEGIN) == 1
 
 
 def test_frames_say_who_asks() -> None:

@@ -66,6 +66,17 @@ def test_judgement() -> None:
     assert "has not done what it should" in judge(replace(made_up(), visits={"a client": 0}))[0]
 
 
+def test_what_a_busy_machine_does_to_a_short_soak_is_not_held_against_it() -> None:
+    late_look, no_turn = {"problems": ["/metrics did not answer: ReadTimeout"]}, {"visits": {"a": 1, "b": 0}}
+    for changes in (late_look, no_turn):
+        assert judge(replace(made_up(minutes=2), **changes)) == []  # type: ignore[arg-type]
+        assert len(judge(replace(made_up(), **changes))) == 1  # type: ignore[arg-type]
+    assert len(judge(replace(made_up(minutes=2), problems=4 * late_look["problems"]))) == 4
+    assert judge(replace(made_up(minutes=2), problems=["broken"])) == ["broken"]
+    assert judge(replace(made_up(minutes=2), visits={"a": 1, "b": 0, "c": 0}))
+    assert "memory grows by" in judge(made_up(mb_per_h=900.0, minutes=2))[0]
+
+
 def test_slope_is_not_moved_by_a_step() -> None:
     """60 MB/h, and one look in the middle that found 50 MB more: 1 MB a minute all the same."""
     soaked = made_up(mb_per_h=60.0)
