@@ -9,6 +9,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from analysis.columns import together
 from analysis.rows import some_rows
 from quota.record import IDENTITY
 
@@ -33,33 +34,45 @@ def words(rows: DataFrame) -> DataFrame:
         "reason",
         *(F.when(fit, F.col(name)).alias(name) for name in ("instance", "sequence", "start_ms", "end_ms", "pod")),
     )
-    intervals = rows.groupBy("reason", "instance", word().alias("word"), "end_ms").agg(
-        F.count("*").alias("records"),
+    # The pod is one of the keys, not a string that is the least of several: Spark keeps aggregates of numbers in a hash
+    # table, but has to sort the rows for those of strings.
+    intervals = rows.groupBy("reason", "instance", "pod", word().alias("word"), "end_ms").agg(
         F.bit_or(bit).alias("mask"),
         F.min("sequence").alias("first"),
         F.max("sequence").alias("last"),
-        F.min("pod").alias("pod_min"),
-        F.max("pod").alias("pod_max"),
         F.min("start_ms").alias("first_ms"),
+        F.count("*").alias("records"),
     )
     whole = F.bit_count("mask") == F.col("last") - F.col("first") + 1
     there = F.expr(f"filter(sequence(first, last), one -> (mask & shiftleft(1L, int(one % {WORD}))) != 0)")
     intervals = intervals.withColumn("number", F.explode(F.when(whole | ~fit, F.array("first")).otherwise(there)))
     in_order = Window.partitionBy("instance").orderBy("number", "end_ms")
     back = F.col("end_ms") < F.lag("end_ms").over(in_order) - STEP_BACK_MS
-    return (
+    by_pod = (
         intervals.withColumn("back", F.coalesce(back, F.lit(False)).cast("long"))
-        .groupBy("reason", "instance", "word")
+        .groupBy("reason", "instance", "pod", "word")
         .agg(
             F.sum(F.when(F.col("number").eqNullSafe(F.col("first")), F.col("records")).otherwise(0)).alias("records"),
             F.bit_or("mask").alias("mask"),
             F.min("first").alias("first"),
             F.max("last").alias("last"),
             F.sum("back").alias("clock_steps"),
-            F.min("pod_min").alias("pod_min"),
-            F.max("pod_max").alias("pod_max"),
             F.min("first_ms").alias("first_ms"),
             F.max("end_ms").alias("last_ms"),
+            F.max(F.col("end_ms") - F.col("first_ms")).alias("longest_ms"),
+        )
+    )
+    return (
+        by_pod.groupBy("reason", "instance", "word")
+        .agg(
+            *together(),
+            F.bit_or("mask").alias("mask"),
+            F.min("first").alias("first"),
+            F.max("last").alias("last"),
+            F.sum("clock_steps").alias("clock_steps"),
+            F.min("pod").alias("pod_min"),
+            F.max("pod").alias("pod_max"),
+            F.max("longest_ms").alias("longest_ms"),
         )
         .withColumn("duplicates", F.col("records") - F.bit_count("mask"))
     )
@@ -96,15 +109,14 @@ def instances(found: DataFrame) -> DataFrame:
         .withColumn("runs", runs)
         .groupBy("instance")
         .agg(
-            F.sum("records").alias("records"),
+            *together(),
             F.sum("duplicates").alias("duplicates"),
             (F.max("last") - F.min("first") + 1 - F.sum(F.bit_count("mask"))).alias("missing"),
             (F.sum("runs") - 1).alias("gaps"),
             F.sum("clock_steps").alias("clock_steps"),
             F.coalesce(F.min("pod_min") != F.max("pod_max"), F.lit(False)).alias("renamed"),
             F.max("pod_max").alias("pod"),
-            F.min("first_ms").alias("first_ms"),
-            F.max("last_ms").alias("last_ms"),
+            F.percentile_approx("longest_ms", 0.5).alias("interval_ms"),  # the first one may be half as long again
         )
     )
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+HOUR_S = 3600
 CLIENT = ("cluster_id", "user", "client_id")
 """Who somebody is, whichever sidecars the connections went through."""
 
@@ -23,6 +24,16 @@ def bucket(seconds: int) -> Column:
     return (F.floor(middle_s / seconds) * seconds).cast("long")
 
 
+def grain_for(asked_s: int, interval_s: float) -> int:
+    """The time bucket to take rates over: the one asked for, or the next divisor of an hour that an interval fits into.
+
+    A record counts in one bucket whole, so in a shorter bucket its rate would be told too high. Intervals are a bit
+    longer than they should be now and then; 5 % of that are let pass.
+    """
+    fits = (one for one in range(asked_s, HOUR_S) if HOUR_S % one == 0 and one >= interval_s * 0.95)
+    return next(fits, HOUR_S)
+
+
 def moment(seconds: Column | str) -> Column:
     """Seconds since 1970 as a timestamp."""
     return F.timestamp_seconds(seconds)
@@ -31,3 +42,18 @@ def moment(seconds: Column | str) -> Column:
 def ratio(above: Column, below: Column) -> Column:
     """A quotient; null where there is nothing to divide by."""
     return F.when(below != 0, above / below)
+
+
+def together() -> list[Column]:
+    """Of rows that stand for records (`records`, `first_ms`, `last_ms`): how many in all, and from when to when."""
+    return [
+        F.sum("records").alias("records"),
+        F.min("first_ms").alias("first_ms"),
+        F.max("last_ms").alias("last_ms"),
+    ]
+
+
+def seen(rows: DataFrame) -> DataFrame:
+    """`first_ms` and `last_ms` as timestamps, `first_seen` and `last_seen`."""
+    times = {f"{one}_seen": moment(F.col(f"{one}_ms") / 1000) for one in ("first", "last")}
+    return rows.withColumns(times).drop("first_ms", "last_ms")

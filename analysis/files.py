@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, cast
 
 from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+LOOKED_AT = 50
 
 
 def _file_system(spark: SparkSession, path: str) -> tuple[Any, Any]:
@@ -17,25 +23,44 @@ def _file_system(spark: SparkSession, path: str) -> tuple[Any, Any]:
 def some_file(spark: SparkSession, pattern: str) -> str | None:
     """The name of one data file at or below `pattern` (a file, a directory or a glob); None if there is none.
 
-    Names that begin with `_` or `.` are no data, as for Spark itself.
+    Of the first few files one of Parquet, where there is one: a README may lie beside them. Names that begin with `_`
+    or `.` are no data, as for Spark itself.
     """
     system, place = _file_system(spark, pattern)
-    for status in system.globStatus(place) or []:
-        name = _first_below(system, status)
-        if name is not None:
-            return name
-    return None
+    found = (name for status in system.globStatus(place) or [] for name in _files_below(system, status))
+    few = list(islice(found, LOOKED_AT))
+    return next((name for name in few if name.endswith(".parquet")), few[0] if few else None)
 
 
-def _first_below(system: Any, status: Any) -> str | None:
+def _files_below(system: Any, status: Any) -> Iterator[str]:
     if status.isFile():
-        return str(status.getPath().toString())
+        yield str(status.getPath().toString())
+        return
     for inner in system.listStatus(status.getPath()):
         if inner.getPath().getName()[0] not in "_.":
-            found = _first_below(system, inner)
-            if found is not None:
-                return found
-    return None
+            yield from _files_below(system, inner)
+
+
+def unreadable_file(error: Exception) -> str | None:
+    """The address of the file that Spark could not read, as `_metadata.file_path` has it; None if it failed otherwise.
+
+    Cut short, damaged, or not of the format: Spark says so by the error class FAILED_READ_FILE and ends the query.
+    """
+    found = re.search(r"\[FAILED_READ_FILE\.\w+\] Encountered error while reading file (\S+)", str(error))
+    return found[1].removesuffix(".") if found else None
+
+
+def without_files(frame: DataFrame, addresses: Sequence[str]) -> DataFrame:
+    """What is read from other files than these. Spark does not open them at all, as it compares addresses before."""
+    # Before, a local file is file:/a/b, in rows it is file:///a/b.
+    both = [form for one in addresses for form in (one, one.replace(":///", ":/"))]
+    return frame.where(~F.col("_metadata.file_path").isin(both)) if both else frame
+
+
+def as_rows(spark: SparkSession, names: Sequence[str], column: str) -> DataFrame:
+    """A row for each name. By a literal of JSON: rows made of Python values would need Python on the executors."""
+    found = F.from_json(F.lit(json.dumps(list(names))), "array<string>")
+    return spark.range(1).select(F.explode(found).alias(column))
 
 
 def write_text(spark: SparkSession, path: str, text: str) -> None:

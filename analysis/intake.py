@@ -7,7 +7,7 @@ Parquet already are read as they lie. Nothing is dropped without a count, and no
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import cast
@@ -18,8 +18,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from analysis import audit
+from analysis.columns import together
 from analysis.errors import ReportError, WrongUseError
-from analysis.files import kept, some_file
+from analysis.files import as_rows, kept, some_file, without_files
 from analysis.words import several
 from quota.record import FIELDS, IDENTITY, SCHEMA_VERSION, Field, spark_ddl
 
@@ -39,6 +40,8 @@ REASONS = {
     "duplicate": "an id, (instance, sequence), that was there before",
 }
 """Why rows are set aside; the order is that of the checks."""
+UNREADABLE = "cut short, damaged, or of another format"
+FILES_TOLD = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,12 @@ class Quality:
     """Instances that changed the name of their pod."""
     first_ms: int
     last_ms: int
+    interval_s: float = 0.0
+    """How long intervals are, of the instance whose intervals are the longest."""
+    grain_s: int | None = None
+    """The bucket of rates, where it is longer than what was asked for."""
+    files: tuple[str, ...] = ()
+    """Addresses of files that were passed over whole: cut short, damaged, or of another format."""
 
     @property
     def seconds(self) -> float:
@@ -73,6 +82,12 @@ class Quality:
             f"{several(self.read, 'row')} read."
         ]
         text += [f"Set aside: {several(count, 'row')}, {REASONS[name]}." for name, count in self.aside.items() if count]
+        if self.files:
+            names = ", ".join(file.rsplit("/", 1)[1] for file in self.files[:FILES_TOLD])
+            more = f" and {len(self.files) - FILES_TOLD} more" if len(self.files) > FILES_TOLD else ""
+            text.append(f"Set aside whole: {several(len(self.files), 'file')}, {UNREADABLE}: {names}{more}.")
+        if self.grain_s is not None:
+            text.append(f"Rates are per {self.grain_s} s: intervals of {self.interval_s:.4g} s say nothing of less.")
         if self.missing:
             text.append(
                 f"Missing: {several(self.missing, 'record')}, in {several(self.gaps, 'place')} "
@@ -95,6 +110,8 @@ class Intake:
     """Records that are fit for use, and the account of those that are not."""
 
     records: DataFrame
+    fit: DataFrame
+    """The same with their repeats: cheaper, for questions to which it is all one."""
     quality: Quality
     instances: DataFrame
     """One row per instance: records, missing, duplicates, clock steps, first and last time."""
@@ -154,11 +171,18 @@ def _reason(fields: Iterable[Field], now_ms: int | None) -> Column:
 
 
 def read(
-    spark: SparkSession, pattern: str, columns: Iterable[str], staging: str, *, now_ms: int | None = None
+    spark: SparkSession,
+    pattern: str,
+    columns: Iterable[str],
+    staging: str,
+    *,
+    now_ms: int | None = None,
+    unreadable: Sequence[str] = (),
 ) -> Intake:
     """Read usage records from a file, a directory (with all below it) or a glob; JSON lines or Parquet.
 
-    `columns`: what the job wants besides :data:`BASE`. `staging`: a directory for the parsed records.
+    `columns`: what the job wants besides :data:`BASE`. `staging`: a directory for the parsed records. `unreadable`:
+    files that are passed over, by address (:func:`analysis.files.unreadable_file`).
     Raises WrongUseError when there are no files, ReportError when they hold no usable record.
     """
     wanted = list(dict.fromkeys((*BASE, *columns)))
@@ -167,16 +191,20 @@ def read(
         raise WrongUseError(f"--input {pattern}: no files there")
     aside: DataFrame | None = None
     if first.endswith(".parquet"):
-        rows = _from_parquet(spark, pattern, wanted, now_ms)
+        rows = _from_parquet(spark, pattern, wanted, now_ms, unreadable)
     else:
         text = (
-            spark.read.option("recursiveFileLookup", True)
-            .text(pattern)
+            without_files(spark.read.option("recursiveFileLookup", True).text(pattern), unreadable)
             .withColumn("file", F.col("_metadata.file_path"))
+            .where(F.trim("value") != "")
         )
-        text = text.where(F.trim("value") != "")
         rows = kept(parse(text, now_ms).select(*wanted, "reason", "raw", "file"), f"{staging}/records")
         aside = rows.where(F.col("reason").isNotNull()).select("reason", "file", "raw")
+    if unreadable:
+        whole = as_rows(spark, unreadable, "file").select(
+            F.lit("unreadable_file").alias("reason"), "file", F.lit(None).cast("string").alias("raw")
+        )
+        aside = whole if aside is None else aside.unionByName(whole)
     found = kept(audit.words(rows), f"{staging}/words")
     counts = audit.reasons(found)
     fit = rows.where(F.col("reason").isNull()).select(*wanted)
@@ -184,17 +212,20 @@ def read(
         told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if name)
         raise ReportError(
             f"--input {pattern}: no usable record in {sum(counts.values()):,} rows ({told or 'all empty'})"
+            + (f", {several(len(unreadable), 'file')} {UNREADABLE}" if unreadable else "")
         )
-    return _audited(fit, found, f"{staging}/instances", counts, aside)
+    return _audited(fit, found, f"{staging}/instances", counts, aside, tuple(unreadable))
 
 
-def _from_parquet(spark: SparkSession, pattern: str, wanted: list[str], now_ms: int | None) -> DataFrame:
+def _from_parquet(
+    spark: SparkSession, pattern: str, wanted: list[str], now_ms: int | None, unreadable: Sequence[str]
+) -> DataFrame:
     """Only the columns that are wanted are read, so only they are checked."""
     try:
         # The files' own idea of a schema is not asked for: a foreign one gives nulls, and those are set aside. Whole
         # numbers may be longer than ours, as other programs write them: Parquet readers widen, they do not narrow.
         wide = spark_ddl().replace(" INT,", " BIGINT,")
-        rows = spark.read.option("recursiveFileLookup", True).schema(wide).parquet(pattern)
+        rows = without_files(spark.read.option("recursiveFileLookup", True).schema(wide).parquet(pattern), unreadable)
     except AnalysisException as error:
         raise ReportError(f"--input {pattern}: {error}") from error
     some = [field for field in FIELDS if field.name in wanted and not field.name.startswith("requests")]
@@ -202,16 +233,21 @@ def _from_parquet(spark: SparkSession, pattern: str, wanted: list[str], now_ms: 
 
 
 def _audited(
-    fit: DataFrame, found: DataFrame, staging: str, counts: dict[str | None, int], aside: DataFrame | None
+    fit: DataFrame,
+    found: DataFrame,
+    staging: str,
+    counts: dict[str | None, int],
+    aside: DataFrame | None,
+    files: tuple[str, ...],
 ) -> Intake:
     instances = kept(audit.instances(found), staging)
-    sums = ("records", "duplicates", "missing", "gaps", "clock_steps")
+    sums = ("duplicates", "missing", "gaps", "clock_steps")
     total = instances.agg(
+        *together(),
         *(F.sum(name).alias(name) for name in sums),
         F.count("*").alias("instances"),
         F.sum(F.col("renamed").cast("long")).alias("renamed"),
-        F.min("first_ms").alias("first_ms"),
-        F.max("last_ms").alias("last_ms"),
+        F.max("interval_ms").alias("interval_ms"),
     ).head()
     assert total is not None
     repeats = int(total["duplicates"])
@@ -231,5 +267,7 @@ def _audited(
         renamed=int(total["renamed"]),
         first_ms=int(total["first_ms"]),
         last_ms=int(total["last_ms"]),
+        interval_s=total["interval_ms"] / 1000,
+        files=files,
     )
-    return Intake(records, quality, instances, aside)
+    return Intake(records, fit, quality, instances, aside)

@@ -29,7 +29,8 @@ def _svg(figure: Figure) -> str:
     out = io.StringIO()
     # Fixed ids and no date: the same figures make the same page.
     with matplotlib.rc_context({"svg.hashsalt": "kquota", "svg.fonttype": "none", "font.family": "sans-serif"}):
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+        # Transparent: the page's colours, light or dark, are behind it.
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
     text = out.getvalue()
     return text[text.index("<svg") :]
 

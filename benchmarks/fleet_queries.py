@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-HOUR_S, GRAIN_S = 3600, 60
+HOUR_S, GRAIN_S = 3600, 300
 BURST_ABOVE = 2
 _SUMS = ("produce_bytes", "fetch_bytes", "request_seconds", "requests")
 
@@ -28,28 +28,36 @@ _DELAYS = tuple(
     f"throttle_{cause}_{unit}" for cause in ("produce", "fetch", "request") for unit in ("count", "seconds")
 )
 
-QUERIES = {
-    "usage": f"""
+
+def queries(grain_s: int = GRAIN_S) -> dict[str, str]:
+    """As the jobs compute it, without what surrounds them: no check of values, no repeats taken out, no page.
+
+    `grain_s`: of the intervals' length.
+    """
+    return {
+        "usage": f"""
 SELECT cluster_id, user_name, client_id, {_sums(_SUMS)}, COUNT(*) AS buckets, MAX(produce_bytes) AS most
-FROM (SELECT cluster_id, "user" AS user_name, client_id, {_bucket(GRAIN_S)} AS bucket, {_sums(_SUMS)}
+FROM (SELECT cluster_id, "user" AS user_name, client_id, {_bucket(grain_s)} AS bucket, {_sums(_SUMS)}
       FROM records GROUP BY 1, 2, 3, 4)
 GROUP BY 1, 2, 3 ORDER BY 1, 2, 3""",
-    "throttling": f"""
+        "throttling": f"""
 SELECT cluster_id, user_name, client_id, {_sums(_DELAYS)}, COUNT(*) AS hours
 FROM (SELECT cluster_id, "user" AS user_name, client_id, {_bucket(HOUR_S)} AS hour, {_sums(_DELAYS)}
       FROM records GROUP BY 1, 2, 3, 4)
 WHERE throttle_produce_count + throttle_fetch_count + throttle_request_count > 0
 GROUP BY 1, 2, 3 ORDER BY 1, 2, 3""",
-    "chargeback": f"""
+        "chargeback": f"""
 SELECT payer, SUM(moved) AS moved,
        SUM(CASE WHEN moved > {BURST_ABOVE} * usual THEN moved - {BURST_ABOVE} * usual ELSE 0 END) AS burst_bytes
-FROM (SELECT payer, moved, SUM(moved) OVER (PARTITION BY payer, hour) / {HOUR_S / GRAIN_S} AS usual
-      FROM (SELECT "user" AS payer, {_bucket(HOUR_S)} AS hour, {_bucket(GRAIN_S)} AS bucket,
+FROM (SELECT payer, moved, SUM(moved) OVER (PARTITION BY payer, hour) / {HOUR_S / grain_s} AS usual
+      FROM (SELECT "user" AS payer, {_bucket(HOUR_S)} AS hour, {_bucket(grain_s)} AS bucket,
                    CAST(SUM(produce_bytes + fetch_bytes) AS DOUBLE) AS moved
             FROM records GROUP BY 1, 2, 3))
 GROUP BY 1 ORDER BY 1""",
-}
-"""As the jobs compute it, without what surrounds them: no check of values, no repeats taken out, no page."""
+    }
+
+
+QUERIES = queries()
 
 Ask = Callable[[str], list[list[Any]]]
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import html
 import json
+import random
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import functions as F  # noqa: N812
 
 from analysis.errors import ReportError, WrongUseError
 from analysis.intake import read
@@ -69,6 +72,49 @@ def test_bad_rows_are_counted_and_the_good_ones_used(spark: SparkSession, tmp_pa
     (client,) = table(out, "clients")
     assert client["produce_bytes"] == "6000"  # the repeats and the bad ones are not in it
     assert not (out / "_staging").exists()
+
+
+def test_files_that_cannot_be_read_are_set_aside_whole(
+    spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Cut short, of another format, with other types, empty; a directory that is named like a file is one."""
+    lines = "\n".join(json.dumps(record(number, number * 10, produce_bytes=7)) for number in range(1, 5))
+    zipped = gzip.compress(lines.encode() + random.Random(3).randbytes(100_000).hex().encode())
+    json_in, parquet_in = tmp_path / "json", tmp_path / "parquet"
+    (json_in / "b.jsonl").mkdir(parents=True)
+    (json_in / "b.jsonl" / "a.jsonl").write_text(lines)
+    (json_in / "empty.jsonl").touch()
+    (json_in / "empty.d.jsonl").mkdir()
+    (json_in / "cut short é.jsonl.gz").write_bytes(zipped[: len(zipped) // 2])
+    (json_in / "none.jsonl.gz").write_bytes(b"this is no gzip")
+    spark.read.json(str(json_in / "b.jsonl")).repartition(1).write.parquet(str(parquet_in / "ours.parquet"))
+    spark.range(1).select("id", F.lit(1).alias("user")).repartition(1).write.parquet(str(parquet_in / "types"))
+    (parquet_in / "empty.d.parquet").mkdir()
+    whole = next((parquet_in / "ours.parquet").glob("*.parquet")).read_bytes()
+    for name, content in {
+        "ours.parquet/cut.parquet": whole[: len(whole) // 2],
+        "damaged.parquet": whole[:8] + bytes(len(whole) // 2) + whole[8 + len(whole) // 2 :],
+        "short.parquet": b"PAR",
+        "README.txt": b"Records of 2025.\n",
+        "empty.parquet": b"",
+    }.items():
+        (parquet_in / name).write_bytes(content)
+    bad = {
+        json_in: {"cut%20short%20é.jsonl.gz", "none.jsonl.gz"},
+        parquet_in: {"cut.parquet", "damaged.parquet", "short.parquet", "README.txt"},
+    }
+    for place, expected in bad.items():
+        if place == parquet_in:  # named by Spark
+            expected |= {path.name for path in (parquet_in / "types").glob("*.parquet")}
+        told = make(spark, "usage", str(place), str(tmp_path / "out"), 60, {}, quiet=True, now_ms=NOW_MS)
+        assert "Used: 4 records of 1 instance" in told
+        assert f"Set aside whole: {len(expected)} files, cut short, damaged, or of another format: " in told
+        aside = [row for row in json_lines(tmp_path / "out" / "usage" / "set-aside") if row["reason"] != "foreign"]
+        assert {row["reason"] for row in aside} == {"unreadable_file"}
+        assert {row["file"].rsplit("/", 1)[1] for row in aside} == expected
+        (client,) = table(tmp_path / "out" / "usage", "clients")
+        assert client["produce_bytes"] == "28"
+    assert capfd.readouterr().err == ""  # no stack traces of Java
 
 
 def test_no_files_and_no_records_are_told_apart(spark: SparkSession, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from analysis.columns import grain_for
 from analysis.levels import Candidate
 from analysis.prices import to_prices
 from analysis.runner import make
@@ -46,6 +47,26 @@ def report(spark: SparkSession, tmp_path: Path) -> Make:
         return told, tmp_path / "out" / name
 
     return made
+
+
+def test_rates_are_taken_over_no_less_than_an_interval(report: Make) -> None:
+    """300 s of 1 MB/s are 1 MB/s, not 5 MB/s in one minute and nothing in four."""
+    rows = [record(number, number * 300, duration_s=300, produce_bytes=300 * MB) for number in range(1, 10)]
+    told, out = report("usage", rows)
+    (client,) = table(out, "clients")
+    assert float(client["produce_bytes_p99_per_s"]) == float(client["produce_bytes_mean_per_s"]) == MB
+    assert "Rates are per 300 s: intervals of 300 s say nothing of less." in told
+    _, out = report("capacity", rows, capacity={})
+    peaks = {row["kind"]: float(row["peak_bytes_per_s"]) for row in table(out, "clusters")}
+    assert peaks == {"produce": MB, "fetch": 0}
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "interval_s", "grain_s"),
+    [(60, 10, 60), (60, 60.9, 60), (60, 64, 72), (60, 300, 300), (10, 15, 15), (60, 5000, 3600), (3600, 10, 3600)],
+)
+def test_the_next_divisor_of_an_hour_that_an_interval_fits_into(asked_s: int, interval_s: float, grain_s: int) -> None:
+    assert grain_for(asked_s, interval_s) == grain_s
 
 
 def floats(row: dict[str, str], *names: str) -> list[float]:

@@ -140,13 +140,13 @@ def _idle(rows: DataFrame) -> DataFrame:
         group_user="{kind}_group_user",
         group_client="{kind}_group_client_id",
     ).where("limit IS NOT NULL AND mode = 'enforce'")
-    members = F.collect_list("payer")
-    groups = kinds.groupBy("instance", "end_ms", "kind", "group_user", "group_client", "hour_s").agg(
-        F.greatest(F.max("limit") * F.max("duration_s") - F.sum("used"), F.lit(0.0)).alias("idle"),
-        members.alias("members"),
-    )
-    shares = groups.select(
-        "hour_s", "kind", (F.col("idle") / F.size("members")).alias("idle"), F.explode("members").alias("payer")
+    group = Window.partitionBy("instance", "end_ms", "kind", "group_user", "group_client", "hour_s")
+    left = F.max("limit").over(group) * F.max("duration_s").over(group) - F.sum("used").over(group)
+    shares = kinds.select(
+        "hour_s",
+        "kind",
+        "payer",
+        (F.greatest(left, F.lit(0.0)) / F.count("*").over(group)).alias("idle"),
     )
     return shares.groupBy("payer", "hour_s").agg(
         *(

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, bucket, cluster, moment
+from analysis.columns import CLIENT, bucket, cluster, moment, seen, together
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.rows import over_time, some_rows
 from analysis.words import several, share, size, who
@@ -41,7 +41,6 @@ def run(context: Context) -> Report:
         F.max("fetch_rate_max").alias("fetch_rate_max"),
         F.min("start_ms").alias("first_ms"),
         F.max("end_ms").alias("last_ms"),
-        F.max("client_library").alias("library"),
     )
     buckets = context.kept(buckets, "buckets")
     shares = F.array(*(F.lit(percent / 100) for percent in PERCENTILES))
@@ -53,12 +52,18 @@ def run(context: Context) -> Report:
         *(digest.alias(f"{kind}_digest") for kind, digest in digests.items()),  # one for three percentiles
         F.max("produce_rate_max").alias("produce_bytes_one_second_max_per_s"),
         F.max("fetch_rate_max").alias("fetch_bytes_one_second_max_per_s"),
-        F.max("library").alias("library"),
-        F.sum("records").alias("records"),
-        moment(F.min("first_ms") / 1000).alias("first_seen"),
-        moment(F.max("last_ms") / 1000).alias("last_seen"),
+        *together(),
     )
-    clients = clients.select(
+    # Apart, for it is a string: among the sums of buckets it would have Spark sort all records. Of few columns, and
+    # without a look for repeats, which change nothing here.
+    libraries = (
+        context.intake.fit.withColumn("cluster_id", cluster())
+        .groupBy(*CLIENT, F.col("client_library").alias("library"))
+        .count()
+        .groupBy(*CLIENT)
+        .agg(F.max("library").alias("library"))
+    )
+    clients = clients.join(libraries, list(CLIENT)).select(
         *CLIENT,
         *_SUMS,
         *(f"{kind}_bytes_mean_per_s" for kind in KINDS),
@@ -70,8 +75,8 @@ def run(context: Context) -> Report:
         *(f"{kind}_bytes_one_second_max_per_s" for kind in KINDS),
         "library",
         "records",
-        "first_seen",
-        "last_seen",
+        "first_ms",
+        "last_ms",
     )
     hours = buckets.groupBy(moment((F.floor(F.col("bucket") / HOUR_S) * HOUR_S).cast("long")).alias("hour")).agg(
         *(F.sum(name).alias(name) for name in _SUMS)
@@ -81,7 +86,7 @@ def run(context: Context) -> Report:
         "Who used how much, and how fast?",
         {
             "clients": Table(
-                clients, "Clients, by bytes", [(F.col("produce_bytes") + F.col("fetch_bytes")).desc(), *CLIENT]
+                seen(clients), "Clients, by bytes", [(F.col("produce_bytes") + F.col("fetch_bytes")).desc(), *CLIENT]
             ),
             "hours": Table(hours, "Hours", [F.col("hour")], shown=0),
         },
