@@ -5,14 +5,17 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+import trio
 
 SWITCH_INTERVAL_S: Final = 0.0005
 """How long a thread that computes lets another one wait that wants to go on. Python's own is 5 ms, and a file of quotas
 is read beside the traffic: each packet would wait so long while that takes."""
 _STEP: Final = 200
+_Result = TypeVar("_Result")
 
 
 def share_fairly() -> None:
@@ -46,6 +49,16 @@ def uncollected() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+async def beside_traffic(work: Callable[..., _Result], *arguments: Any) -> _Result:
+    """What `work` makes of the arguments, in a thread and without runs of the collector; raises what it raises."""
+
+    def uncollected_work() -> _Result:
+        with uncollected():
+            return work(*arguments)
+
+    return await trio.to_thread.run_sync(uncollected_work)
 
 
 def let_go(last: list[Any], parts: list[Any]) -> None:

@@ -18,6 +18,7 @@ from config.overlay import MOST_BYTES, overlay_bytes, parse_overlay, unreadable
 from config.problems import ConfigError
 from config.table import to_table
 from deploy.atomic import replace_file
+from deploy.heap import beside_traffic
 from deploy.quota_source import MOST_LOGGED, QuotaSource
 from deploy.watch import POLL_S, settled
 from quota.admin import Changes, Entity, entity_text
@@ -145,7 +146,7 @@ class FileSource(QuotaSource):
             return None if self.state.overlay_successful else "see the log"
         self._seen = found = await settled(path, found)
         try:
-            overlay = await trio.to_thread.run_sync(_parsed, path, found)
+            overlay = await beside_traffic(_parsed, path, found)
         except ConfigError as error:
             self.state.overlay_successful = False
             problems = [str(problem) for problem in error.problems[:MOST_LOGGED]]
@@ -161,7 +162,7 @@ class FileSource(QuotaSource):
 
     async def _use(self, overlay: Overlay) -> None:
         """Put the file's limits in force with this overlay; a table of 10 000 takes 0.1 s to build, so aside."""
-        table = await trio.to_thread.run_sync(laid_over, self._in_file, overlay)
+        table = await beside_traffic(laid_over, self._in_file, overlay)
         self._overlay = overlay
         self.state.overlay_entities = len(overlay)
         self._put_in_force(table)

@@ -15,7 +15,7 @@ from config.load import load_bytes, warnings_of
 from config.model import Config
 from config.problems import ConfigError
 from config.table import to_table
-from deploy.heap import uncollected
+from deploy.heap import beside_traffic
 from quota.table import QuotaTable
 
 log = structlog.get_logger("kquota.config")
@@ -89,7 +89,7 @@ class Watcher:
             return
         began_s = time.monotonic()
         try:
-            config, table, warnings = await trio.to_thread.run_sync(_load, str(self._path), found.data)
+            config, table, warnings = await beside_traffic(_load, str(self._path), found.data)
         except ConfigError as error:
             self._refused([str(problem) for problem in error.problems])
             return
@@ -145,10 +145,9 @@ async def settled(path: Path, found: Fingerprint, settle_s: float = SETTLE_S) ->
 def _load(file: str, data: bytes) -> tuple[Config, QuotaTable, list[str]]:
     """A file's configuration, its limits, and what there is to warn about. In a thread beside the traffic: all work
     that grows with the number of entries is done here."""
-    with uncollected():
-        config = load_bytes(file, data)
-        table = to_table(config)
-        warnings = [str(warning) for warning in warnings_of(config)]
-        config.forget_source()
-        config.forget_entries()
-        return config, table, warnings
+    config = load_bytes(file, data)
+    table = to_table(config)
+    warnings = [str(warning) for warning in warnings_of(config)]
+    config.forget_source()
+    config.forget_entries()
+    return config, table, warnings
