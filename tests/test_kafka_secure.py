@@ -40,4 +40,4 @@ def test_logins_and_acls_are_in_force(kafka_secure: KafkaCluster, authority: Aut
         with pytest.raises(TopicAuthorizationFailedError):
             send(kafka_secure, listener, CLOSED + topic, **settings)
     with pytest.raises(KafkaError):
-        send(kafka_secure, "SASL_PLAINTEXT", topic, **login, sasl_plain_password="wrong")
+        send(kafka_secure, "SASL_PLAINTEXT", topic, **login, sasl_plain_password="wrong", bootstrap_timeout_ms=4000)
