@@ -77,6 +77,8 @@ def bars(
     if bytes_per_s or volume:
         unit = "/s" if bytes_per_s else ""
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value) + unit))
+    else:
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axes.set_xlabel(label)
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
