@@ -76,16 +76,16 @@ class Sweeper:
         still_s = now_s - connection.last_activity_s
         if still_s > self._settings.max_idle_s:
             return CloseReason.IDLE
-        return abandoned(connection, now_s) if still_s > self._settings.drain_timeout_s else None
+        # What a muted client has sent is taken when the mute ends, or as soon after that as it is its turn.
+        unmuted_s = now_s - connection.session.mute_until_ms / 1000.0
+        return abandoned(connection) if min(still_s, unmuted_s) > self._settings.drain_timeout_s else None
 
 
-def abandoned(connection: Connection, now_s: float) -> CloseReason | None:
+def abandoned(connection: Connection) -> CloseReason | None:
     """Why a connection on which nothing has moved for long need not be kept: its client has closed or reset it.
 
-    None while it may wait; also while the client is muted, whose requests are still taken, at their time.
+    None while it may wait.
     """
-    if connection.session.mute_until_ms > now_s * 1000.0:
-        return None
     client, _ = connection.sockets
     if was_reset(client):
         return CloseReason.CLIENT_RESET

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import trio
 
 from deploy.kafka.ports import free_ports
+from proxy.complaints import Complaints
+from proxy.connection import Connection
+from proxy.errors import CloseReason
 from proxy.server import Proxy
 from proxy.settings import ProxySettings
+from proxy.sweeper import Sweeper
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.session_tools import produce, produce_response
@@ -52,6 +57,28 @@ async def test_a_client_that_leaves_while_muted_is_still_taken_at_its_time() -> 
         await client.aclose()
         await until(lambda: len(broker.received) == 2)
         await closed_reason(proxy, "client_closed")
+
+
+def test_patience_with_a_client_that_has_gone_begins_when_its_mute_is_over() -> None:
+    """It is not its turn in the very moment: many mutes may end together."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        client.sendall(produce(1, 50, acks=0))
+        accepted, _ = server.accept()
+        client.shutdown(socket.SHUT_WR)
+        with accepted:
+            gone = cast(
+                Connection,
+                SimpleNamespace(
+                    last_activity_s=100.0,
+                    sockets=(accepted, None),
+                    session=SimpleNamespace(mute_until_ms=160_000.0),
+                ),
+            )
+            settings = ProxySettings("127.0.0.1", 1, range(2, 3), (), drain_timeout_s=5.0, max_idle_s=3600.0)
+            ends = Sweeper(settings, [], Complaints())._quiet
+            # Nothing has come for 59, 60.01 and 64.9 s, but the mute was over at 160 s.
+            assert [ends(gone, now_s) for now_s in (159.0, 160.01, 164.9)] == [None, None, None]
+            assert ends(gone, 165.1) is CloseReason.BROKER_SILENT
 
 
 def a_proxy(bootstrap: tuple[tuple[str, int], ...], **more: Any) -> Proxy:
