@@ -28,6 +28,8 @@ IMPATIENT: dict[str, Any] = {
 """librdkafka waits a minute for an answer before it believes a connection dead; here three seconds."""
 PROGRESS_S = 120.0
 FINISH_S = 120.0
+LOOK_EVERY_S = 1.3
+"""Longer than the second that an exposition may be old, and a look's own connection is held after its end."""
 
 
 class Producing:
@@ -219,6 +221,10 @@ class Held:
     reservations: int
     connections: int
 
+    def within(self, other: Held) -> bool:
+        """No more of anything than there."""
+        return all(getattr(self, name) <= getattr(other, name) for name in Held.__dataclass_fields__)
+
 
 def held(proxy: Sidecar) -> Held:
     """At this moment; the connection that asks is part of it."""
@@ -244,20 +250,26 @@ def least_held(proxy: Sidecar, looks: int = 5) -> Held:
     seen = []
     for _ in range(looks):
         seen.append(held(proxy))
-        time.sleep(1.02)  # expositions may be a second old
+        time.sleep(LOOK_EVERY_S)
     return Held(*(min(getattr(one, name) for one in seen) for name in Held.__dataclass_fields__))
 
 
-@contextmanager
-def nothing_left_behind(proxy: Sidecar, before: Held, limit_s: float = 90.0) -> Iterator[None]:
-    """Afterwards descriptors, tasks, reservations and connections come back to what they were."""
-    yield
+def held_again(proxy: Sidecar, before: Held, limit_s: float = 90.0) -> Held:
+    """The least that is held, once it is no more than before; or after the limit."""
     deadline, least = time.monotonic() + limit_s, held(proxy)
-    while any(getattr(least, name) > getattr(before, name) for name in Held.__dataclass_fields__):
-        assert time.monotonic() < deadline, f"before {before}, still {least}: {proxy.get('/connections')}"
-        time.sleep(0.3)
+    while not least.within(before) and time.monotonic() < deadline:
+        time.sleep(LOOK_EVERY_S)
         now = held(proxy)
         least = Held(*(min(getattr(least, name), getattr(now, name)) for name in Held.__dataclass_fields__))
+    return least
+
+
+@contextmanager
+def nothing_left_behind(proxy: Sidecar, before: Held) -> Iterator[None]:
+    """Afterwards descriptors, tasks, reservations and connections come back to what they were."""
+    yield
+    after = held_again(proxy, before)
+    assert after.within(before), f"before {before}, still {after}: {proxy.get('/connections')}"
 
 
 @dataclass

@@ -29,7 +29,7 @@ from deploy.kafka import KafkaCluster
 from deploy.kafka.ports import free_ports
 from deploy.kafka.probe import brokers_seen_by
 from deploy.kafka.properties import ExtraListener
-from tests.fault_tools import Consuming, Held, Producing, check_promises, create_topic, held, least_held, stored
+from tests.fault_tools import Consuming, Held, Producing, check_promises, create_topic, held_again, least_held, stored
 from tests.faults import FROM_TARGET, TO_TARGET, FaultyNetwork, Link
 from tests.sidecars import Sidecar, sidecar
 from tests.soak_clients import TOPICS, Churn, churning
@@ -309,7 +309,7 @@ def soak(minutes: float, seed: int = 1, say: Callable[[str], None] = print) -> S
         soaked.acknowledged = len(producing.told)
         soaked.visits, soaked.failures = dict(churn.visits), dict(churn.failures)
         soaked.problems += churn.broken
-        soaked.at_rest_after = _at_rest_again(proxy, soaked.at_rest_before)
+        soaked.at_rest_after = held_again(proxy, soaked.at_rest_before)
         soaked.opened = proxy.metric("kquota_connections_opened_total")
         soaked.closed = _by_reason(proxy)
         for entry in complaints(proxy.log):
@@ -365,18 +365,6 @@ def _shuffled(dice: random.Random) -> list[tuple[str, str]]:
     every = [(where, what) for where in ("clients", "broker") for what in FAULTS]
     dice.shuffle(every)
     return every
-
-
-def _at_rest_again(proxy: Sidecar, before: Held, limit_s: float = 60.0) -> Held:
-    """The least that is held, once it is no more than before; or after the limit."""
-    deadline_s, least = time.monotonic() + limit_s, held(proxy)
-    while time.monotonic() < deadline_s:
-        if all(getattr(least, name) <= getattr(before, name) for name in Held.__dataclass_fields__):
-            break
-        time.sleep(0.5)
-        now = held(proxy)
-        least = Held(*(min(getattr(least, name), getattr(now, name)) for name in Held.__dataclass_fields__))
-    return least
 
 
 def _by_reason(proxy: Sidecar) -> dict[str, float]:

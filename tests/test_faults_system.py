@@ -14,7 +14,15 @@ import pytest
 import yaml
 
 from tests.corpus.job import wait_for
-from tests.fault_tools import Consuming, Producing, check_promises, create_topic, stored
+from tests.fault_tools import (
+    Consuming,
+    Producing,
+    check_promises,
+    create_topic,
+    least_held,
+    nothing_left_behind,
+    stored,
+)
 from tests.faults import ANSWERING, FAILING, SILENT, UNKNOWN, names_from
 from tests.programs import program
 from tests.raw_client import RawClient, produce_message
@@ -43,7 +51,11 @@ def test_names_that_do_not_resolve(kafka: KafkaCluster, topic: str, tmp_path: Pa
         with sidecar([f"{NAME}:{port}"], before=before, not_ready=NAME) as proxy:
             names.mood = ANSWERING
             wait_for("the sidecar to find the cluster", lambda: is_ready(proxy.admin), LIMIT_S)
-            with Producing(proxy.bootstrap, topic) as producing, Consuming(proxy.bootstrap, topic) as consuming:
+            with (
+                nothing_left_behind(proxy, least_held(proxy)),
+                Producing(proxy.bootstrap, topic) as producing,
+                Consuming(proxy.bootstrap, topic) as consuming,
+            ):
                 consuming.wait_for_progress()
                 newcomers: list[Producing] = []
                 for mood in (UNKNOWN, FAILING, SILENT):
