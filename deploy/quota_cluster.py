@@ -91,10 +91,10 @@ class ClusterSource(QuotaSource):
                 errors.append(str(error))
                 continue
             self._last, self._error = address, None
-            state.successful = True
-            state.success_at_s = time.time()
             if quotas != self._quotas:
                 await self._changed(quotas)
+            state.successful = True  # they are in force
+            state.success_at_s = time.time()
             return
         self._failed("; ".join(errors) or "no broker is known")
 

@@ -334,6 +334,28 @@ async def test_the_last_quotas_known_stay_while_no_broker_answers(monkeypatch: p
         assert source.quotas() == {}
 
 
+async def test_an_answer_is_a_success_when_it_is_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers = Brokers(monkeypatch, a="a: gone")
+    source = cluster_source("a")
+    made, may_go_on = quota_cluster.beside_traffic, trio.Event()
+
+    async def slowly(*work: Any) -> Any:
+        await may_go_on.wait()
+        return await made(*work)
+
+    monkeypatch.setattr(quota_cluster, "beside_traffic", slowly)
+    async with running(source):
+        await until(lambda: source.state.poll_failures > 0)
+        brokers.answers["a"] = {ALICE: {PRODUCE: 10.0}}
+        asked = len(brokers.asked)
+        await until(lambda: len(brokers.asked) > asked)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (source.state.successful, source.quotas()) == (False, {})
+        may_go_on.set()
+        await until(lambda: source.state.successful)
+        assert source.quotas() == {ALICE: {PRODUCE: 10.0}}
+
+
 async def test_the_broker_that_answered_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     brokers = Brokers(monkeypatch, a="a: gone", b={}, c={})
     source = cluster_source("a", "b", "c")
