@@ -105,7 +105,7 @@ def _tell(tables: Mapping[str, DataFrame]) -> Story:
     findings += [
         f"{who(row)} lost {span(row['delayed_seconds'])} (mainly {row['main_cause']}): "
         f"{share(row['time_lost_share'])} of the time its connections were open, in "
-        f"{several(row['hours_with_throttles'], 'different hour')}."
+        f"{several(row['hours_with_throttles'], 'clock hour')}."
         for row in top[:3]
     ]
     used = [row["cause"] for row in causes]
