@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 
 from benchmarks.accuracy_clients import FETCHED_BATCHES, Cell, Seen, fill
+from benchmarks.document import replace_between
 from benchmarks.load import jain
 from benchmarks.procstat import describe_machine
 from deploy.kafka import KafkaCluster
@@ -370,12 +370,7 @@ def _seconds(value: float | None) -> str:
 
 def put_into(document: Path, text: str, source: str) -> None:
     """Replace what stands between the two marks. Raises ValueError when they are not there."""
-    block = f"{BEGIN}\n\nRaw numbers: `{source}`\n\n{text}\n\n{END}"
-    pattern = re.escape(BEGIN) + ".*?" + re.escape(END)
-    after, count = re.subn(pattern, lambda _: block, document.read_text(encoding="utf-8"), flags=re.DOTALL)
-    if count != 1:
-        raise ValueError(f"{document} has no place for the table: {BEGIN} … {END}")
-    document.write_text(after, encoding="utf-8")
+    replace_between(document, BEGIN, END, f"\n\nRaw numbers: `{source}`\n\n{text}\n\n")
 
 
 def main() -> int:

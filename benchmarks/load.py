@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.crowd import READERS, WRITERS
+from benchmarks.document import replace_between
 from benchmarks.procstat import MachineTime, cpu_s, describe_machine, resident_bytes
 from benchmarks.rawclient import Address, open_loop
 from benchmarks.stats import percentile
@@ -313,8 +314,7 @@ def report(result: Result) -> str:
 
 def update(page: Path, text: str) -> None:
     """Put `text` between the markers of a page."""
-    before, rest = page.read_text().split(BEGIN)
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}")
+    replace_between(page, BEGIN, END, f"\n{text}\n")
 
 
 def main() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import stats
+from benchmarks.document import replace_between
 from benchmarks.plan import CALM_SHARE, PLANS, Plan
 from benchmarks.scenarios import Metric, Scenario, scenarios
 from benchmarks.stats import Spread
@@ -328,9 +328,4 @@ def put_into(document: Path, text: str, source: str) -> None:
     Raises:
         ValueError: the marks are not there.
     """
-    before = document.read_text(encoding="utf-8")
-    block = f"{BEGIN}\n\nRaw numbers: `{source}`\n\n{text}\n{END}"
-    after, count = re.subn(re.escape(BEGIN) + ".*?" + re.escape(END), lambda _: block, before, flags=re.DOTALL)
-    if count != 1:
-        raise ValueError(f"{document} has no place for the table: {BEGIN} ... {END}")
-    document.write_text(after, encoding="utf-8")
+    replace_between(document, BEGIN, END, f"\n\nRaw numbers: `{source}`\n\n{text}\n")

@@ -285,7 +285,7 @@ class Reactor(trio.abc.Instrument):
                 watch.readable = True
                 if flags & _OVER:
                     watch.over = True
-                turn = watch.turn
+                turn = watch.turn  # `watch.run()`, without its call: this is done for each read
                 if turn is not None:
                     try:
                         result = turn()
