@@ -37,12 +37,12 @@ class Limits(BaseModel):
     )
     pre_auth_timeout_ms: Annotated[int, duration_ms(100, _HOUR_MS, "a duration", bare_unit="ms")] = Field(
         default=30_000,
-        description="How long a client may take until its first request other than ApiVersions and SASL; what the "
-        "broker takes to answer and mutes do not count.",
+        description="How long a client may take until its login is accepted, or where none is wanted, until its first "
+        "request; what the broker takes to answer and mutes do not count.",
     )
     pre_auth_max_bytes: Annotated[int, size(1024, _INT_MAX, "bytes")] = Field(
         default=524_288,
-        description="Largest ApiVersions or SASL request before that, as Kafka's sasl.server.max.receive.size.",
+        description="Largest ApiVersions or SASL request before the first other one, as Kafka's sasl.server.max.receive.size.",
     )
     stall_timeout_ms: Annotated[int, duration_ms(100, _HOUR_MS, "a duration", bare_unit="ms")] = Field(
         default=60_000,

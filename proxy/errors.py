@@ -49,7 +49,7 @@ class CloseReason(StrEnum):
     NO_DESCRIPTORS = "no_descriptors"
     """Refused: the process or the machine is out of file descriptors."""
     PRE_AUTH_TIMEOUT = "pre_auth_timeout"
-    """The client had not come to its first request (other than ApiVersions and SASL) in `pre_auth_timeout_ms`."""
+    """The client had not logged in, or where it need not, not sent its first request, in `pre_auth_timeout_ms`."""
     SLOW_REQUEST = "slow_request"
     """The client stopped, or nearly, in the middle of a request for `stall_timeout_ms`."""
     SLOW_READER = "slow_reader"

@@ -101,6 +101,12 @@ class RequestSide:
         exchange.client_bytes = lambda: self.bytes_total
 
     @property
+    def under_way(self) -> bool:
+        """The client has done what lets it stay: proved to be somebody where the listener wants that, sent any request
+        at all where it does not. Clients open connections, ask ApiVersions and keep them for later."""
+        return self.established or (self._saw_request and not self._login_expected)
+
+    @property
     def account(self) -> Account | None:
         """The client that sent the last request."""
         return self._account

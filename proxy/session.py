@@ -167,9 +167,10 @@ class Session:
         return not self._responses.walker.at_boundary
 
     @property
-    def established(self) -> bool:
-        """True once a request has come that is none of those with which connections begin (ApiVersions, SASL)."""
-        return self._requests.established
+    def under_way(self) -> bool:
+        """True once a client may stay as long as it likes: it has logged in where the listener wants that, or else sent
+        a request, be it ApiVersions alone."""
+        return self._requests.under_way
 
     def pass_unread(self) -> None:
         """The connection's bytes are nobody's to read (TLS that is passed through): no first request is waited for."""

@@ -42,8 +42,8 @@ class Wait:
 class Sight:
     """What is seen of a connection at one moment. Byte counts are running totals."""
 
-    established: bool
-    """A request other than ApiVersions and SASL has come."""
+    under_way: bool
+    """The client has logged in, or has sent a request where it need not."""
     muted: bool
     """We do not read the client: because of a throttle, or because earlier requests have to be dealt with first."""
     owed: bool
@@ -79,7 +79,7 @@ class Stalls:
         """Why the connection has to end; None while nobody has kept us waiting too long."""
         limits = self._limits
         least = limits.min_bytes_per_s
-        if not seen.established and not seen.muted and not seen.owed:
+        if not seen.under_way and not seen.muted and not seen.owed:
             self._before_s += passed_s
             if self._before_s > limits.pre_auth_timeout_s:
                 self.waited_s = self._before_s

@@ -99,7 +99,7 @@ def sight(connection: Connection, now_s: float) -> Sight:
     request_begun, response_begun = not session.client_at_boundary, session.response_begun
     unsent_bytes, acked_bytes = send_queue(client)
     return Sight(
-        established=session.established,
+        under_way=session.under_way,
         muted=session.mute_until_ms > now_s * 1000.0 or session.must_wait,
         owed=bool(session.inflight),
         request_begun=request_begun,

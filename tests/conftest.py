@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import pytest
+import structlog
 
 if TYPE_CHECKING:
     import subprocess
@@ -74,6 +75,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=2))
         elif os.environ.get("CI"):
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+@pytest.fixture(autouse=True)
+def logs_as_they_were() -> Iterator[None]:
+    """Sidecars that run inside a test set up the process's logs (`deploy.logs`): the next test finds them as ever."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="module", autouse=True)

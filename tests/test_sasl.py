@@ -295,6 +295,19 @@ def test_logins_are_charged_to_nobody() -> None:
     assert NOBODY.meters[Kind.REQUEST].amount == 0
 
 
+def test_who_may_stay_without_a_further_request() -> None:
+    """pre_auth_timeout_ms: a client that has logged in, and any that has asked something where no login is wanted."""
+    free, wanted = session(ledger()), session(ledger(), login_expected=True)
+    wanted.when_authenticated(lambda login: wanted.identify(login.name or "?" if login else "?"))
+    for one in (free, wanted):
+        assert not one.under_way
+        from_client(one, request(API_VERSIONS, 0, 1, b""))
+        from_broker(one, response(API_VERSIONS, 0, 1, struct.pack(">hi", 0, 0)), 500.0)
+    assert (free.under_way, wanted.under_way) == (True, False)
+    log_in(wanted, "SCRAM-SHA-256", SCRAM_STEPS, now_ms=1000.0)
+    assert wanted.under_way
+
+
 def test_who_needs_no_login_although_others_do_is_told_as_such() -> None:
     of = ledger()
     one = session(of, login_expected=True)

@@ -12,7 +12,7 @@ from proxy.stalls import Sight, Stalls
 
 LIMITS = StallLimits(pre_auth_timeout_s=30.0, stall_timeout_s=60.0, min_bytes_per_s=500.0)
 QUIET = Sight(
-    established=True,
+    under_way=True,
     muted=False,
     owed=False,
     request_begun=False,
@@ -90,12 +90,12 @@ def test_what_was_finished_is_forgotten() -> None:
 
 
 def test_the_time_before_the_first_request_counts_while_it_is_the_clients_turn() -> None:
-    assert ended_after_s({}, 100, established=False) == (31.0, CloseReason.PRE_AUTH_TIMEOUT)
-    assert ended_after_s({"client_bytes": 1000}, 100, established=False) == (31.0, CloseReason.PRE_AUTH_TIMEOUT)
-    assert ended_after_s({}, 1000, established=False, owed=True) is None
-    assert ended_after_s({}, 1000, established=False, muted=True) is None
+    assert ended_after_s({}, 100, under_way=False) == (31.0, CloseReason.PRE_AUTH_TIMEOUT)
+    assert ended_after_s({"client_bytes": 1000}, 100, under_way=False) == (31.0, CloseReason.PRE_AUTH_TIMEOUT)
+    assert ended_after_s({}, 1000, under_way=False, owed=True) is None
+    assert ended_after_s({}, 1000, under_way=False, muted=True) is None
     stalls = Stalls(LIMITS)  # not from the beginning anew after each answer
     for _ in range(30):
-        assert stalls.look(1.0, replace(QUIET, established=False)) is None
-        assert stalls.look(1.0, replace(QUIET, established=False, owed=True)) is None
-    assert stalls.look(1.0, replace(QUIET, established=False)) is CloseReason.PRE_AUTH_TIMEOUT
+        assert stalls.look(1.0, replace(QUIET, under_way=False)) is None
+        assert stalls.look(1.0, replace(QUIET, under_way=False, owed=True)) is None
+    assert stalls.look(1.0, replace(QUIET, under_way=False)) is CloseReason.PRE_AUTH_TIMEOUT
