@@ -42,7 +42,8 @@ class Limits(BaseModel):
     )
     pre_auth_max_bytes: Annotated[int, size(1024, _INT_MAX, "bytes")] = Field(
         default=524_288,
-        description="Largest ApiVersions or SASL request before the first other one, as Kafka's sasl.server.max.receive.size.",
+        description="Largest ApiVersions or SASL request before the first other one, as Kafka's "
+        "sasl.server.max.receive.size.",
     )
     stall_timeout_ms: Annotated[int, duration_ms(100, _HOUR_MS, "a duration", bare_unit="ms")] = Field(
         default=60_000,
