@@ -71,7 +71,13 @@ check: $(VENV)/.dev ## Format, lint, types (strict), import rules, generated fil
 	@echo "· import rules"; $(BIN)/lint-imports --no-cache > .venv/imports.log || { cat .venv/imports.log; exit 1; }
 
 test: check ## check, then every test against real brokers and real clients
-	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) || $(ALONE)
+
+# Of thousands of tests with brokers, JVMs and clocks on two cores, one may fail for what others did to the machine, or to
+# its process. In CI such a one is run again in a process of its own, with nothing beside it, and has to pass there.
+# Only after a whole run (pytest's exit code 1), and never for long: what fails by the dozen is broken.
+ALONE = { [ $$? -eq 1 ] && [ -n "$${CI:-}" ] && echo "· what failed, once more, by itself" && \
+	timeout --signal=INT --kill-after=20 200 $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
 test-apiserver: $(VENV)/.dev ## The chart and the webhook with a real Kubernetes API server (the first time builds it with Go: minutes)
 	@echo "· kube-apiserver and etcd, built if need be"; nice $(BIN)/python -m tests.apiserver_tools
