@@ -15,7 +15,7 @@ from proxy.addresses import AddressBook, BadAddressError, BrokerKey, NoFreePortE
 from proxy.admission import Admission
 from proxy.cluster import ClusterError, LoginWantedError, ask_brokers
 from proxy.complaints import Complaints
-from proxy.connection import Connection, Shared
+from proxy.connection import Connection
 from proxy.dial import Dial, Dialer
 from proxy.errors import CloseReason, SessionError, UpstreamError
 from proxy.exchange import AddressTranslator
@@ -34,6 +34,7 @@ from proxy.splice import PipePool
 from proxy.sweeper import Sweeper
 from proxy.tls import ServerTls
 from proxy.transparent import Destination, Interception, spelled
+from proxy.turns import Shared
 from proxy.wire.responses import NodeAddress
 from quota.connections import Ticket
 from quota.ledger import Ledger
