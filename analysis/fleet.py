@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from analysis.errors import ReportError
-from analysis.files import write_text
+from analysis.files import read_text, write_text
 from analysis.progress import Progress
 from analysis.session import open_session
 from quota.entity import Kind
@@ -309,9 +309,13 @@ assert set(FAMILIES) >= {"produce", "fetch", "group", "admin"}
 
 
 def write(spark: SparkSession, fleet: Fleet, output: str, *, form: str = "parquet", quiet: bool = False) -> None:
-    """Write the parts as directories `00`, `01`, … below `output`; a part that is whole already is left as it is."""
+    """Write the parts as directories `00`, `01`, … below `output`; a part that is whole already is left as it is, one
+    that was broken off is written again. Raises ReportError for a directory with another fleet."""
     output = output.rstrip("/")
     progress = Progress(spark)
+    there = read_text(spark, f"{output}/_fleet.txt")
+    if there is not None and there != f"{fleet}\n":
+        raise ReportError(f"{output} has another fleet: {there.strip()}; this is {fleet}: choose another directory")
     write_text(spark, f"{output}/_fleet.txt", f"{fleet}\n")
     if quiet:
         for part in range(fleet.parts):
@@ -325,7 +329,9 @@ def write(spark: SparkSession, fleet: Fleet, output: str, *, form: str = "parque
 
 def _write_part(spark: SparkSession, fleet: Fleet, part: int, output: str, form: str) -> None:
     place = f"{output}/{part:02d}"
-    writer = records(spark, fleet, part).write.mode("ignore")
+    if read_text(spark, f"{place}/_SUCCESS") is not None:  # what Spark writes last
+        return
+    writer = records(spark, fleet, part).write.mode("overwrite")
     if form == "json":
         writer.option("ignoreNullFields", False).json(place)
     else:
@@ -364,6 +370,9 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     try:
         write(spark, fleet, given.output, form=given.form, quiet=given.quiet)
+    except ReportError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     finally:
         spark.stop()
     return 0

@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from analysis.audit import instances, words
-from analysis.fleet import Fleet, main, records
+from analysis.errors import ReportError
+from analysis.fleet import Fleet, main, records, write
 from quota.record import FIELDS, problems
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
 
 SMALL = Fleet(sidecars=6, days=2, interval_s=1200, apps=4, lost=0.03, repeated=0.03, parts=2)
@@ -56,6 +60,23 @@ def test_sequences_have_the_holes_and_repeats_that_were_made(spark: SparkSession
     most = sum((144 - there[pod]) * clients for pod, clients in sizes.items())
     assert 0 < account["missing"] <= most
     rows.unpersist()
+
+
+def test_a_part_that_was_broken_off_is_written_again_and_a_whole_one_is_not(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    whole, cut = tmp_path / "00", tmp_path / "01"
+    write(spark, SMALL, str(tmp_path), quiet=True)
+    rows = spark.read.parquet(str(cut)).count()
+    before = {file: file.stat().st_mtime_ns for file in whole.iterdir()}
+    (cut / "_SUCCESS").unlink()
+    for file in cut.glob("*.parquet"):
+        file.unlink()
+    write(spark, SMALL, str(tmp_path), quiet=True)
+    assert spark.read.parquet(str(cut)).count() == rows > 0
+    assert {file: file.stat().st_mtime_ns for file in whole.iterdir()} == before
+    with pytest.raises(ReportError, match=r"another fleet: Fleet\(.*seed=1.*; this is Fleet\(.*seed=2"):
+        write(spark, replace(SMALL, seed=2), str(tmp_path), quiet=True)
 
 
 def test_an_interval_that_half_a_day_is_no_multiple_of_is_refused() -> None:
