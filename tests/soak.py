@@ -16,7 +16,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,17 +24,13 @@ from typing import Any
 import httpx
 import yaml
 
-from deploy.kafka import KafkaCluster
-from deploy.kafka.ports import free_ports
-from deploy.kafka.probe import brokers_seen_by
-from deploy.kafka.properties import ExtraListener
+from tests.fault_rig import Rig, between_links
 from tests.fault_tools import Consuming, Held, Producing, check_promises, create_topic, held_again, least_held, stored
-from tests.faults import FROM_TARGET, TO_TARGET, FaultyNetwork, Link
-from tests.sidecars import Sidecar, sidecar
+from tests.faults import FROM_TARGET, TO_TARGET, Link
+from tests.sidecars import Sidecar
 from tests.soak_clients import TOPICS, Churn, churning
 
-CLIENTS_HOST = "127.0.0.2"
-IDLE_MS = 8000
+QUOTAS = [{"client-id": "<default>", "producer_byte_rate": 400_000, "consumer_byte_rate": 1_600_000}]
 STEADY = "soak-steady"
 RELOAD_EVERY_S = 7.0
 FAULT_EVERY_S = 10.0
@@ -253,41 +248,15 @@ def complaints(log: Path) -> Iterator[dict[str, Any]]:
             yield entry
 
 
-@dataclass
-class _Stage:
-    cluster: KafkaCluster
-    proxy: Sidecar
-    links: dict[str, list[Link]]
-    bootstrap: str
-
-
-@contextmanager
-def _stage(directory: Path) -> Iterator[_Stage]:
-    own_port, told_port = free_ports(2)
-    listener = ExtraListener("SOAK", own_port, told_port)
-    with ExitStack() as stack:
-        cluster = stack.enter_context(KafkaCluster.start(1, progress=print, extra_listeners=[listener]))
-        network = stack.enter_context(FaultyNetwork())
-        to_broker = network.link(("127.0.0.1", told_port), ("127.0.0.1", own_port))
-        proxy = stack.enter_context(
-            sidecar(
-                [f"127.0.0.1:{told_port}"],
-                [{"client-id": "<default>", "producer_byte_rate": 400_000, "consumer_byte_rate": 1_600_000}],
-                drain_timeout_s=2,
-                connections_max_idle_ms=IDLE_MS,
-                listen={"advertised_host": CLIENTS_HOST},
-                export={"directory": str(directory / "usage"), "interval_s": 5, "keep_bytes": 5_000_000},
-            )
-        )
-        ports = [proxy.port, *(broker.port for broker in brokers_seen_by("127.0.0.1", proxy.port))]
-        clients = [network.link((CLIENTS_HOST, port), ("127.0.0.1", port)) for port in ports]
-        yield _Stage(cluster, proxy, {"clients": clients, "broker": [to_broker]}, f"{CLIENTS_HOST}:{proxy.port}")
-
-
 def soak(minutes: float, seed: int = 1, say: Callable[[str], None] = print) -> Soaked:
     """Run it. Raises AssertionError when acknowledged records are not as they should be."""
     soaked = Soaked(minutes)
-    with TemporaryDirectory(prefix="kquota-soak-") as directory, _stage(Path(directory)) as stage:
+    with (
+        TemporaryDirectory(prefix="kquota-soak-") as directory,
+        between_links(
+            QUOTAS, export={"directory": f"{directory}/usage", "interval_s": 5, "keep_bytes": 5_000_000}
+        ) as stage,
+    ):
         proxy, direct = stage.proxy, stage.cluster.bootstrap[0]
         for topic in (STEADY, *TOPICS):
             create_topic(direct, topic)
@@ -320,7 +289,7 @@ def soak(minutes: float, seed: int = 1, say: Callable[[str], None] = print) -> S
 
 
 def _strike_and_watch(
-    stage: _Stage, soaked: Soaked, churn: Churn, dice: random.Random, say: Callable[[str], None]
+    stage: Rig, soaked: Soaked, churn: Churn, dice: random.Random, say: Callable[[str], None]
 ) -> None:
     """Faults and reloads by turns until the time is over, and a sample every second (every five in long runs)."""
     proxy, began_s = stage.proxy, time.monotonic()
@@ -354,7 +323,7 @@ def _strike_and_watch(
             next_fault_s = now_s + FAULT_EVERY_S
             where, what = next(turns)
             soaked.faults[f"{where} {what}"] += 1
-            FAULTS[what](stage.links[where])
+            FAULTS[what](stage.links(where))
             if len(soaked.samples) > 1:
                 last = soaked.samples[-1]
                 say(f"{last.at_s:7.0f} s {last.rss_mb:6.1f} MB {last.connections} connections; {where} {what}")

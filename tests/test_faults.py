@@ -9,83 +9,37 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from deploy.kafka import KafkaCluster
 from deploy.kafka.ports import free_ports
-from deploy.kafka.probe import brokers_seen_by
-from deploy.kafka.properties import ExtraListener
 from tests.corpus.job import wait_for
+from tests.fault_rig import Rig, between_links
 from tests.fault_tools import (
     VALUE_BYTES,
     Charged,
     Consuming,
-    Held,
     Producing,
     charged,
     check_promises,
     create_topic,
-    least_held,
     nothing_left_behind,
     stored,
 )
 from tests.faults import FROM_TARGET, TO_TARGET, FaultyNetwork, Link
-from tests.sidecars import Sidecar, sidecar
+from tests.sidecars import sidecar
 
 pytestmark = pytest.mark.broker
 
-CLIENTS_HOST = "127.0.0.2"
 QUOTAS = [{"client-id": "<default>", "producer_byte_rate": 2_000_000, "consumer_byte_rate": 20_000_000}]
 """High enough for the traffic, so that what is tested is the fault; fetches reserve bytes under them all the same."""
-
-IDLE_MS = 8000
-"""Clients that vanish without a word are kept so long; ten minutes unless configured otherwise."""
-
-
-@dataclass
-class Rig:
-    """Everything between a client and the broker."""
-
-    cluster: KafkaCluster
-    proxy: Sidecar
-    to_sidecar: list[Link]
-    to_broker: Link
-    bootstrap: str
-    """For clients."""
-    at_rest: Held
-
-    def links(self, where: str) -> list[Link]:
-        return self.to_sidecar if where == "clients" else [self.to_broker]
-
-    def each(self, where: str, do: Callable[[Link], None]) -> None:
-        for link in self.links(where):
-            do(link)
 
 
 @pytest.fixture(scope="module")
 def rig() -> Iterator[Rig]:
-    own_port, told_port = free_ports(2)
-    listener = ExtraListener("FAULTS", own_port, told_port)
-    with ExitStack() as stack:
-        cluster = stack.enter_context(KafkaCluster.start(1, progress=print, extra_listeners=[listener]))
-        network = stack.enter_context(FaultyNetwork())
-        to_broker = network.link(("127.0.0.1", told_port), ("127.0.0.1", own_port))
-        proxy = stack.enter_context(
-            sidecar(
-                [f"127.0.0.1:{told_port}"],
-                QUOTAS,
-                drain_timeout_s=2,
-                connections_max_idle_ms=IDLE_MS,
-                listen={"advertised_host": CLIENTS_HOST},
-            )
-        )
-        ports = [proxy.port, *(broker.port for broker in brokers_seen_by("127.0.0.1", proxy.port))]
-        to_sidecar = [network.link((CLIENTS_HOST, port), ("127.0.0.1", port)) for port in ports]
-        yield Rig(cluster, proxy, to_sidecar, to_broker, f"{CLIENTS_HOST}:{proxy.port}", least_held(proxy))
+    with between_links(QUOTAS) as one:
+        yield one
 
 
 def cut(where: str, *, reset: bool) -> Callable[[Rig], None]:
