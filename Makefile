@@ -14,10 +14,12 @@ DEMO_REPORTS ?= demo-reports
 REPORT ?= usage
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PINS := pyproject.toml deploy/constraints.txt
+# The lane is compiled by the target for it, and not a second time by pip.
+INSTALL := KQUOTA_PURE=1 $(PIP) install -c deploy/constraints.txt
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help accuracy analysis demo test test-apiserver check audit bench load faults soak fuzz schema chart image-lock clean test-object-store report
+.PHONY: help lane accuracy analysis demo test test-apiserver check audit bench load faults soak fuzz schema chart image-lock clean test-object-store report
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -28,19 +30,31 @@ $(VENV)/.created:
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.demo: $(VENV)/.created $(PINS)
+# What compiles the lane has a place of its own: a change of the lane needs no network, and the venv stays what users have.
+$(VENV)/build/.packages: $(VENV)/.created deploy/image/build.txt
+	@$(BIN)/python -m venv --without-pip $(VENV)/build
+	@$(PIP) --python $(VENV)/build/bin/python install --require-hashes --only-binary :all: -r deploy/image/build.txt
+	@touch $@
+
+# Tried again each time as long as there is nothing to compile with: a compiler may come.
+$(VENV)/.lane: $(VENV)/build/.packages setup.py proxy/_lane.pyx
+	@echo "· compiling the data path's lane (about 10 s; without a C compiler the pure Python one is used)"
+	@$(VENV)/build/bin/python setup.py --quiet build_ext --inplace --force
+	@if compgen -G 'proxy/_lane.*.so' >/dev/null; then touch $@; fi
+
+$(VENV)/.demo: $(VENV)/.created $(PINS) | $(VENV)/.lane
 	@echo "· installing kquota with the demo's clients (pinned)"
-	@$(PIP) install -c deploy/constraints.txt -e '.[demo]'
+	@$(INSTALL) -e '.[demo]'
 	@touch $@
 
-$(VENV)/.analysis: $(VENV)/.created $(PINS)
+$(VENV)/.analysis: $(VENV)/.created $(PINS) | $(VENV)/.lane
 	@echo "· installing kquota with what the Spark reports need (pinned)"
-	@$(PIP) install -c deploy/constraints.txt -e '.[analysis]'
+	@$(INSTALL) -e '.[analysis]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.created $(PINS)
+$(VENV)/.dev: $(VENV)/.created $(PINS) | $(VENV)/.lane
 	@echo "· installing kquota with everything the tests need (pinned)"
-	@$(PIP) install -c deploy/constraints.txt -e '.[dev]'
+	@$(INSTALL) -e '.[dev]'
 	@touch $@ $(VENV)/.demo $(VENV)/.analysis
 
 # An environment of its own: it wants other versions of what we use.
@@ -52,7 +66,7 @@ $(VENV)/.s3: $(VENV)/.dev tests/s3_server.txt
 
 $(VENV)/.bench: $(VENV)/.dev $(PINS)
 	@echo "· installing the peers to measure against (pinned)"
-	@$(PIP) install -c deploy/constraints.txt -e '.[dev,bench]'
+	@$(INSTALL) -e '.[dev,bench]'
 	@touch $@
 
 demo: $(VENV)/.demo ## A real Kafka broker, the sidecar, real clients, a live view of throttling (about 30 s)
@@ -63,6 +77,8 @@ report: $(VENV)/.analysis ## A Spark report on what the demo's sidecar recorded:
 	@$(BIN)/kquota report $(REPORT) --input $(DEMO_USAGE) --output $(DEMO_REPORTS) $(REPORT_ARGS)
 
 analysis: $(VENV)/.analysis ## What `kquota report` needs: pyspark and what draws the pages (Java 17 or 21 has to be there)
+
+lane: $(VENV)/.lane ## Compile the data path's lane, if it has changed; every target that needs kquota does
 
 check: $(VENV)/.dev ## Format, lint, types (strict), import rules, generated files up to date
 	@echo "· ruff format"; $(BIN)/ruff format --check --quiet .
@@ -127,4 +143,4 @@ audit: $(VENV)/.dev ## Known vulnerabilities of what the image pins (asks PyPI; 
 		$(BIN)/pip-audit --strict --require-hashes --disable-pip --progress-spinner off -r deploy/image/$$lock.txt || exit; done
 
 clean: ## Remove .venv and caches of tools (the Kafka cache outside the project stays)
-	rm -rf $(VENV) demo-usage demo-reports .mypy_cache .ruff_cache .pytest_cache .hypothesis .fuzz *.egg-info build
+	rm -rf $(VENV) demo-usage demo-reports .mypy_cache .ruff_cache .pytest_cache .hypothesis .fuzz *.egg-info build proxy/_lane.c proxy/_lane.*.so

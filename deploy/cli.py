@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -76,6 +77,27 @@ def _warn(config: Config) -> None:
 
 def _print_json(value: Any) -> None:
     typer.echo(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from deploy.metrics import kquota_version
+        from proxy import lane
+
+        typer.echo(f"kquota {kquota_version()}, Python {platform.python_version()}, data path: {lane.DESCRIPTION}")
+        raise typer.Exit(OK)
+
+
+@app.callback()
+def _any(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version, and whether it is compiled."
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command(short_help="Run the sidecar.")

@@ -30,6 +30,7 @@ from deploy.quota_source import QuotaSource
 from deploy.security import Security, load_security
 from deploy.throttle_log import ThrottleLog
 from deploy.watch import ReloadState, Watcher
+from proxy import lane
 from proxy.intercept import Interceptors
 from proxy.mutations import MUTATION_APIS, MutationQuota
 from proxy.quota_admin import QuotaAdmin
@@ -229,7 +230,14 @@ class Sidecar:
             if self.config.admin is not None:
                 nursery.start_soon(self.history.run)
             admin = None if self.config.admin is None else f"http://{self.config.admin.host}:{self.admin_port}"
-            log.info("kquota is up", version=kquota_version(), port=self.port, admin=admin, config=str(self.path))
+            log.info(
+                "kquota is up",
+                version=kquota_version(),
+                lane=lane.DESCRIPTION,
+                port=self.port,
+                admin=admin,
+                config=str(self.path),
+            )
             task_status.started(self)
             await proxy_done.wait()
             if self.exporter is not None:

@@ -14,6 +14,7 @@ from deploy.export import ExportState
 from deploy.metrics.families import by, counter, gauge
 from deploy.quota_source import SourceState
 from deploy.watch import ReloadState
+from proxy.lane import COMPILED
 from quota.connections import Scope
 from quota.entity import Kind
 from quota.ledger import Ledger
@@ -71,8 +72,9 @@ def own_families(status: Status, reloads: ReloadState, ledger: Ledger) -> Iterat
         counters.add_metric([kind.value], ledger.counters.count(kind))
         overflowed.add_metric([kind.value], ledger.counters.overflowed[kind])
     yield from (counters, overflowed)
-    build = GaugeMetricFamily("kquota_build_info", "Always 1.", labels=["version", "python"])
-    build.add_metric([kquota_version(), platform.python_version()], 1)
+    build = GaugeMetricFamily("kquota_build_info", "Always 1.", labels=["version", "python", "lane"])
+    lane = "compiled" if COMPILED else "pure"
+    build.add_metric([kquota_version(), platform.python_version(), lane], 1)
     yield build
 
 
