@@ -4,16 +4,22 @@
 # The base has the Python and the Debian that the tests run on. For a build that can be repeated bit by bit, name it by
 # digest: --build-arg PYTHON_IMAGE=python:3.11-slim-bookworm@sha256:…
 # Every package is pinned and checked against a committed SHA-256 sum (deploy/image/*.txt); none is compiled.
+# Only kquota's own wheel is, in a stage of its own: the data path's lane (proxy/_lane.pyx).
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
-# --- the wheel of this checkout
+# --- the wheel of this checkout, the only stage with a compiler
 FROM ${PYTHON_IMAGE} AS wheel
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY deploy/image/build.txt deploy/image/build.txt
 RUN python3 -m venv /opt/build \
     && /opt/build/bin/python -m pip install --no-cache-dir --only-binary :all: --require-hashes -r deploy/image/build.txt
 COPY . .
-RUN /opt/build/bin/python -m pip wheel --no-cache-dir --no-build-isolation --no-deps --wheel-dir /dist .
+# KQUOTA_PURE=0: no wheel without the compiled lane.
+RUN KQUOTA_PURE=0 /opt/build/bin/python -m pip wheel --no-cache-dir --no-build-isolation --no-deps --wheel-dir /dist .
 
 # --- the sidecar's environment: what it needs to run and nothing else, not even pip
 FROM ${PYTHON_IMAGE} AS environment
@@ -34,7 +40,7 @@ RUN apt-get update \
     # Hadoop's login, which Spark begins with, fails for a uid without a name
     && echo 'kquota:x:65532:65532:kquota:/tmp:/usr/sbin/nologin' >> /etc/passwd
 COPY deploy/image/build.txt deploy/image/analysis.txt /lock/
-# pyspark is published as source only; it is Python and jars, so that nothing is compiled here either. Without build
+# pyspark is published as source only; it is Python and jars, so that nothing is compiled here. Without build
 # isolation, what packs it is pinned as well.
 RUN python3 -m venv /opt/kquota \
     && /opt/kquota/bin/python -m pip install --no-cache-dir --only-binary :all: --require-hashes -r /lock/build.txt \

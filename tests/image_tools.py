@@ -3,7 +3,8 @@
 Each stage gets a directory of its own. While a RUN (or the finished image) works it is the root, inside a mount
 namespace of its own, with this machine's /usr read-only beneath it in the place of the base image's, and its Python as
 /usr/local, where the official Python images have theirs. So it is the Dockerfile that is tested: its steps, their
-order, what is copied into which stage, the user, the environment and the command. Not tested: the base image.
+order, what is copied into which stage, the user, the environment and the command. Not tested: the base image, and
+apt-get: what a stage installs has to be on this machine. A compiler that is there is hidden from stages that do not.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN_LIMIT_S = 240
+COMPILER_PARTS = ("/usr/lib/gcc", "/usr/libexec/gcc")
+"""Where Debian keeps the compiler proper: without them the command gcc can do nothing."""
 
 
 @dataclass
@@ -47,6 +50,15 @@ class Stage:
     def all(self, word: str) -> list[Instruction]:
         """Its instructions of one kind."""
         return [one for one in self.instructions if one.word == word]
+
+    def packages(self) -> set[str]:
+        """The Debian packages that it installs."""
+        found: set[str] = set()
+        for run in self.all("RUN"):
+            for step in run.rest.split("&&"):
+                _, install, words = step.partition("apt-get install ")
+                found |= {word for word in words.split() if install and not word.startswith("-")}
+        return found
 
     def last(self, word: str) -> Instruction:
         """The instruction that counts where the last one wins."""
@@ -140,7 +152,7 @@ class Builder:
             elif instruction.word == "COPY":
                 self._copy(root, where, instruction)
             elif instruction.word == "RUN" and instruction.rest.startswith("apt-get update "):
-                self._insist_on_packages(instruction)
+                self._insist_on_packages(self.stages[name].packages())
             elif instruction.word == "RUN":
                 self._run(name, where, instruction)
         self._built.add(name)
@@ -167,12 +179,11 @@ class Builder:
         if owner is not None:
             os.chown(into, owner, owner)
 
-    def _insist_on_packages(self, instruction: Instruction) -> None:
+    def _insist_on_packages(self, names: set[str]) -> None:
         """This machine's /usr is the base image's, so what would be installed there has to be here already."""
-        words = instruction.rest.partition(" --no-install-recommends ")[2].partition(" && ")[0].split()
-        done = subprocess.run(["dpkg-query", "--show", *words], capture_output=True, text=True)
-        assert words, instruction
-        assert done.returncode == 0, f"apt-get install {' '.join(words)}: {done.stderr}"
+        assert names
+        done = subprocess.run(["dpkg-query", "--show", *names], capture_output=True, text=True)
+        assert done.returncode == 0, f"apt-get install {' '.join(names)}: {done.stderr}"
 
     def _run(self, name: str, where: str, instruction: Instruction) -> None:
         done = subprocess.run(
@@ -221,6 +232,8 @@ class Builder:
                 script.append(f"mount -o remount,bind,ro {at}")
 
         show("/usr", "/usr")
+        if "gcc" not in self.stages[name].packages():
+            script += [f"mount -t tmpfs -o ro tmpfs {root}{part}" for part in COMPILER_PARTS if os.path.isdir(part)]
         if prefix != "/usr":
             show(prefix, "/usr/local")
         if writable_root:

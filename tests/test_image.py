@@ -16,6 +16,7 @@ import sys
 import time
 import tomllib
 from contextlib import ExitStack
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +104,25 @@ def test_nothing_is_fetched_but_packages_with_sums(dockerfile: tuple[dict[str, s
                     assert "--require-hashes" in step or "--no-index" in step, step
                 if " apt-get install " in f" {step}":
                     assert "--no-install-recommends" in step
-                    assert not re.search(r"gcc|g\+\+|build-essential|-dev\b|jdk-headless", step), step
+                    assert not re.search(r"g\+\+|build-essential|python3-dev|jdk-headless", step), step
+
+
+def test_only_the_wheel_is_compiled_and_no_image_has_a_compiler(
+    dockerfile: tuple[dict[str, str], dict[str, Stage]],
+) -> None:
+    """One stage installs gcc; from it nothing is copied but wheels, and without the lane it makes none."""
+    stages = dockerfile[1]
+    compilers = {"gcc", "libc6-dev"}
+    assert [name for name, one in stages.items() if one.packages() & compilers] == ["wheel"]
+    assert stages["wheel"].packages() == compilers
+    copies = [copy.rest for one in stages.values() for copy in one.all("COPY") if "--from=wheel" in copy.rest]
+    assert set(copies) == {"--from=wheel /dist/ /dist/"}
+    builds = [step for run in stages["wheel"].all("RUN") for step in run.rest.split("&&") if " pip wheel " in step]
+    assert [step.split()[0] for step in builds] == ["KQUOTA_PURE=0"], "the build has to fail where it cannot compile"
+    for run in (run for one in stages.values() for run in one.all("RUN")):
+        for step in run.rest.split("&&"):
+            if "pip" in step and " install " in step and "analysis.txt" not in step:
+                assert "--only-binary :all:" in step or "--no-index" in step, step
 
 
 def test_locks_are_copied_before_sources(dockerfile: tuple[dict[str, str], dict[str, Stage]]) -> None:
@@ -118,8 +137,18 @@ def test_locks_are_copied_before_sources(dockerfile: tuple[dict[str, str], dict[
 
 def test_the_build_context_is_what_the_wheel_is_made_of() -> None:
     names = context_files((ROOT / ".dockerignore").read_text())
-    assert {"pyproject.toml", "LICENSE", "deploy/cli.py", "quota/ledger.py", "deploy/image/sidecar.txt"} <= set(names)
+    assert {
+        "pyproject.toml",
+        "setup.py",
+        "proxy/_lane.pyx",
+        "LICENSE",
+        "deploy/cli.py",
+        "quota/ledger.py",
+        "deploy/image/sidecar.txt",
+    } <= set(names)
     assert not [name for name in names if name.startswith((".git", "tests/", "docs/", ".venv/", "helm/"))]
+    assert not [name for name in names if name.endswith((".so", ".c", ".pyc"))], "what this machine compiled"
+    assert {"proxy/_lane.c", "proxy/_lane.*.so"} <= set((ROOT / ".dockerignore").read_text().split())
 
 
 def _locked(name: str) -> dict[str, str]:
@@ -210,6 +239,59 @@ def test_the_commands_of_the_image_work(image: Builder) -> None:
     assert "/etc/kquota/kquota.yaml" in missing.stderr
     spark = _run(image, "python3", "-c", "import pyspark")
     assert "No module named 'pyspark'" in spark.stderr
+
+
+def test_the_images_lane_is_compiled_from_these_sources(image: Builder) -> None:
+    packages = next(image.root("kquota").glob("opt/kquota/lib/python3*/site-packages"))
+    lane = {path.name for path in packages.glob("proxy/_lane*")}
+    assert lane == {f"_lane{EXTENSION_SUFFIXES[0]}", "_lane.pyi"}, "neither C code nor source"
+    (metadata,) = packages.glob("kquota-*.dist-info/METADATA")
+    assert "Requires-Dist: trio" in metadata.read_text()
+    assert "cython" not in metadata.read_text().lower(), "only the build needs it"
+    assert not list(packages.glob("[Cc]ython*"))
+    code = "from proxy import lane; print(lane.COMPILED, lane.WHY_NOT)"
+    assert _run(image, "python3", "-c", code).stdout == "True \n"
+    pure = _run(image, "python3", "-c", code, environment={"KQUOTA_PURE": "1"})
+    assert pure.stdout == "False KQUOTA_PURE is set\n"
+
+
+def test_the_stages_other_than_the_wheels_cannot_compile(image: Builder) -> None:
+    """Not even here, where /usr is this machine's: nothing in the image was compiled by another stage."""
+    script = "echo 'int x;' | gcc -c -x c -o /dev/null -"
+    for stage, works in (("wheel", True), ("environment", False), ("kquota", False)):
+        command = image.command(stage, ["/bin/sh", "-c", script], writable_root=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+        assert (done.returncode == 0) is works, (stage, done.stderr)
+        assert works or "cc1" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("pure", ["", "1"])
+def test_the_image_runs_with_and_without_its_lane(image: Builder, config: Path, pure: str) -> None:
+    port, admin, first, nobody = free_ports(4)
+    settings = {
+        "upstream": {"bootstrap": [f"127.0.0.1:{nobody}"]},
+        "listen": {"port": port, "broker_ports": f"{first}-{first}"},
+        "admin": {"port": admin},
+        "log": {"format": "json"},
+    }
+    _write(config, yaml.safe_dump(settings))
+    (image.root("kquota") / "etc/kquota").mkdir(exist_ok=True)
+    stage = image.stages["kquota"]
+    argv = [*stage.last("ENTRYPOINT").arguments, *stage.last("CMD").arguments]
+    command = image.command(
+        "kquota", argv, user=UID, mounts={config: "/etc/kquota"}, environment={"KQUOTA_PURE": pure} if pure else None
+    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        _wait(lambda: httpx.get(f"http://127.0.0.1:{admin}/healthz").is_success, process)
+        (info,) = re.findall(r"^kquota_build_info\{.*\}", httpx.get(f"http://127.0.0.1:{admin}/metrics").text, re.M)
+        assert f'lane="{"pure" if pure else "compiled"}"' in info
+    finally:
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, output
+    (up,) = (json.loads(line) for line in output.splitlines() if "kquota is up" in line)
+    assert up["lane"] == ("pure Python: KQUOTA_PURE is set" if pure else "compiled")
 
 
 @pytest.fixture
