@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import report, runner, variants
+from benchmarks import elsewhere, report, runner, variants
 from benchmarks.plan import PLANS
 from benchmarks.scenarios import scenarios
 from benchmarks.variants import PROJECT
@@ -24,11 +24,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     keys = ", ".join(variant.key for variant in variants.VARIANTS)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", dest="plan", action="store_const", const="quick", help="one round, under a minute")
+    size.add_argument("--quick", dest="plan", action="store_const", const="quick", help="one round, a minute or two")
     size.add_argument("--plan", choices=PLANS, help="how much is measured (default: full)")
     parser.add_argument("--rounds", type=int, help="how often each variant is measured")
     parser.add_argument("--variants", help=f"comma-separated, of: {keys} (default: without 06)")
-    parser.add_argument("--only", help="comma-separated scenarios: memory, produce, fetch, small, busy, ...")
+    parser.add_argument("--only", help="comma-separated scenarios: memory, produce, fetch, fetch-apart, answers-1, ...")
     parser.add_argument("--output", type=Path, default=RESULTS, help="where <date>-<what>.json and .md go")
     parser.add_argument("--what", help="the name of the result (default: the plan's)")
     parser.add_argument("--update-docs", action="store_true", help="put the table into docs/benchmarks.md")
@@ -57,6 +57,7 @@ def main(argv: Sequence[str] | None = None, console: Console | None = None) -> i
             if strange := set(wanted) - {scenario.key for scenario in known}:
                 raise ValueError(f"no scenario {', '.join(strange)}; there are {[scenario.key for scenario in known]}")
             result = runner.run(plan, chosen, [scenario for scenario in known if scenario.key in wanted], say)
+            result["elsewhere"] = elsewhere.lines(RESULTS)
             file = report.store(result, options.output, options.what or plan.name)
             from benchmarks.plot import draw  # matplotlib takes its time, and who only asks for help need not wait
 

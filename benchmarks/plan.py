@@ -41,6 +41,11 @@ class Plan:
     broker_heap: str = "512m"
     jvm: tuple[str, ...] = ("-XX:+UseSerialGC", "-Xshare:auto")
     """Of broker and tools, besides the heap: one collector thread on few cores."""
+    answers_s: float = 2.0
+    """How long fetches from the answering peer go on, and a fifth of it before anything counts."""
+    answers_connections: tuple[int, ...] = (1, 8)
+    answers_bytes: int = 1_000_000
+    """Of records in each of its responses."""
     without: tuple[str, ...] = ()
     """Scenarios that are left out."""
 
@@ -58,7 +63,7 @@ FULL = Plan(
     busy_s=2.5,
     busy_connections=32,
     idle_connections=(0, 100, 1000),
-    time_limit_s=900.0,
+    time_limit_s=1500.0,
 )
 
 QUICK = Plan(
@@ -76,7 +81,8 @@ QUICK = Plan(
     idle_connections=(0, 100),
     time_limit_s=45.0,
     patience_s=0.0,
-    without=("produce-default",),
+    answers_s=1.0,
+    without=("produce-default", "produce-default-apart"),
 )
 
 TINY = Plan(
@@ -96,7 +102,8 @@ TINY = Plan(
     patience_s=0.0,
     broker_heap="256m",
     jvm=("-XX:+UseSerialGC", "-Xshare:auto", "-XX:TieredStopAtLevel=1"),
-    without=("produce-default",),
+    answers_s=0.2,
+    without=("produce-default", "produce-default-apart"),
 )
 
 PLANS = {plan.name: plan for plan in (FULL, QUICK, TINY)}

@@ -93,7 +93,7 @@ class Wire:
     __slots__ = ("_buffer", "_error_at", "_frame", "_sent", "correlation_id", "socket", "throttled")
 
     def __init__(self, address: Address, topic: str) -> None:
-        self.socket = _connect(address)
+        self.socket = connected(address)
         self._frame = produce_frame(topic)
         # Response: size 4, correlation id 4, tags 1, topics 1, name length 1, name, partitions 1, index 4, error code.
         self._error_at = 16 + len(topic.encode())
@@ -151,7 +151,8 @@ class Wire:
         self.socket.close()
 
 
-def _connect(address: Address) -> socket.socket:
+def connected(address: Address) -> socket.socket:
+    """A connection that sends at once and does not wait for ever."""
     connection = socket.create_connection(address, timeout=CONNECT_LIMIT_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.settimeout(ANSWER_LIMIT_S)
@@ -170,7 +171,7 @@ def _wires(address: Address, topic: str, count: int) -> Iterator[list[Wire]]:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """No collection, and timers as sharp as the kernel has them (the default slack is 50 µs)."""
     slack = Path("/proc/self/timerslack_ns")
     before = None
@@ -221,7 +222,7 @@ def open_loop(
     skip = int(total * WARMUP_SHARE)
     latencies: list[float] = []
     lateness: list[float] = []
-    with _wires(address, topic, connections) as wires, _undisturbed():
+    with _wires(address, topic, connections) as wires, undisturbed():
         sent = answered = 0
         begin = time.perf_counter() + 0.01
         give_up = begin + seconds + max(ANSWER_LIMIT_S, most_behind_s)
@@ -248,7 +249,7 @@ def open_loop(
 def closed_loop(address: Address, topic: str, *, seconds: float, connections: int) -> LoopResult:
     """As fast as it goes: every connection has exactly one request in flight."""
     latencies: list[float] = []
-    with _wires(address, topic, connections) as wires, select.epoll() as poller, _undisturbed():
+    with _wires(address, topic, connections) as wires, select.epoll() as poller, undisturbed():
         by_number = {wire.fileno(): wire for wire in wires}
         for number in by_number:
             poller.register(number, select.EPOLLIN)
@@ -279,16 +280,21 @@ def idle_connections(address: Address, count: int) -> Iterator[None]:
     """Connections that each have asked ApiVersions and been answered, and then say nothing more."""
     with ExitStack() as stack:
         for number in range(count):
-            connection = stack.enter_context(_connect(address))
+            connection = stack.enter_context(connected(address))
             connection.sendall(api_versions_frame(number))
-            size, correlation_id = struct.unpack(">ii", _exactly(connection, 8))
+            size, correlation_id = struct.unpack(">ii", exactly(connection, 8))
             if correlation_id != number:
                 raise BenchmarkRequestError(f"ApiVersions {number} was answered as {correlation_id}")
-            _exactly(connection, size - 4)
+            exactly(connection, size - 4)
         yield
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes:
+def exactly(connection: socket.socket, count: int) -> bytes:
+    """So many bytes.
+
+    Raises:
+        BenchmarkRequestError: the connection ended before.
+    """
     parts = bytearray()
     while len(parts) < count:
         chunk = connection.recv(count - len(parts))

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from benchmarks.plan import CALM_SHARE, RECORD_BYTES, Plan
 from benchmarks.procstat import describe_machine, wait_calm
 from benchmarks.rawclient import BenchmarkRequestError
 from benchmarks.scenarios import FETCH_TOPIC, PRODUCE_TOPIC, SMALL_TOPIC, Context, Scenario, Values
-from benchmarks.variants import PROJECT, Ports, Running, Variant, VariantError
+from benchmarks.variants import PROJECT, Address, Ports, Running, Variant, VariantError
 from deploy.kafka import DEFAULT_VERSION, EmbeddedKafkaError, KafkaCluster, find_java
 from deploy.kafka.ports import free_ports
 
@@ -60,23 +60,28 @@ def run(plan: Plan, chosen: Sequence[Variant], todo: Sequence[Scenario], say: Sa
         "samples": [],
         "errors": [],
     }
+    todo = possible(todo, skipped, say)
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="kquota-bench-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         cluster, running = _start(plan, chosen, folder, stack, result, say)
+        context = Context(plan, cluster.nodes[0].pid, result["machine"]["cores"], plan.patience_s)
+        if any(scenario.answered for scenario in todo):
+            _start_answerer(context, running, todo, folder / "answers", stack, result, say)
         _prepare(plan, cluster, todo, say)
-        _measure(
-            plan,
-            Context(plan, cluster.nodes[0].pid, result["machine"]["cores"], plan.patience_s),
-            running,
-            todo,
-            began,
-            result,
-            say,
-        )
+        _measure(plan, context, running, todo, began, result, say)
     result["took_s"] = round(time.monotonic() - began, 1)
     result["machine"]["load_1min_after"] = round(os.getloadavg()[0], 2)
     return result
+
+
+def possible(todo: Sequence[Scenario], skipped: dict[str, str], say: Say) -> list[Scenario]:
+    """The scenarios that this machine allows; why not the others is noted in `skipped`."""
+    for scenario in todo:
+        if reason := scenario.missing():
+            say(f"{scenario.key} is left out: {reason}")
+            skipped[scenario.key] = reason
+    return [scenario for scenario in todo if scenario.key not in skipped]
 
 
 def _start(
@@ -99,17 +104,47 @@ def _start(
         )
     stack.callback(cluster.stop)
     node = cluster.nodes[0]
-    running = []
-    for variant in chosen:
-        try:
-            one = variants.start(variant, ports[variant.key], (node.host, node.port), folder)
-        except VariantError as error:
-            say(f"{variant.key} is left out: {error}")
-            result["errors"].append({"variant": variant.key, "scenario": "start", "round": -1, "error": str(error)})
-            continue
-        stack.callback(one.stop)
-        running.append(one)
-    return cluster, running
+    broker = (node.host, node.port)
+    started = (_start_one(variant, ports[variant.key], broker, folder, stack, result, say) for variant in chosen)
+    return cluster, [one for one in started if one is not None]
+
+
+def _start_one(
+    variant: Variant, ports: Ports, broker: Address, folder: Path, stack: ExitStack, result: dict[str, Any], say: Say
+) -> Running | None:
+    try:
+        one = variants.start(variant, ports, broker, folder)
+    except VariantError as error:
+        say(f"{variant.key} is left out: {error}")
+        result["errors"].append({"variant": variant.key, "scenario": "start", "round": -1, "error": str(error)})
+        return None
+    stack.callback(one.stop)
+    return one
+
+
+def _start_answerer(
+    context: Context,
+    running: Sequence[Running],
+    todo: Sequence[Scenario],
+    folder: Path,
+    stack: ExitStack,
+    result: dict[str, Any],
+    say: Say,
+) -> None:
+    """The peer that only answers, and ways to it beside those to the broker: the same, by the same settings."""
+    wanted = [one.variant for one in running if any(known.answered and known.covers(one) for known in todo)]
+    numbers = iter(free_ports(1 + 3 * len(wanted)))
+    peer = variants.start(variants.answerer(context.plan.answers_bytes), Ports(next(numbers), 0, 0), ("", 0), folder)
+    stack.callback(peer.stop)
+    assert peer.pid is not None
+    context.answerer_pid = peer.pid
+    for variant in wanted:
+        ports = Ports(next(numbers), next(numbers), next(numbers))
+        if variant.own_listener:
+            ports = replace(ports, broker=peer.address[1])
+        one = _start_one(variant, ports, peer.address, folder, stack, result, say)
+        if one is not None:
+            context.answered[variant.key] = one
 
 
 def _memory_is_roomy(plan: Plan) -> bool:
@@ -154,7 +189,7 @@ def _prepare(plan: Plan, cluster: KafkaCluster, todo: Sequence[Scenario], say: S
     if plan.warmup_records:
         say("warming up")
         javatools.produce(bootstrap, PRODUCE_TOPIC, plan.warmup_records, jvm=plan.jvm)
-    if any(scenario.key == "fetch" for scenario in todo):
+    if any(scenario.key in ("fetch", "fetch-apart") for scenario in todo):
         say(f"producing {plan.fetch_records:,} records to fetch")
         large = javatools.LARGE_BATCHES
         javatools.produce(bootstrap, FETCH_TOPIC, plan.fetch_records, jvm=plan.jvm, settings=large)
@@ -173,9 +208,8 @@ def _measure(
 ) -> None:
     def take(scenario: Scenario, number: int, order: Sequence[Running]) -> None:
         for one in order:
-            if scenario.proxies_only and one.pid is None:
-                continue
-            _sample(context, scenario, one, number, result, say)
+            if scenario.covers(one):
+                _sample(context, scenario, one, number, result, say)
 
     for scenario in todo:
         if scenario.once == "first":

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from benchmarks import javatools, rawclient
+from benchmarks import affinity, drain, javatools, rawclient
+from benchmarks.answerer import fetch_response
 from benchmarks.plan import RECORD_BYTES, Plan
 from benchmarks.procstat import MachineTime, cpu_s, settled_resident_bytes
 from benchmarks.stats import percentile
-from benchmarks.variants import Running
+from benchmarks.variants import KQUOTA_BARE, KQUOTA_TRANSPARENT, Running, VariantError
 
 PRODUCE_TOPIC = "bench-produce"
 FETCH_TOPIC = "bench-fetch"
@@ -44,6 +46,10 @@ class Context:
     cores: int
     patience_s: float
     """What is left of the plan's."""
+    answerer_pid: int = 0
+    """The peer that only answers; 0 when no scenario needs it."""
+    answered: dict[str, Running] = field(default_factory=dict)
+    """By the variant's key: the same ways, to that peer instead of the broker."""
 
 
 Values = dict[str, float]
@@ -60,6 +66,16 @@ class Scenario:
     once: Literal["first", "last", "no"] = "no"
     """Not in every round, but before the first (the proxies have carried nothing yet) or after the last."""
     proxies_only: bool = False
+    leaves_out: tuple[str, ...] = ()
+    """Variants that it says nothing new about."""
+    answered: bool = False
+    """Needs the peer that only answers, and ways to it."""
+    missing: Callable[[], str | None] = lambda: None
+    """Why it cannot be measured on this machine; None if it can."""
+
+    def covers(self, running: Running) -> bool:
+        """Whether this variant is measured."""
+        return running.variant.key not in self.leaves_out and not (self.proxies_only and running.pid is None)
 
 
 @dataclass(slots=True)
@@ -136,6 +152,68 @@ _THROUGHPUT = (
     Metric("mb_per_s", "throughput", "MB/s", 0, "direct"),
     Metric("cpu_s_per_gb", "CPU of the proxy per GB", "s", 3, "haproxy"),
 )
+
+
+# ---- the proxy having a core of its own ----------------------------------------
+
+
+def _apart(run: Callable[[Context, Running], Values]) -> Callable[[Context, Running], Values]:
+    """The same measurement with broker and clients on all cores but the last, which the proxy has alone.
+
+    Directly, broker and clients have no more cores than with a proxy, so that the ratio is what the proxy adds.
+    """
+
+    def measure(context: Context, running: Running) -> Values:
+        with affinity.apart((os.getpid(), context.broker_pid), running.pid):
+            # Read back from the kernel, so that the stored sample shows that it was so.
+            values: Values = {"cores_of_broker": len(os.sched_getaffinity(context.broker_pid))}
+            values["cores_of_clients"] = len(os.sched_getaffinity(0))
+            if running.pid is not None:
+                values["core_of_proxy"] = min(os.sched_getaffinity(running.pid))
+            return run(context, running) | values
+
+    return measure
+
+
+_NOT_APART = (KQUOTA_BARE.key, KQUOTA_TRANSPARENT.key)
+
+
+# ---- a peer that only answers ----------------------------------------
+
+
+def _answers(connections: int) -> Callable[[Context, Running], Values]:
+    def measure(context: Context, running: Running) -> Values:
+        way = context.answered.get(running.variant.key)
+        if way is None:
+            raise VariantError(f"{running.variant.key} has no way to the answering peer")
+        context = replace(context, broker_pid=context.answerer_pid)
+        return apart(context, way) if affinity.missing() is None else fetch(context, way)
+
+    def fetch(context: Context, way: Running) -> Values:
+        plan = context.plan
+        with drain.fetching(way.address, connections, fetch_response(plan.answers_bytes)) as fetchers:
+            drain.run(fetchers, plan.answers_s / 5)
+            with metered(context, way) as meter:
+                done = drain.run(fetchers, plan.answers_s)
+        values = meter.values
+        gigabytes = done.moved_bytes / GB
+        values |= {
+            "responses": done.responses,
+            "mb_per_s": done.moved_bytes / MB / done.seconds,
+            "ends_core_percent": (values["broker_cpu_s"] + values["client_cpu_s"]) / done.seconds * 100,
+        }
+        if way.pid is not None:
+            values["cpu_s_per_gb"] = values["proxy_cpu_s"] / gigabytes
+            values["proxy_core_percent"] = values["proxy_cpu_s"] / done.seconds * 100
+        return values
+
+    apart = _apart(fetch)
+    return measure
+
+
+def _answers_title(connections: int) -> str:
+    where = "1 connection" if connections == 1 else f"{connections} connections"
+    return f"Fetch over {where} from a peer that only answers, thrown away by the client, the proxy having a core"
 
 
 # ---- small requests ----------------------------------------
@@ -228,6 +306,36 @@ def scenarios(plan: Plan) -> list[Scenario]:
             _produce_default,
         ),
         Scenario("fetch", "Fetch, 1 KB records (ConsumerPerformance)", _THROUGHPUT, _fetch),
+        *(
+            Scenario(
+                f"{key}-apart",
+                f"{title}, the proxy having a core of its own",
+                _THROUGHPUT,
+                _apart(run),
+                leaves_out=_NOT_APART,
+                missing=affinity.missing,
+            )
+            for key, title, run in (
+                ("produce", "Produce, batches up to 128 KB", _produce_large),
+                ("produce-default", "Produce, Kafka's default batches", _produce_default),
+                ("fetch", "Fetch", _fetch),
+            )
+        ),
+        *(
+            Scenario(
+                f"answers-{count}",
+                _answers_title(count),
+                (
+                    *_THROUGHPUT,
+                    Metric("proxy_core_percent", "of its core the proxy used", "%", 0),
+                    Metric("ends_core_percent", "of theirs both ends together used", "%", 0),
+                ),
+                _answers(count),
+                leaves_out=_NOT_APART,
+                answered=True,
+            )
+            for count in plan.answers_connections
+        ),
         Scenario(
             "small",
             f"Small produce requests, {plan.small_rate_per_s:,.0f}/s over {plan.small_connections} connections",

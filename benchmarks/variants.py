@@ -393,6 +393,15 @@ VARIANTS = (DIRECT, HAPROXY, ENVOY, KQUOTA_BARE, KQUOTA, HAPROXY_SPLICE, KQUOTA_
 BY_DEFAULT = (DIRECT, HAPROXY, ENVOY, KQUOTA_BARE, KQUOTA, KQUOTA_TRANSPARENT)
 
 
+def answerer(records_bytes: int) -> Variant:
+    """What stands in the broker's place where neither end is to be the limit; `Ports.front` is its port."""
+
+    def command(_folder: Path, ports: Ports, _broker: Address) -> list[str]:
+        return [sys.executable, "-m", "benchmarks.answerer", str(ports.front), str(records_bytes)]
+
+    return Variant("00-answers", "answering peer", "answers every fetch with the same response", command=command)
+
+
 def find(names: list[str]) -> list[Variant]:
     """Variants by number, key or part of the key ("kquota" means both of them), in the order of the list.
 

@@ -1,0 +1,57 @@
+"""Targets that other programs measure: what their last stored results say, in a line each, with the file named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy import TOLERANCE
+from benchmarks.stats import Spread
+
+START_S = 1.5
+RELOAD_MS = 200.0
+PAUSE_MS = 5.0
+
+
+def lines(folder: Path) -> list[str]:
+    """Of the newest result of each kind in this folder, by the dates in their names; kinds without one have no line."""
+    found = []
+    for kind, read in _KINDS.items():
+        files = sorted(folder.glob(f"????-??-??-{kind}.json"))
+        if files:
+            result = json.loads(files[-1].read_text(encoding="utf-8"))
+            found += [f"{line} (`{files[-1].name}`)" for line in read(result)]
+    return found
+
+
+def _accuracy(result: Mapping[str, Any]) -> list[str]:
+    off = [abs(one["ratio"] - 1) for one in result["figures"]]
+    within = sum(share <= TOLERANCE for share in off)
+    verdict = "met" if within == len(off) else "**missed**"
+    return [
+        f"quota accuracy over 60 s, within {TOLERANCE:.0%} of the limit: {within} of {len(off)} groups, "
+        f"the worst {max(off):.1%} off: {verdict}"
+    ]
+
+
+def _control(result: Mapping[str, Any]) -> list[str]:
+    reloads, entries = result["reloads"], f"{result['entries']:,} quota entries"
+    return [
+        _judged("start to ready, s", [one["wall_s"] for one in result["starts"]], START_S, 2),
+        _judged(f"reload of {entries}, ms", [one["took_ms"] for one in reloads], RELOAD_MS, 0),
+        _judged("slowest answer meanwhile, ms", [one["worst_ms"] for one in reloads], PAUSE_MS, 1, by_worst=True),
+    ]
+
+
+def _judged(title: str, values: Sequence[float], limit: float, digits: int, *, by_worst: bool = False) -> str:
+    spread = Spread.of(values)
+    if spread is None:
+        return f"{title}: not measured"
+    verdict = "met" if (spread.high if by_worst else spread.median) <= limit else "**missed**"
+    shown = f"{spread.median:.{digits}f} ({spread.low:.{digits}f}–{spread.high:.{digits}f})"
+    return f"{title}: {shown}, target ≤ {limit:g}: {verdict}"
+
+
+_KINDS: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {"accuracy": _accuracy, "control": _control}
