@@ -12,11 +12,35 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from benchmarks import affinity, javatools, rawclient, report, runner, scenarios, stats, variants
+from benchmarks import affinity, control_clock, javatools, rawclient, report, runner, scenarios, stats, variants
 from benchmarks.__main__ import main
+from benchmarks.control import Noticed, Times
 from benchmarks.plan import FULL, QUICK, TINY
 from benchmarks.plot import draw, figure_of
 from benchmarks.procstat import MachineTime, cpu_s, cpu_s_from_stat, resident_bytes
+
+# ---- reloads ---------------------------------------------------------
+
+
+def test_a_reload_is_compared_with_as_long_a_time_before_it() -> None:
+    samples = [(when / 100, 1.0) for when in range(400)] + [
+        (1.05, 6.0),
+        (1.6, 99.0),
+        (3.0, 5.5),
+        (3.4, 8.0),
+        (3.6, 99.0),
+    ]
+    found = Times(reload=3.0, quiet=1.0, length_s=0.5).noticed(samples)
+    assert (found["quiet"].worst_ms, found["quiet"].over_5ms) == (6.0, 1)
+    assert (found["reload"].worst_ms, found["reload"].over_5ms) == (8.0, 2)
+    assert Times(0.0, 3.5, 0.09).noticed(samples)["reload"] == Noticed(1.0, 1.0, 0)
+
+
+def test_pauses_of_the_event_loop_are_what_is_beyond_the_millisecond(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    notes.write_bytes(struct.pack("3d", 1.0, 1.001, 1.009))
+    assert control_clock.pauses_ms(notes) == [(1.001, pytest.approx(0, abs=1e-9)), (1.009, pytest.approx(7))]
+
 
 # ---- what Kafka's tools print ----------------------------------------
 
