@@ -14,14 +14,7 @@ from pydantic_core import ErrorDetails
 from config.model import LIMIT_NAMES, Config, QuotaEntry, Upstream
 from config.problems import MISSING, ConfigError, Place, Problem
 from config.source import Source, parse
-from config.table import (
-    connection_entries,
-    entries,
-    find_duplicates,
-    limits_requests,
-    to_connection_entry,
-    to_entry,
-)
+from config.table import find_duplicates, has_limits, to_connection_entry, to_entry
 from config.transparent import Transparent
 from config.types import DEFAULT_WORD
 from quota.connections import ConnectionEntry
@@ -171,7 +164,7 @@ def load_entry(value: Any, file: str) -> Entry:
 def load_limits(value: Any, file: str) -> tuple[Entry | None, ConnectionEntry | None]:
     """The same entry with what it says about connections; None for what it says nothing about."""
     entry = validate(QuotaEntry, Source(file, value))
-    return to_entry(entry) if limits_requests(entry) else None, to_connection_entry(entry)
+    return to_entry(entry) if entry.limits_requests else None, to_connection_entry(entry)
 
 
 def warnings_of(config: Config) -> list[Problem]:
@@ -192,8 +185,7 @@ def warnings_of(config: Config) -> list[Problem]:
         found.append(source.problem(("upstream", "tls", "verify_hostname"), text, False))
     found += _warnings_of_administration(config, source)
     found += _warnings_of_mode(config, source)
-    limited = entries(config) or connection_entries(config)
-    if not limited and config.quota_settings.source == "file" and config.quota_settings.alter != "apply":
+    if not has_limits(config) and config.quota_settings.source == "file" and config.quota_settings.alter != "apply":
         found.append(source.problem(("quotas",), "no quotas at all: nothing will be throttled", at_key=True))
     return found
 

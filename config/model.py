@@ -6,6 +6,7 @@ What each setting does is described in docs/configuration.md; the JSON schema co
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -52,6 +53,10 @@ LIMIT_NAMES = ("producer_byte_rate", "consumer_byte_rate", "request_percentage",
 """The quotas an entry can set, by Kafka's names."""
 CONNECTION_LIMIT_NAMES = ("connection_creation_rate", "max_connections")
 """The limits of connections that an entry for a user or an address can set (KIP-612; the caps are ours)."""
+_request_limits = attrgetter(*LIMIT_NAMES)
+_connection_limits = attrgetter(*CONNECTION_LIMIT_NAMES)
+_NO_REQUEST_LIMITS = (None,) * len(LIMIT_NAMES)
+_NO_CONNECTION_LIMITS = (None,) * len(CONNECTION_LIMIT_NAMES)
 
 _HOUR_MS = 3_600_000
 _PORT = whole(0, 65_535, "a port (0: any free one)")
@@ -177,6 +182,9 @@ class QuotaEntry(_Model):
 
     @model_validator(mode="after")
     def _names_and_limits(self) -> QuotaEntry:
+        named = self.ip is None and (self.user is not None or self.client_id is not None)
+        if named and self.limits_requests and not self.limits_connections:
+            return self  # nearly all of perhaps many thousands
         used = [name for name in (*LIMIT_NAMES, *CONNECTION_LIMIT_NAMES) if getattr(self, name) is not None]
         connections = [name for name in used if name in CONNECTION_LIMIT_NAMES]
         if self.ip is not None:
@@ -192,6 +200,16 @@ class QuotaEntry(_Model):
         if not used:
             raise wrong(f"at least one limit: {', '.join((*LIMIT_NAMES, *CONNECTION_LIMIT_NAMES))}")
         return self
+
+    @property
+    def limits_requests(self) -> bool:
+        """Whether the entry says anything about requests."""
+        return bool(_request_limits(self) != _NO_REQUEST_LIMITS)
+
+    @property
+    def limits_connections(self) -> bool:
+        """Whether the entry says anything about connections."""
+        return bool(_connection_limits(self) != _NO_CONNECTION_LIMITS)
 
 
 class QuotaSettings(_Model):

@@ -21,6 +21,7 @@ from yaml.events import (
 )
 
 from config.problems import MISSING, ConfigError, Missing, Place, Problem, place_text, value_text
+from config.rows import Rows
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml when the wheel has it: about ten times faster
 
@@ -145,7 +146,8 @@ def plain_values(text: str) -> Any:
     """The values of a file without anchors, aliases, tags and merge keys, straight from the parser's events: a third
     of the time that nodes take, and nothing left over. Raises something for any other file, and for mistakes: these
     are for :func:`_parse_nodes`, which gives the same values for plain files and knows where mistakes are."""
-    loader = _Loader(text)
+    rows = Rows(text)
+    loader = _Loader(rows.text)
     try:
         reader = _Plain(loader)
         next_event = loader.get_event
@@ -156,6 +158,8 @@ def plain_values(text: str) -> Any:
         next_event()  # the document's end
         if type(next_event()) is not StreamEndEvent:
             raise _NotPlainError  # another document
+        if not rows.put_back(values, reader.special, reader.unquoted):
+            raise _NotPlainError
         return values
     finally:
         loader.dispose()
@@ -209,14 +213,16 @@ class _Plain:
 
     def scalar(self, event: Any) -> Any:
         """The value of a scalar: a number, a date and so on where YAML sees one in unquoted text."""
-        text = event.value
-        if not event.implicit[0]:
-            return text
+        text: str = event.value
+        return self.unquoted(text) if event.implicit[0] else text
+
+    def unquoted(self, text: str) -> Any:
+        """The value that text without quotes stands for."""
         value = self.known.get(text, MISSING)
         if isinstance(value, Missing):
-            tag = self.loader.resolve(yaml.ScalarNode, text, event.implicit)
-            node = yaml.ScalarNode(tag, text, event.start_mark, event.end_mark)
-            value = self.known[text] = text if tag == _TEXT else self.loader.construct_object(node)
+            tag = self.loader.resolve(yaml.ScalarNode, text, (True, False))
+            value = text if tag == _TEXT else self.loader.construct_object(yaml.ScalarNode(tag, text))
+            self.known[text] = value
         return value
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from config.model import CONNECTION_LIMIT_NAMES, LIMIT_NAMES, Config, QuotaCandidate, QuotaEntry
+from operator import attrgetter
+
+from config.model import Config, QuotaCandidate, QuotaEntry
 from config.problems import Place, Problem
 from config.source import Source
 from config.types import DEFAULT_WORD
 from quota.connections import ConnectionEntry, ConnectionLimits, Scope
 from quota.entity import DEFAULT, Default
 from quota.table import CandidateLimits, Entry, QuotaTable
+
+_entity_of = attrgetter("user", "client_id", "ip")
 
 
 def to_table(config: Config) -> QuotaTable:
@@ -22,13 +26,19 @@ def to_table(config: Config) -> QuotaTable:
 
 def entries(config: Config) -> list[Entry]:
     """All entries about requests, those of KIP-13's static form included."""
-    found = [to_entry(entry) for entry in config.quotas if limits_requests(entry)]
+    found = [to_entry(entry) for entry in config.quotas if entry.limits_requests]
     return found + [entry for entry, _ in _static_entries(config)]
+
+
+def has_limits(config: Config) -> bool:
+    """Whether a configuration limits anything. Each entry of the file does, or it would have been refused."""
+    return bool(config.quotas or _static_entries(config) or _static_caps(config))
 
 
 def connection_entries(config: Config) -> list[ConnectionEntry]:
     """All entries about connections, those by Kafka's static names included."""
-    found = [one for entry in config.quotas if (one := to_connection_entry(entry)) is not None]
+    limited = (entry for entry in config.quotas if entry.limits_connections)
+    found = [one for entry in limited if (one := to_connection_entry(entry)) is not None]
     return found + [entry for entry, _ in _static_caps(config)]
 
 
@@ -55,14 +65,9 @@ def _candidate(limits: QuotaCandidate) -> CandidateLimits:
     )
 
 
-def limits_requests(entry: QuotaEntry) -> bool:
-    """Whether an entry says anything about requests."""
-    return _sets(entry, LIMIT_NAMES)
-
-
 def to_connection_entry(entry: QuotaEntry) -> ConnectionEntry | None:
     """What one entry of the file says about connections, None for nothing."""
-    if not _sets(entry, CONNECTION_LIMIT_NAMES):
+    if not entry.limits_connections:
         return None
     name = _name(entry.user if entry.ip is None else entry.ip)
     assert name is not None
@@ -77,6 +82,9 @@ def to_connection_entry(entry: QuotaEntry) -> ConnectionEntry | None:
 
 def find_duplicates(config: Config, source: Source) -> list[Problem]:
     """Entities that are configured twice. Which of the two would win is nothing to guess at."""
+    static, caps = _static_entries(config), _static_caps(config)
+    if not static and not caps and len(set(map(_entity_of, config.quotas))) == len(config.quotas):
+        return []
     seen: dict[tuple[str | Default | None, ...], Place] = {}
     problems: list[Problem] = []
     for index, entry in enumerate(config.quotas):
@@ -87,12 +95,12 @@ def find_duplicates(config: Config, source: Source) -> list[Problem]:
             names = "user and client-id" if entry.ip is None else "ip"
             text = f"expected each {names} once; {_entity(entry)} has an entry already, {_where(first, source)}"
             problems.append(source.problem(place, text))
-    for static, place in _static_entries(config):
-        first = seen.get((static.user, static.client_id, None), place)
+    for found, place in static:
+        first = seen.get((found.user, found.client_id, None), place)
         if first != place:
             text = f"sets a limit of a client-id that has an entry already, {_where(first, source)}"
             problems.append(source.problem(place, text, at_key=True))
-    for cap, place in _static_caps(config):
+    for cap, place in caps:
         first = seen.get((None, None, cap.name), place)
         if first != place:
             text = f"sets a limit of an ip that has an entry already, {_where(first, source)}"
@@ -131,10 +139,6 @@ def _static_caps(config: Config) -> list[tuple[ConnectionEntry, Place]]:
         entry = ConnectionEntry(Scope.IP, address, None, most)
         found.append((entry, ("max.connections.per.ip.overrides",)))
     return found
-
-
-def _sets(entry: QuotaEntry, names: tuple[str, ...]) -> bool:
-    return any(getattr(entry, name) is not None for name in names)
 
 
 def _name(name: str | None) -> str | Default | None:

@@ -11,9 +11,10 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-SWITCH_INTERVAL_S: Final = 0.0005
+SWITCH_INTERVAL_S: Final = 0.0001
 """How long a thread that computes lets another one wait that wants to go on. Python's own is 5 ms, and a file of quotas
-is read beside the traffic: each packet would wait so long while that takes."""
+is read beside the traffic: each packet would wait so long while that takes, and again after a system call that let the
+other thread on."""
 _STEP: Final = 200
 _Result = TypeVar("_Result")
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import trio
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import config.source as source_module
@@ -160,6 +160,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.booleans())
+@settings(deadline=None)
 def test_whatever_can_be_written_is_read_as_from_nodes(value: Any, flow: bool) -> None:
     written = yaml.safe_dump(value, default_flow_style=flow, allow_unicode=True)
     found = outcome(written.encode())
@@ -180,8 +181,8 @@ def test_calls_for_each_more_entry() -> None:
 
     calls(10)  # imports and caches
     each = (calls(500) - calls(100)) / 400
-    # 85 with these two limits: 12 of YAML, the rest to check, build and file the entry. Nodes alone were 60 more
-    assert each < 120, f"{each} calls for each entry"
+    # 41 with these two limits: 6 to read it, the rest to check, build and file it. With YAML's events it would be 85
+    assert each < 60, f"{each} calls for each entry"
 
 
 @pytest.mark.trio

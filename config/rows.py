@@ -1,0 +1,133 @@
+"""Quota entries as nearly everybody writes them, read without the YAML parser, which takes most of the time of a file
+of ten thousand.
+
+    quotas:                                                quotas:
+      - client-id: etl            which the parser           - "row 0 of 5d0c…"
+        producer_byte_rate: 4M    gets as                    - client-id: last
+      - client-id: …                                           producer_byte_rate: 1M
+      - client-id: last
+        producer_byte_rate: 1M
+
+A row is a list item on lines of its own, of plain keys with short plain or quoted values, in block or in flow style.
+Several of them in succession are taken out, and one quoted item stands in their place. If the parser then finds it as
+an item of the list of quotas, the rows were items too: it stands at the same column, where the parser is in the same
+state. What follows it was the next item before, at that column as well, because the last row is never taken out: so no
+value can go on in what follows, and a row of which only the beginning was understood is left to the parser. Where
+anything is not so, for instance because the rows are in a text, the whole file is the parser's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any, Final
+
+_MOST_INDENT: Final = 8
+_MOST_KEYS: Final = 8
+_KEY: Final = "([a-z][a-z_-]{0,40})"
+_PLAIN: Final = "[A-Za-z0-9_.<][A-Za-z0-9_.<>/@=+%-]*"  # means the same inside and outside of braces
+_QUOTED: Final = r""""[ !#-\[\]-~]*"|'[ -&(-~]*'"""
+_PAIR: Final = f"{_KEY}: ({_PLAIN}|{_QUOTED})"
+_NEXT: Final = "- "
+_MOST_TRIED: Final = 1000
+"""Places where a row could begin and nothing is to be taken out, before the rest is left to the parser."""
+_QUOTES: Final = "\"'"
+_OTHER_BREAKS: Final = "\t\r\x85\u2028\u2029"
+"""Tabs, and what ends a line in YAML and not here."""
+
+Row = tuple[str, ...]
+"""Keys and values in turn, as written."""
+
+
+class Rows:
+    """A file's text without the rows, and the rows."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        """What the parser gets."""
+        self._token = os.urandom(8).hex()  # nobody can have written it
+        self._runs: list[list[Row]] = []
+        if not any(mark in text for mark in _OTHER_BREAKS):
+            self._take_out(text)
+
+    def _take_out(self, text: str) -> None:
+        parts: list[str] = []
+        kept_from = at = tried = 0
+        while tried < _MOST_TRIED and (found := text.find(_NEXT, at)) >= 0:
+            begin = text.rfind("\n", max(found - _MOST_INDENT - 1, 0), found) + 1
+            indent = text[begin:found]
+            run: list[Row] = []
+            last = end = found + 1
+            if begin and not indent.strip(" "):
+                run, last, end = _run(text, begin, indent)
+            at = max(end, found + 1)
+            if len(run) < 2:
+                tried += 1
+                continue
+            run.pop()
+            parts.append(f'{text[kept_from:begin]}{indent}- "{self._name(len(self._runs))}"\n')
+            kept_from = last
+            self._runs.append(run)
+        if parts:
+            self.text = "".join(parts) + text[kept_from:]
+
+    def put_back(self, values: Any, special: Iterable[str], scalar: Callable[[str], Any]) -> bool:
+        """Put the rows where they belong in the values of what the parser got. False: their place was not found, or a
+        row has a key twice, and the whole file has to be parsed.
+
+        `scalar` knows what text without quotes stands for; it may be something else than text when it begins with one
+        of `special`.
+        """
+        if not self._runs:
+            return True
+        quotas = values.get("quotas") if isinstance(values, dict) else None
+        if isinstance(quotas, dict):
+            quotas = quotas.get("entries")
+        if not isinstance(quotas, list):
+            return False
+        found: list[Any] = []
+        places = {self._name(number): run for number, run in enumerate(self._runs)}
+        read: dict[str, Any] = {}
+        marked = {*special, *_QUOTES}
+        for item in quotas:
+            run = places.pop(item, None) if isinstance(item, str) else None
+            if run is None:
+                found.append(item)
+                continue
+            for row in run:  # perhaps many thousands
+                entry: dict[str, Any] = dict(zip(row[::2], row[1::2], strict=True))
+                if len(entry) * 2 != len(row):
+                    return False
+                for key, written in entry.items():
+                    if written[0] in marked:
+                        if written not in read:
+                            read[written] = written[1:-1] if written[0] in _QUOTES else scalar(written)
+                        entry[key] = read[written]
+                found.append(entry)
+        quotas[:] = found
+        return not places
+
+    def _name(self, number: int) -> str:
+        return f"row {number} of {self._token}"
+
+
+def _run(text: str, begin: int, indent: str) -> tuple[list[Row], int, int]:
+    """The rows in succession from a place on, where the last of them begins, and where it ends."""
+    match_row = _pattern(indent, text.startswith("{", begin + len(indent) + len(_NEXT))).match
+    run: list[Row] = []
+    last = end = begin
+    while (match := match_row(text, end)) is not None:
+        last, end = end, match.end()
+        run.append(match.groups()[: match.lastindex])
+    return run, last, end
+
+
+@lru_cache(maxsize=32)
+def _pattern(indent: str, flow: bool) -> re.Pattern[str]:
+    between = ", " if flow else f"\n{indent}  "
+    pairs = _PAIR
+    for _ in range(_MOST_KEYS - 1):
+        pairs = f"{_PAIR}(?:{between}{pairs})?"
+    return re.compile(indent + _NEXT + (rf"\{{{pairs}\}}" if flow else pairs) + "\n")
