@@ -11,6 +11,9 @@ from deploy.kafka import run_tool
 TOOL_HEAP = ("-Xms256m", "-Xmx512m")
 LARGE_BATCHES = ("batch.size=131072", "linger.ms=5")
 """Producer settings of somebody who cares for throughput; Kafka's own default is a batch of 16 384 bytes."""
+NO_RECORDS_LIMIT_MS = 60_000
+"""The consumer gives up after so long without a record. Its own 10 s are too short to join a group with a broker that
+shares one core with it and with others."""
 MIB = 1024 * 1024
 
 
@@ -110,6 +113,7 @@ def consume(
 ) -> ConsumerSummary:
     """Consume that many records from the beginning, in a group of its own."""
     arguments = ["--bootstrap-server", bootstrap, "--topic", topic, "--num-records", str(records)]
+    arguments += ["--timeout", str(NO_RECORDS_LIMIT_MS)]
     done = run_tool(
         "org.apache.kafka.tools.ConsumerPerformance", arguments, timeout_s=timeout_s, jvm=(*jvm, *TOOL_HEAP)
     )
