@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy import TOLERANCE
+from benchmarks.control import PAUSE_MS
 from benchmarks.stats import Spread
 
 START_S = 1.5
 RELOAD_MS = 200.0
-PAUSE_MS = 5.0
 
 
 def lines(folder: Path) -> list[str]:
@@ -41,17 +41,28 @@ def _control(result: Mapping[str, Any]) -> list[str]:
     return [
         _judged("start to ready, s", [one["wall_s"] for one in result["starts"]], START_S, 2),
         _judged(f"reload of {entries}, ms", [one["took_ms"] for one in reloads], RELOAD_MS, 0),
-        _judged("slowest answer meanwhile, ms", [one["worst_ms"] for one in reloads], PAUSE_MS, 1, by_worst=True),
+        _pauses("answers", [one["answers"] for one in reloads]),
+        _pauses("turns of the event loop", result["loop"]),
     ]
 
 
-def _judged(title: str, values: Sequence[float], limit: float, digits: int, *, by_worst: bool = False) -> str:
+def _judged(title: str, values: Sequence[float], limit: float, digits: int) -> str:
     spread = Spread.of(values)
     if spread is None:
         return f"{title}: not measured"
-    verdict = "met" if (spread.high if by_worst else spread.median) <= limit else "**missed**"
     shown = f"{spread.median:.{digits}f} ({spread.low:.{digits}f}–{spread.high:.{digits}f})"
-    return f"{title}: {shown}, target ≤ {limit:g}: {verdict}"
+    return f"{title}: {shown}, target ≤ {limit:g}: {'met' if spread.median <= limit else '**missed**'}"
+
+
+def _pauses(what: str, reloads: Sequence[Mapping[str, Any]]) -> str:
+    """No pause is the target, so that the median says too little: all are counted. A busy machine has its own."""
+    there, before = (sum(one[name]["over_5ms"] for one in reloads) for name in ("reload", "quiet"))
+    verdict = "met" if not there else "**missed**" if there > before else "not told apart from the machine's own"
+    worst_ms = max((one["reload"]["worst_ms"] for one in reloads), default=0.0)
+    return (
+        f"{what} of more than {PAUSE_MS:g} ms during {len(reloads)} reloads: {there}, the longest {worst_ms:.1f} ms "
+        f"(in as long a time before: {before}), target 0: {verdict}"
+    )
 
 
 _KINDS: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {"accuracy": _accuracy, "control": _control}

@@ -10,12 +10,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import affinity, answerer, drain, elsewhere, rawclient, runner, scenarios, variants
+from benchmarks import affinity, answerer, control, drain, elsewhere, rawclient, runner, scenarios, variants
 from benchmarks.plan import FULL, TINY
 from deploy.kafka.ports import free_ports
 from proxy.wire import responses
@@ -243,19 +244,31 @@ def test_the_newest_results_of_other_programs_are_judged_with_the_file_named(tmp
     for day, ratios in (("01", [1.0]), ("02", [1.0, 0.99, 1.03])):
         text = json.dumps({"figures": [{"ratio": ratio} for ratio in ratios]})
         (tmp_path / f"2026-01-{day}-accuracy.json").write_text(text)
-    control = {
+    quiet = control.Noticed(4.0, 2.0, 0)
+    times = control.Times(0.0, 1.0, 1.0)
+    result = {
         "entries": 10_000,
-        "starts": [{"wall_s": 0.7}, {"wall_s": 0.9}, {"wall_s": 2.0}],
-        "reloads": [{"took_ms": 150.0, "worst_ms": 4.0}, {"took_ms": 250.0, "worst_ms": 6.0}],
+        "starts": [asdict(control.Start(wall_s, 0.5, 58.0)) for wall_s in (0.7, 0.9, 2.0)],
+        "reloads": [
+            asdict(control.Reload(took_ms, 100.0, {"reload": noticed, "quiet": quiet}, times))
+            for took_ms, noticed in ((150.0, quiet), (250.0, control.Noticed(6.0, 3.0, 2)))
+        ],
+        "loop": [
+            {"reload": asdict(noticed), "quiet": asdict(noticed)} for noticed in (quiet, control.Noticed(9.0, 3.0, 1))
+        ],
     }
-    (tmp_path / "2026-01-02-control.json").write_text(json.dumps(control))
+    (tmp_path / "2026-01-02-control.json").write_text(json.dumps(result))
     assert elsewhere.lines(tmp_path) == [
         "quota accuracy over 60 s, within 2% of the limit: 2 of 3 groups, the worst 3.0% off: **missed** "
         "(`2026-01-02-accuracy.json`)",
         "start to ready, s: 0.90 (0.70–2.00), target ≤ 1.5: met (`2026-01-02-control.json`)",
         "reload of 10,000 quota entries, ms: 200 (150–250), target ≤ 200: met (`2026-01-02-control.json`)",
-        # no pause over 5 ms: one is enough to miss it
-        "slowest answer meanwhile, ms: 5.0 (4.0–6.0), target ≤ 5: **missed** (`2026-01-02-control.json`)",
+        # one is enough to miss it
+        "answers of more than 5 ms during 2 reloads: 2, the longest 6.0 ms (in as long a time before: 0), "
+        "target 0: **missed** (`2026-01-02-control.json`)",
+        # as many as without a reload
+        "turns of the event loop of more than 5 ms during 2 reloads: 1, the longest 9.0 ms "
+        "(in as long a time before: 1), target 0: not told apart from the machine's own (`2026-01-02-control.json`)",
     ]
 
 
