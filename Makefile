@@ -38,7 +38,7 @@ $(VENV)/build/.packages: $(VENV)/.created deploy/image/build.txt
 
 # Tried again each time as long as there is nothing to compile with: a compiler may come.
 $(VENV)/.lane: $(VENV)/build/.packages setup.py proxy/_lane.pyx
-	@echo "· compiling the data path's lane (about 10 s; without a C compiler the pure Python one is used)"
+	@echo "· compiling the data path's lane (about 15 s; without a C compiler the pure Python one is used)"
 	@$(VENV)/build/bin/python setup.py --quiet build_ext --inplace --force
 	@if compgen -G 'proxy/_lane.*.so' >/dev/null; then touch $@; fi
 
