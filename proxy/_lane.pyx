@@ -1,4 +1,1257 @@
-# cython: language_level=3, boundscheck=False, wraparound=False
-"""The data path's lane, compiled. A placeholder."""
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""The lane for ordinary traffic, compiled: what `reactor`, `turns`, `splice`, `framing`, the two sides of a session and
+the counters of `quota` do with a Produce request, with its response and with a Fetch response when nothing is special.
+
+Nothing is decided here that the Python code would not decide alike, and it stays the one that everything is defined by:
+whatever is not ordinary (another API, a mute, a login, a limit that is exceeded, a frame whose head is not there yet, an
+address to be rewritten, a drain, TLS) is left to it, and it finds all state where it would have put it itself. This
+module keeps no state of its own but what it has looked up. tests/test_lane.py sends the same streams through both.
+
+Objects of Python classes with `__slots__` are read and written in place (`get`, `put`): an attribute lookup is short,
+but with the caches full of other programs' data each of its steps is waited for (docs/performance.md).
+"""
+
+import os
+import sys
+
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_AsDouble, PyFloat_CheckExact
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF, Py_XDECREF
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.math cimport ceil
+from libc.stdint cimport int16_t, int32_t, uint8_t, uint16_t, uint32_t
+from libc.string cimport memcmp
+from libc.time cimport time_t
+
+
+cdef extern from *:
+    """
+    #include <structmember.h>
+    #include <fcntl.h>
+    #include <sys/epoll.h>
+    #include <sys/socket.h>
+    #include <time.h>
+
+    /* Where an attribute of a class with __slots__ lies in its objects; -1 if it is none. */
+    static Py_ssize_t kq_offset(PyObject *descriptor) {
+        if (!PyObject_TypeCheck(descriptor, &PyMemberDescr_Type)) return -1;
+        PyMemberDef *member = ((PyMemberDescrObject *)descriptor)->d_member;
+        return member->type == T_OBJECT_EX ? member->offset : -1;
+    }
+    #define KQ_AT(object, offset) ((PyObject **)((char *)(object) + (offset)))
+
+    static inline int kq_epoll_wait(int epoll, void *events, int most, int timeout_ms) {
+        return epoll_wait(epoll, (struct epoll_event *)events, most, timeout_ms);
+    }
+    static inline int kq_event_fd(void *all, int i) { return ((struct epoll_event *)all)[i].data.fd; }
+    static inline uint32_t kq_event_flags(void *all, int i) { return ((struct epoll_event *)all)[i].events; }
+    #define KQ_EVENT_BYTES sizeof(struct epoll_event)
+    """
+    PyObject *Py_False
+    Py_ssize_t kq_offset(object descriptor)
+    PyObject **KQ_AT(PyObject *obj, Py_ssize_t offset) nogil
+    int kq_epoll_wait(int epoll, void *events, int most, int timeout_ms) nogil
+    int kq_event_fd(void *all, int i) nogil
+    uint32_t kq_event_flags(void *all, int i) nogil
+    const size_t KQ_EVENT_BYTES
+    const int EPOLLRDHUP
+    const int EPOLLHUP
+    const int EPOLLERR
+    const int MSG_MORE
+    const int MSG_NOSIGNAL
+    const int MSG_DONTWAIT
+    const unsigned int SPLICE_F_MOVE
+    const unsigned int SPLICE_F_NONBLOCK
+    const unsigned int SPLICE_F_MORE
+    ssize_t c_recv "recv"(int fd, void *buf, size_t count, int flags) nogil
+    ssize_t c_send "send"(int fd, const void *buf, size_t count, int flags) nogil
+    ssize_t c_splice "splice"(int fd_in, void *off_in, int fd_out, void *off_out, size_t count, unsigned int flags) nogil
+    struct timespec:
+        time_t tv_sec
+        long tv_nsec
+    const int CLOCK_MONOTONIC
+    int clock_gettime(int clock, timespec *now) nogil
+    object PyType_GenericAlloc(type of, Py_ssize_t items)
+    PyObject *PyDict_GetItemWithError(object of, object key) except? NULL
+    int PyDict_SetItem(object of, object key, object value) except -1
+
 
 ABI = 1
+"""Raised when `proxy.lane` and this module have to be of one make."""
+
+cdef enum:
+    MAX_EVENTS = 256
+    TURNS = 8  # reads in a row, as proxy.turns.TURNS_BEFORE_CHECKPOINT
+    SPLICES = 8  # as proxy.splice.SHARE
+    MOST_BUCKETS = 32
+    PRODUCE = 0
+    FETCH = 1
+    FETCH_FIRST_FLEXIBLE = 12
+    PRODUCE_FIRST_FLEXIBLE = 9
+    PRODUCE_FIRST_TOPIC_ID = 13
+    THROTTLE_HEAD_BYTES = 16
+
+cdef double WAITED_S, SHARE_S, HANDOVER_MS, LEAST_MS, MS_PER_BYTE
+cdef long LEAST_READ_BYTES, MAX_HELD_IN_FLIGHT_BYTES, POOL_SIZE, RECENT
+cdef long PRODUCE_MAX, FETCH_MAX
+cdef double[MOST_BUCKETS] BUCKETS_S
+cdef int N_BUCKETS = 0
+
+# Classes, and results of turns, that are known once `bind` was called.
+cdef object Kind_PRODUCE = None, Kind_REQUEST = None, Kind_FETCH = None
+cdef object Pause_FULL = None, Pause_SPLICE_FULL = None, Pause_ANSWERS = None, Pause_TAKEN = None, Pause_ENDED = None
+cdef object AGAIN = None, IDLE = None, NOBODY = None, NO_IDENTITY = None
+cdef object WindowGroup_type = None, Pipe_type = None
+cdef type Pending_type = None
+cdef object client_failed = None, broker_failed = None, send_now = None
+cdef object ZERO = 0, FLOAT_ZERO = 0.0, ONE = 1, KEY_PRODUCE = 0, KEY_FETCH = 1
+cdef bint bound = False
+
+
+# ---- attributes in place ------------------------------------------------------------------------------------------------
+
+cdef inline object get(object of, Py_ssize_t at):
+    return <object>KQ_AT(<PyObject *>of, at)[0]
+
+
+cdef inline PyObject *peek(object of, Py_ssize_t at) noexcept:
+    """Borrowed: to be compared, not kept."""
+    return KQ_AT(<PyObject *>of, at)[0]
+
+
+cdef inline bint is_none(object of, Py_ssize_t at) noexcept:
+    return KQ_AT(<PyObject *>of, at)[0] == <PyObject *>None
+
+
+cdef inline bint is_false(object of, Py_ssize_t at) noexcept:
+    return KQ_AT(<PyObject *>of, at)[0] == Py_False
+
+
+cdef inline void put(object of, Py_ssize_t at, object value) noexcept:
+    cdef PyObject **place = KQ_AT(<PyObject *>of, at)
+    cdef PyObject *old = place[0]
+    Py_INCREF(value)
+    place[0] = <PyObject *>value
+    Py_XDECREF(old)
+
+
+cdef inline double real(object of, Py_ssize_t at) except? -1.0:
+    cdef PyObject *value = KQ_AT(<PyObject *>of, at)[0]
+    if PyFloat_CheckExact(<object>value):
+        return PyFloat_AS_DOUBLE(<object>value)
+    return PyFloat_AsDouble(<object>value)
+
+
+cdef inline long long whole(object of, Py_ssize_t at) except? -1:
+    return <long long><object>KQ_AT(<PyObject *>of, at)[0]
+
+
+cdef inline uint32_t u32(const uint8_t *at) noexcept nogil:
+    return (<uint32_t>at[0] << 24) | (<uint32_t>at[1] << 16) | (<uint32_t>at[2] << 8) | at[3]
+
+
+cdef inline int16_t i16(const uint8_t *at) noexcept nogil:
+    return <int16_t>((<uint16_t>at[0] << 8) | at[1])
+
+
+cdef Py_ssize_t offset(object of, str name) except -1:
+    at = kq_offset(of.__dict__[name])
+    if at < 0:
+        raise TypeError(f"{of.__name__}.{name} is not a slot")
+    return at
+
+
+# Offsets, by class and attribute.
+cdef Py_ssize_t W_readable, W_over, W_turn
+cdef Py_ssize_t F_skip, F_dropping, F_scrub, F_held, F_stopped
+cdef Py_ssize_t X_mute, X_waits, X_outcome, X_logins, X_inflight, X_held, X_broker_mute, X_time, X_translate
+cdef Py_ssize_t L_watch, S_state, S_raw
+cdef Py_ssize_t R_account, R_backlog, R_completing, R_max, R_now, R_saw, R_unsent, R_waiting, R_total, R_established
+cdef Py_ssize_t A_came, A_now, A_timed, A_total, A_max
+cdef Py_ssize_t P_id, P_key, P_version, P_account, P_sent, P_throttle, P_delay, P_cause, P_charged, P_answer, P_replicated
+cdef Py_ssize_t P_admission, P_response, P_held, P_asked
+cdef Py_ssize_t T_broker, T_to_broker, T_answers, T_request_read, T_response_read, T_up, T_down, T_taken, T_wanted
+cdef Py_ssize_t T_draining, T_patience, T_activity, T_splice_min
+cdef Py_ssize_t C_requests, C_touched, C_identity, C_last, C_meters
+cdef Py_ssize_t M_amount, M_charges, M_generation, M_group
+cdef Py_ssize_t G_usage, G_last, G_limit, G_owed, G_scale, G_watched, G_pacer, G_rate
+cdef Py_ssize_t Q_active
+cdef Py_ssize_t K_current, K_start, K_sample, K_sums, K_lasts, K_purge, K_oldest, K_min, K_window
+cdef Py_ssize_t B_free, B_recent, B_at, B_baseline, B_round_trip
+cdef Py_ssize_t H_counts, H_sum
+cdef Py_ssize_t V_pipe, V_inside, V_pool
+cdef Py_ssize_t I_read, I_write, I_size
+
+
+def bind():
+    """Look up what lies where. Raises TypeError where this module and the Python code do not fit together."""
+    if not bound:
+        try:
+            look_up()
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            text = f"the compiled lane is of other sources ({error}): compile it again (make lane), or set KQUOTA_PURE=1"
+            raise TypeError(text) from error
+
+
+cdef look_up():
+    global bound
+    global WAITED_S, SHARE_S, HANDOVER_MS, LEAST_MS, MS_PER_BYTE, LEAST_READ_BYTES, MAX_HELD_IN_FLIGHT_BYTES, POOL_SIZE
+    global RECENT, PRODUCE_MAX, FETCH_MAX, N_BUCKETS
+    global Kind_PRODUCE, Kind_REQUEST, Kind_FETCH, Pause_FULL, Pause_SPLICE_FULL, Pause_ANSWERS, Pause_TAKEN, Pause_ENDED
+    global AGAIN, IDLE, NOBODY, WindowGroup_type, Pipe_type, Pending_type, client_failed, broker_failed, send_now
+    global W_readable, W_over, W_turn, F_skip, F_dropping, F_scrub, F_held, F_stopped
+    global X_mute, X_waits, X_outcome, X_logins, X_inflight, X_held, X_broker_mute, X_time, X_translate
+    global L_watch, S_state, S_raw
+    global R_account, R_backlog, R_completing, R_max, R_now, R_saw, R_unsent, R_waiting, R_total, R_established
+    global A_came, A_now, A_timed, A_total, A_max
+    global P_id, P_key, P_version, P_account, P_sent, P_throttle, P_delay, P_cause, P_charged, P_answer, P_replicated
+    global P_admission, P_response, P_held, P_asked
+    global T_broker, T_to_broker, T_answers, T_request_read, T_response_read, T_up, T_down, T_taken, T_wanted
+    global T_draining, T_patience, T_activity, T_splice_min
+    global C_requests, C_touched, C_identity, C_last, C_meters, M_amount, M_charges, M_generation, M_group
+    global G_usage, G_last, G_limit, G_owed, G_scale, G_watched, G_pacer, G_rate, Q_active
+    global K_current, K_start, K_sample, K_sums, K_lasts, K_purge, K_oldest, K_min, K_window
+    global B_free, B_recent, B_at, B_baseline, B_round_trip, H_counts, H_sum
+    global V_pipe, V_inside, V_pool, I_read, I_write, I_size
+    if sys.implementation.name != "cpython":
+        raise TypeError(f"made for CPython, this is {sys.implementation.name}")
+    from proxy import errors, exchange, framing, login, observer, reactor, request_side, request_time, response_side
+    from proxy import sasl, sizes, sockets, splice, turns
+    from proxy.wire import apis, schema
+    from quota import accounts, activity, entity, group, pacing, rate, window
+
+    W_readable, W_over, W_turn = (offset(reactor.Watch, name) for name in ("readable", "over", "turn"))
+    F_skip, F_dropping, F_scrub, F_held, F_stopped = (
+        offset(framing.FrameWalker, name) for name in ("skip", "dropping", "scrub", "held", "stopped")
+    )
+    X_mute, X_waits, X_outcome, X_logins, X_inflight, X_held, X_broker_mute, X_time, X_translate = (
+        offset(exchange.Exchange, name)
+        for name in (
+            "mute_until_ms", "client_waits", "outcome", "logins", "inflight", "held_bytes", "broker_mute_until_ms",
+            "request_time", "translate",
+        )
+    )
+    L_watch = offset(login.Logins, "watch")
+    S_state, S_raw = (offset(sasl.SaslWatch, name) for name in ("_state", "raw"))
+    R_account, R_backlog, R_completing, R_max, R_now, R_saw, R_unsent, R_waiting, R_total, R_established = (
+        offset(request_side.RequestSide, name)
+        for name in (
+            "_account", "_backlog", "_completing", "_max_in_flight", "_now_ms", "_saw_request", "_unsent", "_waiting",
+            "bytes_total", "established",
+        )
+    )
+    A_came, A_now, A_timed, A_total, A_max = (
+        offset(response_side.ResponseSide, name)
+        for name in ("_came_ms", "_now_ms", "_timed", "bytes_total", "_max_response_bytes")
+    )
+    (
+        P_id, P_key, P_version, P_account, P_sent, P_throttle, P_delay, P_cause, P_charged, P_answer, P_replicated,
+        P_admission, P_response, P_held, P_asked,
+    ) = (
+        offset(exchange.Pending, name)
+        for name in (
+            "correlation_id", "api_key", "api_version", "account", "sent_ms", "throttle_until_ms", "delay_ms", "cause",
+            "charged", "local_answer", "replicated_bytes", "admission", "on_response", "held_bytes", "asked",
+        )
+    )
+    if len(exchange.Pending.__slots__) != 15:
+        raise TypeError("a Pending has other fields than are known here")
+    (
+        T_broker, T_to_broker, T_answers, T_request_read, T_response_read, T_up, T_down, T_taken, T_wanted, T_draining,
+        T_patience, T_activity, T_splice_min,
+    ) = (
+        offset(turns.Turns, name)
+        for name in (
+            "_broker", "_to_broker", "_answers", "_request_read_bytes", "_response_read_bytes", "_splice_up",
+            "_splice_down", "_sink_taken", "_progress_wanted", "_draining", "_patience", "last_activity_s",
+            "_splice_min_bytes",
+        )
+    )
+    C_requests, C_touched = (offset(activity.Activity, name) for name in ("requests", "touched"))
+    C_identity, C_last, C_meters = (offset(accounts.Account, name) for name in ("identity", "last_ms", "meters"))
+    M_amount, M_charges = (offset(group.Usage, name) for name in ("amount", "charges"))
+    M_generation, M_group = (offset(accounts.Meter, name) for name in ("generation", "group"))
+    G_usage, G_last, G_limit, G_owed = (
+        offset(group.Group, name) for name in ("usage", "last_ms", "limit", "owed_until")
+    )
+    G_scale, G_watched, G_pacer, G_rate = (
+        offset(window.WindowGroup, name) for name in ("_scale", "_watched", "pacer", "rate")
+    )
+    Q_active = offset(pacing.Pacer, "active")
+    K_current, K_start, K_sample, K_sums, K_lasts, K_purge, K_oldest, K_min, K_window = (
+        offset(rate.SampledRate, name)
+        for name in (
+            "_current", "_current_start", "_sample_ms", "_sums", "_lasts", "_purge_at", "_oldest_start", "_min_ms",
+            "window_ms",
+        )
+    )
+    B_free, B_recent, B_at, B_baseline, B_round_trip = (
+        offset(request_time.RequestTime, name) for name in ("free_ms", "_recent", "_at", "_baseline", "round_trip_ms")
+    )
+    H_counts, H_sum = (offset(observer.Histogram, name) for name in ("counts", "sum_s"))
+    V_pipe, V_inside, V_pool = (offset(splice.Splice, name) for name in ("_pipe", "inside", "_pool"))
+    I_read, I_write, I_size = (offset(splice.Pipe, name) for name in ("read_fd", "write_fd", "size_bytes"))
+
+    WAITED_S, SHARE_S = reactor.WAITED_S, sockets.SHARE_S
+    HANDOVER_MS, LEAST_MS, MS_PER_BYTE = request_time.HANDOVER_MS, request_time.LEAST_MS, request_time.MS_PER_BYTE
+    RECENT = request_time.RECENT
+    LEAST_READ_BYTES, POOL_SIZE = sockets.LEAST_READ_BYTES, splice.POOL_SIZE
+    MAX_HELD_IN_FLIGHT_BYTES = sizes.MAX_HELD_IN_FLIGHT_BYTES
+    PRODUCE_MAX, FETCH_MAX = schema.APIS[PRODUCE][2], schema.APIS[FETCH][2]
+    known = (turns.TURNS_BEFORE_CHECKPOINT, splice.SHARE, schema.APIS[PRODUCE][3], schema.APIS[FETCH][3])
+    if known != (TURNS, SPLICES, PRODUCE_FIRST_FLEXIBLE, FETCH_FIRST_FLEXIBLE):
+        raise TypeError(f"other constants than are known here: {known}")
+    if (apis.PRODUCE, apis.FETCH) != (PRODUCE, FETCH) or PRODUCE not in request_time.NEVER_WAIT:
+        raise TypeError("Produce and Fetch are not what is known here")
+    buckets = observer.LATENCY_BUCKETS_S
+    N_BUCKETS = len(buckets)
+    if N_BUCKETS > MOST_BUCKETS:
+        raise TypeError(f"{N_BUCKETS} buckets of latency, at most {MOST_BUCKETS} are known here")
+    for number, bound_s in enumerate(buckets):
+        BUCKETS_S[<int>number] = bound_s
+    Kind_PRODUCE, Kind_REQUEST, Kind_FETCH = entity.Kind.PRODUCE, entity.Kind.REQUEST, entity.Kind.FETCH
+    pause = turns.Pause
+    Pause_FULL, Pause_SPLICE_FULL, Pause_ANSWERS = pause.FULL, pause.SPLICE_FULL, pause.ANSWERS
+    Pause_TAKEN, Pause_ENDED = pause.TAKEN, pause.ENDED
+    AGAIN, IDLE, NOBODY = reactor.AGAIN, sasl._State.IDLE, login.NOBODY
+    WindowGroup_type, Pipe_type, Pending_type = window.WindowGroup, splice.Pipe, exchange.Pending
+    client_failed, broker_failed, send_now = errors.client_failed, errors.broker_failed, sockets.send_now
+    bound = True
+
+
+# ---- quotas -------------------------------------------------------------------------------------------------------------
+
+cdef inline void add_one(object of, Py_ssize_t at) except *:
+    put(of, at, <object>(<object>peek(of, at) + ONE))
+
+
+cdef long long window_charge(object group, object amount, long long now) except? -1:
+    """`WindowGroup.charge`, as far as it goes while nothing is exceeded; that class has the rest and the explanations."""
+    cdef object usage, rate, sums, lasts
+    cdef long long last, current, elapsed, shortest
+    cdef double value, total, observed
+    cdef Py_ssize_t i
+    if type(group) is not WindowGroup_type or not is_false(<object>peek(group, G_pacer), Q_active):
+        return group.charge(amount, now)
+    last = whole(group, G_last)
+    if now < last:
+        now = last
+    usage = <object>peek(group, G_usage)
+    put(usage, M_amount, <object>peek(usage, M_amount) + amount)
+    add_one(usage, M_charges)
+    number = now
+    put(group, G_last, number)
+    rate = <object>peek(group, G_rate)
+    value = <double>amount * real(group, G_scale)
+    if now - whole(rate, K_start) >= whole(rate, K_sample):
+        rate._advance(now)
+    current = whole(rate, K_current)
+    sums = <object>peek(rate, K_sums)
+    lasts = <object>peek(rate, K_lasts)
+    sums[current] = PyFloat_AsDouble(<object>PyList_GET_ITEM(sums, current)) + value
+    lasts[current] = number
+    if is_none(group, G_limit):
+        return 0
+    elapsed = now - whole(rate, K_oldest)
+    if now >= whole(rate, K_purge) or elapsed < 0:
+        observed = rate.measure(now)
+    else:
+        total = 0.0
+        for i in range(PyList_GET_SIZE(sums)):
+            total += PyFloat_AsDouble(<object>PyList_GET_ITEM(sums, i))
+        shortest = whole(rate, K_min)
+        if elapsed < shortest:
+            elapsed = shortest + elapsed % whole(rate, K_sample)
+        if elapsed == 0:
+            elapsed = 1
+        put(rate, K_window, elapsed)
+        observed = total / (elapsed / 1000.0)
+    if observed <= real(group, G_watched):
+        return group._impose(0, now) if whole(group, G_owed) > now else 0
+    return group._over(observed, <object>peek(group, G_limit), now)
+
+
+cdef long long charge(object ledger, object account, object meter, object kind, object amount, double now_ms) except? -1:
+    """`Ledger.charge`."""
+    cdef long long now = <long long>now_ms
+    if <object>peek(meter, M_generation) != ledger._generation:
+        return ledger.charge(account, kind, amount, now_ms)
+    put(meter, M_amount, <object>peek(meter, M_amount) + amount)
+    add_one(meter, M_charges)
+    put(account, C_last, now)
+    group = <object>peek(meter, M_group)
+    return 0 if group is None else window_charge(group, amount, now)
+
+
+def charge_by_lane(ledger, account, kind, amount, double now_ms):
+    """`Ledger.charge` by the lane's arithmetic: for tests, which compare the two."""
+    bind()
+    return charge(ledger, account, account.meters[kind], kind, amount, now_ms)
+
+
+# ---- the event loop -----------------------------------------------------------------------------------------------------
+
+cdef class Turn:
+    """What a watch calls: one direction of a lane."""
+
+    cdef Lane lane
+    cdef bint up
+
+    def __init__(self, Lane lane, bint up):
+        self.lane = lane
+        self.up = up
+
+    def __call__(self):
+        return self.lane.client_turn() if self.up else self.lane.broker_turn()
+
+
+cdef class Loop:
+    """`Reactor.before_io_wait` and `Reactor._round`, for a reactor that waits together with trio."""
+
+    cdef object reactor, watches, again, late, runner
+    cdef int epoll, trio_fd
+    cdef double clock_s, told_s
+    cdef readonly double since_ms
+    cdef void *events
+
+    def __cinit__(self):
+        self.events = PyMem_Malloc(KQ_EVENT_BYTES * MAX_EVENTS)
+        if self.events == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        PyMem_Free(self.events)
+
+    def __init__(self, reactor, runner, int epoll, int trio_fd, double clock_s):
+        """`clock_s` is what trio's clock is ahead of CLOCK_MONOTONIC (`SystemClock.offset`)."""
+        bind()
+        self.reactor, self.watches, self.again, self.late = reactor, reactor._watches, reactor.again, reactor._late
+        self.runner = runner
+        self.epoll, self.trio_fd, self.clock_s = epoll, trio_fd, clock_s
+
+    cdef inline double now(self) noexcept nogil:
+        cdef timespec time
+        clock_gettime(CLOCK_MONOTONIC, &time)
+        return self.clock_s + (time.tv_sec + time.tv_nsec * 1e-9)
+
+    def current_time(self):
+        """As the reactor's clock tells it."""
+        return self.now()
+
+    def before_io_wait(self, double timeout):
+        """See `Reactor.before_io_wait`."""
+        cdef double now_s = self.now(), until_s, wait_s
+        cdef bint found
+        if timeout <= 0.0:
+            self.round(0.0, now_s)
+            return
+        runner = self.runner
+        runq = runner.runq
+        until_s = now_s + timeout
+        while True:
+            wait_s = 0.0 if self.again else until_s - now_s
+            if self.late:
+                wait_s = min(wait_s, max(0.0, <double>self.late[0][0] - now_s))
+            found = self.round(wait_s, now_s)
+            now_s = self.now()
+            if found or runq or now_s >= until_s:
+                runner.io_manager.force_wakeup()
+                return
+
+    cdef bint round(self, double wait_s, double asked_s) except -1:
+        cdef int count, i, fd, wait_ms
+        cdef double now_s
+        cdef Py_ssize_t left
+        cdef bint found = False
+        cdef PyObject *entry
+        wait_ms = 2147483647 if wait_s > 2e6 else <int>ceil(wait_s * 1000.0)
+        with nogil:
+            count = kq_epoll_wait(self.epoll, self.events, MAX_EVENTS, wait_ms)
+        if count < 0:
+            if errno != EINTR:
+                raise OSError(errno, "epoll_wait")
+            PyErr_CheckSignals()
+            count = 0
+        now_s = self.now()
+        self.since_ms = (now_s if now_s - asked_s > WAITED_S else self.told_s) * 1000.0
+        self.told_s = now_s
+        self.reactor.since_ms = self.since_ms
+        left = len(self.again)
+        for i in range(count):
+            fd = kq_event_fd(self.events, i)
+            if fd == self.trio_fd:
+                found = True
+                continue
+            entry = PyDict_GetItemWithError(self.watches, fd)
+            if entry != NULL:
+                self.serve(<object>entry, kq_event_flags(self.events, i))
+        while left:
+            left -= 1
+            self.again.popleft().run_again()
+        if self.late and <double>self.late[0][0] <= now_s:
+            self.reactor._call_back(now_s)
+        return found
+
+    cdef int serve(self, object watch, uint32_t flags) except -1:
+        put(watch, W_readable, True)
+        if flags & <uint32_t>(EPOLLRDHUP | EPOLLHUP | EPOLLERR):
+            put(watch, W_over, True)
+        turn = get(watch, W_turn)
+        if turn is None:
+            return 0
+        try:
+            if type(turn) is Turn:
+                result = (<Turn>turn).lane.client_turn() if (<Turn>turn).up else (<Turn>turn).lane.broker_turn()
+            else:
+                result = turn()
+        except BaseException as error:
+            watch.failed(error)
+        else:
+            if result is not None:
+                watch.ended(result)
+        return 0
+
+
+cdef uint8_t *address(object view) except NULL:
+    """Of the bytes of a memoryview, which are there as long as it is."""
+    cdef Py_buffer buffer
+    PyObject_GetBuffer(view, &buffer, PyBUF_WRITABLE)
+    at = <uint8_t *>buffer.buf
+    PyBuffer_Release(&buffer)
+    return at
+
+
+# ---- one connection pair ------------------------------------------------------------------------------------------------
+
+cdef enum Moved:
+    MOVED_ALL
+    MOVED_EMPTY
+    MOVED_FULL
+    MOVED_SHARE
+    MOVED_ENDED
+    MOVED_NO_PIPE
+
+
+cdef inline bint follows(object walker, object watch, long long skip, long long splice_min) except -1:
+    """The rest of a large frame comes at once, by `move`: it shall share a packet with what is sent now (MSG_MORE)."""
+    return (
+        skip > 0
+        and not is_false(watch, W_readable)
+        and skip >= splice_min
+        and is_false(walker, F_dropping)
+        and is_none(walker, F_scrub)
+    )
+
+
+cdef inline int count(object counts, object key) except -1:
+    """counts[key] += 1, for a Counter or a defaultdict of int."""
+    cdef PyObject *old = PyDict_GetItemWithError(counts, key)
+    return PyDict_SetItem(counts, key, ONE if old == NULL else <object>old + ONE)
+
+
+cdef int failed(object make, int number) except -1:
+    error = OSError(number, os.strerror(number))
+    raise make(error) from error
+
+
+cdef class Lane:
+    """The two turns of one connection pair (`proxy.turns.Turns`), over plain sockets."""
+
+    cdef object turns, session, exchange, requests, responses, up, down, ledger, counters, shared, reactor, clock
+    cdef object inflight, append, popleft, time, latency
+    cdef object client_watch, broker_watch, broker
+    cdef object view
+    cdef uint8_t *buffer
+    cdef Loop loop
+    cdef int client_fd, broker_fd
+    cdef long max_frame_bytes, max_header_bytes, most_bytes
+    cdef bint rewrites
+    # The client that sent the last request, as `RequestSide` has it, and what is needed of it.
+    cdef object account, name, of_produce, of_requests
+    # What is said besides a result: the rest of the frame that was judged, and answers whose turn has come.
+    cdef long long rest
+    cdef list answers, free
+    cdef object pool
+
+    def __init__(self, turns, client_watch):
+        """For a pair whose broker is not connected to yet (`connected`)."""
+        bind()
+        session = turns.session
+        shared = turns._shared
+        self.turns, self.session, self.shared, self.client_watch = turns, session, shared, client_watch
+        self.exchange, self.requests, self.responses = session.exchange, session._requests, session._responses
+        self.up, self.down = session.request_frames, session.response_frames
+        self.ledger, self.counters = self.exchange.ledger, self.exchange.counters
+        self.inflight, self.time = self.exchange.inflight, self.exchange.request_time
+        self.append, self.popleft = self.inflight.append, self.inflight.popleft
+        self.latency = self.counters.upstream_latency
+        self.reactor = shared.reactor
+        self.loop = self.reactor.loop
+        self.clock = self.reactor.clock
+        self.pool, self.free = shared.pipes, shared.pipes._free
+        self.view = shared.buffer
+        self.buffer = address(shared.buffer)
+        self.most_bytes = len(shared.buffer)
+        sizes = self.requests._sizes
+        self.max_frame_bytes, self.max_header_bytes = sizes.max_frame_bytes, sizes.max_header_bytes
+        self.rewrites = self.exchange.translate is not None
+        self.client_fd = turns._client.fileno()
+        self.broker_fd = -1
+
+    def connected(self, broker, broker_watch):
+        """The broker's socket, plain like the client's, and its watch."""
+        self.broker, self.broker_watch = broker, broker_watch
+        self.broker_fd = broker.fileno()
+
+    def requests_turn(self):
+        """What the client's watch is to call."""
+        return Turn(self, True)
+
+    def responses_turn(self):
+        """What the broker's watch is to call."""
+        return Turn(self, False)
+
+    def close(self):
+        """The connection has ended: let go of it. (Turns and lane hold each other.)"""
+        self.turns = self.session = self.client_watch = self.broker_watch = self.account = self.of_produce = None
+        self.of_requests = self.answers = None
+
+    cdef inline double now(self) except? -1.0:
+        return self.loop.now() if self.loop is not None else <double>self.clock()
+
+    # ---- client -> broker ---------------------------------------------------------------------------------------------
+
+    cdef inline bint logging_in(self) except -1:
+        """A login is under way, or its next message has no header: nothing is ordinary meanwhile."""
+        cdef object watch
+        if is_none(self.exchange, X_logins):
+            return False
+        watch = <object>peek(<object>peek(self.exchange, X_logins), L_watch)
+        return peek(watch, S_state) != <PyObject *>IDLE or not is_false(watch, S_raw)
+
+    cdef inline bint requests_ordinary(self, double now_ms) except -1:
+        cdef object exchange = self.exchange, up = self.up
+        return (
+            self.broker_fd >= 0
+            and real(exchange, X_mute) <= now_ms
+            and is_none(self.turns, T_patience)
+            and is_false(self.turns, T_draining)
+            and is_false(up, F_stopped)
+            and is_false(exchange, X_waits)
+            and is_none(up, F_held)
+            and is_false(up, F_dropping)
+            and is_none(up, F_scrub)
+            and is_none(self.requests, R_backlog)
+            and is_none(exchange, X_outcome)
+            and is_none(self.requests, R_waiting)
+            and not self.logging_in()
+        )
+
+    cdef object client_turn(self):
+        """`Turns._client_turn`, while everything is ordinary."""
+        cdef object turns = self.turns, up = self.up, watch = self.client_watch, buffers
+        cdef double now_s, now_ms, took_s
+        cdef long long skip, splice_min
+        cdef long wanted
+        cdef ssize_t received, sent
+        cdef Py_ssize_t taken
+        cdef bint others_next = False, readable, more
+        cdef int n
+        cdef Moved moved
+        for n in range(TURNS):
+            now_s = self.now()
+            now_ms = now_s * 1000.0
+            if not self.requests_ordinary(now_ms):
+                return turns._client_turn()
+            skip = whole(up, F_skip)
+            splice_min = whole(turns, T_splice_min)
+            readable = not is_false(watch, W_readable)
+            splice = <object>peek(turns, T_up)
+            if (skip and readable and skip >= splice_min > 0) or whole(splice, V_inside):
+                moved = self.move(splice, self.client_fd, self.broker_fd, skip, True, client_failed, broker_failed)
+                if moved == MOVED_ALL or moved == MOVED_SHARE:
+                    continue
+                if moved == MOVED_EMPTY:
+                    put(watch, W_readable, False)
+                    return None
+                if moved == MOVED_FULL:
+                    return Pause_SPLICE_FULL
+                if moved == MOVED_ENDED:
+                    return Pause_ENDED
+            if not readable:
+                return None
+            wanted = whole(turns, T_request_read)
+            received = c_recv(self.client_fd, &self.buffer[0], wanted, MSG_DONTWAIT)
+            if received < 0:
+                if errno == EINTR:
+                    continue
+                if errno == EAGAIN:
+                    put(watch, W_readable, False)
+                    return None
+                failed(client_failed, errno)
+            if received == 0:
+                return Pause_ENDED
+            put(turns, T_activity, now_s)
+            taken = self.walk_requests(received, now_ms)
+            buffers = None
+            if taken < received and is_false(up, F_stopped):
+                buffers = self.session.client_bytes(self.view[taken:received], now_ms)
+                if taken:
+                    buffers.insert(0, self.view[:taken])
+            skip = whole(up, F_skip)
+            if received == wanted:
+                took_s = self.now() - now_s
+                put(turns, T_request_read, self.next_read_bytes(received, took_s))
+                others_next = took_s > SHARE_S
+            elif is_false(watch, W_over):
+                put(watch, W_readable, False)
+            readable = not is_false(watch, W_readable)
+            more = follows(up, watch, skip, splice_min)
+            if buffers is not None:
+                if buffers:
+                    left = send_now(self.broker, buffers, broker_failed, MSG_MORE if more else 0)
+                    if left is not None:
+                        put(turns, T_to_broker, left)
+                        return Pause_FULL
+            elif taken:
+                sent = c_send(self.broker_fd, &self.buffer[0], taken, MSG_DONTWAIT | MSG_NOSIGNAL | (MSG_MORE if more else 0))
+                if sent < 0:
+                    if errno != EAGAIN and errno != EINTR:
+                        failed(broker_failed, errno)
+                    sent = 0
+                if sent < taken:
+                    put(turns, T_to_broker, bytes(self.view[sent:taken]))
+                    return Pause_FULL
+            if self.inflight and not is_none(self.inflight[0], P_answer):
+                return Pause_ANSWERS
+            if not (readable or skip or not is_false(up, F_stopped) or not is_false(turns, T_draining)):
+                return None
+            if others_next:
+                break
+        return AGAIN
+
+    cdef Py_ssize_t walk_requests(self, Py_ssize_t end, double now_ms) except -1:
+        """`RequestSide.take` for ordinary requests. Returns how much of the buffer has been dealt with and goes on as
+        it stands; what is behind it has been put aside (`stopped`), or is for the Python code to judge."""
+        cdef object up = self.up
+        cdef Py_ssize_t position = 0, part
+        cdef long long skip = whole(up, F_skip)
+        cdef bint stopped = False
+        while position < end:
+            if skip:
+                part = <Py_ssize_t>min(skip, <long long>(end - position))
+                position += part
+                skip -= part
+            else:
+                part = self.judge_request(position, end, now_ms)
+                if part == 0:
+                    break
+                position += part
+                skip = self.rest
+            if skip == 0:
+                if self.request_complete(now_ms):
+                    stopped = True
+                    break
+        put(up, F_skip, skip)
+        put(self.requests, R_total, whole(self.requests, R_total) + (end if stopped else position))
+        if stopped:
+            put(up, F_stopped, True)
+            if position < end:
+                put(self.requests, R_backlog, bytearray(self.view[position:end]))
+        return position
+
+    cdef bint knows_client(self) except -1:
+        """Whether the client of the last request is one whose name can be compared as it comes."""
+        cdef object account = get(self.requests, R_account)
+        if account is self.account:
+            return account is not None
+        self.account = None
+        if account is None or account is NOBODY:
+            return False
+        meters = <object>peek(account, C_meters)
+        self.of_produce, self.of_requests = meters[Kind_PRODUCE], meters[Kind_REQUEST]
+        self.name = (<str?>account.identity.client_id).encode("utf-8", "surrogatepass")
+        self.account = account
+        return True
+
+    cdef Py_ssize_t judge_request(self, Py_ssize_t start, Py_ssize_t end, double now_ms) except -1:
+        """`RequestSide._judge` for Produce: how many bytes of the request are here, or 0: not an ordinary one, or not
+        enough of it. Sets `rest`."""
+        cdef const uint8_t *at = &self.buffer[start]
+        cdef Py_ssize_t here = end - start, total, body, position
+        cdef long long size
+        cdef int length, version, acks
+        cdef object pending = None, requests = self.requests, account
+        if here < 14 or at[4] != 0 or at[5] != PRODUCE:
+            return 0
+        size = u32(at)
+        version = i16(at + 6)
+        if not 10 <= size <= self.max_frame_bytes or not 0 <= version <= PRODUCE_MAX:
+            return 0
+        if is_false(requests, R_established) or not self.knows_client():
+            return 0
+        length = i16(at + 12)
+        if length < 0:
+            length = 0
+        total = <Py_ssize_t>(4 + size)
+        body = 14 + length + (1 if version >= PRODUCE_FIRST_FLEXIBLE else 0)
+        name = <bytes>self.name
+        # 4 bytes more are enough for a transactional id that is null or short, and for acks.
+        if body + 4 > here or body + 4 > total or body > self.max_header_bytes or length != len(name):
+            return 0
+        if memcmp(at + 14, <const char *><bytes>name, length) != 0:
+            return 0
+        if version >= PRODUCE_FIRST_FLEXIBLE:
+            if at[body - 1] != 0 or at[body] >= 0x80:
+                return 0
+            position = body + (at[body] if at[body] else 1)
+        elif version >= 3:
+            position = i16(at + body)
+            if position < -1:
+                return 0
+            position = body + 2 + (position if position > 0 else 0)
+        else:
+            position = body
+        if position + 2 > here or position + 2 > total:
+            return 0
+        acks = i16(at + position)
+        account = self.account
+        if acks != 0:
+            pending = PyType_GenericAlloc(Pending_type, 0)
+            put(pending, P_id, <int32_t>u32(at + 8))
+            put(pending, P_key, KEY_PRODUCE)
+            put(pending, P_version, version)
+            put(pending, P_account, account)
+            put(pending, P_sent, now_ms)
+            put(pending, P_throttle, FLOAT_ZERO)
+            put(pending, P_delay, ZERO)
+            put(pending, P_cause, None)
+            put(pending, P_charged, None)
+            put(pending, P_answer, None)
+            put(pending, P_replicated, size if acks == -1 else ZERO)
+            put(pending, P_admission, None)
+            put(pending, P_response, None)
+            put(pending, P_held, ZERO)
+            put(pending, P_asked, None)
+        count(self.counters.requests, KEY_PRODUCE)
+        count(<object>peek(account, C_requests), KEY_PRODUCE)
+        if is_false(account, C_touched):
+            self.ledger.wake(account)
+        if pending is not None:
+            self.append(pending)
+        if here >= total:
+            self.rest = 0
+            put(requests, R_completing, (account, size, pending))
+            return total
+        self.rest = total - here
+        put(requests, R_completing, (account, size, pending))
+        put(requests, R_unsent, pending)
+        return here
+
+    cdef bint request_complete(self, double now_ms) except -1:
+        """`RequestSide._complete`; whether no further request may be judged now."""
+        cdef object requests = self.requests, exchange = self.exchange, account, pending, size, meter
+        cdef tuple completing
+        cdef long long delay_ms
+        if not is_none(requests, R_unsent):
+            put(<object>peek(requests, R_unsent), P_sent, now_ms)
+            put(requests, R_unsent, None)
+        if not is_none(requests, R_completing):
+            completing = <tuple>get(requests, R_completing)
+            put(requests, R_completing, None)
+            account, size, pending = completing
+            meter = self.of_produce if account is self.account else (<object>peek(account, C_meters))[Kind_PRODUCE]
+            delay_ms = charge(self.ledger, account, meter, Kind_PRODUCE, size, now_ms)
+            if delay_ms > 0:
+                if pending is None:
+                    exchange.mute(account, Kind_PRODUCE, delay_ms, now_ms, size)
+                else:
+                    exchange.impose(pending, Kind_PRODUCE, delay_ms, now_ms, size)
+        return (
+            real(exchange, X_mute) > now_ms
+            or len(self.inflight) >= whole(requests, R_max)
+            or whole(exchange, X_held) > MAX_HELD_IN_FLIGHT_BYTES
+            or not is_none(requests, R_waiting)
+            or not is_false(exchange, X_waits)
+        )
+
+    # ---- broker -> client ---------------------------------------------------------------------------------------------
+
+    cdef object broker_turn(self):
+        """`Turns._broker_turn`, while everything is ordinary."""
+        cdef object turns = self.turns, down = self.down, watch = self.broker_watch, buffers
+        cdef double now_s, now_ms, came_ms, took_s
+        cdef long long skip, splice_min
+        cdef long wanted
+        cdef ssize_t received, sent
+        cdef Py_ssize_t taken
+        cdef bint readable, more
+        cdef int n
+        cdef Moved moved
+        for n in range(TURNS):
+            if not is_false(turns, T_taken):
+                return Pause_TAKEN
+            if not (
+                is_none(down, F_held) and is_none(down, F_scrub) and is_false(down, F_dropping) and not self.logging_in()
+            ):
+                return turns._broker_turn(self.broker, watch)
+            skip = whole(down, F_skip)
+            splice_min = whole(turns, T_splice_min)
+            readable = not is_false(watch, W_readable)
+            splice = <object>peek(turns, T_down)
+            if (skip and readable and skip >= splice_min > 0) or whole(splice, V_inside):
+                moved = self.move(splice, self.broker_fd, self.client_fd, skip, False, broker_failed, client_failed)
+                if moved == MOVED_ALL:
+                    answers = get(turns, T_answers)
+                    if answers:
+                        put(turns, T_answers, [])
+                    if not is_false(turns, T_wanted):
+                        turns._wake_client_pump()
+                    if answers:
+                        left = send_now(turns._client, answers, client_failed)
+                        if left is not None:
+                            return turns._take_sink(left)
+                    continue
+                if moved == MOVED_SHARE:
+                    continue
+                if moved == MOVED_EMPTY:
+                    put(watch, W_readable, False)
+                    return None
+                if moved == MOVED_FULL:
+                    return Pause_SPLICE_FULL
+                if moved == MOVED_ENDED:
+                    return Pause_ENDED
+            if not readable:
+                return None
+            wanted = whole(turns, T_response_read)
+            received = c_recv(self.broker_fd, &self.buffer[0], wanted, MSG_DONTWAIT)
+            if received < 0:
+                if errno == EINTR:
+                    continue
+                if errno == EAGAIN:
+                    put(watch, W_readable, False)
+                    return None
+                failed(broker_failed, errno)
+            if received == 0:
+                return Pause_ENDED
+            now_s = self.now()
+            now_ms = now_s * 1000.0
+            put(turns, T_activity, now_s)
+            came_ms = self.loop.since_ms if self.loop is not None else <double>self.reactor.since_ms
+            taken = self.walk_responses(received, now_ms, came_ms)
+            buffers, self.answers = self.answers, None
+            if buffers is not None:
+                buffers.insert(0, self.view[:taken])
+            if taken < received:
+                rest = self.session.broker_bytes(self.view[taken:received], now_ms, came_ms)
+                if buffers is not None:
+                    buffers.extend(rest)
+                else:
+                    buffers = rest
+                    if taken:
+                        buffers.insert(0, self.view[:taken])
+            skip = whole(down, F_skip)
+            took_s = 0.0
+            if received == wanted:
+                took_s = self.now() - now_s
+                put(turns, T_response_read, self.next_read_bytes(received, took_s))
+            elif is_false(watch, W_over):
+                put(watch, W_readable, False)
+            readable = not is_false(watch, W_readable)
+            more = follows(down, watch, skip, splice_min)
+            left = None
+            if buffers is not None:
+                left = send_now(turns._client, buffers, client_failed, MSG_MORE if more else 0)
+            elif taken:
+                sent = c_send(self.client_fd, &self.buffer[0], taken, MSG_DONTWAIT | MSG_NOSIGNAL | (MSG_MORE if more else 0))
+                if sent < 0:
+                    if errno != EAGAIN and errno != EINTR:
+                        failed(client_failed, errno)
+                    sent = 0
+                if sent < taken:
+                    left = bytes(self.view[sent:taken])
+            if not is_false(turns, T_wanted):
+                turns._wake_client_pump()
+            if left is not None:
+                return turns._take_sink(left)
+            if not (readable or skip):
+                return None
+            if took_s > SHARE_S:
+                break
+        return AGAIN
+
+    cdef Py_ssize_t walk_responses(self, Py_ssize_t end, double now_ms, double came_ms) except -1:
+        """`ResponseSide.take` for ordinary responses. Returns how much of the buffer has been dealt with and goes on as
+        it stands; what is behind it is for the Python code to judge. `answers` come after it, if there are any."""
+        cdef object down = self.down, responses = self.responses
+        cdef Py_ssize_t position = 0, part
+        cdef long long skip = whole(down, F_skip)
+        put(responses, A_now, now_ms)
+        put(responses, A_came, came_ms)
+        while position < end:
+            if skip:
+                part = <Py_ssize_t>min(skip, <long long>(end - position))
+                position += part
+                skip -= part
+            else:
+                part = self.judge_response(position, end, now_ms, came_ms)
+                if part == 0:
+                    break
+                position += part
+                skip = self.rest
+            if skip == 0 and self.response_complete(came_ms):
+                break
+        put(down, F_skip, skip)
+        put(responses, A_total, whole(responses, A_total) + position)
+        if self.answers_due() and skip == 0 and position:
+            self.answers = responses._ready()
+        return position
+
+    cdef inline bint answers_due(self) except -1:
+        return len(self.inflight) > 0 and not is_none(self.inflight[0], P_answer)
+
+    cdef bint response_complete(self, double came_ms) except -1:
+        """`ResponseSide._complete`; whether an answer made here is due now."""
+        cdef double mute_ms = real(self.exchange, X_broker_mute)
+        put(self.time, B_free, came_ms if came_ms > mute_ms else mute_ms)
+        return self.answers_due()
+
+    cdef Py_ssize_t judge_response(self, Py_ssize_t start, Py_ssize_t end, double now_ms, double came_ms) except -1:
+        """`ResponseSide._judge` for Produce and Fetch: how many bytes of the response are here, or 0: not an ordinary
+        one, or not enough of it. Sets `rest`."""
+        cdef const uint8_t *at = &self.buffer[start]
+        cdef Py_ssize_t here = end - start, total
+        cdef long long size
+        cdef int version, header
+        cdef object pending, account, key
+        if here < 8 or not self.inflight:
+            return 0
+        size = <int32_t>u32(at)
+        if not 4 <= size <= whole(self.responses, A_max):
+            return 0
+        pending = self.inflight[0]
+        if (
+            <int32_t>u32(at + 4) != whole(pending, P_id)
+            or not is_none(pending, P_response)
+            or not is_none(pending, P_asked)
+            or not is_none(pending, P_answer)
+            or real(pending, P_throttle) != 0.0
+        ):
+            return 0
+        account = <object>peek(pending, P_account)
+        if account is NOBODY:
+            return 0
+        total = <Py_ssize_t>(4 + size)
+        if here > total:
+            here = total
+        key = <object>peek(pending, P_key)
+        version = whole(pending, P_version)
+        if key is KEY_PRODUCE or key == KEY_PRODUCE:
+            if here < total or not self.plain_produce(at, total, version):
+                return 0
+        elif key == KEY_FETCH:
+            header = 9 if version >= FETCH_FIRST_FLEXIBLE else 8
+            if not 1 <= version <= FETCH_MAX or is_none(pending, P_admission):
+                return 0
+            if here < THROTTLE_HEAD_BYTES or (header == 9 and at[8] != 0) or u32(at + header) != 0:
+                return 0
+        else:
+            return 0
+        if <PyObject *>pending != peek(self.responses, A_timed):
+            self.charge_time(pending, account, now_ms, came_ms)
+            if real(pending, P_throttle) != 0.0:
+                return 0  # its throttle has to be told
+        self.popleft()
+        if key == KEY_FETCH:
+            self.ledger.settle(
+                account, Kind_FETCH, <object>peek(pending, P_admission), size - (header - 8), now_ms
+            )
+        else:
+            self.note_latency(pending, now_ms)
+        self.rest = total - here
+        return here
+
+    cdef bint plain_produce(self, const uint8_t *at, Py_ssize_t total, int version) except -1:
+        """Whether there is neither an address to be rewritten nor a throttle of the broker's in this response: that
+        of `proxy.wire.throttle.plain_produce`, with a throttle of 0."""
+        cdef Py_ssize_t name, partitions, tail
+        if version < PRODUCE_FIRST_FLEXIBLE:
+            return version > 0 and total >= 13 and u32(at + total - 4) == 0
+        if total < 52 or version > PRODUCE_MAX:
+            return False
+        name = at[10] if version < PRODUCE_FIRST_TOPIC_ID else 16
+        partitions = 10 + name
+        tail = partitions + 31
+        return (
+            tail + 9 == total
+            and name < 0x80
+            and at[8] == 0
+            and at[9] == 2
+            and at[partitions] == 2
+            and at[tail] == 1
+            and at[tail + 1] == 0
+            and at[tail + 2] == 0
+            and at[tail + 3] == 0
+            and u32(at + tail + 4) == 0
+            and at[tail + 8] == 0
+        )
+
+    cdef int charge_time(self, object pending, object account, double now_ms, double came_ms) except -1:
+        """`ResponseSide._charge_time` and `RequestTime.busy_ms`."""
+        cdef object time = self.time, meter, busy, recent
+        cdef double free_ms = real(time, B_free), sent_ms = real(pending, P_sent), start_ms, unused_ms, busy_ms, most_ms
+        cdef long long place, replicated
+        cdef long long delay_ms
+        put(self.responses, A_timed, pending)
+        if free_ms > sent_ms:
+            start_ms = free_ms
+            unused_ms = HANDOVER_MS
+        else:
+            start_ms = sent_ms
+            unused_ms = real(time, B_round_trip) + HANDOVER_MS
+        busy_ms = came_ms - start_ms - unused_ms
+        if busy_ms < LEAST_MS:
+            busy_ms = min(LEAST_MS, max(now_ms - start_ms, 0.0))
+        replicated = whole(pending, P_replicated)
+        if <object>peek(pending, P_key) == KEY_PRODUCE and not replicated:
+            place = whole(time, B_at)
+            recent = <object>peek(time, B_recent)
+            recent[place] = busy_ms
+            put(time, B_at, place + 1 if place < RECENT - 1 else 0)
+            put(time, B_baseline, None)
+        else:
+            most_ms = time.baseline_ms if is_none(time, B_baseline) else real(time, B_baseline)
+            if replicated:
+                most_ms += replicated * MS_PER_BYTE
+            busy_ms = min(busy_ms, most_ms)
+        if busy_ms <= 0.0:
+            return 0
+        busy = busy_ms
+        meter = self.of_requests if account is self.account else (<object>peek(account, C_meters))[Kind_REQUEST]
+        delay_ms = charge(self.ledger, account, meter, Kind_REQUEST, busy, now_ms)
+        if delay_ms > 0:
+            self.exchange.impose(pending, Kind_REQUEST, delay_ms, now_ms, busy)
+        return 0
+
+    cdef int note_latency(self, object pending, double now_ms) except -1:
+        """`ResponseSide._latency_ms` into `Histogram.add`."""
+        cdef double seconds = max(now_ms - max(real(pending, P_sent), real(self.exchange, X_broker_mute)), 0.0) / 1000.0
+        cdef int place = 0
+        cdef object counts = <object>peek(self.latency, H_counts)
+        while place < N_BUCKETS and BUCKETS_S[place] < seconds:
+            place += 1
+        counts[place] = counts[place] + ONE
+        put(self.latency, H_sum, real(self.latency, H_sum) + seconds)
+        return 0
+
+    # ---- both ---------------------------------------------------------------------------------------------------------
+
+    cdef long next_read_bytes(self, long last_bytes, double took_s) noexcept:
+        """`proxy.sockets.next_read_bytes`."""
+        if took_s > SHARE_S:
+            return max(last_bytes // 2, LEAST_READ_BYTES)
+        return min(last_bytes * 2, self.most_bytes) if took_s < SHARE_S / 4 else last_bytes
+
+    cdef Moved move(
+        self, object splice, int source, int sink, long long count, bint up, object source_failed, object sink_failed
+    ) except *:
+        """`Splice.step`, with what `Turns` does for each part that has reached the other side."""
+        cdef object pipe = get(splice, V_pipe)
+        cdef long long inside = whole(splice, V_inside), size
+        cdef ssize_t got
+        cdef int number, read_fd, write_fd
+        cdef bint source_empty
+        cdef Moved moved = MOVED_SHARE
+        if pipe is None:
+            if PyList_GET_SIZE(self.free):
+                pipe = self.free.pop()
+            else:
+                pipe = self.pool.take()
+                if pipe is None:
+                    return MOVED_NO_PIPE
+        read_fd, write_fd, size = whole(pipe, I_read), whole(pipe, I_write), whole(pipe, I_size)
+        try:
+            for _ in range(SPLICES):
+                source_empty = False
+                if count > inside and inside < size:
+                    got = c_splice(
+                        source, NULL, write_fd, NULL, min(count - inside, size), SPLICE_F_NONBLOCK | SPLICE_F_MOVE
+                    )
+                    if got < 0:
+                        number = errno
+                        if number != EAGAIN and number != EINTR:
+                            failed(source_failed, number)
+                        source_empty = True
+                    elif got == 0:
+                        moved = MOVED_ENDED
+                        break
+                    else:
+                        inside += got
+                if inside:
+                    got = c_splice(
+                        read_fd, NULL, sink, NULL, inside,
+                        SPLICE_F_NONBLOCK | SPLICE_F_MOVE | (SPLICE_F_MORE if count > inside else 0),
+                    )
+                    if got < 0:
+                        number = errno
+                        if number == EINTR:
+                            continue
+                        if number != EAGAIN:
+                            failed(sink_failed, number)
+                        moved = MOVED_FULL
+                        break
+                    inside -= got
+                    count -= got
+                    if up:
+                        self.request_moved(got)
+                    else:
+                        self.response_moved(got)
+                    if count == 0:
+                        moved = MOVED_ALL
+                        break
+                elif source_empty:
+                    moved = MOVED_EMPTY
+                    break
+        finally:
+            put(splice, V_inside, inside)
+            if inside:
+                put(splice, V_pipe, pipe)
+            else:
+                put(splice, V_pipe, None)
+                if PyList_GET_SIZE(self.free) < POOL_SIZE:
+                    self.free.append(pipe)
+                else:
+                    self.pool.give_back(pipe, is_empty=True)
+        return moved
+
+    cdef int request_moved(self, ssize_t part) except -1:
+        """`Turns._request_moved`."""
+        cdef object up = self.up, requests = self.requests
+        cdef double now_s = self.now()
+        cdef long long skip = whole(up, F_skip) - part
+        put(self.turns, T_activity, now_s)
+        put(requests, R_total, whole(requests, R_total) + part)
+        put(up, F_skip, skip)
+        if skip == 0 and self.request_complete(now_s * 1000.0):
+            put(up, F_stopped, True)
+        return 0
+
+    cdef int response_moved(self, ssize_t part) except -1:
+        """`Turns._response_moved`."""
+        cdef object down = self.down, responses = self.responses
+        cdef double now_s = self.now(), now_ms
+        cdef long long skip = whole(down, F_skip) - part
+        put(self.turns, T_activity, now_s)
+        put(responses, A_total, whole(responses, A_total) + part)
+        put(down, F_skip, skip)
+        if skip == 0:
+            now_ms = now_s * 1000.0
+            put(responses, A_now, now_ms)
+            put(responses, A_came, now_ms)
+            if self.response_complete(now_ms):
+                (<object>peek(self.turns, T_answers)).extend(responses._ready())
+        return 0

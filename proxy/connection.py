@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from socket import SHUT_RD, socket
+from typing import TYPE_CHECKING
 
 import structlog
 import trio
@@ -17,11 +18,15 @@ import trio
 from proxy.channel import TlsSocket
 from proxy.errors import CloseReason, SessionError, UpstreamError, broker_failed, client_failed, first_error
 from proxy.kernel import round_trip_ms
+from proxy.lane import lane_for
 from proxy.observer import ConnectionInfo
-from proxy.reactor import Watch
+from proxy.reactor import Again, Watch
 from proxy.session import Session
 from proxy.sockets import close, send_now, send_rest
 from proxy.turns import Pause, Shared, Turns
+
+if TYPE_CHECKING:
+    from proxy._lane import Lane
 
 log = structlog.get_logger("kquota.connection")
 
@@ -46,6 +51,7 @@ class Connection(Turns):
         self._dial = dial
         self._user_source = user_source
         self._watches: list[Watch[Pause]] = []
+        self._lane: Lane | None = None
         self._scope = trio.CancelScope()
         self.ended = False
         self._sink_released: trio.Event | None = None
@@ -122,6 +128,8 @@ class Connection(Turns):
             self._splice_down.close()
             for watch in self._watches:
                 watch.close()
+            if self._lane is not None:
+                self._lane.close()
             close(self._client)
             if self._broker is not None:
                 close(self._broker)
@@ -130,6 +138,8 @@ class Connection(Turns):
     async def _serve(self) -> CloseReason:
         reason = CloseReason.CLIENT_CLOSED
         self._client_watch = self._watch(self._client)
+        if not isinstance(self._client, TlsSocket):
+            self._lane = lane_for(self, self._client_watch)
         async with trio.open_nursery() as nursery:
             reason = await self._client_pump(nursery)
             # No more requests. What is still owed is delivered before the broker hears of the end: a broker that sees
@@ -161,8 +171,9 @@ class Connection(Turns):
 
     async def _client_pump(self, nursery: trio.Nursery) -> CloseReason:
         watch = self._client_watch
+        turn = self._client_turn if self._lane is None else self._lane.requests_turn()
         while True:
-            match await watch.take(self._client_turn):
+            match await watch.take(turn):
                 case Pause.WAITS:
                     if self.session.must_wait:
                         await self._answered()
@@ -224,7 +235,10 @@ class Connection(Turns):
     # ---- broker -> client -------------------------------------------------------------------------------------------
 
     async def _broker_pump(self, broker: socket, watch: Watch[Pause]) -> None:
-        turn = partial(self._broker_turn, broker, watch)
+        turn: Callable[[], Pause | Again | None] = partial(self._broker_turn, broker, watch)
+        if self._lane is not None and not isinstance(broker, TlsSocket):
+            self._lane.connected(broker, watch)
+            turn = self._lane.responses_turn()
         while True:
             match await watch.take(turn):
                 case Pause.TAKEN:

@@ -1,12 +1,18 @@
-"""Which lane the data path takes: the compiled one where it was built, else the Python code that is its reference
+"""Which lane the data path takes: the compiled one where it was built, else the Python code that is its reference.
 
-The environment variable KQUOTA_PURE (anything but "" and "0") chooses the Python code; setup.py obeys it too.
+Nothing depends on it but speed (ADR 0023). The environment variable KQUOTA_PURE (anything but "" and "0") chooses the
+Python code; setup.py obeys it too.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from proxy._lane import Lane, Loop
+    from proxy.reactor import Reactor, Watch
+    from proxy.turns import Pause, Turns
 
 
 def _why_not() -> str:
@@ -24,3 +30,21 @@ WHY_NOT: Final[str] = _why_not()
 COMPILED: Final[bool] = not WHY_NOT
 DESCRIPTION: Final[str] = "compiled" if COMPILED else f"pure Python: {WHY_NOT}"
 """For people: the start's log line and `kquota --version`."""
+
+
+def loop_for(reactor: Reactor, runner: Any, epoll_fd: int, trio_fd: int) -> Loop | None:
+    """The compiled loop of a reactor that waits together with trio's `runner`; None without a lane."""
+    if not COMPILED:
+        return None
+    from proxy import _lane
+
+    return _lane.Loop(reactor, runner, epoll_fd, trio_fd, runner.clock.offset)
+
+
+def lane_for(turns: Turns, client_watch: Watch[Pause]) -> Lane | None:
+    """The compiled turns of a connection whose client's socket is a plain one; None without a lane."""
+    if not COMPILED:
+        return None
+    from proxy import _lane
+
+    return _lane.Lane(turns, client_watch)

@@ -28,11 +28,16 @@ from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from socket import socket
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import outcome
 import structlog
 import trio
+
+from proxy.lane import loop_for
+
+if TYPE_CHECKING:
+    from proxy._lane import Loop
 
 log = structlog.get_logger("kquota.reactor")
 
@@ -172,6 +177,8 @@ class Reactor(trio.abc.Instrument):
         """
         self.clock: Callable[[], float] = trio.current_time
         """The time as `trio.current_time` tells it, with fewer calls on the way."""
+        self.loop: Loop | None = None
+        """The compiled loop, which then does all that is said here about waiting together with trio."""
         self._told_s = 0.0
         self._runner: Any = None
         self._trio_fd = -1
@@ -210,6 +217,7 @@ class Reactor(trio.abc.Instrument):
             return
         self._epoll.register(fd, select.EPOLLIN)
         self._runner, self._trio_fd, self.clock = runner, fd, clock
+        self.loop = loop_for(self, runner, self._epoll.fileno(), fd)
 
     def watch(self, sock: socket) -> Watch[Any]:
         """Watch a non-blocking socket. Raises OSError if the kernel can not (no memory, too many watches)."""
@@ -248,6 +256,9 @@ class Reactor(trio.abc.Instrument):
     def before_io_wait(self, timeout: float) -> None:
         """trio has nothing to run for `timeout` seconds, or (0) lets whoever is ready run next to its tasks."""
         if self._trio_fd < 0:
+            return
+        if self.loop is not None:
+            self.loop.before_io_wait(timeout)
             return
         clock = self.clock
         now_s = clock()

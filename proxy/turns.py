@@ -65,6 +65,29 @@ class Shared:
 class Turns:
     """What one connection pair does when something has come. `Connection` waits for the rest."""
 
+    __slots__ = (
+        "_answers",
+        "_broker",
+        "_client",
+        "_client_watch",
+        "_clock",
+        "_draining",
+        "_patience",
+        "_progress",
+        "_progress_wanted",
+        "_request_read_bytes",
+        "_response_read_bytes",
+        "_shared",
+        "_sink_taken",
+        "_splice_down",
+        "_splice_min_bytes",
+        "_splice_up",
+        "_to_broker",
+        "_to_client",
+        "last_activity_s",
+        "session",
+    )
+
     def __init__(self, client: socket, session: Session, shared: Shared) -> None:
         self._client = client
         self.session = session

@@ -71,6 +71,10 @@ class WindowGroup(Group):
         observed = rate.measure(now)
         if observed <= self._watched:
             return self._impose(0, now) if self.owed_until > now else 0
+        return self._over(observed, limit, now)
+
+    def _over(self, observed: float, limit: float, now: int) -> int:
+        """The rest of :meth:`charge` where the limit or its candidate is exceeded."""
         delay = self._exceeded(observed, limit, now)
         if observed > limit and self._smooth and not self.shadow:
             self.pacer.begin(now, delay)
