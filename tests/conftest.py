@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 import structlog
 
+from proxy import lane
+
 if TYPE_CHECKING:
     import subprocess
 
@@ -82,6 +84,18 @@ def logs_as_they_were() -> Iterator[None]:
     """Sidecars that run inside a test set up the process's logs (`deploy.logs`): the next test finds them as ever."""
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture(params=["compiled", "pure"])
+def data_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Proxies of this process with their compiled lane, and without: the test runs once with each."""
+    kind: str = request.param
+    if kind == "pure":
+        monkeypatch.setattr("proxy.connection.lane_for", lambda *_: None)
+        monkeypatch.setattr("proxy.reactor.loop_for", lambda *_: None)
+    elif not lane.COMPILED:
+        pytest.skip(f"the lane is not compiled: {lane.WHY_NOT}")  # in CI tests/test_lane_build.py fails then
+    return kind
 
 
 @pytest.fixture(scope="module", autouse=True)

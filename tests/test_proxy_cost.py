@@ -28,8 +28,9 @@ SYSTEM_CALLS = ("recv_into", "send", "sendmsg", "splice", "poll", "register", "m
 BUFFER_BYTES = 65_536
 SPLICE_MIN_BYTES = 32_768
 REQUESTS = 500
-MOST_CALLS = 52
-"""Of Python functions for a request and its response; 42 without and 46 with a quota when this was written."""
+MOST_CALLS = {"pure": 52, "compiled": 16}
+"""Of Python functions for a request and its response; 42 without and 46 with a quota when this was written. With the
+compiled lane 13, of which 9 make the frames of this test and 4 are trio's, which waits for both ends here as well."""
 
 
 @contextmanager
@@ -57,8 +58,9 @@ async def exchange(client: trio.SocketStream, number: int) -> None:
 
 
 @pytest.mark.parametrize("quota", [None, 1e12], ids=["no quota", "a quota"])
-async def test_calls_for_a_small_request(quota: float | None) -> None:
-    """One request at a time. The least there can be is one read and one write in each direction."""
+async def test_calls_for_a_small_request(quota: float | None, data_path: str) -> None:
+    """One request at a time. The least there can be is one read and one write in each direction. (System calls of the
+    compiled lane: tests/test_proxy_syscalls.py.)"""
     async with through(answer, quota=quota) as (proxy, _, _):
         client = await connect(proxy)
         await exchange(client, 0)  # connects to the broker
@@ -66,14 +68,18 @@ async def test_calls_for_a_small_request(quota: float | None) -> None:
             for number in range(REQUESTS):
                 await exchange(client, number)
         each = {name: count / REQUESTS for name, count in calls.items()}
-        assert 1.9 < each["recv_into"] < 2.1
-        assert 1.9 < each["send"] + each.get("sendmsg", 0) < 2.1
+        if data_path == "pure":
+            assert 1.9 < each["recv_into"] < 2.1
+            assert 1.9 < each["send"] + each.get("sendmsg", 0) < 2.1
+        else:
+            assert each.get("recv_into", 0) + each.get("send", 0) < 0.1
         assert each.get("splice", 0) == 0
         # A socket is registered once, not once for each wait.
         assert calls["register"] + calls["modify"] + calls["unregister"] < 10
-        assert each["python"] < MOST_CALLS
+        assert each.get("python", 0) < MOST_CALLS[data_path], each
 
 
+@pytest.mark.usefixtures("data_path")
 async def test_the_same_memory_after_many_requests() -> None:
     async with through(answer) as (proxy, broker, _):
         client = await connect(proxy)
@@ -87,6 +93,7 @@ async def test_the_same_memory_after_many_requests() -> None:
         assert sys.getallocatedblocks() - before < REQUESTS
 
 
+@pytest.mark.usefixtures("data_path")
 @pytest.mark.parametrize("direction", ["up", "down"])
 async def test_large_bodies_do_not_enter_python(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """8 MB: what is read along with the head, and after that the kernel moves them."""

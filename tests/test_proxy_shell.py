@@ -24,6 +24,8 @@ from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 from tests.session_tools import METADATA, encode, kio_message, produce, produce_response, request, response
 
+pytestmark = pytest.mark.usefixtures("data_path")
+
 LIMIT_S = 20
 
 Handler = Callable[[Any, bytes], Awaitable[None]]

@@ -17,6 +17,8 @@ from trio.testing import MockClock
 
 from proxy.reactor import AGAIN, LATE_AT_ONCE, Again, Reactor, Watch
 
+pytestmark = pytest.mark.usefixtures("data_path")
+
 LONG_S = 20.0
 """Nothing here takes that long unless it waits for something that does not come."""
 

@@ -6,6 +6,7 @@ import random
 import socket
 import threading
 
+import pytest
 import trio
 
 from deploy.kafka.ports import free_ports
@@ -14,6 +15,8 @@ from proxy.settings import ProxySettings
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.session_tools import produce, produce_response
+
+pytestmark = pytest.mark.usefixtures("data_path")
 
 REQUESTS, REQUEST_BYTES = 150, 100_001
 
