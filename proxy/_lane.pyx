@@ -741,6 +741,7 @@ cdef class Lane:
         cdef Py_ssize_t position = 0, part
         cdef long long skip = whole(up, F_skip)
         cdef bint stopped = False
+        put(self.requests, R_total, whole(self.requests, R_total) + end)  # first: mutes look at it (KIP-368)
         while position < end:
             if skip:
                 part = <Py_ssize_t>min(skip, <long long>(end - position))
@@ -757,11 +758,12 @@ cdef class Lane:
                     stopped = True
                     break
         put(up, F_skip, skip)
-        put(self.requests, R_total, whole(self.requests, R_total) + (end if stopped else position))
         if stopped:
             put(up, F_stopped, True)
             if position < end:
                 put(self.requests, R_backlog, bytearray(self.view[position:end]))
+        elif position < end:
+            put(self.requests, R_total, whole(self.requests, R_total) - (end - position))  # who judges it counts it
         return position
 
     cdef bint knows_client(self) except -1:
@@ -1026,7 +1028,7 @@ cdef class Lane:
         cdef const uint8_t *at = &self.buffer[start]
         cdef Py_ssize_t here = end - start, total
         cdef long long size
-        cdef int version, header
+        cdef int version, header = 8
         cdef object pending, account, key
         if here < 8 or not self.inflight:
             return 0
