@@ -200,6 +200,25 @@ def test_anything_as_keys_and_values(pairs: list[tuple[str, str]], flow: bool, q
     assert repr(outcome(written.encode())) == repr(by_nodes(written))
 
 
+FORMS = st.sampled_from(
+    [
+        ROW,
+        "- client-id: c{0}\n  producer_byte_rate: 4M\n",
+        "  - {{client-id: c{0}, producer_byte_rate: 4M}}\n",
+        "  - user: \"u {0}\"\n    mode: '{0}'\n    request_percentage: 5.{0}\n",
+    ]
+)
+JUNK = st.text(st.sampled_from(" -:#{}[]'\"|>&*!?%\n,ab<~=@\té\u2028"), min_size=1, max_size=6)
+
+
+@given(st.sampled_from(["quotas:\n", "quotas:\n  entries:\n", "a: |\n", ""]), FORMS, FORMS, JUNK, st.integers(0, 400))
+@settings(deadline=None)
+def test_anything_anywhere_in_rows(head: str, form: str, other: str, junk: str, at: int) -> None:
+    written = head + rows(4, form) + rows(3, other)
+    written = written[:at] + junk + written[at:]
+    assert repr(outcome(written.encode())) == repr(by_nodes(written))
+
+
 def test_the_start_of_a_file_is_no_row() -> None:
     written = rows(3, "- user: u{0}\n")
     assert Rows(written).text.startswith("- user: u0\n")
