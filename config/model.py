@@ -25,7 +25,7 @@ from config.export import Export
 from config.identity import Identity
 from config.limits import Limits
 from config.sasl import UpstreamSasl
-from config.source import Source
+from config.source import Source, free_in_steps
 from config.tls import ListenTls, UpstreamTls
 from config.transparent import Transparent
 from config.types import (
@@ -411,13 +411,14 @@ class Config(_Model):
 
     def forget_source(self) -> None:
         """Let go of the file's text and positions; problems can no longer be placed in it."""
-        self._source = None
+        source, self._source = self._source, None
+        if source is not None:
+            source.let_go()
 
     def forget_entries(self) -> None:
         """Let go of the quota entries too, once a table has been made of them: they take about 2 kB each. In steps, so
         that other threads need not wait for all of it."""
-        while self.quotas:
-            del self.quotas[-200:]
+        free_in_steps(self.quotas)
 
     def restart_settings(self) -> dict[str, Any]:
         """Settings that a running sidecar cannot change, by dotted name."""

@@ -31,6 +31,7 @@ _MAX_DEPTH = 32
 _TEXT = "tag:yaml.org,2002:str"
 _MERGE = "tag:yaml.org,2002:merge"
 _MERGE_KEY = "<<"
+_STEP = 200
 _MAX_ALIASED_VALUES = 200_000  # aliases can make a short file huge ("billion laughs")
 
 Position = tuple[int, int]
@@ -67,6 +68,12 @@ class Source:
             value = found[part]
         return True
 
+    def let_go(self) -> None:
+        """Forget the values and where they stand, when nobody is left who asks."""
+        values, self.values, self.text, self._root = self.values, None, None, None
+        quotas = values.get("quotas") if isinstance(values, dict) else None
+        free_in_steps(quotas.get("entries") if isinstance(quotas, dict) else quotas)
+
     def problem(self, place: Place, expected: str, value: Any = MISSING, *, at_key: bool = False) -> Problem:
         """A problem at a place; for a place that does not exist (a missing key) the position of what should hold it."""
         place = self._as_written(place)
@@ -87,6 +94,12 @@ class Source:
         if isinstance(self.values.get("quotas"), list):
             return ("quotas", *place[2:]) if place[1:2] == ("entries",) else place
         return ("quotas", "entries", *place[1:]) if isinstance(next(iter(place[1:]), None), int) else place
+
+
+def free_in_steps(items: Any) -> None:
+    """Empty a list that may be long. Freed at once, its many parts would hold up all threads until the last is gone."""
+    while isinstance(items, list) and items:
+        del items[-_STEP:]
 
 
 def parse(file: str, data: bytes) -> Source:

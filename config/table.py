@@ -83,8 +83,11 @@ def to_connection_entry(entry: QuotaEntry) -> ConnectionEntry | None:
 def find_duplicates(config: Config, source: Source) -> list[Problem]:
     """Entities that are configured twice. Which of the two would win is nothing to guess at."""
     static, caps = _static_entries(config), _static_caps(config)
-    if not static and not caps and len(set(map(_entity_of, config.quotas))) == len(config.quotas):
-        return []
+    if not static and not caps:
+        # a comprehension, though map() is quicker: other threads would have to wait for all of it
+        different = {_entity_of(entry) for entry in config.quotas}
+        if len(different) == len(config.quotas):
+            return []
     seen: dict[tuple[str | Default | None, ...], Place] = {}
     problems: list[Problem] = []
     for index, entry in enumerate(config.quotas):
