@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
@@ -16,6 +17,8 @@ SWITCH_INTERVAL_S: Final = 0.0001
 is read beside the traffic: each packet would wait so long while that takes, and again after a system call that let the
 other thread on."""
 _STEP: Final = 200
+_YOUNG: Final = 1000
+_NEVER: Final = 1_000_000
 _Result = TypeVar("_Result")
 
 
@@ -52,14 +55,42 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-async def beside_traffic(work: Callable[..., _Result], *arguments: Any) -> _Result:
-    """What `work` makes of the arguments, in a thread and without runs of the collector; raises what it raises."""
+class _Steps:
+    """The collector looks at what is new alone, a little at a time, as long as any thread makes many objects beside the
+    traffic. Without it, it would look at all of them at once when it may run again; as it usually runs, again and again
+    at what is older too."""
 
-    def uncollected_work() -> _Result:
-        with uncollected():
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._usual = (0, 0, 0)
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._usual = gc.get_threshold()
+                gc.set_threshold(_YOUNG, _NEVER, _NEVER)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                gc.set_threshold(*self._usual)
+
+
+_STEPS: Final = _Steps()
+
+
+async def beside_traffic(work: Callable[..., _Result], *arguments: Any) -> _Result:
+    """What `work` makes of the arguments, in a thread; the collector sees no more than 1000 new objects at a time
+    meanwhile. Raises what `work` raises."""
+
+    def work_in_steps() -> _Result:
+        with _STEPS:
             return work(*arguments)
 
-    return await trio.to_thread.run_sync(uncollected_work)
+    return await trio.to_thread.run_sync(work_in_steps)
 
 
 def let_go(last: list[Any], parts: list[Any]) -> None:

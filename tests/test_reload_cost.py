@@ -1,7 +1,7 @@
 """A reload of many quota entries beside traffic: counted, not timed, so that it holds on any machine.
 
 What is counted here is what made them long: nodes of a file that nothing is said about,
-runs of the garbage collector over everything that was made so far, and work on the event loop's own thread.
+runs of the garbage collector over everything that was made so far or at once, and work on the event loop's own thread.
 """
 
 from __future__ import annotations
@@ -186,19 +186,63 @@ def test_calls_for_each_more_entry() -> None:
 
 
 @pytest.mark.trio
-async def test_the_collector_does_not_run_while_entries_are_made() -> None:
+async def test_the_collector_looks_at_little_at_a_time_while_entries_are_made() -> None:
     file = text(3000).encode()
-    with collections_noted() as seen:
-        await beside_traffic(watch._load, "q.yaml", file)
-        made = list(seen)
-    assert len(made) <= 2, "a run over what is new when all of it is there; with the collector on there would be dozens"
-    assert gc.isenabled()
+    young: list[int] = []
+
+    def work() -> None:
+        def note(phase: str, info: dict[str, int]) -> None:
+            if phase == "start" and threading.get_ident() == here:
+                young.append(len(gc.get_objects(0)))
+
+        here = threading.get_ident()
+        gc.callbacks.append(note)
+        try:
+            with collections_noted() as seen:
+                watch._load("q.yaml", file)
+                generations.extend(seen)
+        finally:
+            gc.callbacks.remove(note)
+
+    generations: list[int] = []
+    gc.collect()
+    usual = gc.get_threshold()
+    await beside_traffic(work)
+    assert set(generations) == {0}, "what is older is not looked at again and again"
+    assert max(young) < 2000, "3000 entries and all that they are made of are some 30 000 objects"
+    assert gc.get_threshold() == usual
 
 
 @pytest.mark.trio
-async def test_the_collector_is_on_again_after_a_bad_file_and_stays_off_where_it_was_off() -> None:
+async def test_the_collector_is_as_before_after_a_bad_file_and_after_the_last_of_several() -> None:
+    usual = gc.get_threshold()
     with pytest.raises(ConfigError):
         await beside_traffic(watch._load, "q.yaml", b"quotas: [{}]")
+    assert gc.get_threshold() == usual
+    both, first_done = threading.Barrier(2, timeout=60), threading.Event()
+
+    def first() -> None:
+        both.wait()
+
+    def last() -> tuple[int, int, int]:
+        both.wait()
+        assert first_done.wait(60)
+        return gc.get_threshold()
+
+    async with trio.open_nursery() as nursery:
+
+        async def run_first() -> None:
+            await beside_traffic(first)
+            first_done.set()
+
+        nursery.start_soon(run_first)
+        assert (await beside_traffic(last))[1] > usual[1]
+    assert gc.get_threshold() == usual
+
+
+def test_the_collector_is_on_after_the_start_and_stays_off_where_it_was_off() -> None:
+    with uncollected():
+        assert not gc.isenabled()
     assert gc.isenabled()
     gc.disable()
     try:
