@@ -47,6 +47,11 @@ cdef extern from *:
     static inline int kq_epoll_wait(int epoll, void *events, int most, int timeout_ms) {
         return epoll_wait(epoll, (struct epoll_event *)events, most, timeout_ms);
     }
+    static inline int kq_watch_room(int epoll, int fd) {
+        struct epoll_event wanted = {.events = EPOLLIN | EPOLLRDHUP | EPOLLOUT | EPOLLET, .data = {.u64 = 0}};
+        wanted.data.fd = fd;
+        return epoll_ctl(epoll, EPOLL_CTL_MOD, fd, &wanted);
+    }
     static inline int kq_event_fd(void *all, int i) { return ((struct epoll_event *)all)[i].data.fd; }
     static inline uint32_t kq_event_flags(void *all, int i) { return ((struct epoll_event *)all)[i].events; }
     #define KQ_EVENT_BYTES sizeof(struct epoll_event)
@@ -55,9 +60,12 @@ cdef extern from *:
     Py_ssize_t kq_offset(object descriptor)
     PyObject **KQ_AT(PyObject *obj, Py_ssize_t offset) nogil
     int kq_epoll_wait(int epoll, void *events, int most, int timeout_ms) nogil
+    int kq_watch_room(int epoll, int fd) nogil
     int kq_event_fd(void *all, int i) nogil
     uint32_t kq_event_flags(void *all, int i) nogil
     const size_t KQ_EVENT_BYTES
+    const int EPOLLIN
+    const int EPOLLOUT
     const int EPOLLRDHUP
     const int EPOLLHUP
     const int EPOLLERR
@@ -174,7 +182,7 @@ cdef Py_ssize_t R_account, R_backlog, R_completing, R_max, R_now, R_saw, R_unsen
 cdef Py_ssize_t A_came, A_now, A_timed, A_total, A_max
 cdef Py_ssize_t P_id, P_key, P_version, P_account, P_sent, P_throttle, P_delay, P_cause, P_charged, P_answer, P_replicated
 cdef Py_ssize_t P_admission, P_response, P_held, P_asked
-cdef Py_ssize_t T_broker, T_to_broker, T_answers, T_request_read, T_response_read, T_up, T_down, T_taken, T_wanted
+cdef Py_ssize_t T_broker, T_to_broker, T_to_client, T_answers, T_request_read, T_response_read, T_up, T_down, T_taken, T_wanted
 cdef Py_ssize_t T_draining, T_patience, T_activity, T_splice_min
 cdef Py_ssize_t C_requests, C_touched, C_identity, C_last, C_meters
 cdef Py_ssize_t M_amount, M_charges, M_generation, M_group
@@ -210,7 +218,7 @@ cdef look_up():
     global A_came, A_now, A_timed, A_total, A_max
     global P_id, P_key, P_version, P_account, P_sent, P_throttle, P_delay, P_cause, P_charged, P_answer, P_replicated
     global P_admission, P_response, P_held, P_asked
-    global T_broker, T_to_broker, T_answers, T_request_read, T_response_read, T_up, T_down, T_taken, T_wanted
+    global T_broker, T_to_broker, T_to_client, T_answers, T_request_read, T_response_read, T_up, T_down, T_taken, T_wanted
     global T_draining, T_patience, T_activity, T_splice_min
     global C_requests, C_touched, C_identity, C_last, C_meters, M_amount, M_charges, M_generation, M_group
     global G_usage, G_last, G_limit, G_owed, G_scale, G_watched, G_pacer, G_rate, Q_active
@@ -261,12 +269,12 @@ cdef look_up():
     if len(exchange.Pending.__slots__) != 15:
         raise TypeError("a Pending has other fields than are known here")
     (
-        T_broker, T_to_broker, T_answers, T_request_read, T_response_read, T_up, T_down, T_taken, T_wanted, T_draining,
+        T_broker, T_to_broker, T_to_client, T_answers, T_request_read, T_response_read, T_up, T_down, T_taken, T_wanted, T_draining,
         T_patience, T_activity, T_splice_min,
     ) = (
         offset(turns.Turns, name)
         for name in (
-            "_broker", "_to_broker", "_answers", "_request_read_bytes", "_response_read_bytes", "_splice_up",
+            "_broker", "_to_broker", "_to_client", "_answers", "_request_read_bytes", "_response_read_bytes", "_splice_up",
             "_splice_down", "_sink_taken", "_progress_wanted", "_draining", "_patience", "last_activity_s",
             "_splice_min_bytes",
         )
@@ -438,6 +446,10 @@ cdef class Loop:
         clock_gettime(CLOCK_MONOTONIC, &time)
         return self.clock_s + (time.tv_sec + time.tv_nsec * 1e-9)
 
+    cdef int watch_room(self, int fd) noexcept:
+        """Be told of room in a socket that was full, too. 0, or -1 if the kernel would not."""
+        return kq_watch_room(self.epoll, fd)
+
     def current_time(self):
         """As the reactor's clock tells it."""
         return self.now()
@@ -497,10 +509,26 @@ cdef class Loop:
         return found
 
     cdef int serve(self, object watch, uint32_t flags) except -1:
+        cdef object turn = get(watch, W_turn)
+        cdef Lane lane
+        if type(turn) is Turn:
+            lane = (<Turn>turn).lane
+            if flags & <uint32_t>(EPOLLOUT | EPOLLHUP | EPOLLERR):
+                # There is room (or nobody will ever make any): who waited for it is the other socket's reader.
+                if (<Turn>turn).up:
+                    if lane.down_waits:
+                        self.take_turn(lane.broker_watch)
+                elif lane.up_waits:
+                    self.take_turn(lane.client_watch)
+            if not flags & <uint32_t>(EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR):
+                return 0
         put(watch, W_readable, True)
         if flags & <uint32_t>(EPOLLRDHUP | EPOLLHUP | EPOLLERR):
             put(watch, W_over, True)
-        turn = get(watch, W_turn)
+        return self.take_turn(watch)
+
+    cdef int take_turn(self, object watch) except -1:
+        cdef object turn = get(watch, W_turn)
         if turn is None:
             return 0
         try:
@@ -570,6 +598,10 @@ cdef class Lane:
     cdef int client_fd, broker_fd
     cdef long max_frame_bytes, max_header_bytes, most_bytes
     cdef bint rewrites
+    # Whether a full socket is waited for here, by the loop; else by the pump's task. And what is waited for: room for
+    # what a turn has left over (`_to_broker`, `_to_client`) or has in a pipe.
+    cdef public bint waits_here
+    cdef readonly bint up_waits, down_waits
     # The client that sent the last request, as `RequestSide` has it, and what is needed of it.
     cdef object account, name, of_produce, of_requests
     # What is said besides a result: the rest of the frame that was judged, and answers whose turn has come.
@@ -601,11 +633,14 @@ cdef class Lane:
         self.rewrites = self.exchange.translate is not None
         self.client_fd = turns._client.fileno()
         self.broker_fd = -1
+        self.waits_here = False
 
     def connected(self, broker, broker_watch):
         """The broker's socket, plain like the client's, and its watch."""
         self.broker, self.broker_watch = broker, broker_watch
         self.broker_fd = broker.fileno()
+        if self.loop is not None:
+            self.waits_here = not (self.loop.watch_room(self.client_fd) or self.loop.watch_room(self.broker_fd))
 
     def requests_turn(self):
         """What the client's watch is to call."""
@@ -662,6 +697,11 @@ cdef class Lane:
         cdef bint others_next = False, readable, more
         cdef int n
         cdef Moved moved
+        if self.up_waits:
+            if not self.flush_up():
+                return None
+            if self.answers_due():
+                return Pause_ANSWERS
         for n in range(TURNS):
             now_s = self.now()
             now_ms = now_s * 1000.0
@@ -679,7 +719,10 @@ cdef class Lane:
                     put(watch, W_readable, False)
                     return None
                 if moved == MOVED_FULL:
-                    return Pause_SPLICE_FULL
+                    if not self.waits_here:
+                        return Pause_SPLICE_FULL
+                    self.up_waits = True
+                    return None
                 if moved == MOVED_ENDED:
                     return Pause_ENDED
             if not readable:
@@ -712,21 +755,17 @@ cdef class Lane:
             readable = not is_false(watch, W_readable)
             more = follows(up, watch, skip, splice_min)
             if buffers is not None:
-                if buffers:
-                    left = send_now(self.broker, buffers, broker_failed, MSG_MORE if more else 0)
-                    if left is not None:
-                        put(turns, T_to_broker, left)
-                        return Pause_FULL
-            elif taken:
-                sent = c_send(self.broker_fd, &self.buffer[0], taken, MSG_DONTWAIT | MSG_NOSIGNAL | (MSG_MORE if more else 0))
-                if sent < 0:
-                    if errno != EAGAIN and errno != EINTR:
-                        failed(broker_failed, errno)
-                    sent = 0
-                if sent < taken:
-                    put(turns, T_to_broker, bytes(self.view[sent:taken]))
+                left = send_now(self.broker, buffers, broker_failed, MSG_MORE if more else 0) if buffers else None
+            else:
+                left = self.send(self.broker_fd, taken, more, broker_failed)
+            if left is not None:
+                put(turns, T_to_broker, left)
+                if not self.waits_here:
                     return Pause_FULL
-            if self.inflight and not is_none(self.inflight[0], P_answer):
+                self.up_waits = True
+                if not self.flush_up():
+                    return None
+            if self.answers_due():
                 return Pause_ANSWERS
             if not (readable or skip or not is_false(up, F_stopped) or not is_false(turns, T_draining)):
                 return None
@@ -894,6 +933,8 @@ cdef class Lane:
         cdef bint readable, more
         cdef int n
         cdef Moved moved
+        if self.down_waits and not self.flush_down():
+            return None
         for n in range(TURNS):
             if not is_false(turns, T_taken):
                 return Pause_TAKEN
@@ -916,7 +957,12 @@ cdef class Lane:
                     if answers:
                         left = send_now(turns._client, answers, client_failed)
                         if left is not None:
-                            return turns._take_sink(left)
+                            full = turns._take_sink(left)
+                            if not self.waits_here:
+                                return full
+                            self.down_waits = True
+                            if not self.flush_down():
+                                return None
                     continue
                 if moved == MOVED_SHARE:
                     continue
@@ -924,7 +970,10 @@ cdef class Lane:
                     put(watch, W_readable, False)
                     return None
                 if moved == MOVED_FULL:
-                    return Pause_SPLICE_FULL
+                    if not self.waits_here:
+                        return Pause_SPLICE_FULL
+                    self.down_waits = True
+                    return None
                 if moved == MOVED_ENDED:
                     return Pause_ENDED
             if not readable:
@@ -965,21 +1014,19 @@ cdef class Lane:
                 put(watch, W_readable, False)
             readable = not is_false(watch, W_readable)
             more = follows(down, watch, skip, splice_min)
-            left = None
             if buffers is not None:
                 left = send_now(turns._client, buffers, client_failed, MSG_MORE if more else 0)
-            elif taken:
-                sent = c_send(self.client_fd, &self.buffer[0], taken, MSG_DONTWAIT | MSG_NOSIGNAL | (MSG_MORE if more else 0))
-                if sent < 0:
-                    if errno != EAGAIN and errno != EINTR:
-                        failed(client_failed, errno)
-                    sent = 0
-                if sent < taken:
-                    left = bytes(self.view[sent:taken])
+            else:
+                left = self.send(self.client_fd, taken, more, client_failed)
             if not is_false(turns, T_wanted):
                 turns._wake_client_pump()
             if left is not None:
-                return turns._take_sink(left)
+                full = turns._take_sink(left)
+                if not self.waits_here:
+                    return full
+                self.down_waits = True
+                if not self.flush_down():
+                    return None
             if not (readable or skip):
                 return None
             if took_s > SHARE_S:
@@ -1151,6 +1198,57 @@ cdef class Lane:
         return 0
 
     # ---- both ---------------------------------------------------------------------------------------------------------
+
+    cdef object send(self, int sink, Py_ssize_t count, bint more, object sink_failed):
+        """Send the beginning of the buffer; a copy of what was not taken, None if all was."""
+        cdef ssize_t sent
+        if count == 0:
+            return None
+        sent = c_send(sink, self.buffer, count, MSG_DONTWAIT | MSG_NOSIGNAL | (MSG_MORE if more else 0))
+        if sent < 0:
+            if errno != EAGAIN and errno != EINTR:
+                failed(sink_failed, errno)
+            sent = 0
+        return None if sent == count else bytes(self.view[sent:count])
+
+    cdef bint flush_up(self) except -1:
+        """What was left over for the broker, as far as there is room. False: it is still full, which the loop will tell.
+        (What is in the pipe is the turn's own to go on with.)"""
+        cdef object left = get(self.turns, T_to_broker)
+        if left:
+            left = self.flush(self.broker_fd, left, broker_failed)
+            put(self.turns, T_to_broker, left)
+            if left:
+                return False
+        self.up_waits = False
+        return True
+
+    cdef bint flush_down(self) except -1:
+        """As `flush_up`, for the client. Others may send to it as well, once this is through (`_take_sink`)."""
+        cdef object left
+        if not is_false(self.turns, T_taken):
+            left = self.flush(self.client_fd, get(self.turns, T_to_client), client_failed)
+            put(self.turns, T_to_client, left)
+            if left:
+                return False
+            self.turns._release_sink()
+        self.down_waits = False
+        return True
+
+    cdef bytes flush(self, int sink, bytes left, object sink_failed):
+        """Send until the kernel says that it is full: only then does it tell of room. Returns the rest."""
+        cdef const char *data = left
+        cdef Py_ssize_t done = 0, total = len(left)
+        cdef ssize_t sent
+        while done < total:
+            sent = c_send(sink, data + done, total - done, MSG_DONTWAIT | MSG_NOSIGNAL)
+            if sent >= 0:
+                done += sent
+            elif errno == EAGAIN:
+                break
+            elif errno != EINTR:
+                failed(sink_failed, errno)
+        return left[done:] if done else left
 
     cdef long next_read_bytes(self, long last_bytes, double took_s) noexcept:
         """`proxy.sockets.next_read_bytes`."""

@@ -116,16 +116,26 @@ class Clock:
         return self.now_s
 
 
+class TurnsAlone(Turns):
+    """Without the pumps of `proxy.connection`."""
+
+    def _release_sink(self) -> None:
+        self._sink_taken = False
+
+
 @dataclass
 class Driven:
     """One connection pair, driven as its pumps would drive it. The far ends are the client and the broker."""
 
     compiled: bool
+    waits_here: bool
+    """The lane waits for room in a full socket itself. (That there is some is told with each turn here.)"""
     clock: Clock
     ledger: Ledger
     stack: ExitStack
     rewrite: bool = True
     max_in_flight: int = 1024
+    send_buffer_bytes: int = 1 << 20
     to_broker: bytearray = field(default_factory=bytearray)
     to_client: bytearray = field(default_factory=bytearray)
     ended: str = ""
@@ -147,7 +157,7 @@ class Driven:
             translate=translate if self.rewrite else None,
             max_in_flight=self.max_in_flight,
         )
-        self.turns = turns = Turns(client, self.session, shared)
+        self.turns = turns = TurnsAlone(client, self.session, shared)
         self.stack.callback(turns._splice_up.close)
         self.stack.callback(turns._splice_down.close)
         turns._client_watch = self.client_watch = Watch(reactor, client.fileno())
@@ -155,16 +165,20 @@ class Driven:
         turns._broker = broker
         self.client_turn: Any = turns._client_turn
         self.broker_turn: Any = lambda: turns._broker_turn(broker, self.broker_watch)
+        self.lane: Any = None
         if self.compiled:
-            one = lane.lane_for(turns, self.client_watch)
+            self.lane = one = lane.lane_for(turns, self.client_watch)
             assert one is not None
             self.stack.callback(one.close)
             one.connected(broker, self.broker_watch)
+            assert not one.waits_here  # there is no loop
+            one.waits_here = self.waits_here
             self.client_turn, self.broker_turn = one.requests_turn(), one.responses_turn()
         self.client, self.broker = client, broker
 
     def _pair(self) -> tuple[socket.socket, socket.socket]:
         near, far = socket.socketpair()
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.send_buffer_bytes)
         for one in (near, far):
             self.stack.enter_context(one)
             one.setblocking(False)
@@ -211,7 +225,7 @@ class Driven:
         self.drain()
         match result:
             case None | Pause.WAITS:
-                return False
+                return self.lane is not None and self.lane.up_waits
             case Pause.FULL:
                 data, turns._to_broker = turns._to_broker, b""
                 self._send_all(self.broker, data)
@@ -228,7 +242,7 @@ class Driven:
         self.drain()
         match result:
             case None:
-                return False
+                return self.lane is not None and self.lane.down_waits
             case Pause.FULL:
                 data, turns._to_client = turns._to_client, b""
                 turns._sink_taken = False
@@ -293,12 +307,17 @@ def pending_of(one: Pending) -> Any:
 
 
 @contextmanager
-def both(table: QuotaTable, *, smooth: bool = True, **more: Any) -> Iterator[tuple[Clock, Driven, Driven]]:
+def both(
+    table: QuotaTable, *, waits_here: bool, smooth: bool = True, **more: Any
+) -> Iterator[tuple[Clock, Driven, Driven]]:
     clock = Clock()
     with ExitStack() as stack:
         yield (
             clock,
-            *(Driven(compiled, clock, Ledger(table, smooth=smooth), stack, **more) for compiled in (True, False)),
+            *(
+                Driven(compiled, waits_here, clock, Ledger(table, smooth=smooth), stack, **more)
+                for compiled in (True, False)
+            ),
         )
 
 
@@ -388,6 +407,8 @@ def test_any_stream_goes_the_same_way(data: Any) -> None:
     async def main() -> None:
         draw = data.draw
         more = {"rewrite": draw(st.booleans()), "max_in_flight": draw(st.sampled_from([1024, 2]))}
+        more["send_buffer_bytes"] = draw(st.sampled_from([1 << 20, 4608]))
+        more["waits_here"] = draw(st.booleans())
         with both(limits(draw), smooth=draw(st.booleans()), **more) as (clock, ours, theirs):
             for _ in range(draw(st.integers(1, 5))):
                 script = Script(number=draw(st.integers(0, 2**31 - 100)))
