@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """The lane for ordinary traffic, compiled: what `reactor`, `turns`, `splice`, `framing`, the two sides of a session and
-the counters of `quota` do with a Produce request, with its response and with a Fetch response when nothing is special.
+the counters of `quota` do with Produce and Fetch, requests and responses, when nothing is special.
 
 Nothing is decided here that the Python code would not decide alike, and it stays the one that everything is defined by:
 whatever is not ordinary (another API, a mute, a login, a limit that is exceeded, a frame whose head is not there yet, an
@@ -105,7 +105,7 @@ cdef enum:
 
 cdef double WAITED_S, SHARE_S, HANDOVER_MS, LEAST_MS, MS_PER_BYTE
 cdef long LEAST_READ_BYTES, MAX_HELD_IN_FLIGHT_BYTES, POOL_SIZE, RECENT
-cdef long PRODUCE_MAX, FETCH_MAX
+cdef long PRODUCE_MAX, FETCH_MAX, FETCH_UPSTREAM, MAX_HELD_REQUEST_BYTES
 cdef double[MOST_BUCKETS] BUCKETS_S
 cdef int N_BUCKETS = 0
 
@@ -162,6 +162,10 @@ cdef inline uint32_t u32(const uint8_t *at) noexcept nogil:
     return (<uint32_t>at[0] << 24) | (<uint32_t>at[1] << 16) | (<uint32_t>at[2] << 8) | at[3]
 
 
+cdef inline void put_u32(uint8_t *at, uint32_t value) noexcept nogil:
+    at[0], at[1], at[2], at[3] = value >> 24, value >> 16 & 0xFF, value >> 8 & 0xFF, value & 0xFF
+
+
 cdef inline int16_t i16(const uint8_t *at) noexcept nogil:
     return <int16_t>((<uint16_t>at[0] << 8) | at[1])
 
@@ -178,6 +182,7 @@ cdef Py_ssize_t W_readable, W_over, W_turn
 cdef Py_ssize_t F_skip, F_dropping, F_scrub, F_held, F_stopped
 cdef Py_ssize_t X_mute, X_waits, X_outcome, X_logins, X_inflight, X_held, X_broker_mute, X_time, X_translate
 cdef Py_ssize_t L_watch, S_state, S_raw
+cdef Py_ssize_t R_shaper, R_admitted, D_missed
 cdef Py_ssize_t R_account, R_backlog, R_completing, R_max, R_now, R_saw, R_unsent, R_waiting, R_total, R_established
 cdef Py_ssize_t A_came, A_now, A_timed, A_total, A_max
 cdef Py_ssize_t P_id, P_key, P_version, P_account, P_sent, P_throttle, P_delay, P_cause, P_charged, P_answer, P_replicated
@@ -214,6 +219,7 @@ cdef look_up():
     global W_readable, W_over, W_turn, F_skip, F_dropping, F_scrub, F_held, F_stopped
     global X_mute, X_waits, X_outcome, X_logins, X_inflight, X_held, X_broker_mute, X_time, X_translate
     global L_watch, S_state, S_raw
+    global R_shaper, R_admitted, D_missed, MAX_HELD_REQUEST_BYTES, FETCH_UPSTREAM
     global R_account, R_backlog, R_completing, R_max, R_now, R_saw, R_unsent, R_waiting, R_total, R_established
     global A_came, A_now, A_timed, A_total, A_max
     global P_id, P_key, P_version, P_account, P_sent, P_throttle, P_delay, P_cause, P_charged, P_answer, P_replicated
@@ -227,9 +233,9 @@ cdef look_up():
     global V_pipe, V_inside, V_pool, I_read, I_write, I_size
     if sys.implementation.name != "cpython":
         raise TypeError(f"made for CPython, this is {sys.implementation.name}")
-    from proxy import errors, exchange, framing, login, observer, reactor, request_side, request_time, response_side
+    from proxy import errors, exchange, fetch, framing, login, observer, reactor, request_side, request_time, response_side
     from proxy import sasl, sizes, sockets, splice, turns
-    from proxy.wire import apis, schema
+    from proxy.wire import apis, responses, schema
     from quota import accounts, activity, entity, group, pacing, rate, window
 
     W_readable, W_over, W_turn = (offset(reactor.Watch, name) for name in ("readable", "over", "turn"))
@@ -252,6 +258,8 @@ cdef look_up():
             "bytes_total", "established",
         )
     )
+    R_shaper, R_admitted = (offset(request_side.RequestSide, name) for name in ("_shaper", "_admitted"))
+    D_missed = offset(fetch.FetchShaper, "_missed")
     A_came, A_now, A_timed, A_total, A_max = (
         offset(response_side.ResponseSide, name)
         for name in ("_came_ms", "_now_ms", "_timed", "bytes_total", "_max_response_bytes")
@@ -308,6 +316,8 @@ cdef look_up():
     HANDOVER_MS, LEAST_MS, MS_PER_BYTE = request_time.HANDOVER_MS, request_time.LEAST_MS, request_time.MS_PER_BYTE
     RECENT = request_time.RECENT
     LEAST_READ_BYTES, POOL_SIZE = sockets.LEAST_READ_BYTES, splice.POOL_SIZE
+    MAX_HELD_REQUEST_BYTES = request_side.MAX_HELD_REQUEST_BYTES
+    FETCH_UPSTREAM = responses.fetch_version_upstream(schema.APIS[FETCH][2])
     MAX_HELD_IN_FLIGHT_BYTES = sizes.MAX_HELD_IN_FLIGHT_BYTES
     PRODUCE_MAX, FETCH_MAX = schema.APIS[PRODUCE][2], schema.APIS[FETCH][2]
     known = (turns.TURNS_BEFORE_CHECKPOINT, splice.SHARE, schema.APIS[PRODUCE][3], schema.APIS[FETCH][3])
@@ -820,18 +830,20 @@ cdef class Lane:
         return True
 
     cdef Py_ssize_t judge_request(self, Py_ssize_t start, Py_ssize_t end, double now_ms) except -1:
-        """`RequestSide._judge` for Produce: how many bytes of the request are here, or 0: not an ordinary one, or not
-        enough of it. Sets `rest`."""
+        """`RequestSide._judge` for Produce and Fetch: how many bytes of the request are here, or 0: not an ordinary one,
+        or not enough of it. Sets `rest`."""
         cdef const uint8_t *at = &self.buffer[start]
+        cdef bint fetches
         cdef Py_ssize_t here = end - start, total, body, position
         cdef long long size
         cdef int length, version, acks
         cdef object pending = None, requests = self.requests, account
-        if here < 14 or at[4] != 0 or at[5] != PRODUCE:
+        if here < 14 or at[4] != 0 or at[5] > FETCH:
             return 0
+        fetches = at[5] == FETCH
         size = u32(at)
         version = i16(at + 6)
-        if not 10 <= size <= self.max_frame_bytes or not 0 <= version <= PRODUCE_MAX:
+        if not 10 <= size <= self.max_frame_bytes or not 0 <= version <= (FETCH_MAX if fetches else PRODUCE_MAX):
             return 0
         if is_false(requests, R_established) or not self.knows_client():
             return 0
@@ -839,13 +851,15 @@ cdef class Lane:
         if length < 0:
             length = 0
         total = <Py_ssize_t>(4 + size)
-        body = 14 + length + (1 if version >= PRODUCE_FIRST_FLEXIBLE else 0)
+        body = 14 + length + (1 if version >= (FETCH_FIRST_FLEXIBLE if fetches else PRODUCE_FIRST_FLEXIBLE) else 0)
         name = <bytes>self.name
         # 4 bytes more are enough for a transactional id that is null or short, and for acks.
         if body + 4 > here or body + 4 > total or body > self.max_header_bytes or length != len(name):
             return 0
         if memcmp(at + 14, <const char *><bytes>name, length) != 0:
             return 0
+        if fetches:
+            return self.judge_fetch(start, here, total, body, version, now_ms)
         if version >= PRODUCE_FIRST_FLEXIBLE:
             if at[body - 1] != 0 or at[body] >= 0x80:
                 return 0
@@ -862,26 +876,10 @@ cdef class Lane:
         acks = i16(at + position)
         account = self.account
         if acks != 0:
-            pending = PyType_GenericAlloc(Pending_type, 0)
-            put(pending, P_id, <int32_t>u32(at + 8))
-            put(pending, P_key, KEY_PRODUCE)
-            put(pending, P_version, version)
-            put(pending, P_account, account)
-            put(pending, P_sent, now_ms)
-            put(pending, P_throttle, FLOAT_ZERO)
-            put(pending, P_delay, ZERO)
-            put(pending, P_cause, None)
-            put(pending, P_charged, None)
-            put(pending, P_answer, None)
-            put(pending, P_replicated, size if acks == -1 else ZERO)
-            put(pending, P_admission, None)
-            put(pending, P_response, None)
-            put(pending, P_held, ZERO)
-            put(pending, P_asked, None)
-        count(self.counters.requests, KEY_PRODUCE)
-        count(<object>peek(account, C_requests), KEY_PRODUCE)
-        if is_false(account, C_touched):
-            self.ledger.wake(account)
+            pending = self.new_pending(at, KEY_PRODUCE, version, now_ms)
+            if acks == -1:
+                put(pending, P_replicated, size)
+        self.count_request(KEY_PRODUCE)
         if pending is not None:
             self.append(pending)
         if here >= total:
@@ -892,6 +890,78 @@ cdef class Lane:
         put(requests, R_completing, (account, size, pending))
         put(requests, R_unsent, pending)
         return here
+
+    cdef Py_ssize_t judge_fetch(
+        self, Py_ssize_t start, Py_ssize_t here, Py_ssize_t total, Py_ssize_t body, int version, double now_ms
+    ) except -1:
+        """`RequestSide._fetch` for a request that is here whole, while nothing was answered for the broker. Returns as
+        `judge_request`."""
+        cdef uint8_t *at = &self.buffer[start]
+        cdef uint8_t *most
+        cdef Py_ssize_t least_at
+        cdef int32_t wanted
+        cdef object admission, pending, granted, account = self.account
+        cdef long long lowered
+        if here < total or total > MAX_HELD_REQUEST_BYTES or version < 4:
+            return 0
+        if version >= FETCH_FIRST_FLEXIBLE and at[body - 1] != 0:
+            return 0
+        # The head of FetchRequest: replica_id (up to version 14), max_wait_ms, min_bytes, max_bytes, isolation_level, ...
+        least_at = body + (4 if version >= 15 else 8)
+        if least_at + (9 if version < 7 else 17) > total or <object>peek(<object>peek(self.requests, R_shaper), D_missed):
+            return 0
+        most = at + least_at + 4
+        wanted = <int32_t>u32(most)
+        admission = self.ledger.admit(account, Kind_FETCH, wanted, now_ms)
+        if admission[0] > 0:
+            put(self.requests, R_admitted, admission)
+            return 0  # it is answered there, and asks the ledger no second time
+        pending = self.new_pending(at, KEY_FETCH, version, now_ms)
+        put(pending, P_admission, admission)
+        self.count_request(KEY_FETCH)
+        self.append(pending)
+        granted = admission[1]
+        if granted is not None:
+            lowered = granted
+            if lowered < wanted:
+                self.counters.fetches_shaped += 1
+                lowered = max(lowered, 1)
+                put_u32(most, <uint32_t>lowered)
+                if <int32_t>u32(at + least_at) > lowered:
+                    put_u32(at + least_at, <uint32_t>lowered)
+        if self.rewrites and version > FETCH_UPSTREAM:
+            at[6], at[7] = 0, <uint8_t>FETCH_UPSTREAM
+        self.rest = 0
+        return total
+
+    cdef object new_pending(self, const uint8_t *at, object key, int version, double now_ms):
+        """A `Pending` of the client, for the request whose frame is there."""
+        cdef object pending = PyType_GenericAlloc(Pending_type, 0)
+        put(pending, P_id, <int32_t>u32(at + 8))
+        put(pending, P_key, key)
+        put(pending, P_version, version)
+        put(pending, P_account, self.account)
+        put(pending, P_sent, now_ms)
+        put(pending, P_throttle, FLOAT_ZERO)
+        put(pending, P_delay, ZERO)
+        put(pending, P_cause, None)
+        put(pending, P_charged, None)
+        put(pending, P_answer, None)
+        put(pending, P_replicated, ZERO)
+        put(pending, P_admission, None)
+        put(pending, P_response, None)
+        put(pending, P_held, ZERO)
+        put(pending, P_asked, None)
+        return pending
+
+    cdef int count_request(self, object key) except -1:
+        """`RequestSide._count_request`."""
+        cdef object account = self.account
+        count(self.counters.requests, key)
+        count(<object>peek(account, C_requests), key)
+        if is_false(account, C_touched):
+            self.ledger.wake(account)
+        return 0
 
     cdef bint request_complete(self, double now_ms) except -1:
         """`RequestSide._complete`; whether no further request may be judged now."""

@@ -14,19 +14,14 @@ from proxy.login import NOBODY, RAW, Logins, copies, too_large, wipe
 from proxy.settings import SizeLimits
 from proxy.sizes import MAX_HELD_IN_FLIGHT_BYTES, bytes_wanted, header_too_large, is_established
 from proxy.wire import requests, responses
-from proxy.wire.apis import (
-    API_VERSIONS,
-    FETCH,
-    PRODUCE,
-    api_name,
-    is_known,
-)
+from proxy.wire.apis import API_VERSIONS, FETCH, PRODUCE, api_name, is_known
 from proxy.wire.frames import WireError, diagnose
 from proxy.wire.messages import framed, request_header, response_frame
 from proxy.wire.sasl import MAX_SASL_BYTES, SASL_APIS, SASL_AUTHENTICATE
 from proxy.wire.schema import APIS
 from proxy.wire.software import client_software
 from quota.entity import Kind
+from quota.group import Admission
 from quota.ledger import Account
 
 MAX_HELD_REQUEST_BYTES: Final = 65_536
@@ -47,6 +42,7 @@ class RequestSide:
 
     __slots__ = (
         "_account",
+        "_admitted",
         "_backlog",
         "_completing",
         "_exchange",
@@ -90,6 +86,8 @@ class RequestSide:
         self._login_expected = login_expected
         """Nobody but SASL tells who this is: requests before the login are charged to nobody, as by a broker."""
         self._shaper = FetchShaper()
+        self._admitted: Admission | None = None
+        """What the ledger has said about the fetch that is judged next, if it was asked before (`_lane`)."""
         self._waiting: tuple[bytes, bytes, Pending] | None = None
         """Request (header, body) whose handler has not decided yet."""
         self.client_ids: list[str] = []
@@ -393,7 +391,9 @@ class RequestSide:
             return here  # forwarded untouched, charged and throttled by its response
         body = buf[header.body : start + here] if here == total <= MAX_HELD_REQUEST_BYTES else None
         wanted = fields.max_bytes if fields.max_bytes is not None else MAX_INT32
-        admission = exchange.ledger.admit(pending.account, Kind.FETCH, wanted, now_ms)
+        admission, self._admitted = self._admitted, None
+        if admission is None:
+            admission = exchange.ledger.admit(pending.account, Kind.FETCH, wanted, now_ms)
         if admission.throttle_ms > 0:
             session_id = self._shaper.take_over(fields, body, version)
             if session_id is not None:
