@@ -102,6 +102,8 @@ cdef enum:
     PRODUCE_FIRST_FLEXIBLE = 9
     PRODUCE_FIRST_TOPIC_ID = 13
     THROTTLE_HEAD_BYTES = 16
+    LARGE_FETCH_BYTES = 262144  # after one of this size, of the next no more is read at first than
+    HEAD_BYTES = 4096
 
 cdef double WAITED_S, SHARE_S, HANDOVER_MS, LEAST_MS, MS_PER_BYTE
 cdef long LEAST_READ_BYTES, MAX_HELD_IN_FLIGHT_BYTES, POOL_SIZE, RECENT
@@ -612,6 +614,7 @@ cdef class Lane:
     # what a turn has left over (`_to_broker`, `_to_client`) or has in a pipe.
     cdef public bint waits_here
     cdef readonly bint up_waits, down_waits
+    cdef Py_ssize_t fetched  # size of the latest Fetch response
     # The client that sent the last request, as `RequestSide` has it, and what is needed of it.
     cdef object account, name, of_produce, of_requests
     # What is said besides a result: the rest of the frame that was judged, and answers whose turn has come.
@@ -997,7 +1000,7 @@ cdef class Lane:
         cdef object turns = self.turns, down = self.down, watch = self.broker_watch, buffers
         cdef double now_s, now_ms, came_ms, took_s
         cdef long long skip, splice_min
-        cdef long wanted
+        cdef long wanted, most
         cdef ssize_t received, sent
         cdef Py_ssize_t taken
         cdef bint readable, more
@@ -1048,7 +1051,9 @@ cdef class Lane:
                     return Pause_ENDED
             if not readable:
                 return None
-            wanted = whole(turns, T_response_read)
+            wanted = most = whole(turns, T_response_read)
+            if skip == 0 and self.fetched >= LARGE_FETCH_BYTES and wanted > HEAD_BYTES:
+                wanted = HEAD_BYTES  # another large response, probably: its head is enough here, the kernel moves the rest
             received = c_recv(self.broker_fd, &self.buffer[0], wanted, MSG_DONTWAIT)
             if received < 0:
                 if errno == EINTR:
@@ -1077,10 +1082,10 @@ cdef class Lane:
                         buffers.insert(0, self.view[:taken])
             skip = whole(down, F_skip)
             took_s = 0.0
-            if received == wanted:
+            if received == most:
                 took_s = self.now() - now_s
                 put(turns, T_response_read, self.next_read_bytes(received, took_s))
-            elif is_false(watch, W_over):
+            elif received < wanted and is_false(watch, W_over):
                 put(watch, W_readable, False)
             readable = not is_false(watch, W_readable)
             more = follows(down, watch, skip, splice_min)
@@ -1186,6 +1191,7 @@ cdef class Lane:
                 return 0  # its throttle has to be told
         self.popleft()
         if key == KEY_FETCH:
+            self.fetched = total
             self.ledger.settle(
                 account, Kind_FETCH, <object>peek(pending, P_admission), size - (header - 8), now_ms
             )

@@ -365,7 +365,7 @@ class Script:
         elif kind == "fetch":
             version = draw(st.integers(4, 17))
             self.requests.append(request(FETCH, version, number, fetch_body(version, partitions={0: 0}), client_id))
-            size = draw(st.sampled_from([0, 10, 500, 20_000, 120_000]))
+            size = draw(st.sampled_from([0, 10, 500, 20_000, 120_000, 300_000]))
             body = struct.pack(">i", told_ms) + (struct.pack(">hi", 0, 0) if version >= 7 else b"") + bytes(size)
             upstream = min(version, 15) if draw(st.booleans()) else version
             self.responses.append(response(FETCH, upstream, number, body))
