@@ -1,7 +1,8 @@
 """A flame graph of the sidecar at work: `python -m benchmarks.flame docs/images/flame.svg`.
 
 One real broker, `kquota run`, small produce requests as fast as they go over 32 connections; py-spy looks at it 200
-times a second from outside. `--project` is a directory with another version of kquota, to compare.
+times a second from outside. `--project` is a directory with another version of kquota, to compare. `--native` shows
+functions of compiled code too, those of the lane among them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ CONNECTIONS = 32
 RATE_PER_S = 200
 
 
-def run(output: Path, project: Path, seconds: int, title: str) -> float:
+def run(output: Path, project: Path, seconds: int, title: str, native: bool = False) -> float:
     """Write the graph; returns requests per second while it was taken."""
     ports = free_ports(3)
     with (
@@ -52,7 +53,7 @@ def run(output: Path, project: Path, seconds: int, title: str) -> float:
         try:
             _wait_ready(ports[2])
             spy = ["--pid", str(sidecar.pid), "--output", str(output.absolute()), "--duration", str(seconds)]
-            spy += ["--rate", str(RATE_PER_S), "--format", "flamegraph", "--nonblocking"]
+            spy += ["--rate", str(RATE_PER_S), "--format", "flamegraph", "--native" if native else "--nonblocking"]
             with subprocess.Popen([Path(sys.executable).parent / "py-spy", "record", *spy]) as watcher:
                 done = closed_loop(("127.0.0.1", ports[0]), TOPIC, seconds=seconds + 2.0, connections=CONNECTIONS)
                 if watcher.wait(LIMIT_S):
@@ -84,8 +85,9 @@ def main() -> int:
     arguments.add_argument("--project", type=Path, default=Path(__file__).parent.parent)
     arguments.add_argument("--seconds", type=int, default=10)
     arguments.add_argument("--title", default="kquota, small produce requests over 32 connections")
+    arguments.add_argument("--native", action="store_true")
     options = arguments.parse_args()
-    rate = run(options.output, options.project, options.seconds, options.title)
+    rate = run(options.output, options.project, options.seconds, options.title, options.native)
     print(f"{options.output}: {rate:.0f} requests/s")
     return 0
 

@@ -88,8 +88,8 @@ cdef extern from *:
     int PyDict_SetItem(object of, object key, object value) except -1
 
 
-ABI = 1
-"""Raised when `proxy.lane` and this module have to be of one make."""
+ABI = 2
+"""See `proxy.lane.ABI`."""
 
 cdef enum:
     MAX_EVENTS = 256
@@ -710,6 +710,8 @@ cdef class Lane:
         cdef bint others_next = False, readable, more
         cdef int n
         cdef Moved moved
+        if turns is None:
+            return Pause_ENDED  # closed
         if self.up_waits:
             if not self.flush_up():
                 return None
@@ -1006,6 +1008,8 @@ cdef class Lane:
         cdef bint readable, more
         cdef int n
         cdef Moved moved
+        if turns is None:
+            return Pause_ENDED
         if self.down_waits and not self.flush_down():
             return None
         for n in range(TURNS):

@@ -14,15 +14,19 @@ if TYPE_CHECKING:
     from proxy.reactor import Reactor, Watch
     from proxy.turns import Pause, Turns
 
+ABI: Final = 2
+"""What is expected of `proxy._lane`; raised together with its own when they have to change together."""
+
 
 def _why_not() -> str:
     if os.environ.get("KQUOTA_PURE", "") not in ("", "0"):
         return "KQUOTA_PURE is set"
     try:
-        import proxy._lane  # noqa: F401
+        from proxy import _lane
     except ImportError as error:
         return str(error)
-    return ""
+    # One that an older source was compiled to, and nobody has compiled again.
+    return "" if getattr(_lane, "ABI", 0) == ABI else "it was compiled from other sources: make lane"
 
 
 WHY_NOT: Final[str] = _why_not()

@@ -136,7 +136,11 @@ def _abi(wheel: Path, into: Path) -> str:
     shutil.rmtree(into, ignore_errors=True)
     with zipfile.ZipFile(wheel) as opened:
         opened.extractall(into)
-    code = "from proxy import lane; print(lane.WHY_NOT or __import__('proxy._lane')._lane.ABI)"
+    code = "try:\n from proxy import _lane\n print(_lane.ABI)\nexcept ImportError as error:\n print(error.msg)"
+    return _alone(code, into)
+
+
+def _alone(code: str, into: Path) -> str:
     done = subprocess.run([*ALONE, code], cwd=into, env=_environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -158,6 +162,8 @@ def test_a_wheel_has_the_lane_of_the_source_or_none(checkout: Path, tmp_path: Pa
     assert lanes == [f"proxy/_lane{SUFFIX}"], "no C code, no source"
     assert not list((checkout / "proxy").glob("*.c")), "nor beside the sources"
     assert _abi(wheel, tmp_path / "installed") == "1"
+    told = _alone("from proxy import lane; print(lane.WHY_NOT)", tmp_path / "installed")
+    assert told == "it was compiled from other sources: make lane", "not what this checkout's proxy.lane expects"
 
     (checkout / "proxy/_lane.pyx").write_text(SMALL.format(2))
     wheel, said = _wheel(checkout, CC="false")
