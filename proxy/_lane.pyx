@@ -854,6 +854,8 @@ cdef class Lane:
             return 0
         length = i16(at + 12)
         if length < 0:
+            if length < -1:
+                return 0
             length = 0
         total = <Py_ssize_t>(4 + size)
         body = 14 + length + (1 if version >= (FETCH_FIRST_FLEXIBLE if fetches else PRODUCE_FIRST_FLEXIBLE) else 0)

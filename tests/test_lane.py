@@ -27,6 +27,7 @@ from proxy.session import Session
 from proxy.splice import PipePool
 from proxy.turns import Pause, Shared, Turns
 from proxy.wire.apis import PRODUCE, is_flexible
+from proxy.wire.messages import framed
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
@@ -439,5 +440,20 @@ def test_any_stream_goes_the_same_way(data: Any) -> None:
                 assert ours.state() == theirs.state()
                 if ours.ended:
                     return
+
+    trio.run(main, clock=MockClock())
+
+
+@pytest.mark.parametrize("length", [-1, 0, -2, -32_768])
+def test_no_client_id_and_none_that_can_be(length: int) -> None:
+    async def main() -> None:
+        with both(QuotaTable([]), waits_here=True) as (_, ours, theirs):
+            for number in (1, 2, 3):
+                body = struct.pack(">hhi", PRODUCE, 3, number)
+                body += struct.pack(">h", 0 if number == 1 else length) + struct.pack(">hhi", -1, 1, 30_000) + b"r" * 50
+                for one in (ours, theirs):
+                    one.feed(one.client_far, framed(body))
+                assert ours.state() == theirs.state()
+            assert bool(ours.ended) is (length < -1), ours.ended
 
     trio.run(main, clock=MockClock())
