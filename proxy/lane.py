@@ -22,7 +22,7 @@ def _why_not() -> str:
     if os.environ.get("KQUOTA_PURE", "") not in ("", "0"):
         return "KQUOTA_PURE is set"
     try:
-        from proxy import _lane
+        import proxy._lane as _lane
     except ImportError as error:
         return str(error)
     # One that an older source was compiled to, and nobody has compiled again.

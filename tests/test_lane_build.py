@@ -104,7 +104,7 @@ def checkout(tmp_path: Path) -> Path:
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "proxy/__init__.py", "proxy/lane.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
-    (folder / "proxy/_lane.pyx").write_text(SMALL.format(1))
+    (folder / "proxy/_lane.pyx").write_text(SMALL.format(lane.ABI))
     return folder
 
 
@@ -136,7 +136,7 @@ def _abi(wheel: Path, into: Path) -> str:
     shutil.rmtree(into, ignore_errors=True)
     with zipfile.ZipFile(wheel) as opened:
         opened.extractall(into)
-    code = "try:\n from proxy import _lane\n print(_lane.ABI)\nexcept ImportError as error:\n print(error.msg)"
+    code = "try:\n import proxy._lane as _lane\n print(_lane.ABI)\nexcept ImportError as error:\n print(error)"
     return _alone(code, into)
 
 
@@ -149,6 +149,8 @@ def _alone(code: str, into: Path) -> str:
 def test_a_wheel_has_the_lane_of_the_source_or_none(checkout: Path, tmp_path: Path) -> None:
     """Two builds in one place: what the first has left does not get into the second."""
     program("gcc", "gcc")
+    other = lane.ABI + 1
+    (checkout / "proxy/_lane.pyx").write_text(SMALL.format(other))
     wheel, said = _wheel(checkout)
     assert SAYS not in said
     (compiled,) = (line.split() for line in said.splitlines() if " -c " in line and "_lane.c" in line)
@@ -161,11 +163,11 @@ def test_a_wheel_has_the_lane_of_the_source_or_none(checkout: Path, tmp_path: Pa
         assert "Requires-Dist: Cython" not in opened.read(metadata).decode()
     assert lanes == [f"proxy/_lane{SUFFIX}"], "no C code, no source"
     assert not list((checkout / "proxy").glob("*.c")), "nor beside the sources"
-    assert _abi(wheel, tmp_path / "installed") == "1"
+    assert _abi(wheel, tmp_path / "installed") == str(other)
     told = _alone("from proxy import lane; print(lane.WHY_NOT)", tmp_path / "installed")
     assert told == "it was compiled from other sources: make lane", "not what this checkout's proxy.lane expects"
 
-    (checkout / "proxy/_lane.pyx").write_text(SMALL.format(2))
+    (checkout / "proxy/_lane.pyx").write_text(SMALL.format(lane.ABI))
     wheel, said = _wheel(checkout, CC="false")
     assert f"{SAYS}command " in said
     assert _abi(wheel, tmp_path / "installed") == "No module named 'proxy._lane'"
