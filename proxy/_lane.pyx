@@ -114,8 +114,8 @@ cdef int N_BUCKETS = 0
 # Classes, and results of turns, that are known once `bind` was called.
 cdef object Kind_PRODUCE = None, Kind_REQUEST = None, Kind_FETCH = None
 cdef object Pause_FULL = None, Pause_SPLICE_FULL = None, Pause_ANSWERS = None, Pause_TAKEN = None, Pause_ENDED = None
-cdef object AGAIN = None, IDLE = None, NOBODY = None, NO_IDENTITY = None
-cdef object WindowGroup_type = None, Pipe_type = None
+cdef object AGAIN = None, IDLE = None, NOBODY = None
+cdef object WindowGroup_type = None
 cdef type Pending_type = None
 cdef object client_failed = None, broker_failed = None, send_now = None
 cdef object ZERO = 0, FLOAT_ZERO = 0.0, ONE = 1, KEY_PRODUCE = 0, KEY_FETCH = 1
@@ -217,7 +217,7 @@ cdef look_up():
     global WAITED_S, SHARE_S, HANDOVER_MS, LEAST_MS, MS_PER_BYTE, LEAST_READ_BYTES, MAX_HELD_IN_FLIGHT_BYTES, POOL_SIZE
     global RECENT, PRODUCE_MAX, FETCH_MAX, N_BUCKETS
     global Kind_PRODUCE, Kind_REQUEST, Kind_FETCH, Pause_FULL, Pause_SPLICE_FULL, Pause_ANSWERS, Pause_TAKEN, Pause_ENDED
-    global AGAIN, IDLE, NOBODY, WindowGroup_type, Pipe_type, Pending_type, client_failed, broker_failed, send_now
+    global AGAIN, IDLE, NOBODY, WindowGroup_type, Pending_type, client_failed, broker_failed, send_now
     global W_readable, W_over, W_turn, F_skip, F_dropping, F_scrub, F_held, F_stopped
     global X_mute, X_waits, X_outcome, X_logins, X_inflight, X_held, X_broker_mute, X_time, X_translate
     global L_watch, S_state, S_raw
@@ -338,7 +338,7 @@ cdef look_up():
     Pause_FULL, Pause_SPLICE_FULL, Pause_ANSWERS = pause.FULL, pause.SPLICE_FULL, pause.ANSWERS
     Pause_TAKEN, Pause_ENDED = pause.TAKEN, pause.ENDED
     AGAIN, IDLE, NOBODY = reactor.AGAIN, sasl._State.IDLE, login.NOBODY
-    WindowGroup_type, Pipe_type, Pending_type = window.WindowGroup, splice.Pipe, exchange.Pending
+    WindowGroup_type, Pending_type = window.WindowGroup, exchange.Pending
     client_failed, broker_failed, send_now = errors.client_failed, errors.broker_failed, sockets.send_now
     bound = True
 
@@ -425,8 +425,11 @@ cdef class Turn:
         self.lane = lane
         self.up = up
 
-    def __call__(self):
+    cdef inline object take(self):
         return self.lane.client_turn() if self.up else self.lane.broker_turn()
+
+    def __call__(self):
+        return self.take()
 
 
 cdef class Loop:
@@ -461,10 +464,6 @@ cdef class Loop:
     cdef int watch_room(self, int fd) noexcept:
         """Be told of room in a socket that was full, too. 0, or -1 if the kernel would not."""
         return kq_watch_room(self.epoll, fd)
-
-    def current_time(self):
-        """As the reactor's clock tells it."""
-        return self.now()
 
     def before_io_wait(self, double timeout):
         """See `Reactor.before_io_wait`."""
@@ -540,14 +539,13 @@ cdef class Loop:
         return self.take_turn(watch)
 
     cdef int take_turn(self, object watch) except -1:
+        """`Watch.run`, with no Python call where the turn is a lane's."""
         cdef object turn = get(watch, W_turn)
-        if turn is None:
+        if type(turn) is not Turn:
+            watch.run()
             return 0
         try:
-            if type(turn) is Turn:
-                result = (<Turn>turn).lane.client_turn() if (<Turn>turn).up else (<Turn>turn).lane.broker_turn()
-            else:
-                result = turn()
+            result = (<Turn>turn).take()
         except BaseException as error:
             watch.failed(error)
         else:
@@ -601,7 +599,7 @@ cdef int failed(object make, int number) except -1:
 cdef class Lane:
     """The two turns of one connection pair (`proxy.turns.Turns`), over plain sockets."""
 
-    cdef object turns, session, exchange, requests, responses, up, down, ledger, counters, shared, reactor, clock
+    cdef object turns, session, exchange, requests, responses, up, down, ledger, counters, reactor, clock
     cdef object inflight, append, popleft, time, latency
     cdef object client_watch, broker_watch, broker
     cdef object view
@@ -627,7 +625,7 @@ cdef class Lane:
         bind()
         session = turns.session
         shared = turns._shared
-        self.turns, self.session, self.shared, self.client_watch = turns, session, shared, client_watch
+        self.turns, self.session, self.client_watch = turns, session, client_watch
         self.exchange, self.requests, self.responses = session.exchange, session._requests, session._responses
         self.up, self.down = session.request_frames, session.response_frames
         self.ledger, self.counters = self.exchange.ledger, self.exchange.counters
@@ -705,7 +703,7 @@ cdef class Lane:
         cdef double now_s, now_ms, took_s
         cdef long long skip, splice_min
         cdef long wanted
-        cdef ssize_t received, sent
+        cdef ssize_t received
         cdef Py_ssize_t taken
         cdef bint others_next = False, readable, more
         cdef int n
@@ -743,14 +741,9 @@ cdef class Lane:
             if not readable:
                 return None
             wanted = whole(turns, T_request_read)
-            received = c_recv(self.client_fd, &self.buffer[0], wanted, MSG_DONTWAIT)
+            received = self.receive(self.client_fd, wanted, watch, client_failed)
             if received < 0:
-                if errno == EINTR:
-                    continue
-                if errno == EAGAIN:
-                    put(watch, W_readable, False)
-                    return None
-                failed(client_failed, errno)
+                return None
             if received == 0:
                 return Pause_ENDED
             put(turns, T_activity, now_s)
@@ -1005,7 +998,7 @@ cdef class Lane:
         cdef double now_s, now_ms, came_ms, took_s
         cdef long long skip, splice_min
         cdef long wanted, most
-        cdef ssize_t received, sent
+        cdef ssize_t received
         cdef Py_ssize_t taken
         cdef bint readable, more
         cdef int n
@@ -1060,14 +1053,9 @@ cdef class Lane:
             wanted = most = whole(turns, T_response_read)
             if skip == 0 and self.fetched >= LARGE_FETCH_BYTES and wanted > HEAD_BYTES:
                 wanted = HEAD_BYTES  # another large response, probably: its head is enough here, the kernel moves the rest
-            received = c_recv(self.broker_fd, &self.buffer[0], wanted, MSG_DONTWAIT)
+            received = self.receive(self.broker_fd, wanted, watch, broker_failed)
             if received < 0:
-                if errno == EINTR:
-                    continue
-                if errno == EAGAIN:
-                    put(watch, W_readable, False)
-                    return None
-                failed(broker_failed, errno)
+                return None
             if received == 0:
                 return Pause_ENDED
             now_s = self.now()
@@ -1280,6 +1268,17 @@ cdef class Lane:
         return 0
 
     # ---- both ---------------------------------------------------------------------------------------------------------
+
+    cdef ssize_t receive(self, int source, long wanted, object watch, object source_failed) except? -2:
+        """Read into the buffer. 0 at the end of the stream; -1: there is nothing now, which the watch knows then."""
+        cdef ssize_t received = c_recv(source, self.buffer, wanted, MSG_DONTWAIT)
+        while received < 0 and errno == EINTR:
+            received = c_recv(source, self.buffer, wanted, MSG_DONTWAIT)
+        if received < 0:
+            if errno != EAGAIN:
+                failed(source_failed, errno)
+            put(watch, W_readable, False)
+        return received
 
     cdef object send(self, int sink, Py_ssize_t count, bint more, object sink_failed):
         """Send the beginning of the buffer; a copy of what was not taken, None if all was."""
