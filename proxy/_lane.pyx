@@ -182,23 +182,23 @@ cdef Py_ssize_t offset(object of, str name) except -1:
 # Offsets, by class and attribute.
 cdef Py_ssize_t W_readable, W_over, W_turn
 cdef Py_ssize_t F_skip, F_dropping, F_scrub, F_held, F_stopped
-cdef Py_ssize_t X_mute, X_waits, X_outcome, X_logins, X_inflight, X_held, X_broker_mute, X_time, X_translate
+cdef Py_ssize_t X_mute, X_waits, X_outcome, X_logins, X_held, X_broker_mute
 cdef Py_ssize_t L_watch, S_state, S_raw
 cdef Py_ssize_t R_shaper, R_admitted, D_missed
-cdef Py_ssize_t R_account, R_backlog, R_completing, R_max, R_now, R_saw, R_unsent, R_waiting, R_total, R_established
+cdef Py_ssize_t R_account, R_backlog, R_completing, R_max, R_unsent, R_waiting, R_total, R_established
 cdef Py_ssize_t A_came, A_now, A_timed, A_total, A_max
 cdef Py_ssize_t P_id, P_key, P_version, P_account, P_sent, P_throttle, P_delay, P_cause, P_charged, P_answer, P_replicated
 cdef Py_ssize_t P_admission, P_response, P_held, P_asked
-cdef Py_ssize_t T_broker, T_to_broker, T_to_client, T_answers, T_request_read, T_response_read, T_up, T_down, T_taken, T_wanted
+cdef Py_ssize_t T_to_broker, T_to_client, T_answers, T_request_read, T_response_read, T_up, T_down, T_taken, T_wanted
 cdef Py_ssize_t T_draining, T_patience, T_activity, T_splice_min
-cdef Py_ssize_t C_requests, C_touched, C_identity, C_last, C_meters
+cdef Py_ssize_t C_requests, C_touched, C_last, C_meters
 cdef Py_ssize_t M_amount, M_charges, M_generation, M_group
 cdef Py_ssize_t G_usage, G_last, G_limit, G_owed, G_scale, G_watched, G_pacer, G_rate
 cdef Py_ssize_t Q_active
 cdef Py_ssize_t K_current, K_start, K_sample, K_sums, K_lasts, K_purge, K_oldest, K_min, K_window
 cdef Py_ssize_t B_free, B_recent, B_at, B_baseline, B_round_trip
 cdef Py_ssize_t H_counts, H_sum
-cdef Py_ssize_t V_pipe, V_inside, V_pool
+cdef Py_ssize_t V_pipe, V_inside
 cdef Py_ssize_t I_read, I_write, I_size
 
 
@@ -219,20 +219,20 @@ cdef look_up():
     global Kind_PRODUCE, Kind_REQUEST, Kind_FETCH, Pause_FULL, Pause_SPLICE_FULL, Pause_ANSWERS, Pause_TAKEN, Pause_ENDED
     global AGAIN, IDLE, NOBODY, WindowGroup_type, Pending_type, client_failed, broker_failed, send_now
     global W_readable, W_over, W_turn, F_skip, F_dropping, F_scrub, F_held, F_stopped
-    global X_mute, X_waits, X_outcome, X_logins, X_inflight, X_held, X_broker_mute, X_time, X_translate
+    global X_mute, X_waits, X_outcome, X_logins, X_held, X_broker_mute
     global L_watch, S_state, S_raw
     global R_shaper, R_admitted, D_missed, MAX_HELD_REQUEST_BYTES, FETCH_UPSTREAM
-    global R_account, R_backlog, R_completing, R_max, R_now, R_saw, R_unsent, R_waiting, R_total, R_established
+    global R_account, R_backlog, R_completing, R_max, R_unsent, R_waiting, R_total, R_established
     global A_came, A_now, A_timed, A_total, A_max
     global P_id, P_key, P_version, P_account, P_sent, P_throttle, P_delay, P_cause, P_charged, P_answer, P_replicated
     global P_admission, P_response, P_held, P_asked
-    global T_broker, T_to_broker, T_to_client, T_answers, T_request_read, T_response_read, T_up, T_down, T_taken, T_wanted
+    global T_to_broker, T_to_client, T_answers, T_request_read, T_response_read, T_up, T_down, T_taken, T_wanted
     global T_draining, T_patience, T_activity, T_splice_min
-    global C_requests, C_touched, C_identity, C_last, C_meters, M_amount, M_charges, M_generation, M_group
+    global C_requests, C_touched, C_last, C_meters, M_amount, M_charges, M_generation, M_group
     global G_usage, G_last, G_limit, G_owed, G_scale, G_watched, G_pacer, G_rate, Q_active
     global K_current, K_start, K_sample, K_sums, K_lasts, K_purge, K_oldest, K_min, K_window
     global B_free, B_recent, B_at, B_baseline, B_round_trip, H_counts, H_sum
-    global V_pipe, V_inside, V_pool, I_read, I_write, I_size
+    global V_pipe, V_inside, I_read, I_write, I_size
     if sys.implementation.name != "cpython":
         raise TypeError(f"made for CPython, this is {sys.implementation.name}")
     from proxy import errors, exchange, fetch, framing, login, observer, reactor, request_side, request_time, response_side
@@ -244,19 +244,18 @@ cdef look_up():
     F_skip, F_dropping, F_scrub, F_held, F_stopped = (
         offset(framing.FrameWalker, name) for name in ("skip", "dropping", "scrub", "held", "stopped")
     )
-    X_mute, X_waits, X_outcome, X_logins, X_inflight, X_held, X_broker_mute, X_time, X_translate = (
+    X_mute, X_waits, X_outcome, X_logins, X_held, X_broker_mute = (
         offset(exchange.Exchange, name)
         for name in (
-            "mute_until_ms", "client_waits", "outcome", "logins", "inflight", "held_bytes", "broker_mute_until_ms",
-            "request_time", "translate",
+            "mute_until_ms", "client_waits", "outcome", "logins", "held_bytes", "broker_mute_until_ms",
         )
     )
     L_watch = offset(login.Logins, "watch")
     S_state, S_raw = (offset(sasl.SaslWatch, name) for name in ("_state", "raw"))
-    R_account, R_backlog, R_completing, R_max, R_now, R_saw, R_unsent, R_waiting, R_total, R_established = (
+    R_account, R_backlog, R_completing, R_max, R_unsent, R_waiting, R_total, R_established = (
         offset(request_side.RequestSide, name)
         for name in (
-            "_account", "_backlog", "_completing", "_max_in_flight", "_now_ms", "_saw_request", "_unsent", "_waiting",
+            "_account", "_backlog", "_completing", "_max_in_flight", "_unsent", "_waiting",
             "bytes_total", "established",
         )
     )
@@ -279,18 +278,18 @@ cdef look_up():
     if len(exchange.Pending.__slots__) != 15:
         raise TypeError("a Pending has other fields than are known here")
     (
-        T_broker, T_to_broker, T_to_client, T_answers, T_request_read, T_response_read, T_up, T_down, T_taken, T_wanted, T_draining,
+        T_to_broker, T_to_client, T_answers, T_request_read, T_response_read, T_up, T_down, T_taken, T_wanted, T_draining,
         T_patience, T_activity, T_splice_min,
     ) = (
         offset(turns.Turns, name)
         for name in (
-            "_broker", "_to_broker", "_to_client", "_answers", "_request_read_bytes", "_response_read_bytes", "_splice_up",
+            "_to_broker", "_to_client", "_answers", "_request_read_bytes", "_response_read_bytes", "_splice_up",
             "_splice_down", "_sink_taken", "_progress_wanted", "_draining", "_patience", "last_activity_s",
             "_splice_min_bytes",
         )
     )
     C_requests, C_touched = (offset(activity.Activity, name) for name in ("requests", "touched"))
-    C_identity, C_last, C_meters = (offset(accounts.Account, name) for name in ("identity", "last_ms", "meters"))
+    C_last, C_meters = (offset(accounts.Account, name) for name in ("last_ms", "meters"))
     M_amount, M_charges = (offset(group.Usage, name) for name in ("amount", "charges"))
     M_generation, M_group = (offset(accounts.Meter, name) for name in ("generation", "group"))
     G_usage, G_last, G_limit, G_owed = (
@@ -311,7 +310,7 @@ cdef look_up():
         offset(request_time.RequestTime, name) for name in ("free_ms", "_recent", "_at", "_baseline", "round_trip_ms")
     )
     H_counts, H_sum = (offset(observer.Histogram, name) for name in ("counts", "sum_s"))
-    V_pipe, V_inside, V_pool = (offset(splice.Splice, name) for name in ("_pipe", "inside", "_pool"))
+    V_pipe, V_inside = (offset(splice.Splice, name) for name in ("_pipe", "inside"))
     I_read, I_write, I_size = (offset(splice.Pipe, name) for name in ("read_fd", "write_fd", "size_bytes"))
 
     WAITED_S, SHARE_S = reactor.WAITED_S, sockets.SHARE_S
