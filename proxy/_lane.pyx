@@ -21,6 +21,7 @@ from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_XDECREF
+from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.math cimport ceil
 from libc.stdint cimport int16_t, int32_t, uint8_t, uint16_t, uint32_t
@@ -88,7 +89,7 @@ cdef extern from *:
     int PyDict_SetItem(object of, object key, object value) except -1
 
 
-ABI = 2
+ABI = 3
 """See `proxy.lane.ABI`."""
 
 cdef enum:
@@ -106,6 +107,7 @@ cdef enum:
     HEAD_BYTES = 4096
 
 cdef double WAITED_S, SHARE_S, HANDOVER_MS, LEAST_MS, MS_PER_BYTE
+cdef double SHORTEST_MS, TOLERANCE_MS, LEARN
 cdef long LEAST_READ_BYTES, MAX_HELD_IN_FLIGHT_BYTES, POOL_SIZE, RECENT
 cdef long PRODUCE_MAX, FETCH_MAX, FETCH_UPSTREAM, MAX_HELD_REQUEST_BYTES
 cdef double[MOST_BUCKETS] BUCKETS_S
@@ -117,6 +119,7 @@ cdef object Pause_FULL = None, Pause_SPLICE_FULL = None, Pause_ANSWERS = None, P
 cdef object AGAIN = None, IDLE = None, NOBODY = None
 cdef object WindowGroup_type = None
 cdef type Pending_type = None
+cdef object Admission_type = None, tuple_of = None, SINGLE = None
 cdef object client_failed = None, broker_failed = None, send_now = None
 cdef object ZERO = 0, FLOAT_ZERO = 0.0, ONE = 1, KEY_PRODUCE = 0, KEY_FETCH = 1
 cdef bint bound = False
@@ -193,12 +196,14 @@ cdef Py_ssize_t T_to_broker, T_to_client, T_answers, T_request_read, T_response_
 cdef Py_ssize_t T_draining, T_patience, T_activity, T_splice_min
 cdef Py_ssize_t C_requests, C_touched, C_last, C_meters
 cdef Py_ssize_t M_amount, M_charges, M_generation, M_group
-cdef Py_ssize_t G_usage, G_last, G_limit, G_owed, G_scale, G_watched, G_pacer, G_rate
+cdef Py_ssize_t G_usage, G_last, G_limit, G_owed, G_shadow, G_scale, G_watched, G_pacer, G_rate
+cdef Py_ssize_t G_smooth, G_admitted, G_outstanding, G_typical, G_portions
 cdef Py_ssize_t Q_active
 cdef Py_ssize_t K_current, K_start, K_sample, K_sums, K_lasts, K_purge, K_oldest, K_min, K_window
 cdef Py_ssize_t B_free, B_recent, B_at, B_baseline, B_round_trip
 cdef Py_ssize_t H_counts, H_sum
 cdef Py_ssize_t V_pipe, V_inside
+cdef Py_ssize_t E_generation, E_reservations, E_since
 cdef Py_ssize_t I_read, I_write, I_size
 
 
@@ -229,16 +234,18 @@ cdef look_up():
     global T_to_broker, T_to_client, T_answers, T_request_read, T_response_read, T_up, T_down, T_taken, T_wanted
     global T_draining, T_patience, T_activity, T_splice_min
     global C_requests, C_touched, C_last, C_meters, M_amount, M_charges, M_generation, M_group
-    global G_usage, G_last, G_limit, G_owed, G_scale, G_watched, G_pacer, G_rate, Q_active
+    global G_usage, G_last, G_limit, G_owed, G_shadow, G_scale, G_watched, G_pacer, G_rate, Q_active
+    global G_smooth, G_admitted, G_outstanding, G_typical, G_portions
+    global SHORTEST_MS, TOLERANCE_MS, LEARN, SINGLE, Admission_type, tuple_of
     global K_current, K_start, K_sample, K_sums, K_lasts, K_purge, K_oldest, K_min, K_window
     global B_free, B_recent, B_at, B_baseline, B_round_trip, H_counts, H_sum
-    global V_pipe, V_inside, I_read, I_write, I_size
+    global E_generation, E_reservations, E_since, V_pipe, V_inside, I_read, I_write, I_size
     if sys.implementation.name != "cpython":
         raise TypeError(f"made for CPython, this is {sys.implementation.name}")
     from proxy import errors, exchange, fetch, framing, login, observer, reactor, request_side, request_time, response_side
     from proxy import sasl, sizes, sockets, splice, turns
     from proxy.wire import apis, responses, schema
-    from quota import accounts, activity, entity, group, pacing, rate, window
+    from quota import accounts, activity, entity, group, ledger, pacing, portion, rate, window
 
     W_readable, W_over, W_turn = (offset(reactor.Watch, name) for name in ("readable", "over", "turn"))
     F_skip, F_dropping, F_scrub, F_held, F_stopped = (
@@ -292,12 +299,20 @@ cdef look_up():
     C_last, C_meters = (offset(accounts.Account, name) for name in ("last_ms", "meters"))
     M_amount, M_charges = (offset(group.Usage, name) for name in ("amount", "charges"))
     M_generation, M_group = (offset(accounts.Meter, name) for name in ("generation", "group"))
-    G_usage, G_last, G_limit, G_owed = (
-        offset(group.Group, name) for name in ("usage", "last_ms", "limit", "owed_until")
+    G_usage, G_last, G_limit, G_owed, G_shadow = (
+        offset(group.Group, name) for name in ("usage", "last_ms", "limit", "owed_until", "shadow")
     )
-    G_scale, G_watched, G_pacer, G_rate = (
-        offset(window.WindowGroup, name) for name in ("_scale", "_watched", "pacer", "rate")
+    G_scale, G_watched, G_pacer, G_rate, G_smooth, G_admitted, G_outstanding, G_typical, G_portions = (
+        offset(window.WindowGroup, name)
+        for name in (
+            "_scale", "_watched", "pacer", "rate", "_smooth", "_admitted", "_outstanding", "_typical", "_portions",
+        )
     )
+    SHORTEST_MS, TOLERANCE_MS = portion.SHORTEST_MS, pacing.TOLERANCE_MS
+    LEARN, SINGLE = window._LEARN, portion.SINGLE
+    Admission_type, tuple_of = group.Admission, tuple.__new__
+    if group.Admission._fields != ("throttle_ms", "max_bytes", "group", "reserved", "paced_ms"):
+        raise TypeError("an Admission has other fields than are known here")
     Q_active = offset(pacing.Pacer, "active")
     K_current, K_start, K_sample, K_sums, K_lasts, K_purge, K_oldest, K_min, K_window = (
         offset(rate.SampledRate, name)
@@ -310,6 +325,8 @@ cdef look_up():
         offset(request_time.RequestTime, name) for name in ("free_ms", "_recent", "_at", "_baseline", "round_trip_ms")
     )
     H_counts, H_sum = (offset(observer.Histogram, name) for name in ("counts", "sum_s"))
+    E_generation, E_reservations = (offset(ledger.Ledger, name) for name in ("_generation", "reservations"))
+    E_since = offset(reactor.Reactor, "since_ms")
     V_pipe, V_inside = (offset(splice.Splice, name) for name in ("_pipe", "inside"))
     I_read, I_write, I_size = (offset(splice.Pipe, name) for name in ("read_fd", "write_fd", "size_bytes"))
 
@@ -348,21 +365,15 @@ cdef inline void add_one(object of, Py_ssize_t at) except *:
     put(of, at, <object>(<object>peek(of, at) + ONE))
 
 
-cdef long long window_charge(object group, object amount, long long now) except? -1:
-    """`WindowGroup.charge`, as far as it goes while nothing is exceeded; that class has the rest and the explanations."""
+cdef double window_count(object group, object amount, object number) except? -1.0:
+    """What `WindowGroup.charge` and `record` have in common outside an episode: count `amount` at `number` (whole ms, not
+    before the group's last). The rate observed then; 0 where there is no limit."""
     cdef object usage, rate, sums, lasts
-    cdef long long last, current, elapsed, shortest
-    cdef double value, total, observed
-    cdef Py_ssize_t i
-    if type(group) is not WindowGroup_type or not is_false(<object>peek(group, G_pacer), Q_active):
-        return group.charge(amount, now)
-    last = whole(group, G_last)
-    if now < last:
-        now = last
+    cdef long long now = number, current
+    cdef double value
     usage = <object>peek(group, G_usage)
     put(usage, M_amount, <object>peek(usage, M_amount) + amount)
     add_one(usage, M_charges)
-    number = now
     put(group, G_last, number)
     rate = <object>peek(group, G_rate)
     value = <double>amount * real(group, G_scale)
@@ -374,30 +385,70 @@ cdef long long window_charge(object group, object amount, long long now) except?
     sums[current] = PyFloat_AsDouble(<object>PyList_GET_ITEM(sums, current)) + value
     lasts[current] = number
     if is_none(group, G_limit):
+        return 0.0
+    if now >= whole(rate, K_purge) or now < whole(rate, K_oldest):
+        return rate.measure(now)
+    put(rate, K_window, window_ms(rate, now))
+    return sum_of(sums) / (whole(rate, K_window) / 1000.0)
+
+
+cdef inline double sum_of(object sums) except? -1.0:
+    cdef double total = 0.0
+    cdef Py_ssize_t i
+    for i in range(PyList_GET_SIZE(sums)):
+        total += PyFloat_AsDouble(<object>PyList_GET_ITEM(sums, i))
+    return total
+
+
+cdef inline long long window_ms(object rate, long long now) except? -1:
+    """`SampledRate._window`, while no sample has expired."""
+    cdef long long elapsed = now - whole(rate, K_oldest), shortest = whole(rate, K_min)
+    if elapsed < shortest:
+        elapsed = shortest + elapsed % whole(rate, K_sample)
+    return elapsed if elapsed else 1
+
+
+cdef inline bint calm(object group) except -1:
+    """A window, outside an episode."""
+    return type(group) is WindowGroup_type and is_false(<object>peek(group, G_pacer), Q_active)
+
+
+cdef inline object not_before(object group, long long now):
+    """A group's time does not run backwards."""
+    return get(group, G_last) if now < whole(group, G_last) else now
+
+
+cdef long long window_charge(object group, object amount, long long now) except? -1:
+    """`WindowGroup.charge`, as far as it goes while nothing is exceeded; that class has the rest and the explanations."""
+    cdef double observed
+    if not calm(group):
+        return group.charge(amount, now)
+    number = not_before(group, now)
+    observed = window_count(group, amount, number)
+    if is_none(group, G_limit):
         return 0
-    elapsed = now - whole(rate, K_oldest)
-    if now >= whole(rate, K_purge) or elapsed < 0:
-        observed = rate.measure(now)
-    else:
-        total = 0.0
-        for i in range(PyList_GET_SIZE(sums)):
-            total += PyFloat_AsDouble(<object>PyList_GET_ITEM(sums, i))
-        shortest = whole(rate, K_min)
-        if elapsed < shortest:
-            elapsed = shortest + elapsed % whole(rate, K_sample)
-        if elapsed == 0:
-            elapsed = 1
-        put(rate, K_window, elapsed)
-        observed = total / (elapsed / 1000.0)
     if observed <= real(group, G_watched):
-        return group._impose(0, now) if whole(group, G_owed) > now else 0
-    return group._over(observed, <object>peek(group, G_limit), now)
+        return group._impose(0, number) if whole(group, G_owed) > <long long>number else 0
+    return group._impose(group._over(observed, <object>peek(group, G_limit), number), number)
+
+
+cdef int window_record(object group, object amount, long long now) except -1:
+    """`WindowGroup.record`, as far as it goes while nothing is exceeded."""
+    cdef double observed
+    if not calm(group) or not is_false(group, G_shadow):
+        group.record(amount, now)
+        return 0
+    number = not_before(group, now)
+    observed = window_count(group, amount, number)
+    if not is_none(group, G_limit) and observed > real(group, G_watched):
+        group._over(observed, <object>peek(group, G_limit), number)
+    return 0
 
 
 cdef long long charge(object ledger, object account, object meter, object kind, object amount, double now_ms) except? -1:
     """`Ledger.charge`."""
     cdef long long now = <long long>now_ms
-    if <object>peek(meter, M_generation) != ledger._generation:
+    if peek(meter, M_generation) != peek(ledger, E_generation):
         return ledger.charge(account, kind, amount, now_ms)
     put(meter, M_amount, <object>peek(meter, M_amount) + amount)
     add_one(meter, M_charges)
@@ -406,10 +457,107 @@ cdef long long charge(object ledger, object account, object meter, object kind, 
     return 0 if group is None else window_charge(group, amount, now)
 
 
+cdef object admit(object ledger, object account, object meter, long long wanted, double now_ms):
+    """`Ledger.admit`, as far as it goes far from the limit."""
+    cdef object group, rate, sums
+    cdef long long now, window, granted
+    cdef double limit, total, outstanding, room, expected
+    group = <object>peek(meter, M_group)
+    if (
+        peek(meter, M_generation) != peek(ledger, E_generation)
+        or group is None
+        or not calm(group)
+        or is_none(group, G_portions)
+        or is_false(group, G_smooth)
+        or not is_false(group, G_shadow)
+        or not PyFloat_CheckExact(<object>peek(group, G_limit))
+    ):
+        return ledger.admit(account, Kind_FETCH, wanted, now_ms)
+    now = not_before(group, <long long>now_ms)
+    limit = real(group, G_limit)
+    outstanding = real(group, G_outstanding)
+    rate = <object>peek(group, G_rate)
+    sums = <object>peek(rate, K_sums)
+    if PyList_GET_SIZE(sums) == 0:
+        total, window = 0.0, max(whole(rate, K_min), 1)
+    elif whole(rate, K_oldest) <= now < whole(rate, K_purge):
+        total, window = sum_of(sums), window_ms(rate, now)
+    else:
+        return ledger.admit(account, Kind_FETCH, wanted, now_ms)
+    room = (limit * window / 1000.0 - total - outstanding) / real(group, G_scale)
+    if (
+        total / (window / 1000.0) > limit
+        # An episode would begin, or a grain is waited for: without anything outstanding, and with it.
+        or window - total / limit * 1000.0 < SHORTEST_MS / 2
+        or window - (total + outstanding) / limit * 1000.0 < SHORTEST_MS / 2
+        or whole(group, G_owed) > now
+        or not room < 9e18
+    ):
+        return ledger.admit(account, Kind_FETCH, wanted, now_ms)
+    granted = min(max(<long long>room, 0), <long long>(min(limit * TOLERANCE_MS / 1000.0, 9e18)))
+    if is_none(group, G_typical):
+        expected = max(min(granted, wanted), 1)
+    else:
+        expected = min(<double>granted, real(group, G_typical))
+    granted = max(min(granted, wanted), 1)
+    add_one(group, G_admitted)
+    put(group, G_outstanding, outstanding + expected)
+    add_one(ledger, E_reservations)
+    return tuple_of(Admission_type, (0, granted, group, expected, 0.0))
+
+
+cdef int settle(
+    object ledger, object account, object meter, object admission, object amount, double now_ms
+) except -1:
+    """`Ledger.settle` for a fetch that was answered (`amount` is not 0)."""
+    cdef long long now = <long long>now_ms, admitted
+    cdef double learnt, left
+    group = <object>PyTuple_GET_ITEM(admission, 2)
+    if (
+        peek(meter, M_generation) != peek(ledger, E_generation)
+        or <double><object>PyTuple_GET_ITEM(admission, 4) != 0.0
+        or (group is not None and type(group) is not WindowGroup_type)
+    ):
+        ledger.settle(account, Kind_FETCH, admission, amount, now_ms)
+        return 0
+    if group is not None:
+        put(ledger, E_reservations, <object>peek(ledger, E_reservations) - ONE)
+        admitted = whole(group, G_admitted) - 1
+        put(group, G_admitted, admitted)
+        left = real(group, G_outstanding) - <double><object>PyTuple_GET_ITEM(admission, 3) if admitted else 0.0
+        put(group, G_outstanding, max(left, 0.0))
+        learnt = amount
+        if not is_none(group, G_typical):
+            learnt = real(group, G_typical) + (<double>amount - real(group, G_typical)) * LEARN
+        put(group, G_typical, learnt)
+        most = <object>PyTuple_GET_ITEM(admission, 1)
+        if most == SINGLE and not is_none(group, G_portions):
+            (<object>peek(group, G_portions)).learn(most, amount)
+    put(meter, M_amount, <object>peek(meter, M_amount) + amount)
+    add_one(meter, M_charges)
+    put(account, C_last, now)
+    group = <object>peek(meter, M_group)
+    if group is not None:
+        window_record(group, amount, now)
+    return 0
+
+
 def charge_by_lane(ledger, account, kind, amount, double now_ms):
     """`Ledger.charge` by the lane's arithmetic: for tests, which compare the two."""
     bind()
     return charge(ledger, account, account.meters[kind], kind, amount, now_ms)
+
+
+def admit_by_lane(ledger, account, wanted, double now_ms):
+    """`Ledger.admit`, as `charge_by_lane`."""
+    bind()
+    return admit(ledger, account, account.meters[Kind_FETCH], wanted, now_ms)
+
+
+def settle_by_lane(ledger, account, admission, amount, double now_ms):
+    """`Ledger.settle`, as `charge_by_lane`."""
+    bind()
+    settle(ledger, account, account.meters[Kind_FETCH], admission, amount, now_ms)
 
 
 # ---- the event loop -----------------------------------------------------------------------------------------------------
@@ -491,8 +639,11 @@ cdef class Loop:
         cdef bint found = False
         cdef PyObject *entry
         wait_ms = 2147483647 if wait_s > 2e6 else <int>ceil(wait_s * 1000.0)
-        with nogil:
-            count = kq_epoll_wait(self.epoll, self.events, MAX_EVENTS, wait_ms)
+        if wait_ms == 0:
+            count = kq_epoll_wait(self.epoll, self.events, MAX_EVENTS, 0)
+        else:
+            with nogil:
+                count = kq_epoll_wait(self.epoll, self.events, MAX_EVENTS, wait_ms)
         if count < 0:
             if errno != EINTR:
                 raise OSError(errno, "epoll_wait")
@@ -501,7 +652,7 @@ cdef class Loop:
         now_s = self.now()
         self.since_ms = (now_s if now_s - asked_s > WAITED_S else self.told_s) * 1000.0
         self.told_s = now_s
-        self.reactor.since_ms = self.since_ms
+        put(self.reactor, E_since, self.since_ms)
         left = len(self.again)
         for i in range(count):
             fd = kq_event_fd(self.events, i)
@@ -599,7 +750,7 @@ cdef class Lane:
     """The two turns of one connection pair (`proxy.turns.Turns`), over plain sockets."""
 
     cdef object turns, session, exchange, requests, responses, up, down, ledger, counters, reactor, clock
-    cdef object inflight, append, popleft, time, latency
+    cdef object inflight, append, popleft, time, latency, counted
     cdef object client_watch, broker_watch, broker
     cdef object view
     cdef uint8_t *buffer
@@ -613,7 +764,7 @@ cdef class Lane:
     cdef readonly bint up_waits, down_waits
     cdef Py_ssize_t fetched  # size of the latest Fetch response
     # The client that sent the last request, as `RequestSide` has it, and what is needed of it.
-    cdef object account, name, of_produce, of_requests
+    cdef object account, name, of_produce, of_requests, of_fetch
     # What is said besides a result: the rest of the frame that was judged, and answers whose turn has come.
     cdef long long rest
     cdef list answers, free
@@ -630,7 +781,7 @@ cdef class Lane:
         self.ledger, self.counters = self.exchange.ledger, self.exchange.counters
         self.inflight, self.time = self.exchange.inflight, self.exchange.request_time
         self.append, self.popleft = self.inflight.append, self.inflight.popleft
-        self.latency = self.counters.upstream_latency
+        self.latency, self.counted = self.counters.upstream_latency, self.counters.requests
         self.reactor = shared.reactor
         self.loop = self.reactor.loop
         self.clock = self.reactor.clock
@@ -663,7 +814,7 @@ cdef class Lane:
     def close(self):
         """The connection has ended: let go of it. (Turns and lane hold each other.)"""
         self.turns = self.session = self.client_watch = self.broker_watch = self.account = self.of_produce = None
-        self.of_requests = self.answers = None
+        self.of_requests = self.of_fetch = self.answers = None
 
     cdef inline double now(self) except? -1.0:
         return self.loop.now() if self.loop is not None else <double>self.clock()
@@ -821,7 +972,7 @@ cdef class Lane:
         if account is None or account is NOBODY:
             return False
         meters = <object>peek(account, C_meters)
-        self.of_produce, self.of_requests = meters[Kind_PRODUCE], meters[Kind_REQUEST]
+        self.of_produce, self.of_requests, self.of_fetch = meters[Kind_PRODUCE], meters[Kind_REQUEST], meters[Kind_FETCH]
         self.name = (<str?>account.identity.client_id).encode("utf-8", "surrogatepass")
         self.account = account
         return True
@@ -911,7 +1062,7 @@ cdef class Lane:
             return 0
         most = at + least_at + 4
         wanted = <int32_t>u32(most)
-        admission = self.ledger.admit(account, Kind_FETCH, wanted, now_ms)
+        admission = admit(self.ledger, account, self.of_fetch, wanted, now_ms)
         if admission[0] > 0:
             put(self.requests, R_admitted, admission)
             return 0  # it is answered there, and asks the ledger no second time
@@ -956,7 +1107,7 @@ cdef class Lane:
     cdef int count_request(self, object key) except -1:
         """`RequestSide._count_request`."""
         cdef object account = self.account
-        count(self.counters.requests, key)
+        count(self.counted, key)
         count(<object>peek(account, C_requests), key)
         if is_false(account, C_touched):
             self.ledger.wake(account)
@@ -1144,7 +1295,7 @@ cdef class Lane:
         cdef Py_ssize_t here = end - start, total
         cdef long long size
         cdef int version, header = 8
-        cdef object pending, account, key
+        cdef object pending, account, key, meter
         if here < 8 or not self.inflight:
             return 0
         size = <int32_t>u32(at)
@@ -1185,9 +1336,8 @@ cdef class Lane:
         self.popleft()
         if key == KEY_FETCH:
             self.fetched = total
-            self.ledger.settle(
-                account, Kind_FETCH, <object>peek(pending, P_admission), size - (header - 8), now_ms
-            )
+            meter = self.of_fetch if account is self.account else (<object>peek(account, C_meters))[Kind_FETCH]
+            settle(self.ledger, account, meter, <object>peek(pending, P_admission), size - (header - 8), now_ms)
         else:
             self.note_latency(pending, now_ms)
         self.rest = total - here

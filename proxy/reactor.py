@@ -159,6 +159,8 @@ class Watch(Generic[Result]):
 class Reactor(trio.abc.Instrument):
     """All watched sockets of one event loop. `start` and `stop` belong into that loop."""
 
+    __slots__ = ("__dict__", "since_ms")  # the compiled loop writes it each time it has waited
+
     def __init__(self) -> None:
         self._epoll: select.epoll
         self._watches: dict[int, Watch[Any]] = {}

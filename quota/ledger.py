@@ -122,6 +122,9 @@ class Ledger:
     `mutation_num_samples` and `mutation_window_ms` are the windows of partition mutations (None: as the others').
     """
 
+    # What the compiled lane looks at with each request lies at a fixed place; all else is in `__dict__`.
+    __slots__ = ("__dict__", "_generation", "reservations")
+
     def __init__(
         self,
         table: QuotaTable,

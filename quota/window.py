@@ -71,14 +71,14 @@ class WindowGroup(Group):
         observed = rate.measure(now)
         if observed <= self._watched:
             return self._impose(0, now) if self.owed_until > now else 0
-        return self._over(observed, limit, now)
+        return self._impose(self._over(observed, limit, now), now)
 
     def _over(self, observed: float, limit: float, now: int) -> int:
-        """The rest of :meth:`charge` where the limit or its candidate is exceeded."""
+        """Outside an episode the limit or its candidate is exceeded: Kafka's delay, and an episode may begin."""
         delay = self._exceeded(observed, limit, now)
         if observed > limit and self._smooth and not self.shadow:
             self.pacer.begin(now, delay)
-        return self._impose(delay, now)
+        return delay
 
     def _exceeded(self, observed: float, limit: float, now: int) -> int:
         """The limit or its candidate is exceeded: note what the candidate would do, return the limit's own delay."""
@@ -249,13 +249,11 @@ class WindowGroup(Group):
             pacer.active = False
             return 0, 0.0
         observed = rate.measure(now)
+        if not pacer.active:
+            return (self._over(observed, limit, now) if observed > self._watched else 0), 0.0
         delay = self._exceeded(observed, limit, now) if observed > self._watched else 0
-        if pacer.active:
-            pacer.note_rate(observed / limit, now)
-            return delay, pacer.take(amount / limit * 1000.0, now, delay, self._slack_ms(limit, now) if delay else 0)
-        if observed > limit and self._smooth and not self.shadow:
-            pacer.begin(now, delay)
-        return delay, 0.0
+        pacer.note_rate(observed / limit, now)
+        return delay, pacer.take(amount / limit * 1000.0, now, delay, self._slack_ms(limit, now) if delay else 0)
 
     def _kafka_delay(self, observed: float, limit: float, window_ms: int) -> int:
         delay = throttle_ms(observed, limit, window_ms)
