@@ -428,7 +428,7 @@ cdef long long window_charge(object group, object amount, long long now) except?
     if is_none(group, G_limit):
         return 0
     if observed <= real(group, G_watched):
-        return group._impose(0, number) if whole(group, G_owed) > <long long>number else 0
+        return group._impose(0, number) if <object>peek(group, G_owed) > number else 0  # it may not fit into 64 bits
     return group._impose(group._over(observed, <object>peek(group, G_limit), number), number)
 
 
@@ -473,7 +473,8 @@ cdef object admit(object ledger, object account, object meter, long long wanted,
         or not PyFloat_CheckExact(<object>peek(group, G_limit))
     ):
         return ledger.admit(account, Kind_FETCH, wanted, now_ms)
-    now = not_before(group, <long long>now_ms)
+    number = not_before(group, <long long>now_ms)
+    now = number
     limit = real(group, G_limit)
     outstanding = real(group, G_outstanding)
     rate = <object>peek(group, G_rate)
@@ -490,7 +491,7 @@ cdef object admit(object ledger, object account, object meter, long long wanted,
         # An episode would begin, or a grain is waited for: without anything outstanding, and with it.
         or window - total / limit * 1000.0 < SHORTEST_MS / 2
         or window - (total + outstanding) / limit * 1000.0 < SHORTEST_MS / 2
-        or whole(group, G_owed) > now
+        or <object>peek(group, G_owed) > number
         or not room < 9e18
     ):
         return ledger.admit(account, Kind_FETCH, wanted, now_ms)
@@ -1071,14 +1072,12 @@ cdef class Lane:
         self.count_request(KEY_FETCH)
         self.append(pending)
         granted = admission[1]
-        if granted is not None:
-            lowered = granted
-            if lowered < wanted:
-                self.counters.fetches_shaped += 1
-                lowered = max(lowered, 1)
-                put_u32(most, <uint32_t>lowered)
-                if <int32_t>u32(at + least_at) > lowered:
-                    put_u32(at + least_at, <uint32_t>lowered)
+        if granted is not None and granted < wanted:  # a limit as large as can be grants more than fits into 64 bits
+            self.counters.fetches_shaped += 1
+            lowered = max(granted, 1)
+            put_u32(most, <uint32_t>lowered)
+            if <int32_t>u32(at + least_at) > lowered:
+                put_u32(at + least_at, <uint32_t>lowered)
         if self.rewrites and version > FETCH_UPSTREAM:
             at[6], at[7] = 0, <uint8_t>FETCH_UPSTREAM
         self.rest = 0

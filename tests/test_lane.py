@@ -33,7 +33,7 @@ from quota.group import Admission
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 from quota.window import WindowGroup
-from tests.session_tools import FETCH, METADATA, encode, kio_message, request, response, translate
+from tests.session_tools import FETCH, METADATA, encode, kio_message, produce, request, response, translate
 from tests.test_session_fetch import fetch_body
 
 pytestmark = pytest.mark.skipif(not lane.COMPILED, reason=f"the lane is not compiled: {lane.WHY_NOT}")
@@ -49,7 +49,7 @@ FEW = settings(
 
 
 def limits(draw: Any) -> QuotaTable:
-    rate = st.one_of(st.none(), st.sampled_from([1.0, 1000.0, 50_000.0, 3_333_333.3, 1e12, 2e18, 1_000_000]))
+    rate = st.one_of(st.none(), st.sampled_from([1.0, 1000.0, 50_000.0, 3_333_333.3, 1e12, 2e18, 2.0**63, 1_000_000]))
     more: dict[str, Any] = {}
     if draw(st.booleans()):
         more["mode"] = "shadow"
@@ -148,6 +148,39 @@ def test_fetches_are_admitted_and_settled_as_by_the_ledger(data: Any) -> None:
             settle_by_lane(ours, ours.account("u", client_id), one, amount, now_ms)
             theirs.settle(theirs.account("u", client_id), Kind.FETCH, other, amount, now_ms)
         assert book_of(ours, now_ms) == book_of(theirs, now_ms)
+
+
+@pytest.mark.parametrize("smooth", [True, False])
+def test_numbers_that_do_not_fit_into_64_bits(smooth: bool) -> None:
+    """Kafka's own "no limit" grants ten times as much at once, and what was owed at it takes ages at another limit."""
+
+    def limited(limit: float) -> QuotaTable:
+        return QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=limit, consumer_byte_rate=limit)])
+
+    async def main() -> None:
+        with both(limited(2.0**63), waits_here=False, smooth=smooth) as (clock, ours, theirs):
+
+            def send(frame: bytes) -> None:
+                for one in (ours, theirs):
+                    one.feed(one.client_far, frame)
+                assert ours.state() == theirs.state()
+                assert not ours.ended
+                clock.now_s += 0.1
+
+            for number in range(3):  # the first one is the Python code's, which finds the client
+                send(request(FETCH, 11, number, fetch_body(11, partitions={0: 0})))
+                send(produce(10 + number, 500))
+            assert len(ours.session.inflight) == 6
+            for one in (ours, theirs):
+                for group in one.ledger.groups():
+                    group.owed_until = group.last_ms + 30_000
+                one.ledger.swap(limited(1e-3))
+                assert any(group.owed_until > 2**63 for group in one.ledger.groups())
+            send(request(FETCH, 11, 20, fetch_body(11, partitions={0: 0})))
+            assert ours.counters.fetches_answered == 1
+            send(produce(21, 500))
+
+    trio.run(main, clock=MockClock())
 
 
 # ---- both directions of a connection ---------------------------------------------------------------------------------
