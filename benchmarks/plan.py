@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 RECORD_BYTES = 1024
 """Value of a record in the throughput scenarios."""
@@ -48,6 +49,9 @@ class Plan:
     """Of records in each of its responses."""
     without: tuple[str, ...] = ()
     """Scenarios that are left out."""
+    repeats: Mapping[str, int] = field(default_factory=dict)
+    """By scenario: how often it is measured in each round, where once is too little for what is compared. Each time
+    counts as a round of its own in what is reported."""
 
 
 FULL = Plan(
@@ -63,7 +67,15 @@ FULL = Plan(
     busy_s=2.5,
     busy_connections=32,
     idle_connections=(0, 100, 1000),
-    time_limit_s=1500.0,
+    time_limit_s=2700.0,
+    repeats={
+        "fetch": 2,
+        "produce-default": 2,
+        "produce-apart": 2,
+        "produce-default-apart": 2,
+        "fetch-apart": 2,
+        "small": 3,
+    },
 )
 
 QUICK = Plan(

@@ -31,13 +31,15 @@ ONE_GB = 1000.0
 
 Result = Mapping[str, Any]
 NOTHING = "–"
+ENOUGH_PAIRS = 3
+"""Rounds in which both of what is compared were undisturbed, from which on these are judged alone."""
 
 
 class Samples:
     """Values by scenario, metric, variant and round."""
 
-    def __init__(self, result: Result, *, calm: bool = False) -> None:
-        """`calm`: only undisturbed samples, and as they need not be of the same rounds, their median as one round."""
+    def __init__(self, result: Result, *, calm: bool = False, as_one: bool = False) -> None:
+        """`calm`: only undisturbed samples. `as_one`: their median as one round: they need not be of the same."""
         self._values: dict[tuple[str, str, str], dict[int, float]] = {}
         for sample in result["samples"]:
             if calm and sample["values"].get("stranger_share", 0.0) > CALM_SHARE:
@@ -45,7 +47,7 @@ class Samples:
             for metric, value in sample["values"].items():
                 place = (sample["scenario"], metric, sample["variant"])
                 self._values.setdefault(place, {})[sample["round"]] = value
-        if calm:
+        if as_one:
             self._values = {place: {0: median(values.values())} for place, values in self._values.items()}
 
     def of(self, scenario: str, metric: str, variant: str) -> dict[int, float]:
@@ -125,7 +127,7 @@ class Target:
     reached: Spread
     """Over all rounds."""
     calm: float | None
-    """From the medians of undisturbed samples; None if there are too few."""
+    """Over rounds in which nothing was disturbed, else from the medians of undisturbed samples; None without any."""
 
     @property
     def met(self) -> bool:
@@ -141,7 +143,9 @@ class Target:
 
 def targets(result: Result) -> list[Target]:
     """The targets that this result can judge."""
-    calm = {title: reached.median for title, _, _, reached in _judged(Samples(result, calm=True))}
+    calm = {title: reached.median for title, _, _, reached in _judged(Samples(result, calm=True, as_one=True))}
+    pairs = {title: reached for title, _, _, reached in _judged(Samples(result, calm=True))}
+    calm |= {title: reached.median for title, reached in pairs.items() if reached.count >= ENOUGH_PAIRS}
     return [Target(*judged, calm.get(judged[0])) for judged in _judged(Samples(result))]
 
 
@@ -289,7 +293,7 @@ def _notes(result: Result) -> list[str]:
         f"{machine['cpu_model']}{', virtual machine' if machine['virtual'] else ''}, {machine['cores']} cores, "
         f"{machine['memory_gib']} GiB, {machine['kernel']}",
         f"{versions}; {commit}",
-        f"started {result['started']}, took {result.get('took_s', 0):g} s, {_rounds(result)} rounds, "
+        f"started {result['started']}, took {result.get('took_s', 0):g} s, {_rounds(result)} rounds{_repeats(result)}, "
         f"the broker's log on {result.get('storage', 'unknown')}",
     ]
     if strangers is not None:
@@ -307,7 +311,13 @@ def _notes(result: Result) -> list[str]:
 
 
 def _rounds(result: Result) -> int:
-    return 1 + max((sample["round"] for sample in result["samples"]), default=-1)
+    repeats = result["plan"].get("repeats", {})
+    return 1 + max((sample["round"] // repeats.get(sample["scenario"], 1) for sample in result["samples"]), default=-1)
+
+
+def _repeats(result: Result) -> str:
+    often = ", ".join(f"{key} {times} times" for key, times in result["plan"].get("repeats", {}).items())
+    return f" (in each: {often})" if often else ""
 
 
 def markdown(result: Result) -> str:

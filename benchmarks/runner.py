@@ -218,11 +218,11 @@ def _measure(
         if time.monotonic() - began > plan.time_limit_s and number:
             say(f"time limit of {plan.time_limit_s:g} s: stopping after {number} of {plan.rounds} rounds")
             break
-        # A B C, C B A, ...: a drift of the machine favours nobody.
-        order = running if number % 2 == 0 else list(reversed(running))
         for scenario in todo:
-            if scenario.once == "no":
-                take(scenario, number, order)
+            repeats = plan.repeats.get(scenario.key, 1)
+            for turn in range(number * repeats, (number + 1) * repeats if scenario.once == "no" else 0):
+                # A B C, C B A, ...: a drift of the machine favours nobody.
+                take(scenario, turn, running if turn % 2 == 0 else list(reversed(running)))
     for scenario in todo:
         if scenario.once == "last":
             take(scenario, 0, running)

@@ -204,6 +204,14 @@ def test_rounds_turn_around() -> None:
     assert order == [(0, "01-a"), (0, "02-b"), (1, "02-b"), (1, "01-a"), (2, "01-a"), (2, "02-b")]
 
 
+def test_what_is_noisy_is_measured_more_often() -> None:
+    scenario = scenarios.Scenario("s", "", (), lambda _context, _running: {"v": 1.0})
+    result = _take(replace(TINY, rounds=2, repeats={"s": 2}), scenario)
+    order = [(sample["round"], sample["variant"][:2]) for sample in result["samples"]]
+    assert order == [(0, "01"), (0, "02"), (1, "02"), (1, "01"), (2, "01"), (2, "02"), (3, "02"), (3, "01")]
+    assert report._rounds(result | {"plan": {"repeats": {"s": 2}}}) == 2
+
+
 def test_a_failed_sample_is_kept_as_an_error_and_the_others_go_on() -> None:
     def fail_b(_context: scenarios.Context, running: variants.Running) -> scenarios.Values:
         if running.variant.key == "02-b":
@@ -322,6 +330,21 @@ def test_the_verdict_follows_undisturbed_samples_where_there_are_some() -> None:
     haproxy_and_mine[2]["values"]["stranger_share"] = 0.3
     (target,) = (target for target in report.targets(result) if target.title == title)
     assert (target.calm, target.verdict) == (None, "missed, disturbed")
+
+
+def test_undisturbed_pairs_are_judged_as_pairs() -> None:
+    """Four rounds on a machine that gets slower: 2, 2 and 4 times HAProxy's, and a disturbed one that is left out.
+    Of the medians it would be 20 / 8 = 2.5."""
+    result = _result()
+    result["samples"] = [
+        {"scenario": "fetch", "round": at, "variant": variant, "values": {"cpu_s_per_gb": value} | more}
+        for at, (its, mine, more) in enumerate(
+            ((1.0, 2.0, {}), (10.0, 20.0, {}), (8.0, 32.0, {}), (1.0, 90.0, {"stranger_share": 0.5}))
+        )
+        for variant, value in (("02-haproxy", its), ("05-kquota-quotas", mine))
+    ]
+    (target,) = (one for one in report.targets(result) if one.title == "fetch: CPU per GB, × HAProxy")
+    assert (target.reached.median, target.calm) == (pytest.approx(3.0), pytest.approx(2.0))
 
 
 def test_latency_added_is_judged_where_noise_makes_it_negative() -> None:
