@@ -408,7 +408,7 @@ cdef inline long long window_ms(object rate, long long now) except? -1:
     return elapsed if elapsed else 1
 
 
-cdef inline bint calm(object group) except -1:
+cdef inline bint no_episode(object group) except -1:
     """A window, outside an episode."""
     return type(group) is WindowGroup_type and is_false(<object>peek(group, G_pacer), Q_active)
 
@@ -421,7 +421,7 @@ cdef inline object not_before(object group, long long now):
 cdef long long window_charge(object group, object amount, long long now) except? -1:
     """`WindowGroup.charge`, as far as it goes while nothing is exceeded; that class has the rest and the explanations."""
     cdef double observed
-    if not calm(group):
+    if not no_episode(group):
         return group.charge(amount, now)
     number = not_before(group, now)
     observed = window_count(group, amount, number)
@@ -435,7 +435,7 @@ cdef long long window_charge(object group, object amount, long long now) except?
 cdef int window_record(object group, object amount, long long now) except -1:
     """`WindowGroup.record`, as far as it goes while nothing is exceeded."""
     cdef double observed
-    if not calm(group) or not is_false(group, G_shadow):
+    if not no_episode(group) or not is_false(group, G_shadow):
         group.record(amount, now)
         return 0
     number = not_before(group, now)
@@ -466,7 +466,7 @@ cdef object admit(object ledger, object account, object meter, long long wanted,
     if (
         peek(meter, M_generation) != peek(ledger, E_generation)
         or group is None
-        or not calm(group)
+        or not no_episode(group)
         or is_none(group, G_portions)
         or is_false(group, G_smooth)
         or not is_false(group, G_shadow)
@@ -640,11 +640,8 @@ cdef class Loop:
         cdef bint found = False
         cdef PyObject *entry
         wait_ms = 2147483647 if wait_s > 2e6 else <int>ceil(wait_s * 1000.0)
-        if wait_ms == 0:
-            count = kq_epoll_wait(self.epoll, self.events, MAX_EVENTS, 0)
-        else:
-            with nogil:
-                count = kq_epoll_wait(self.epoll, self.events, MAX_EVENTS, wait_ms)
+        with nogil:  # also where it does not wait: with always something to do, other threads get on nowhere else
+            count = kq_epoll_wait(self.epoll, self.events, MAX_EVENTS, wait_ms)
         if count < 0:
             if errno != EINTR:
                 raise OSError(errno, "epoll_wait")
