@@ -640,7 +640,7 @@ cdef class Loop:
         cdef bint found = False
         cdef PyObject *entry
         wait_ms = 2147483647 if wait_s > 2e6 else <int>ceil(wait_s * 1000.0)
-        with nogil:  # also where it does not wait: with always something to do, other threads get on nowhere else
+        with nogil:  # also where it does not wait: other threads get on here
             count = kq_epoll_wait(self.epoll, self.events, MAX_EVENTS, wait_ms)
         if count < 0:
             if errno != EINTR:
