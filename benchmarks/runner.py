@@ -219,8 +219,10 @@ def _measure(
             say(f"time limit of {plan.time_limit_s:g} s: stopping after {number} of {plan.rounds} rounds")
             break
         for scenario in todo:
+            if scenario.once != "no":
+                continue
             repeats = plan.repeats.get(scenario.key, 1)
-            for turn in range(number * repeats, (number + 1) * repeats if scenario.once == "no" else 0):
+            for turn in range(number * repeats, (number + 1) * repeats):
                 # A B C, C B A, ...: a drift of the machine favours nobody.
                 take(scenario, turn, running if turn % 2 == 0 else list(reversed(running)))
     for scenario in todo:

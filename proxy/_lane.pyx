@@ -365,15 +365,20 @@ cdef inline void add_one(object of, Py_ssize_t at) except *:
     put(of, at, <object>(<object>peek(of, at) + ONE))
 
 
+cdef inline void use(object usage, object amount) except *:
+    """One charge more, in the running totals of an account's meter or a group."""
+    put(usage, M_amount, <object>peek(usage, M_amount) + amount)
+    add_one(usage, M_charges)
+
+
 cdef double window_count(object group, object amount, object number) except? -1.0:
     """What `WindowGroup.charge` and `record` have in common outside an episode: count `amount` at `number` (whole ms, not
     before the group's last). The rate observed then; 0 where there is no limit."""
     cdef object usage, rate, sums, lasts
-    cdef long long now = number, current
+    cdef long long now = number, current, window
     cdef double value
     usage = <object>peek(group, G_usage)
-    put(usage, M_amount, <object>peek(usage, M_amount) + amount)
-    add_one(usage, M_charges)
+    use(usage, amount)
     put(group, G_last, number)
     rate = <object>peek(group, G_rate)
     value = <double>amount * real(group, G_scale)
@@ -388,8 +393,9 @@ cdef double window_count(object group, object amount, object number) except? -1.
         return 0.0
     if now >= whole(rate, K_purge) or now < whole(rate, K_oldest):
         return rate.measure(now)
-    put(rate, K_window, window_ms(rate, now))
-    return sum_of(sums) / (whole(rate, K_window) / 1000.0)
+    window = window_ms(rate, now)
+    put(rate, K_window, window)
+    return sum_of(sums) / (window / 1000.0)
 
 
 cdef inline double sum_of(object sums) except? -1.0:
@@ -450,8 +456,7 @@ cdef long long charge(object ledger, object account, object meter, object kind, 
     cdef long long now = <long long>now_ms
     if peek(meter, M_generation) != peek(ledger, E_generation):
         return ledger.charge(account, kind, amount, now_ms)
-    put(meter, M_amount, <object>peek(meter, M_amount) + amount)
-    add_one(meter, M_charges)
+    use(meter, amount)
     put(account, C_last, now)
     group = <object>peek(meter, M_group)
     return 0 if group is None else window_charge(group, amount, now)
@@ -534,8 +539,7 @@ cdef int settle(
         most = <object>PyTuple_GET_ITEM(admission, 1)
         if most == SINGLE and not is_none(group, G_portions):
             (<object>peek(group, G_portions)).learn(most, amount)
-    put(meter, M_amount, <object>peek(meter, M_amount) + amount)
-    add_one(meter, M_charges)
+    use(meter, amount)
     put(account, C_last, now)
     group = <object>peek(meter, M_group)
     if group is not None:
