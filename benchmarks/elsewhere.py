@@ -55,13 +55,16 @@ def _judged(title: str, values: Sequence[float], limit: float, digits: int) -> s
 
 
 def _pauses(what: str, reloads: Sequence[Mapping[str, Any]]) -> str:
-    """No pause is the target, so that the median says too little: all are counted. A busy machine has its own."""
+    """No pause is the target, so that the median says too little: all are counted. A busy machine has its own, and one
+    on which another program computes for as long has more; they are said, and change nothing about the verdict."""
     there, before = (sum(one[name]["over_5ms"] for one in reloads) for name in ("reload", "quiet"))
+    others = [one["elsewhere"]["over_5ms"] for one in reloads if "elsewhere" in one]
+    beside = f"; while another program computes for as long: {sum(others)}" if others else ""
     verdict = "met" if not there else "**missed**" if there > before else "not told apart from the machine's own"
     worst_ms = max((one["reload"]["worst_ms"] for one in reloads), default=0.0)
     return (
         f"{what} of more than {PAUSE_MS:g} ms during {len(reloads)} reloads: {there}, the longest {worst_ms:.1f} ms "
-        f"(in as long a time before: {before}), target 0: {verdict}"
+        f"(in as long a time before: {before}{beside}), target 0: {verdict}"
     )
 
 

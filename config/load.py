@@ -12,13 +12,14 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from config.model import LIMIT_NAMES, Config, QuotaEntry, Upstream
+from config.ordinary import OrdinaryEntries
 from config.problems import MISSING, ConfigError, Place, Problem
 from config.source import Source, parse
 from config.table import find_duplicates, has_limits, to_connection_entry, to_entry
 from config.transparent import Transparent
 from config.types import DEFAULT_WORD
 from quota.connections import ConnectionEntry
-from quota.entity import ANONYMOUS
+from quota.entity import ANONYMOUS, DEFAULT
 from quota.table import Entry
 
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
@@ -43,7 +44,13 @@ def load(path: str | Path, *, on_paper: bool = False) -> Config:
 
 def load_bytes(file: str, data: bytes, *, on_paper: bool = False) -> Config:
     """The same for a file's content that was read already (the watcher loads exactly what it compared)."""
-    source = parse(file, data)
+    try:
+        return _checked(parse(file, data, OrdinaryEntries().entry), on_paper)
+    except ConfigError:  # said of the values as they are written
+        return _checked(parse(file, data), on_paper)
+
+
+def _checked(source: Source, on_paper: bool) -> Config:
     if source.values is None:
         raise ConfigError([source.problem((), "expected a configuration, the file is empty")])
     if on_paper and isinstance(source.values, dict):
@@ -174,7 +181,7 @@ def warnings_of(config: Config) -> list[Problem]:
     found += _warnings_of_identity(config, source)
     user = _only_user(config)
     if user is not None:
-        reachable = {user, DEFAULT_WORD, None}
+        reachable = {user, DEFAULT_WORD, DEFAULT, None}
         unreachable: list[Place] = [
             ("quotas", index, "user") for index, entry in enumerate(config.quotas) if entry.user not in reachable
         ]

@@ -13,13 +13,14 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     PrivateAttr,
     ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, core_schema
 
 from config.export import Export
 from config.identity import Identity
@@ -47,6 +48,7 @@ from config.types import (
     wrong,
 )
 from config.units import LONG_MAX
+from quota.table import Entry
 
 INT_MAX = 2**31 - 1
 LIMIT_NAMES = ("producer_byte_rate", "consumer_byte_rate", "request_percentage", "controller_mutation_rate")
@@ -212,6 +214,18 @@ class QuotaEntry(_Model):
         return bool(_connection_limits(self) != _NO_CONNECTION_LIMITS)
 
 
+class _Either:
+    """Metadata of a quota entry: one that is an `Entry` already was checked (`config.ordinary`)."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_wrap_validator_function(
+            lambda value, whole: value if value.__class__ is Entry else whole(value), handler(QuotaEntry)
+        )
+
+
+_EITHER = _Either()
+
+
 class QuotaSettings(_Model):
     """Where the limits come from, and what AlterClientQuotas through the sidecar does."""
 
@@ -219,7 +233,9 @@ class QuotaSettings(_Model):
         default="file",
         description="file: the entries below; cluster: the cluster's own client quotas, asked for again and again.",
     )
-    entries: list[QuotaEntry] = Field(default_factory=list, description="The limits, in any order.")
+    entries: list[Annotated[QuotaEntry | Entry, _EITHER]] = Field(
+        default_factory=list, description="The limits, in any order."
+    )
     poll_interval_s: Annotated[int, duration_ms(100, _HOUR_MS, "a duration", bare_unit="s")] = Field(
         default=10_000,
         description="With source: cluster, how often it is asked.",
@@ -395,8 +411,8 @@ class Config(_Model):
     _source: Source | None = PrivateAttr(default=None)
 
     @property
-    def quotas(self) -> list[QuotaEntry]:
-        """The entries of the file, written either way."""
+    def quotas(self) -> list[QuotaEntry | Entry]:
+        """The entries of the file, written either way; as the ledger's table wants them where they were read so."""
         return self.quota_settings.entries
 
     @property

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
@@ -33,22 +33,28 @@ _PAIR: Final = f"{_KEY}: ({_PLAIN}|{_QUOTED})"
 _NEXT: Final = "- "
 _MOST_TRIED: Final = 1000
 """Places where a row could begin and nothing is to be taken out, before the rest is left to the parser."""
-_QUOTES: Final = "\"'"
 _OTHER_BREAKS: Final = "\t\r\x85\u2028\u2029"
 """Tabs, and what ends a line in YAML and not here."""
 
 Row = tuple[str, ...]
 """Keys and values in turn, as written."""
+EntryOf = Callable[[Row, Callable[[str], Any]], Any]
+"""Makes an entry of a row and of what knows the values of what is written there; None: it is left as a mapping."""
 
 
 class Rows:
     """A file's text without the rows, and the rows."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, value_of: Callable[[str], Any], entry_of: EntryOf | None = None) -> None:
+        """`value_of` knows what text stands for as it is written, with its quotes; a row that `entry_of` makes
+        something of is that, any other one a mapping."""
         self.text = text
         """What the parser gets."""
         self._token = os.urandom(8).hex()  # nobody can have written it
-        self._runs: list[list[Row]] = []
+        self._runs: list[list[Any]] = []
+        self._twice = False
+        self._value_of = value_of
+        self._entry_of = entry_of
         if not any(mark in text for mark in _OTHER_BREAKS):
             self._take_out(text)
 
@@ -58,30 +64,43 @@ class Rows:
         while tried < _MOST_TRIED and (found := text.find(_NEXT, at)) >= 0:
             begin = text.rfind("\n", max(found - _MOST_INDENT - 1, 0), found) + 1
             indent = text[begin:found]
-            run: list[Row] = []
+            run: list[Any] = []
             last = end = found + 1
             if begin and not indent.strip(" "):
-                run, last, end = _run(text, begin, indent)
+                run, last, end = self._run(text, begin, indent)
             at = max(end, found + 1)
-            if len(run) < 2:
+            if not run:
                 tried += 1
                 continue
-            run.pop()
             parts.append(f'{text[kept_from:begin]}{indent}- "{self._name(len(self._runs))}"\n')
             kept_from = last
             self._runs.append(run)
         if parts:
             self.text = "".join(parts) + text[kept_from:]
 
-    def put_back(self, values: Any, special: Iterable[str], scalar: Callable[[str], Any]) -> bool:
-        """Put the rows where they belong in the values of what the parser got. False: their place was not found, or a
-        row has a key twice, and the whole file has to be parsed.
+    def _run(self, text: str, begin: int, indent: str) -> tuple[list[Any], int, int]:
+        """The entries in succession from a place on, without the last of them, where that one begins and ends. Each is
+        made at once: ten thousand rows that are let go of together would hold up all threads."""
+        match_row = _pattern(indent, text.startswith("{", begin + len(indent) + len(_NEXT))).match
+        value_of, entry_of = self._value_of, self._entry_of
+        run: list[Any] = []
+        last = end = begin
+        row: Row | None = None
+        while (match := match_row(text, end)) is not None:  # perhaps many thousands
+            if row is not None:
+                entry = None if entry_of is None else entry_of(row, value_of)
+                run.append(self._mapping(row) if entry is None else entry)
+            last, end = end, match.end()
+            row = match.groups()[: match.lastindex]
+        return run, last, end
 
-        `scalar` knows what text without quotes stands for; it may be something else than text when it begins with one
-        of `special`.
-        """
+    def put_back(self, values: Any) -> bool:
+        """Put the rows where they belong in the values of what the parser got. False: their place was not found, or a
+        row has a key twice, and the whole file has to be parsed."""
         if not self._runs:
             return True
+        if self._twice:
+            return False
         quotas = values.get("quotas") if isinstance(values, dict) else None
         if isinstance(quotas, dict):
             quotas = quotas.get("entries")
@@ -89,39 +108,22 @@ class Rows:
             return False
         found: list[Any] = []
         places = {self._name(number): run for number, run in enumerate(self._runs)}
-        read: dict[str, Any] = {}
-        marked = {*special, *_QUOTES}
         for item in quotas:
             run = places.pop(item, None) if isinstance(item, str) else None
             if run is None:
                 found.append(item)
-                continue
-            for row in run:  # perhaps many thousands
-                entry: dict[str, Any] = dict(zip(row[::2], row[1::2], strict=True))
-                if len(entry) * 2 != len(row):
-                    return False
-                for key, written in entry.items():
-                    if written[0] in marked:
-                        if written not in read:
-                            read[written] = written[1:-1] if written[0] in _QUOTES else scalar(written)
-                        entry[key] = read[written]
-                found.append(entry)
+            else:
+                found += run
         quotas[:] = found
         return not places
 
+    def _mapping(self, row: Row) -> dict[str, Any]:
+        mapping = {key: self._value_of(written) for key, written in zip(row[::2], row[1::2], strict=True)}
+        self._twice |= len(mapping) * 2 < len(row)
+        return mapping
+
     def _name(self, number: int) -> str:
         return f"row {number} of {self._token}"
-
-
-def _run(text: str, begin: int, indent: str) -> tuple[list[Row], int, int]:
-    """The rows in succession from a place on, where the last of them begins, and where it ends."""
-    match_row = _pattern(indent, text.startswith("{", begin + len(indent) + len(_NEXT))).match
-    run: list[Row] = []
-    last = end = begin
-    while (match := match_row(text, end)) is not None:
-        last, end = end, match.end()
-        run.append(match.groups()[: match.lastindex])
-    return run, last, end
 
 
 @lru_cache(maxsize=32)

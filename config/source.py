@@ -21,7 +21,7 @@ from yaml.events import (
 )
 
 from config.problems import MISSING, ConfigError, Missing, Place, Problem, place_text, value_text
-from config.rows import Rows
+from config.rows import EntryOf, Rows
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml when the wheel has it: about ten times faster
 
@@ -31,6 +31,7 @@ _MAX_DEPTH = 32
 _TEXT = "tag:yaml.org,2002:str"
 _MERGE = "tag:yaml.org,2002:merge"
 _MERGE_KEY = "<<"
+_QUOTES = "\"'"
 _STEP = 200
 _MAX_ALIASED_VALUES = 200_000  # aliases can make a short file huge ("billion laughs")
 
@@ -102,15 +103,18 @@ def free_in_steps(items: Any) -> None:
         del items[-_STEP:]
 
 
-def parse(file: str, data: bytes) -> Source:
-    """Parse YAML. Raises ConfigError for text that is no YAML, for repeated keys and for absurd sizes."""
+def parse(file: str, data: bytes, entry_of: EntryOf | None = None) -> Source:
+    """Parse YAML; quota entries that `entry_of` knows (see `config.rows`) are what it makes of them.
+
+    Raises ConfigError for text that is no YAML, for repeated keys and for absurd sizes.
+    """
     source = Source(file)
     if len(data) > MAX_FILE_BYTES:
         raise ConfigError([source.problem((), f"expected a file of at most {MAX_FILE_BYTES} bytes")])
     try:
         text = data.decode("utf-8-sig")
         try:
-            source.values = plain_values(text)
+            source.values = plain_values(text, entry_of)
         except (_NotPlainError, yaml.YAMLError, ValueError, RecursionError):
             return _parse_nodes(source, text)
         source.text = text
@@ -155,11 +159,11 @@ class _NotPlainError(Exception):
     """The file has something that only nodes can tell about."""
 
 
-def plain_values(text: str) -> Any:
+def plain_values(text: str, entry_of: EntryOf | None = None) -> Any:
     """The values of a file without anchors, aliases, tags and merge keys, straight from the parser's events: a third
     of the time that nodes take, and nothing left over. Raises something for any other file, and for mistakes: these
     are for :func:`_parse_nodes`, which gives the same values for plain files and knows where mistakes are."""
-    rows = Rows(text)
+    rows = Rows(text, _Plain(_Loader("")).written, entry_of)
     loader = _Loader(rows.text)
     try:
         reader = _Plain(loader)
@@ -171,7 +175,7 @@ def plain_values(text: str) -> Any:
         next_event()  # the document's end
         if type(next_event()) is not StreamEndEvent:
             raise _NotPlainError  # another document
-        if not rows.put_back(values, reader.special, reader.unquoted):
+        if not rows.put_back(values):
             raise _NotPlainError
         return values
     finally:
@@ -228,6 +232,13 @@ class _Plain:
         """The value of a scalar: a number, a date and so on where YAML sees one in unquoted text."""
         text: str = event.value
         return self.unquoted(text) if event.implicit[0] else text
+
+    def written(self, text: str) -> Any:
+        """The value of a scalar as it is written, without escapes where it has quotes."""
+        first = text[0]
+        if first in _QUOTES:
+            return text[1:-1]
+        return self.unquoted(text) if first in self.special else text
 
     def unquoted(self, text: str) -> Any:
         """The value that text without quotes stands for."""

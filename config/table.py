@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
-
 from config.model import Config, QuotaCandidate, QuotaEntry
 from config.problems import Place, Problem
 from config.source import Source
 from config.types import DEFAULT_WORD
 from quota.connections import ConnectionEntry, ConnectionLimits, Scope
-from quota.entity import DEFAULT, Default
+from quota.entity import DEFAULT, Default, Name
 from quota.table import CandidateLimits, Entry, QuotaTable
 
-_entity_of = attrgetter("user", "client_id", "ip")
+_Key = tuple[Name, Name, Name]
 
 
 def to_table(config: Config) -> QuotaTable:
@@ -26,7 +24,11 @@ def to_table(config: Config) -> QuotaTable:
 
 def entries(config: Config) -> list[Entry]:
     """All entries about requests, those of KIP-13's static form included."""
-    found = [to_entry(entry) for entry in config.quotas if entry.limits_requests]
+    found = [
+        entry if isinstance(entry, Entry) else to_entry(entry)
+        for entry in config.quotas
+        if isinstance(entry, Entry) or entry.limits_requests
+    ]
     return found + [entry for entry, _ in _static_entries(config)]
 
 
@@ -37,7 +39,7 @@ def has_limits(config: Config) -> bool:
 
 def connection_entries(config: Config) -> list[ConnectionEntry]:
     """All entries about connections, those by Kafka's static names included."""
-    limited = (entry for entry in config.quotas if entry.limits_connections)
+    limited = (entry for entry in config.quotas if isinstance(entry, QuotaEntry) and entry.limits_connections)
     found = [one for entry in limited if (one := to_connection_entry(entry)) is not None]
     return found + [entry for entry, _ in _static_caps(config)]
 
@@ -83,20 +85,17 @@ def to_connection_entry(entry: QuotaEntry) -> ConnectionEntry | None:
 def find_duplicates(config: Config, source: Source) -> list[Problem]:
     """Entities that are configured twice. Which of the two would win is nothing to guess at."""
     static, caps = _static_entries(config), _static_caps(config)
-    if not static and not caps:
-        # a comprehension, though map() is quicker: other threads would have to wait for all of it
-        different = {_entity_of(entry) for entry in config.quotas}
-        if len(different) == len(config.quotas):
-            return []
-    seen: dict[tuple[str | Default | None, ...], Place] = {}
+    if not static and not caps and not _any_twice(config.quotas):
+        return []
+    seen: dict[_Key, Place] = {}
     problems: list[Problem] = []
     for index, entry in enumerate(config.quotas):
-        key = (_name(entry.user), _name(entry.client_id), _name(entry.ip))
+        key = _key(entry)
         place: Place = ("quotas", index)
         first = seen.setdefault(key, place)
         if first != place:
-            names = "user and client-id" if entry.ip is None else "ip"
-            text = f"expected each {names} once; {_entity(entry)} has an entry already, {_where(first, source)}"
+            names = "user and client-id" if key[2] is None else "ip"
+            text = f"expected each {names} once; {_entity(key)} has an entry already, {_where(first, source)}"
             problems.append(source.problem(place, text))
     for found, place in static:
         first = seen.get((found.user, found.client_id, None), place)
@@ -152,9 +151,35 @@ def _as_float(limit: float | None) -> float | None:
     return None if limit is None else float(limit)
 
 
-def _entity(entry: QuotaEntry) -> str:
-    parts = [("user", entry.user), ("client-id", entry.client_id), ("ip", entry.ip)]
-    return ", ".join(f"{label} {name}" for label, name in parts if name is not None)
+def _any_twice(quotas: list[QuotaEntry | Entry]) -> bool:
+    """Whether two of perhaps many thousand entries are about the same. By single names where it can be: as many tuples
+    would be freed in one go, while everybody waits."""
+    users: set[Name] = set()
+    clients: set[Name] = set()
+    others: set[_Key] = set()
+    for entry in quotas:
+        key = user, client_id, ip = _key(entry)
+        if ip is not None or (user is not None and client_id is not None):
+            others.add(key)
+        elif client_id is None:
+            users.add(user)
+        else:
+            clients.add(client_id)
+    return len(users) + len(clients) + len(others) < len(quotas)
+
+
+def _key(entry: QuotaEntry | Entry) -> _Key:
+    """Who an entry is about: user, client-id, address."""
+    if isinstance(entry, Entry):
+        return entry.user, entry.client_id, None
+    return _name(entry.user), _name(entry.client_id), _name(entry.ip)
+
+
+def _entity(key: _Key) -> str:
+    parts = zip(("user", "client-id", "ip"), key, strict=True)
+    return ", ".join(
+        f"{label} {DEFAULT_WORD if name is DEFAULT else name}" for label, name in parts if name is not None
+    )
 
 
 def _where(place: Place, source: Source) -> str:

@@ -186,7 +186,7 @@ class Sidecar:
 
     async def _apply(self, config: Config, table: QuotaTable) -> None:
         old = [self.source.table]
-        parts: list[object] = list(old[0].entries)
+        parts = old[0].parts()
         await self.source.reload(config, table)
         configure_logs(config)
         await trio.to_thread.run_sync(let_go, old, parts)

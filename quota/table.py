@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final, Literal, NamedTuple
 
 from quota.connections import NO_CONNECTION_LIMITS, ConnectionLimits
@@ -19,6 +20,7 @@ RATE_FIELD: Final[Mapping[Kind, str]] = {
     Kind.MUTATION: "controller_mutation_rate",
 }
 """Kafka's name of the limit of each kind; also the names of the fields of :class:`Entry`."""
+_rates = attrgetter(*RATE_FIELD.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,7 @@ class QuotaTable:
         """By (bounded) entity, the entries that limit a kind. No object is made per limit: Python's collector would
         have to look at each, and traffic waits for it."""
         self._shape: dict[Kind, int] = dict.fromkeys(Kind, 0)
-        columns = [(kind, name, self._limits[kind]) for kind, name in RATE_FIELD.items()]
+        columns = [(kind, self._limits[kind]) for kind in RATE_FIELD]
         for entry in self.entries:  # perhaps thousands, while traffic waits for its turn
             user, client_id = entity = (entry.user, entry.client_id)
             if entity in self._by_entity:
@@ -175,10 +177,15 @@ class QuotaTable:
             self._by_entity[entity] = entry
             bounded = _bounded(entity)
             shape = _shape_of(entry)
-            for kind, name, limits in columns:
-                if getattr(entry, name) is not None:
+            for (kind, limits), limit in zip(columns, _rates(entry), strict=True):
+                if limit is not None:
                     limits[bounded] = entry
                     self._shape[kind] |= shape
+
+    def parts(self) -> list[object]:
+        """All that a table consists of many times over. Whoever lets go of a large one has to let go of these a few at
+        a time (freed at once they hold up every thread)."""
+        return [*self.entries, *self._by_entity]
 
     def records(self, kind: Kind) -> bool:
         """Whether any quota of this kind exists; without one, nothing of the kind is counted in windows."""

@@ -244,13 +244,13 @@ def test_the_newest_results_of_other_programs_are_judged_with_the_file_named(tmp
     for day, ratios in (("01", [1.0]), ("02", [1.0, 0.99, 1.03])):
         text = json.dumps({"figures": [{"ratio": ratio} for ratio in ratios]})
         (tmp_path / f"2026-01-{day}-accuracy.json").write_text(text)
-    quiet = control.Noticed(4.0, 2.0, 0)
-    times = control.Times(0.0, 1.0, 1.0)
+    quiet, other = control.Noticed(4.0, 2.0, 0), control.Noticed(7.0, 2.0, 3)
+    times = control.Times(0.0, 1.0, 2.0, 1.0)
     result = {
         "entries": 10_000,
         "starts": [asdict(control.Start(wall_s, 0.5, 58.0)) for wall_s in (0.7, 0.9, 2.0)],
         "reloads": [
-            asdict(control.Reload(took_ms, 100.0, {"reload": noticed, "quiet": quiet}, times))
+            asdict(control.Reload(took_ms, 100.0, {"reload": noticed, "quiet": quiet, "elsewhere": other}, times))
             for took_ms, noticed in ((150.0, quiet), (250.0, control.Noticed(6.0, 3.0, 2)))
         ],
         "loop": [
@@ -264,9 +264,9 @@ def test_the_newest_results_of_other_programs_are_judged_with_the_file_named(tmp
         "start to ready, s: 0.90 (0.70–2.00), target ≤ 1.5: met (`2026-01-02-control.json`)",
         "reload of 10,000 quota entries, ms: 200 (150–250), target ≤ 200: met (`2026-01-02-control.json`)",
         # one is enough to miss it
-        "answers of more than 5 ms during 2 reloads: 2, the longest 6.0 ms (in as long a time before: 0), "
-        "target 0: **missed** (`2026-01-02-control.json`)",
-        # as many as without a reload
+        "answers of more than 5 ms during 2 reloads: 2, the longest 6.0 ms (in as long a time before: 0; "
+        "while another program computes for as long: 6), target 0: **missed** (`2026-01-02-control.json`)",
+        # as many as without a reload; an earlier result, without another program
         "turns of the event loop of more than 5 ms during 2 reloads: 1, the longest 9.0 ms "
         "(in as long a time before: 1), target 0: not told apart from the machine's own (`2026-01-02-control.json`)",
     ]

@@ -29,11 +29,13 @@ def test_a_reload_is_compared_with_as_long_a_time_before_it() -> None:
         (3.0, 5.5),
         (3.4, 8.0),
         (3.6, 99.0),
+        (0.2, 7.0),
     ]
-    found = Times(reload=3.0, quiet=1.0, length_s=0.5).noticed(samples)
+    found = Times(reload=3.0, quiet=1.0, elsewhere=0.1, length_s=0.5).noticed(samples)
+    assert (found["elsewhere"].worst_ms, found["elsewhere"].over_5ms) == (7.0, 1)
     assert (found["quiet"].worst_ms, found["quiet"].over_5ms) == (6.0, 1)
     assert (found["reload"].worst_ms, found["reload"].over_5ms) == (8.0, 2)
-    assert Times(0.0, 3.5, 0.09).noticed(samples)["reload"] == Noticed(1.0, 1.0, 0)
+    assert Times(0.0, 3.5, 1.0, 0.09).noticed(samples)["reload"] == Noticed(1.0, 1.0, 0)
 
 
 def test_pauses_of_the_event_loop_are_what_is_beyond_the_millisecond(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def rows(count: int, row: str = ROW) -> str:
 
 def left(text: str) -> int:
     """How many characters are left to the parser."""
-    return len(Rows(text).text)
+    return len(Rows(text, str).text)
 
 
 def by_nodes(text: str) -> Any:
@@ -35,7 +35,7 @@ def by_nodes(text: str) -> Any:
         return outcome(text.encode())
 
 
-def _refuse(_: str) -> None:
+def _refuse(*_: object) -> None:
     raise ValueError
 
 
@@ -91,7 +91,7 @@ LEFT = {
 
 @pytest.mark.parametrize("written", LEFT.values(), ids=LEFT.keys())
 def test_whatever_else_is_written_is_left_to_the_parser(written: str) -> None:
-    assert Rows("quotas:\n" + written).text == "quotas:\n" + written
+    assert Rows("quotas:\n" + written, str).text == "quotas:\n" + written
     assert repr(outcome(b"quotas:\n" + written.encode())) == repr(by_nodes("quotas:\n" + written))
 
 
@@ -221,7 +221,7 @@ def test_anything_anywhere_in_rows(head: str, form: str, other: str, junk: str, 
 
 def test_the_start_of_a_file_is_no_row() -> None:
     written = rows(3, "- user: u{0}\n")
-    assert Rows(written).text.startswith("- user: u0\n")
+    assert Rows(written, str).text.startswith("- user: u0\n")
     assert repr(outcome(written.encode())) == repr(by_nodes(written))
 
 

@@ -1,0 +1,97 @@
+"""Quota entries of the ordinary kind: names, and limits that many others have as well.
+
+A file of ten thousand entries has few different sets of limits. Each set is checked once, as part of a whole entry and
+by the same model as everything else; an entry that differs from it in its names alone needs only these to be checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from config.model import QuotaEntry
+from config.rows import Row
+from config.table import to_entry
+from config.types import DEFAULT_WORD
+from quota.entity import DEFAULT, Name
+from quota.table import Entry
+
+_NAMES: Final = ("client-id", "user")
+_SURELY_SHORT: Final = 1000
+"""Characters, far below what a name may have (`config.types.text`) in any encoding."""
+_MOST_SETS: Final = 10_000
+"""Of limits that are remembered; a file in which nearly all are different gains nothing by it."""
+
+
+class _Unknown(Enum):
+    UNKNOWN = 0
+
+
+_UNKNOWN: Final = _Unknown.UNKNOWN
+
+
+class OrdinaryEntries:
+    """Makes entries of rows."""
+
+    def __init__(self) -> None:
+        self._known: dict[Row, Entry | None] = {}
+        """By what is written in a row behind its names; None: of another kind, or not as it should be."""
+
+    def entry(self, row: Row, value_of: Callable[[str], Any]) -> Entry | None:
+        """The entry that a row (see `config.rows`) is. None: it has to be looked at whole.
+
+        `value_of` knows what a value as written stands for.
+        """
+        first = row[0]
+        if first not in _NAMES:
+            return None
+        name = _name(value_of(row[1]))
+        other, limits = None, row[2:]
+        if limits and limits[0] in _NAMES:
+            if limits[0] == first:
+                return None
+            other, limits = _name(value_of(limits[1])), limits[2:]
+            if other is None:
+                return None
+        if name is None:
+            return None
+        like = self._known.get(limits, _UNKNOWN)
+        if isinstance(like, _Unknown):
+            like = self._look(limits, value_of)
+        if like is None:
+            return None
+        user, client_id = (name, other) if first == "user" else (other, name)
+        return Entry(
+            user,
+            client_id,
+            like.producer_byte_rate,
+            like.consumer_byte_rate,
+            like.request_percentage,
+            like.controller_mutation_rate,
+            like.mode,
+        )
+
+    def _look(self, limits: Row, value_of: Callable[[str], Any]) -> Entry | None:
+        """An entry with these limits, for anybody."""
+        values = {key: value_of(written) for key, written in zip(limits[::2], limits[1::2], strict=True)}
+        found = None
+        if len(values) * 2 == len(limits) and not values.keys() & {*_NAMES, "ip"}:
+            try:
+                entry = QuotaEntry.model_validate({"user": DEFAULT_WORD, **values})
+            except ValidationError:
+                pass  # said where the whole entry is looked at
+            else:
+                found = None if entry.limits_connections else to_entry(entry)
+        if len(self._known) < _MOST_SETS:
+            self._known[limits] = found
+        return found
+
+
+def _name(value: Any) -> Name:
+    """A user or client-id. None: it is none, or has to be looked at."""
+    if value.__class__ is not str or not 0 < len(value) <= _SURELY_SHORT:
+        return None
+    return DEFAULT if value == DEFAULT_WORD else value
