@@ -60,7 +60,7 @@ class OrdinaryEntries:
             return None
         like = self._known.get(limits, _UNKNOWN)
         if isinstance(like, _Unknown):
-            like = self._look(limits, value_of)
+            return self._look(row, limits, value_of)
         if like is None:
             return None
         user, client_id = (name, other) if first == "user" else (other, name)
@@ -74,13 +74,13 @@ class OrdinaryEntries:
             like.mode,
         )
 
-    def _look(self, limits: Row, value_of: Callable[[str], Any]) -> Entry | None:
-        """An entry with these limits, for anybody."""
-        values = {key: value_of(written) for key, written in zip(limits[::2], limits[1::2], strict=True)}
+    def _look(self, row: Row, limits: Row, value_of: Callable[[str], Any]) -> Entry | None:
+        """The same for a row whose limits nobody has had yet."""
+        values = {key: value_of(written) for key, written in zip(row[::2], row[1::2], strict=True)}
         found = None
-        if len(values) * 2 == len(limits) and not values.keys() & {*_NAMES, "ip"}:
+        if len(values) * 2 == len(row) and "ip" not in values:
             try:
-                entry = QuotaEntry.model_validate({"user": DEFAULT_WORD, **values})
+                entry = QuotaEntry.model_validate(values)
             except ValidationError:
                 pass  # said where the whole entry is looked at
             else:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -101,6 +102,10 @@ def data_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_left_to_the_garbage_collector() -> Iterator[None]:
     """What a file's tests forgot to close fails them, not whichever test happens to run when it is collected."""
+    with warnings.catch_warnings():
+        # Of the file before, what a client library's thread held on to until after its end (kafka-python's wake-up pair).
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
     yield
     gc.collect()
 
