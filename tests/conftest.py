@@ -103,7 +103,7 @@ def data_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def nothing_is_left_to_the_garbage_collector() -> Iterator[None]:
     """What a file's tests forgot to close fails them, not whichever test happens to run when it is collected."""
     with warnings.catch_warnings():
-        # Of the file before, what a client library's thread held on to until after its end (kafka-python's wake-up pair).
+        # Of the file before, what a client library's thread held on to until after its end (kafka-python's sockets).
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
     yield
