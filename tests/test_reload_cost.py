@@ -309,6 +309,13 @@ def test_large_objects_are_let_go_of_in_steps() -> None:
     assert kept is not None
 
 
+def test_what_a_table_has_thousands_of_are_its_parts() -> None:
+    _, table, _ = watch._load("q.yaml", text(1000).encode())
+    keys = [key for limits in (table._by_entity, *table._limits.values()) for key in limits]
+    assert {id(part) for part in table.parts()} == {id(part) for part in (*table.entries, *keys)}
+    assert len(table.parts()) == 2000, "an entry's key is the same in all dictionaries"
+
+
 def test_threads_share_fairly() -> None:
     before = sys.getswitchinterval()
     try:
