@@ -94,9 +94,9 @@ class Run:
     """(metric, its first label's value or "") -> value, of the sidecar's metrics without buckets."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def corpus(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
-    """The corpus run on a cluster, once per session."""
+    """The corpus run on a cluster, once for all tests."""
 
     runs: dict[str, Run | BaseException] = {}
 
