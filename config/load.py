@@ -44,13 +44,7 @@ def load(path: str | Path, *, on_paper: bool = False) -> Config:
 
 def load_bytes(file: str, data: bytes, *, on_paper: bool = False) -> Config:
     """The same for a file's content that was read already (the watcher loads exactly what it compared)."""
-    try:
-        return _checked(parse(file, data, OrdinaryEntries().entry), on_paper)
-    except ConfigError:  # said of the values as they are written
-        return _checked(parse(file, data), on_paper)
-
-
-def _checked(source: Source, on_paper: bool) -> Config:
+    source = parse(file, data, OrdinaryEntries().entry)
     if source.values is None:
         raise ConfigError([source.problem((), "expected a configuration, the file is empty")])
     if on_paper and isinstance(source.values, dict):

@@ -223,9 +223,6 @@ class _Either:
         )
 
 
-_EITHER = _Either()
-
-
 class QuotaSettings(_Model):
     """Where the limits come from, and what AlterClientQuotas through the sidecar does."""
 
@@ -233,7 +230,7 @@ class QuotaSettings(_Model):
         default="file",
         description="file: the entries below; cluster: the cluster's own client quotas, asked for again and again.",
     )
-    entries: list[Annotated[QuotaEntry | Entry, _EITHER]] = Field(
+    entries: list[Annotated[QuotaEntry | Entry, _Either()]] = Field(
         default_factory=list, description="The limits, in any order."
     )
     poll_interval_s: Annotated[int, duration_ms(100, _HOUR_MS, "a duration", bare_unit="s")] = Field(

@@ -7,16 +7,15 @@ by the same model as everything else; an entry that differs from it in its names
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
 from typing import Any, Final
 
 from pydantic import ValidationError
 
 from config.model import QuotaEntry
+from config.problems import MISSING, Missing
 from config.rows import Row
-from config.table import to_entry
-from config.types import DEFAULT_WORD
-from quota.entity import DEFAULT, Name
+from config.table import to_entry, to_name
+from quota.entity import Name
 from quota.table import Entry
 
 _NAMES: Final = ("client-id", "user")
@@ -24,13 +23,6 @@ _SURELY_SHORT: Final = 1000
 """Characters, far below what a name may have (`config.types.text`) in any encoding."""
 _MOST_SETS: Final = 10_000
 """Of limits that are remembered; a file in which nearly all are different gains nothing by it."""
-
-
-class _Unknown(Enum):
-    UNKNOWN = 0
-
-
-_UNKNOWN: Final = _Unknown.UNKNOWN
 
 
 class OrdinaryEntries:
@@ -58,8 +50,8 @@ class OrdinaryEntries:
                 return None
         if name is None:
             return None
-        like = self._known.get(limits, _UNKNOWN)
-        if isinstance(like, _Unknown):
+        like = self._known.get(limits, MISSING)
+        if isinstance(like, Missing):
             return self._look(row, limits, value_of)
         if like is None:
             return None
@@ -94,4 +86,4 @@ def _name(value: Any) -> Name:
     """A user or client-id. None: it is none, or has to be looked at."""
     if value.__class__ is not str or not 0 < len(value) <= _SURELY_SHORT:
         return None
-    return DEFAULT if value == DEFAULT_WORD else value
+    return to_name(value)

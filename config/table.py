@@ -47,8 +47,8 @@ def connection_entries(config: Config) -> list[ConnectionEntry]:
 def to_entry(entry: QuotaEntry) -> Entry:
     """One entry of the file as the ledger's table wants it."""
     return Entry(
-        user=_name(entry.user),
-        client_id=_name(entry.client_id),
+        user=to_name(entry.user),
+        client_id=to_name(entry.client_id),
         producer_byte_rate=_as_float(entry.producer_byte_rate),
         consumer_byte_rate=_as_float(entry.consumer_byte_rate),
         request_percentage=entry.request_percentage,
@@ -71,7 +71,7 @@ def to_connection_entry(entry: QuotaEntry) -> ConnectionEntry | None:
     """What one entry of the file says about connections, None for nothing."""
     if not entry.limits_connections:
         return None
-    name = _name(entry.user if entry.ip is None else entry.ip)
+    name = to_name(entry.user if entry.ip is None else entry.ip)
     assert name is not None
     return ConnectionEntry(
         Scope.USER if entry.ip is None else Scope.IP,
@@ -143,7 +143,8 @@ def _static_caps(config: Config) -> list[tuple[ConnectionEntry, Place]]:
     return found
 
 
-def _name(name: str | None) -> str | Default | None:
+def to_name(name: str | None) -> Name:
+    """A user, client-id or address as it is written, as the ledger's table wants it."""
     return DEFAULT if name == DEFAULT_WORD else name
 
 
@@ -172,7 +173,7 @@ def _key(entry: QuotaEntry | Entry) -> _Key:
     """Who an entry is about: user, client-id, address."""
     if isinstance(entry, Entry):
         return entry.user, entry.client_id, None
-    return _name(entry.user), _name(entry.client_id), _name(entry.ip)
+    return to_name(entry.user), to_name(entry.client_id), to_name(entry.ip)
 
 
 def _entity(key: _Key) -> str:
