@@ -19,6 +19,8 @@ from quota.entity import Name
 from quota.table import Entry
 
 _NAMES: Final = ("client-id", "user")
+_NEVER_AMONG_LIMITS: Final = {*_NAMES, "ip"}
+"""A name that stands behind a limit belongs to its own entry alone."""
 _SURELY_SHORT: Final = 1000
 """Characters, far below what a name may have (`config.types.text`) in any encoding."""
 _MOST_SETS: Final = 10_000
@@ -70,7 +72,7 @@ class OrdinaryEntries:
         """The same for a row whose limits nobody has had yet."""
         values = {key: value_of(written) for key, written in zip(row[::2], row[1::2], strict=True)}
         found = None
-        if len(values) * 2 == len(row) and "ip" not in values:
+        if len(values) * 2 == len(row) and not _NEVER_AMONG_LIMITS.intersection(limits[::2]):
             try:
                 entry = QuotaEntry.model_validate(values)
             except ValidationError:

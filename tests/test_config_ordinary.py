@@ -64,7 +64,15 @@ ROW = st.one_of(
 )
 
 
-@given(st.lists(ROW, min_size=2, max_size=5))
+def alike(row: list[tuple[str, str]], names: list[str]) -> list[list[tuple[str, str]]]:
+    """Rows that differ in their first value alone."""
+    return [row, *([(row[0][0], name), *row[1:]] for name in names)]
+
+
+ALIKE = st.builds(alike, ROW, st.lists(st.sampled_from(NAMES), max_size=3))
+
+
+@given(st.lists(ALIKE, min_size=1, max_size=4).map(lambda groups: [row for group in groups for row in group]))
 @settings(deadline=None, max_examples=300)
 def test_an_entry_is_what_the_model_makes_of_it(rows: list[list[tuple[str, str]]]) -> None:
     lines = ["  - " + "\n    ".join(f"{key}: {value}" for key, value in row) + "\n" for row in rows]
@@ -93,6 +101,8 @@ WHOLE = {
     "connections beside": "  - user: a\n    producer_byte_rate: 4M\n    max_connections: 4\n",
     "an address": "  - ip: 10.0.0.1\n    max_connections: 4\n",
     "limits first": "  - producer_byte_rate: 4M\n    client-id: a\n",
+    "a name behind the limits": "  - client-id: a\n    producer_byte_rate: 4M\n    user: u\n",
+    "a name between the limits": "  - user: u\n    mode: shadow\n    client-id: a\n    producer_byte_rate: 4M\n",
     "a very long name": f"  - client-id: {'n' * 1001}\n    producer_byte_rate: 4M\n",
 }
 
@@ -100,7 +110,9 @@ WHOLE = {
 @pytest.mark.parametrize("row", WHOLE.values(), ids=WHOLE)
 def test_what_is_looked_at_whole(row: str) -> None:
     assert kinds(row + LAST) == [QuotaEntry, QuotaEntry]
-    assert outcome(HEAD + "quotas:\n" + row + LAST) == by_the_model(HEAD + "quotas:\n" + row + LAST)
+    others = [row.replace(": a\n", f": {name}\n").replace(".1\n", f".{name}\n") for name in "12"]
+    written = HEAD + "quotas:\n" + row + "".join(others) + LAST
+    assert outcome(written) == by_the_model(written)
 
 
 def test_an_ordinary_entry_is_told_as_it_is_written() -> None:
