@@ -39,13 +39,12 @@ class OrdinaryEntries:
 
         `value_of` knows what a value as written stands for.
         """
-        first = row[0]
-        if first not in _NAMES:
+        key = row[0]
+        if key not in _NAMES:
             return None
-        name = _name(value_of(row[1]))
-        other, limits = None, row[2:]
+        name, other, limits = _name(value_of(row[1])), None, row[2:]
         if limits and limits[0] in _NAMES:
-            if limits[0] == first:
+            if limits[0] == key:
                 return None
             other, limits = _name(value_of(limits[1])), limits[2:]
             if other is None:
@@ -57,16 +56,7 @@ class OrdinaryEntries:
             return self._look(row, limits, value_of)
         if like is None:
             return None
-        user, client_id = (name, other) if first == "user" else (other, name)
-        return Entry(
-            user,
-            client_id,
-            like.producer_byte_rate,
-            like.consumer_byte_rate,
-            like.request_percentage,
-            like.controller_mutation_rate,
-            like.mode,
-        )
+        return like.about(name, other) if key == "user" else like.about(other, name)
 
     def _look(self, row: Row, limits: Row, value_of: Callable[[str], Any]) -> Entry | None:
         """The same for a row whose limits nobody has had yet."""

@@ -14,6 +14,9 @@ an item of the list of quotas, the rows were items too: it stands at the same co
 state. What follows it was the next item before, at that column as well, because the last row is never taken out: so no
 value can go on in what follows, and a row of which only the beginning was understood is left to the parser. Where
 anything is not so, for instance because the rows are in a text, the whole file is the parser's.
+
+Many rows are like one before but for their first pair or two. What stands behind these is then known, and not matched
+again.
 """
 
 from __future__ import annotations
@@ -36,6 +39,11 @@ _MOST_TRIED: Final = 1000
 _OTHER_BREAKS: Final = "\t\r\x85\u2028\u2029"
 """Tabs, and what ends a line in YAML and not here."""
 
+_LONGEST: Final = 4096
+"""Characters of a row that may be like one before; of longer ones each is matched."""
+_MOST_KNOWN: Final = 1000
+"""Ends of rows that are remembered; a file in which all are different gains nothing by it."""
+
 Row = tuple[str, ...]
 """Keys and values in turn, as written."""
 EntryOf = Callable[[Row, Callable[[str], Any]], Any]
@@ -52,6 +60,8 @@ class Rows:
         """What the parser gets."""
         self._token = os.urandom(8).hex()  # nobody can have written it
         self._runs: list[list[Any]] = []
+        self._ends: dict[str, Row] = {}
+        """Text behind the first pair or two of a row, with the pairs that it is."""
         self._twice = False
         self._value_of = value_of
         self._entry_of = entry_of
@@ -81,18 +91,39 @@ class Rows:
     def _run(self, text: str, begin: int, indent: str) -> tuple[list[Any], int, int]:
         """The entries in succession from a place on, without the last of them, where that one begins and ends. Each is
         made at once: ten thousand rows that are let go of together would hold up all threads."""
-        match_row = _pattern(indent, text.startswith("{", begin + len(indent) + len(_NEXT))).match
-        value_of, entry_of = self._value_of, self._entry_of
+        flow = text.startswith("{", begin + len(indent) + len(_NEXT))
+        first, first_two, whole = _patterns(indent, flow)
+        between, next_row = ", " if flow else "\n", f"\n{indent}{_NEXT}"
+        find, ends, value_of, entry_of = text.find, self._ends, self._value_of, self._entry_of
         run: list[Any] = []
         last = end = begin
         row: Row | None = None
-        while (match := match_row(text, end)) is not None:  # perhaps many thousands
+        while True:  # perhaps many thousands
+            next_end = find(next_row, end, end + _LONGEST) + 1
+            behind, pairs = find(between, end, next_end), first
+            known = ends.get(text[behind:next_end])
+            if known is None and behind >= 0:
+                behind, pairs = find(between, behind + 1, next_end), first_two
+                known = ends.get(text[behind:next_end])
+            match = None if known is None else pairs.fullmatch(text, end, behind)
+            if match is None:
+                known, match = None, whole.match(text, end)
+                if match is None:
+                    return run, last, end
             if row is not None:
                 entry = None if entry_of is None else entry_of(row, value_of)
                 run.append(self._mapping(row) if entry is None else entry)
-            last, end = end, match.end()
-            row = match.groups()[: match.lastindex]
-        return run, last, end
+            last = end
+            if known is None:
+                end = match.end()
+                row = match.groups()[: match.lastindex]
+                if end == next_end and len(ends) < _MOST_KNOWN:
+                    ends[text[match.end(2) : end]] = row[2:]
+                    if len(row) > 2:
+                        ends[text[match.end(4) : end]] = row[4:]
+            else:
+                end = next_end
+                row = match.groups() + known
 
     def put_back(self, values: Any) -> bool:
         """Put the rows where they belong in the values of what the parser got. False: their place was not found, or a
@@ -127,9 +158,13 @@ class Rows:
 
 
 @lru_cache(maxsize=32)
-def _pattern(indent: str, flow: bool) -> re.Pattern[str]:
+def _patterns(indent: str, flow: bool) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
+    """Of a row up to its first pair, up to its second, and of a whole row."""
     between = ", " if flow else f"\n{indent}  "
-    pairs = _PAIR
+    first = indent + _NEXT + (r"\{" if flow else "") + _PAIR
+    others = ""
     for _ in range(_MOST_KEYS - 1):
-        pairs = f"{_PAIR}(?:{between}{pairs})?"
-    return re.compile(indent + _NEXT + (rf"\{{{pairs}\}}" if flow else pairs) + "\n")
+        others = f"(?:{between}{_PAIR}{others})?"
+    texts = first, first + between + _PAIR, first + others + (r"\}" if flow else "") + "\n"
+    up_to_first, up_to_second, whole = map(re.compile, texts)
+    return up_to_first, up_to_second, whole

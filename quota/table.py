@@ -1,11 +1,11 @@
 """The limits: immutable, built from quota entries, answering "which counter and which limit" in constant time."""
 
-import math
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Self
 
 from quota.connections import NO_CONNECTION_LIMITS, ConnectionLimits
 from quota.entity import DEFAULT, LONGEST_NAME, GroupKey, Kind, Level, Name, bounded_name
@@ -33,40 +33,56 @@ class CandidateLimits:
     controller_mutation_rate: float | None = None
 
     def __post_init__(self) -> None:
-        _check_limits(self)
+        _check_limits(_rates(self))
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class _EntryFields(NamedTuple):
+    user: Name
+    client_id: Name
+    producer_byte_rate: float | None
+    consumer_byte_rate: float | None
+    request_percentage: float | None
+    controller_mutation_rate: float | None
+    mode: Mode
+    candidate: CandidateLimits | None
+
+
+class Entry(_EntryFields):
     """One quota entry: an entity (user and/or client-id, each a name or ``<default>``) and its limits.
 
     ``None`` for a limit means that this entry says nothing about that kind. Limits are > 0 and finite, as Kafka's
     AlterClientQuotas demands (KIP-546); anything else raises ValueError. ``shadow`` limits are measured, never applied.
+    A `candidate` counts where the entry has a limit of the same kind.
     """
 
-    user: Name = None
-    client_id: Name = None
-    producer_byte_rate: float | None = None
-    consumer_byte_rate: float | None = None
-    request_percentage: float | None = None
-    controller_mutation_rate: float | None = None
-    mode: Mode = "enforce"
-    candidate: CandidateLimits | None = None
-    """Counts where this entry has a limit of the same kind."""
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        if self.user is None and self.client_id is None:
-            raise ValueError("a quota entry names a user, a client-id, or both")
-        if self.user == "" or self.client_id == "":
-            raise ValueError("the user and client-id of a quota entry are names, never empty")
-        for limit in (
-            self.producer_byte_rate,
-            self.consumer_byte_rate,
-            self.request_percentage,
-            self.controller_mutation_rate,
-        ):
-            if limit is not None and not 0 < limit <= _LARGEST:
-                _check_limits(self)
+    def __new__(
+        cls,
+        user: Name = None,
+        client_id: Name = None,
+        producer_byte_rate: float | None = None,
+        consumer_byte_rate: float | None = None,
+        request_percentage: float | None = None,
+        controller_mutation_rate: float | None = None,
+        mode: Mode = "enforce",
+        candidate: CandidateLimits | None = None,
+    ) -> Self:
+        """Raises ValueError."""
+        rates = producer_byte_rate, consumer_byte_rate, request_percentage, controller_mutation_rate
+        _check_names(user, client_id)
+        _check_limits(rates)
+        return tuple.__new__(cls, (user, client_id, *rates, mode, candidate))
+
+    @classmethod
+    def _make(cls, iterable: Iterable[Any]) -> Self:  # type: ignore[override]  # a NamedTuple has a TypeVar of its own
+        # `_replace` makes its result with it, which is to be checked like any other.
+        return cls(*iterable)
+
+    def about(self, user: Name, client_id: Name) -> "Entry":
+        """The same limits for another entity: cheap, because only its names are checked (there may be thousands)."""
+        _check_names(user, client_id)
+        return tuple.__new__(Entry, (user, client_id, *self[2:]))
 
     def candidate_limit(self, kind: Kind) -> float | None:
         """The candidate for `kind`, None where there is none beside a live limit."""
@@ -86,7 +102,7 @@ class Entry:
     @property
     def entity(self) -> tuple[Name, Name]:
         """What the entry is about: (user, client-id). At most one entry of a table has it."""
-        return (self.user, self.client_id)
+        return self[:2]
 
 
 LEAST_LIMIT: Final = 1e-9
@@ -136,6 +152,8 @@ class Candidate(NamedTuple):
     limit: float | None
 
 
+_COLUMN: Final[Mapping[Kind, int]] = {kind: Entry._fields.index(name) for kind, name in RATE_FIELD.items()}
+
 # Which sorts of levels are configured for a kind: a set of bits, as Kafka's ``quotaTypesEnabled``.
 _CLIENT: Final = 1
 _USER: Final = 2
@@ -164,23 +182,23 @@ class QuotaTable:
         self.entries: Final = tuple(entries)
         self.connections: Final = connections
         self.empty_client_id: Final = empty_client_id
-        self._by_entity: dict[tuple[Name, Name], Entry] = {}
-        self._limits: dict[Kind, dict[tuple[Name, Name], Entry]] = {kind: {} for kind in Kind}
-        """By (bounded) entity, the entries that limit a kind. No object is made per limit: Python's collector would
-        have to look at each, and traffic waits for it."""
-        self._shape: dict[Kind, int] = dict.fromkeys(Kind, 0)
-        columns = [(kind, self._limits[kind]) for kind in RATE_FIELD]
-        for entry in self.entries:  # perhaps thousands, while traffic waits for its turn
-            user, client_id = entity = (entry.user, entry.client_id)
-            if entity in self._by_entity:
-                raise ValueError(f"two quota entries for user {user!r}, client-id {client_id!r}")
-            self._by_entity[entity] = entry
-            bounded = _bounded(entity)
-            shape = _shape_of(entry)
-            for (kind, limits), limit in zip(columns, _rates(entry), strict=True):
-                if limit is not None:
-                    limits[bounded] = entry
-                    self._shape[kind] |= shape
+        # Perhaps many thousands, while traffic waits for its turn: hence comprehensions, which let others go on in
+        # between, and no object per limit, because Python's collector would have to look at each.
+        self._by_entity: dict[tuple[Name, Name], Entry] = {entry[:2]: entry for entry in self.entries}
+        if len(self._by_entity) < len(self.entries):
+            raise ValueError(_said_twice(self.entries))
+        counted = self._by_entity
+        if any(name.__class__ is str and len(name) > LONGEST_NAME for entity in counted for name in entity):
+            counted = {_bounded(entity): entry for entity, entry in counted.items()}
+        self._limits: dict[Kind, dict[tuple[Name, Name], Entry]] = {
+            kind: {entity: entry for entity, entry in counted.items() if entry[column] is not None}
+            for kind, column in _COLUMN.items()
+        }
+        """By (bounded) entity, the entries that limit a kind."""
+        self._shape: dict[Kind, int] = {
+            kind: sum({_CLIENT if user is None else _USER if name is None else _USER_CLIENT for user, name in limits})
+            for kind, limits in self._limits.items()
+        }
 
     def parts(self) -> list[object]:
         """All that a table consists of many times over. Whoever lets go of a large one has to let go of these a few at
@@ -299,25 +317,26 @@ def _ladder(user: str, client_id: str) -> tuple[tuple[Level, tuple[Name, Name]],
 
 
 def _bounded(entity: tuple[Name, Name]) -> tuple[Name, Name]:
-    user, client_id = entity
-    if (isinstance(user, str) and len(user) > LONGEST_NAME) or (
-        isinstance(client_id, str) and len(client_id) > LONGEST_NAME
-    ):
-        user = bounded_name(user) if isinstance(user, str) else user
-        return user, bounded_name(client_id) if isinstance(client_id, str) else client_id
-    return entity
+    user, client_id = (bounded_name(name) if isinstance(name, str) else name for name in entity)
+    return user, client_id
 
 
-def _shape_of(entry: Entry) -> int:
-    if entry.user is None:
-        return _CLIENT
-    return _USER if entry.client_id is None else _USER_CLIENT
+def _said_twice(entries: Iterable[Entry]) -> str:
+    (user, client_id), _ = Counter(entry.entity for entry in entries).most_common(1)[0]
+    return f"two quota entries for user {user!r}, client-id {client_id!r}"
 
 
-def _check_limits(limits: Entry | CandidateLimits) -> None:
-    for name in RATE_FIELD.values():
-        limit = getattr(limits, name)
-        if limit is not None and not (limit > 0 and math.isfinite(limit)):
+def _check_names(user: Name, client_id: Name) -> None:
+    if user is None and client_id is None:
+        raise ValueError("a quota entry names a user, a client-id, or both")
+    if user == "" or client_id == "":
+        raise ValueError("the user and client-id of a quota entry are names, never empty")
+
+
+def _check_limits(rates: tuple[float | None, ...]) -> None:
+    for limit in rates:
+        if limit is not None and not 0 < limit <= _LARGEST:
+            name = list(RATE_FIELD.values())[rates.index(limit)]
             raise ValueError(f"{name} is {limit}, a quota is a finite number above 0")
 
 

@@ -65,8 +65,9 @@ ROW = st.one_of(
 
 
 def alike(row: list[tuple[str, str]], names: list[str]) -> list[list[tuple[str, str]]]:
-    """Rows that differ in their first value alone."""
-    return [row, *([(row[0][0], name), *row[1:]] for name in names)]
+    """Rows that differ in their first one or two values alone."""
+    others = [[(key, name) for key, _ in row[:2]] + row[2:] for name in names]
+    return [row, *([(row[0][0], name), *row[1:]] for name in names), *others]
 
 
 ALIKE = st.builds(alike, ROW, st.lists(st.sampled_from(NAMES), max_size=3))

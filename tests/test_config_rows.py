@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import config.rows as rows_module
 import config.source as source_module
 from config.load import load_bytes
 from config.problems import ConfigError
@@ -191,13 +193,63 @@ def test_files_put_together_of_anything(pieces: list[str], headed: bool) -> None
 TEXTS = st.text(st.sampled_from("aZ09_.<>/@=+%-:#,'\"\\[]{}&*!|? ~éx"), max_size=6)
 
 
-@given(st.lists(st.tuples(st.text("abz_-<", max_size=4), TEXTS), min_size=1, max_size=3), st.booleans(), st.booleans())
+PAIRS = st.lists(st.tuples(st.text("abz_-<", max_size=4), TEXTS), min_size=1, max_size=3)
+
+
+@given(PAIRS, st.lists(TEXTS, max_size=4), st.booleans(), st.booleans())
 @settings(deadline=None)
-def test_anything_as_keys_and_values(pairs: list[tuple[str, str]], flow: bool, quoted: bool) -> None:
-    said = [f"{key}: {value!r}" if quoted else f"{key}: {value}" for key, value in pairs]
-    row = "  - " + ("{" + ", ".join(said) + "}" if flow else "\n    ".join(said)) + "\n"
-    written = "quotas:\n" + row * 3 + "  - user: last\n"
+def test_anything_as_keys_and_values(pairs: list[tuple[str, str]], firsts: list[str], flow: bool, quoted: bool) -> None:
+    """Several rows that differ in their first value alone."""
+    written = "quotas:\n"
+    for first in (pairs[0][1], *firsts):
+        row = [(pairs[0][0], first), *pairs[1:]]
+        said = [f"{key}: {value!r}" if quoted else f"{key}: {value}" for key, value in row]
+        written += "  - " + ("{" + ", ".join(said) + "}" if flow else "\n    ".join(said)) + "\n"
+    written += "  - user: last\n"
     assert repr(outcome(written.encode())) == repr(by_nodes(written))
+
+
+FIRSTS = ["a", "'a, b: c'", '"a, b: c"', "'a, b: c", '"a', "a, b: c", "a, d: e", "a}", "a: b", "{a", "-", "&a a", "a #"]
+
+
+@given(st.lists(st.sampled_from(FIRSTS), max_size=6), st.booleans(), st.booleans())
+@settings(deadline=None)
+def test_rows_with_ends_that_are_known(firsts: list[str], flow: bool, alone: bool) -> None:
+    end = "}\n" if flow else "\n"
+    between = ", " if flow else "\n    "
+    begin = "  - {" if flow else "  - "
+    rest = "" if alone else f"{between}b: c"
+    written = "quotas:\n" + "".join(f"{begin}user: {first}{rest}{end}" for first in ("x", "y", *firsts, "z"))
+    written += "".join(f"{begin}user: u{between}a: {second}{rest}{end}" for second in ("x", *firsts, "z"))
+    assert repr(outcome(written.encode())) == repr(by_nodes(written))
+
+
+def test_an_end_is_matched_once() -> None:
+    """Counted by what the pattern of a whole row was asked."""
+    asked = 0
+
+    class Whole:
+        def __init__(self, pattern: re.Pattern[str]) -> None:
+            self.pattern = pattern
+
+        def match(self, text: str, at: int) -> re.Match[str] | None:
+            nonlocal asked
+            asked += 1
+            return self.pattern.match(text, at)
+
+    usual = rows_module._patterns
+
+    def counting(indent: str, flow: bool) -> tuple[re.Pattern[str], re.Pattern[str], Any]:
+        first, first_two, whole = usual(indent, flow)
+        return first, first_two, Whole(whole)
+
+    two = "  - user: u{0}\n    client-id: c{0}\n    mode: shadow\n"
+    for written in (rows(500), rows(500, "  - {{user: u{0}, mode: shadow}}\n"), rows(500, two)):
+        asked = 0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rows_module, "_patterns", counting)
+            assert left("quotas:\n" + written) < 200
+        assert asked == 3, "the first, the last, and where there is none"
 
 
 FORMS = st.sampled_from(

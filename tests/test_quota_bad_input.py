@@ -74,8 +74,10 @@ def test_the_other_limits_are_kafkas_doubles(name: str) -> None:
 def test_what_is_no_number_is_refused(name: str, value: float) -> None:
     # Kafka's check (value <= 0) would let NaN and infinity through; a limit that nothing compares with is none.
     assert f"quotas[0].{name}: got " in refusal({"user": "u", name: value})
-    with pytest.raises(ValueError, match="a quota is a finite number above 0"):
+    with pytest.raises(ValueError, match=f"{name} is .*, a quota is a finite number above 0"):
         Entry("u", None, **{name: value})
+    with pytest.raises(ValueError, match="a quota is a finite number above 0"):
+        Entry("u", None, 1.0, 1.0, 1.0, 1.0)._replace(**{name: value})
 
 
 # Names.
@@ -86,12 +88,22 @@ def test_empty_names_are_refused(side: str) -> None:
     assert f'quotas[0].{side}: got "", expected' in refusal({side: "", "producer_byte_rate": 1})
     with pytest.raises(ValueError, match="never empty"):
         Entry(**{side.replace("-", "_"): ""}, producer_byte_rate=1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="never empty"):
+        Entry("u", None, producer_byte_rate=1).about("" if side == "user" else "u", "" if side != "user" else "c")
 
 
 def test_no_names_at_all_are_refused() -> None:
     assert "expected user, client-id or both" in refusal({"producer_byte_rate": 1})
     with pytest.raises(ValueError, match="names a user, a client-id, or both"):
         Entry(producer_byte_rate=1)
+    with pytest.raises(ValueError, match="names a user, a client-id, or both"):
+        Entry("u", None, producer_byte_rate=1).about(None, None)
+
+
+def test_the_same_limits_about_somebody_else() -> None:
+    entry = Entry("u", None, 1.0, 2.0, 3.0, 4.0, "shadow", CandidateLimits(5.0))
+    assert entry.about(None, "c") == Entry(None, "c", 1.0, 2.0, 3.0, 4.0, "shadow", CandidateLimits(5.0))
+    assert type(entry.about(DEFAULT, "c")) is Entry
 
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=300).filter(

@@ -1,7 +1,5 @@
 """Limits on trial - candidates beside live limits, and shadow entries - are measured, never applied."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -169,7 +167,7 @@ def test_a_candidate_takes_no_part_in_precedence() -> None:
     table = QuotaTable([entry, Entry(user=DEFAULT, consumer_byte_rate=7)])
     assert table.resolve(FETCH, "u", "c").limit == 7
     assert entry.candidate_limit(FETCH) is None
-    assert table.merged(Entry(user="u", consumer_byte_rate=9)).get("u", None) == replace(entry, consumer_byte_rate=9)
+    assert table.merged(Entry(user="u", consumer_byte_rate=9)).get("u", None) == entry._replace(consumer_byte_rate=9)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, float("inf"), float("nan")])
@@ -192,7 +190,7 @@ def test_no_decision_depends_on_a_candidate(
 ) -> None:
     names = RATE_FIELD.values()
     plain = Entry(user="u", **dict.fromkeys(names, live))
-    on_trial = replace(plain, candidate=CandidateLimits(**dict.fromkeys(names, candidate)))
+    on_trial = plain._replace(candidate=CandidateLimits(**dict.fromkeys(names, candidate)))
     ledgers = [Ledger(QuotaTable([entry]), smooth=smooth) for entry in (plain, on_trial)]
     now = 0
     for gap, amount, action in story:

@@ -181,7 +181,7 @@ def test_calls_for_each_more_entry() -> None:
 
     calls(10)  # imports and caches
     each = (calls(500) - calls(100)) / 400
-    # 25 with these two limits: to read it, check its name, build it and file it. With a model of each entry it would be
+    # 26 with these two limits: to find it, check its name, build it and file it. With a model of each entry it would be
     # 41, with YAML's events 85.
     assert each < 32, f"{each} calls for each entry"
 
