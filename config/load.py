@@ -20,7 +20,7 @@ from config.transparent import Transparent
 from config.types import DEFAULT_WORD
 from quota.connections import ConnectionEntry
 from quota.entity import ANONYMOUS, DEFAULT
-from quota.table import Entry
+from quota.table import Entry, Pause, without_pause
 
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _WILDCARDS = {"0.0.0.0", "::"}
@@ -42,18 +42,23 @@ def load(path: str | Path, *, on_paper: bool = False) -> Config:
     return load_bytes(str(path), data, on_paper=on_paper)
 
 
-def load_bytes(file: str, data: bytes, *, on_paper: bool = False) -> Config:
-    """The same for a file's content that was read already (the watcher loads exactly what it compared)."""
-    source = parse(file, data, OrdinaryEntries().entry)
+def load_bytes(file: str, data: bytes, *, on_paper: bool = False, pause: Pause = without_pause) -> Config:
+    """The same for a file's content that was read already (the watcher loads exactly what it compared).
+
+    `pause` is called with each ordinary entry and after each other step.
+    """
+    source = parse(file, data, OrdinaryEntries(pause).entry)
     if source.values is None:
         raise ConfigError([source.problem((), "expected a configuration, the file is empty")])
     if on_paper and isinstance(source.values, dict):
         source.values.setdefault("upstream", {"bootstrap": ["on-paper:9092"]})
     missing = _find_no_brokers(source)
+    pause()
     try:
         config = validate(Config, source)
     except ConfigError as error:
         raise ConfigError(_in_file_order([*error.problems, *missing])) from None
+    pause()
     problems = (
         missing
         + find_duplicates(config, source)

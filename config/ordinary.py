@@ -16,7 +16,7 @@ from config.problems import MISSING, Missing
 from config.rows import Row
 from config.table import to_entry, to_name
 from quota.entity import Name
-from quota.table import Entry
+from quota.table import Entry, Pause, without_pause
 
 _NAMES: Final = ("client-id", "user")
 _NEVER_AMONG_LIMITS: Final = {*_NAMES, "ip"}
@@ -30,7 +30,9 @@ _MOST_SETS: Final = 10_000
 class OrdinaryEntries:
     """Makes entries of rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, pause: Pause = without_pause) -> None:
+        """`pause` is called with each row: there may be many thousands."""
+        self._pause = pause
         self._known: dict[Row, Entry | None] = {}
         """By what is written in a row behind its names; None: of another kind, or not as it should be."""
 
@@ -39,6 +41,7 @@ class OrdinaryEntries:
 
         `value_of` knows what a value as written stands for.
         """
+        self._pause()
         key = row[0]
         if key not in _NAMES:
             return None

@@ -8,18 +8,16 @@ from config.source import Source
 from config.types import DEFAULT_WORD
 from quota.connections import ConnectionEntry, ConnectionLimits, Scope
 from quota.entity import DEFAULT, Default, Name
-from quota.table import CandidateLimits, Entry, QuotaTable
+from quota.table import CandidateLimits, Entry, Pause, QuotaTable, without_pause
 
 _Key = tuple[Name, Name, Name]
 
 
-def to_table(config: Config) -> QuotaTable:
-    """The immutable limits that a configuration stands for."""
-    return QuotaTable(
-        entries(config),
-        empty_client_id=config.empty_client_id,
-        connections=ConnectionLimits(connection_entries(config)),
-    )
+def to_table(config: Config, pause: Pause = without_pause) -> QuotaTable:
+    """The immutable limits that a configuration stands for. `pause` is called after each millisecond or two of it."""
+    found, connections = entries(config), ConnectionLimits(connection_entries(config))
+    pause()
+    return QuotaTable(found, empty_client_id=config.empty_client_id, connections=connections, pause=pause)
 
 
 def entries(config: Config) -> list[Entry]:

@@ -6,16 +6,21 @@ import ctypes
 import gc
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import trio
 
+from quota.table import Pause
+
 SWITCH_INTERVAL_S: Final = 0.0001
 """How long a thread that computes lets another one wait that wants to go on. Python's own is 5 ms, and a file of quotas
 is read beside the traffic: each packet would wait so long while that takes, and again after a system call that let the
 other thread on."""
+_BUSY_S: Final = 0.0005
+_MOMENT_S: Final = 0.00005
 _STEP: Final = 200
 _YOUNG: Final = 1000
 _NEVER: Final = 1_000_000
@@ -91,6 +96,23 @@ async def beside_traffic(work: Callable[..., _Result], *arguments: Any) -> _Resu
             return work(*arguments)
 
     return await trio.to_thread.run_sync(work_in_steps)
+
+
+def pauses() -> Pause:
+    """A function for work beside the traffic to call again and again: after half a millisecond it sleeps for a moment.
+
+    A thread that computes keeps its core until a tick of the kernel's clock takes it away, every 4 ms on many machines.
+    A broker's or client's thread that has been woken on that core waits as long, whoever is idle elsewhere.
+    """
+    busy_until_s = time.monotonic() + _BUSY_S
+
+    def pause() -> None:
+        nonlocal busy_until_s
+        if time.monotonic() >= busy_until_s:
+            time.sleep(_MOMENT_S)
+            busy_until_s = time.monotonic() + _BUSY_S
+
+    return pause
 
 
 def let_go(last: list[Any], parts: list[Any]) -> None:

@@ -15,7 +15,7 @@ from config.load import load_bytes, warnings_of
 from config.model import Config
 from config.problems import ConfigError
 from config.table import to_table
-from deploy.heap import beside_traffic
+from deploy.heap import beside_traffic, pauses
 from quota.table import QuotaTable
 
 log = structlog.get_logger("kquota.config")
@@ -145,8 +145,11 @@ async def settled(path: Path, found: Fingerprint, settle_s: float = SETTLE_S) ->
 def _load(file: str, data: bytes) -> tuple[Config, QuotaTable, list[str]]:
     """A file's configuration, its limits, and what there is to warn about. In a thread beside the traffic: all work
     that grows with the number of entries is done here."""
-    config = load_bytes(file, data)
-    table = to_table(config)
+    pause = pauses()
+    config = load_bytes(file, data, pause=pause)
+    pause()
+    table = to_table(config, pause)
+    pause()
     warnings = [str(warning) for warning in warnings_of(config)]
     config.forget_source()
     config.forget_entries()

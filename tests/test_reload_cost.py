@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,7 +28,7 @@ from config.load import load
 from config.model import Config
 from config.problems import ConfigError
 from config.source import parse, plain_values
-from deploy import watch
+from deploy import heap, watch
 from deploy.heap import SWITCH_INTERVAL_S, beside_traffic, let_go, share_fairly, uncollected
 from deploy.run import Sidecar
 from quota.entity import Kind
@@ -292,6 +293,40 @@ async def test_what_the_event_loop_does_for_a_reload_does_not_grow_with_entries(
     few, many = await calls(20), await calls(3000)
     # the same but for turns of the loop while the thread works
     assert many < few + 1000, (few, many)
+
+
+def test_a_thread_that_reads_gives_its_core_away_after_each_half_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, slept_s = 5.0, []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+        slept_s.append(seconds)
+
+    monkeypatch.setattr(heap.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(heap.time, "sleep", sleep)
+    pause = heap.pauses()
+    for _ in range(10_000):  # 10 ms of work
+        now_s += 0.000001
+        pause()
+    assert 18 <= len(slept_s) <= 20
+    assert set(slept_s) == {0.00005}
+    now_s += 4
+    pause()
+    assert len(slept_s) <= 21, "one long step is one pause"
+
+
+def test_there_are_pauses_in_all_work_that_grows_with_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[int] = []
+    monkeypatch.setattr(watch, "pauses", lambda: lambda: done.append(count()))
+    entries = 3000
+    with counted() as count:
+        watch._load("q.yaml", text(entries).encode())
+        done.append(count())
+    # Rows in between are one pause each; the steps of the table, comprehensions, make few calls and have a pause each.
+    assert entries + 8 <= len(done) <= entries + 20
+    steps = [after - before for before, after in pairwise(done)]
+    assert max(steps) <= 4 * entries, "the longest step: whether any entry is there twice"
 
 
 def test_large_objects_are_let_go_of_in_steps() -> None:
