@@ -47,6 +47,8 @@ def main(argv: Sequence[str] | None = None, console: Console | None = None) -> i
     try:
         if options.report:
             result, file = report.load(options.report), options.report
+            if options.update_docs:
+                result["elsewhere"] = elsewhere.lines(RESULTS)  # these have been measured again since
         else:
             plan = PLANS[options.plan or "full"]
             if options.rounds:

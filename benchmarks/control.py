@@ -4,13 +4,15 @@ Start: from the exec of `kquota run` until /readyz says yes, a broker being ther
 10 000 is changed and SIGHUP sent; a client asks something each millisecond, one request at a time, and its answers
 while the file is read are compared with those of as long a time before, and with those while a program that has nothing
 to do with the sidecar computes for as long. A machine that others use has pauses of its own, and two cores that three
-want make some, so those over 5 ms are counted in all of them. As many reloads again have a clock in the event loop
-besides (:mod:`benchmarks.control_clock`). `python -m benchmarks.control`.
+want make some, so those over 5 ms are counted in all of them; where the hypervisor took more than a hundredth of the
+machine away meanwhile, it is done again, at most twice, and the least disturbed one is kept. As many reloads again have
+a clock in the event loop besides (:mod:`benchmarks.control_clock`). `python -m benchmarks.control`.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -29,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.control_clock import pauses_ms
-from benchmarks.procstat import cpu_s, describe_machine, resident_bytes
+from benchmarks.procstat import MachineTime, cpu_s, describe_machine, resident_bytes
 from benchmarks.rawclient import api_versions_frame
 from deploy.kafka import KafkaCluster
 from deploy.kafka.ports import free_ports
@@ -40,6 +42,8 @@ PROBE_S = 2.0
 MARGIN_S = 0.1
 """What was in force before is freed after the reload; traffic is watched so much longer."""
 PAUSE_MS = 5.0
+MOST_STOLEN = 0.01
+ATTEMPTS = 3
 COMPUTE = (
     "import sys, time; time.sleep(0.5); began = time.monotonic(); print(began)\n"
     "while time.monotonic() < began + float(sys.argv[1]): pass"
@@ -95,6 +99,8 @@ class Reload:
     """Of the whole process in the second of the reload, less that of the quiet second before it."""
     answers: dict[str, Noticed]
     times: Times
+    stolen: float
+    """Share of the machine that the hypervisor gave to others, over all three times and what is between them."""
 
 
 def configuration(ports: Sequence[int], bootstrap: Sequence[str], entries: int, limit: int) -> str:
@@ -170,7 +176,7 @@ def reloaded(log: Path) -> list[dict[str, Any]]:
 
 def reload_once(process: subprocess.Popen[bytes], file: Path, log: Path, text: str, port: int) -> Reload:
     """Change every entry while a client asks."""
-    before = len(reloaded(log))
+    before, began, machine = len(reloaded(log)), time.monotonic(), MachineTime.now()
     marks: list[float] = [cpu_s(process.pid)]
     quiet = time.monotonic()
     answers = probe(port, PROBE_S)
@@ -195,7 +201,8 @@ def reload_once(process: subprocess.Popen[bytes], file: Path, log: Path, text: s
         answers += probe(port, PROBE_S)
         elsewhere = float(other.communicate(timeout=LIMIT_S)[0])
     times = Times(ended - took_ms / 1000, quiet, elsewhere, took_ms / 1000 + MARGIN_S)
-    return Reload(took_ms, cpu_ms, times.noticed(answers), times)
+    stolen_s = (MachineTime.now().stolen_s - machine.stolen_s) / (os.cpu_count() or 1)
+    return Reload(took_ms, cpu_ms, times.noticed(answers), times, stolen_s / (time.monotonic() - began))
 
 
 def reload_often(
@@ -205,10 +212,14 @@ def reload_often(
     file.write_text(configuration(ports, bootstrap, entries, 4))
     found = []
     with sidecar(file, log, ports[2], notes=notes) as (process, start):
-        for number in range(rounds):
-            text = configuration(ports, bootstrap, entries, 5 + number)
-            found.append(reload_once(process, file, log, text, ports[0]))
-            time.sleep(0.5)
+        limits = itertools.count(5)
+        for _ in range(rounds):
+            attempts: list[Reload] = []
+            while not attempts or (attempts[-1].stolen > MOST_STOLEN and len(attempts) < ATTEMPTS):
+                text = configuration(ports, bootstrap, entries, next(limits))
+                attempts.append(reload_once(process, file, log, text, ports[0]))
+                time.sleep(0.5)
+            found.append(min(attempts, key=lambda one: one.stolen))
     return start, found
 
 
@@ -248,6 +259,7 @@ def table(result: dict[str, Any]) -> str:
         (f"start to ready with {entries} entries, s", [one["wall_s"] for one in result["starts_with_entries"]]),
         (f"reload of {entries} entries, ms", [one["took_ms"] for one in reloads]),
         ("… of CPU, traffic's aside, ms", [one["cpu_ms"] for one in reloads]),
+        ("taken by the hypervisor meanwhile, % of the machine", [one["stolen"] * 100 for one in reloads]),
     ]
     for what, samples in (("answer", [one["answers"] for one in reloads]), ("turn of the event loop", result["loop"])):
         for name, said in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,12 +56,19 @@ def _judged(title: str, values: Sequence[float], limit: float, digits: int) -> s
 
 
 def _pauses(what: str, reloads: Sequence[Mapping[str, Any]]) -> str:
-    """No pause is the target, so that the median says too little: all are counted. A busy machine has its own, and one
-    on which another program computes for as long has more; they are said, and change nothing about the verdict."""
+    """No pause is the target, so that the median says too little: all are counted. A machine has its own, so that as
+    long a quiet time is counted as well. Rare things that come by chance scatter by the square root of how many they
+    are, and the difference of two counts a and b by sqrt(a + b): one within twice that is not told from chance. What
+    there is while another program computes for as long is said, and changes nothing about the verdict."""
     there, before = (sum(one[name]["over_5ms"] for one in reloads) for name in ("reload", "quiet"))
     others = [one["elsewhere"]["over_5ms"] for one in reloads if "elsewhere" in one]
     beside = f"; while another program computes for as long: {sum(others)}" if others else ""
-    verdict = "met" if not there else "**missed**" if there > before else "not told apart from the machine's own"
+    if not there:
+        verdict = "met"
+    elif there - before <= 2 * math.sqrt(there + before):
+        verdict = "not told apart from the machine's own"
+    else:
+        verdict = "**missed**"
     worst_ms = max((one["reload"]["worst_ms"] for one in reloads), default=0.0)
     return (
         f"{what} of more than {PAUSE_MS:g} ms during {len(reloads)} reloads: {there}, the longest {worst_ms:.1f} ms "

@@ -12,7 +12,7 @@ import trio
 from config.model import Config
 from config.table import to_table
 from deploy.credentials import own_credentials
-from deploy.heap import beside_traffic
+from deploy.heap import beside_traffic, pauses
 from deploy.quota_source import MOST_LOGGED, QuotaSource
 from proxy.cluster import ClusterError, ask_quotas
 from proxy.tls import ClientTls
@@ -117,7 +117,7 @@ class ClusterSource(QuotaSource):
 
     async def _use(self, quotas: Quotas | None) -> list[str]:
         """Put these quotas in force, with what the file says of connections. Returns what cannot be enforced."""
-        table, unusable = await beside_traffic(from_cluster, self._in_file, quotas or {})
+        table, unusable = await beside_traffic(from_cluster, self._in_file, quotas or {}, pauses())
         self._quotas = quotas
         self.state.unusable = len(unusable)
         self._put_in_force(table)

@@ -18,7 +18,7 @@ from config.overlay import MOST_BYTES, overlay_bytes, parse_overlay, unreadable
 from config.problems import ConfigError
 from config.table import to_table
 from deploy.atomic import replace_file
-from deploy.heap import beside_traffic
+from deploy.heap import beside_traffic, pauses
 from deploy.quota_source import MOST_LOGGED, QuotaSource
 from deploy.watch import POLL_S, settled
 from quota.admin import Changes, Entity, entity_text
@@ -162,7 +162,7 @@ class FileSource(QuotaSource):
 
     async def _use(self, overlay: Overlay) -> None:
         """Put the file's limits in force with this overlay; a table of 10 000 takes 0.1 s to build, so aside."""
-        table = await beside_traffic(laid_over, self._in_file, overlay)
+        table = await beside_traffic(laid_over, self._in_file, overlay, pauses())
         self._overlay = overlay
         self.state.overlay_entities = len(overlay)
         self._put_in_force(table)

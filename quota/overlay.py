@@ -26,7 +26,7 @@ from quota.admin import (
 )
 from quota.connections import ConnectionEntry, ConnectionLimits, Scope
 from quota.entity import DEFAULT, Default, Kind
-from quota.table import Entry, QuotaTable
+from quota.table import Entry, Pause, QuotaTable, without_pause
 
 Overlay = Mapping[Entity, Mapping[str, float | None]]
 """entity -> key -> value; None: there is no such limit, whatever the file says. Addresses in their canonical form."""
@@ -49,8 +49,8 @@ def altered(overlay: Overlay, in_file: QuotaTable, changes: Changes) -> dict[Ent
     return result
 
 
-def laid_over(table: QuotaTable, overlay: Overlay) -> QuotaTable:
-    """The limits in force.
+def laid_over(table: QuotaTable, overlay: Overlay, pause: Pause = without_pause) -> QuotaTable:
+    """The limits in force. `pause` is called with each entry: there may be many thousands.
 
     An entity that the file keeps in shadow mode, and for which the overlay sets a limit, is enforced with the limits of
     the overlay alone: an entry has one mode, and what an administrator sets shall work.
@@ -60,22 +60,25 @@ def laid_over(table: QuotaTable, overlay: Overlay) -> QuotaTable:
     addresses = {entity: limits for entity, limits in overlay.items() if entity[0][0] == IP}
     clients = {entity: limits for entity, limits in overlay.items() if entity not in addresses}
     return QuotaTable(
-        _entries(table.entries, clients),
+        _entries(table.entries, clients, pause),
         empty_client_id=table.empty_client_id,
+        pause=pause,
         connections=ConnectionLimits(_connections(table.connections.entries, addresses))
         if addresses
         else table.connections,
     )
 
 
-def _entries(entries: Iterable[Entry], overlay: Overlay) -> Iterator[Entry]:
+def _entries(entries: Iterable[Entry], overlay: Overlay, pause: Pause) -> Iterator[Entry]:
     rest = dict(overlay)
     for entry in entries:
+        pause()
         limits = rest.pop(entity_of_entry(entry), None)
         changed = entry if limits is None else _changed(entry, limits)
         if changed is not None:
             yield changed
     for entity, limits in rest.items():
+        pause()
         changed = _changed(Entry(*names_of(entity)), limits)
         if changed is not None:
             yield changed
@@ -114,14 +117,16 @@ UNLIMITED: Final = 2.0**63
 """Stands for infinity and NaN, which a broker stores for some quotas and then never enforces."""
 
 
-def from_cluster(base: QuotaTable, quotas: Quotas) -> tuple[QuotaTable, list[str]]:
+def from_cluster(base: QuotaTable, quotas: Quotas, pause: Pause = without_pause) -> tuple[QuotaTable, list[str]]:
     """The limits that a cluster's client quotas stand for, and what of them cannot be enforced, for people.
 
     `base` has the configuration's limits of connections; of an address, its own rate wins over the cluster's.
+    `pause` is called with each entity.
     """
     usable: dict[Entity, dict[str, float | None]] = {}
     unusable: list[str] = []
     for named, values in quotas.items():
+        pause()
         entity = canonical(named)
         for key, value in values.items():
             limit = UNLIMITED if math.isnan(value) or math.isinf(value) else value
@@ -132,7 +137,7 @@ def from_cluster(base: QuotaTable, quotas: Quotas) -> tuple[QuotaTable, list[str
                 unusable.append(f"{entity_text(named)}, {key}={value:g}: {error}")
             else:
                 usable.setdefault(entity, {})[key] = limit
-    table = laid_over(QuotaTable(empty_client_id=base.empty_client_id), usable)
+    table = laid_over(QuotaTable(empty_client_id=base.empty_client_id), usable, pause)
     rates = {entry.entity: entry.connection_creation_rate for entry in table.connections.entries}
     connections: dict[tuple[Scope, str | Default], ConnectionEntry] = {
         entry.entity: entry for entry in table.connections.entries

@@ -32,6 +32,7 @@ from deploy import heap, watch
 from deploy.heap import SWITCH_INTERVAL_S, beside_traffic, let_go, share_fairly, uncollected
 from deploy.run import Sidecar
 from quota.entity import Kind
+from quota.overlay import from_cluster, laid_over
 from quota.table import QuotaTable
 
 ENTRY = "  - {{client-id: client-{0}, producer_byte_rate: {1}M, request_percentage: 50.5}}\n"
@@ -327,6 +328,22 @@ def test_there_are_pauses_in_all_work_that_grows_with_entries(monkeypatch: pytes
     assert entries + 8 <= len(done) <= entries + 20
     steps = [after - before for before, after in pairwise(done)]
     assert max(steps) <= 4 * entries, "the longest step: whether any entry is there twice"
+
+
+def test_there_are_pauses_where_limits_come_from_elsewhere() -> None:
+    pauses = 0
+
+    def pause() -> None:
+        nonlocal pauses
+        pauses += 1
+
+    steps = 5  # of a table's own
+    quotas = {(("client-id", f"client-{n}"),): {"producer_byte_rate": 5.0} for n in range(100)}
+    table, unusable = from_cluster(QuotaTable(), quotas, pause)
+    assert (len(table.entries), unusable, pauses) == (100, [], 200 + steps)
+    pauses = 0
+    assert len(laid_over(table, {(("client-id", "other"),): {"producer_byte_rate": 5.0}}, pause).entries) == 101
+    assert pauses == 101 + steps
 
 
 def test_large_objects_are_let_go_of_in_steps() -> None:
