@@ -299,13 +299,13 @@ async def test_what_the_event_loop_does_for_a_reload_does_not_grow_with_entries(
 def test_a_thread_that_reads_gives_its_core_away_after_each_half_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, slept_s = 5.0, []
 
-    def sleep(seconds: float) -> None:
+    def select(_reads: object, _writes: object, _others: object, seconds: float) -> None:
         nonlocal now_s
         now_s += seconds
         slept_s.append(seconds)
 
     monkeypatch.setattr(heap.time, "monotonic", lambda: now_s)
-    monkeypatch.setattr(heap.time, "sleep", sleep)
+    monkeypatch.setattr(heap.select, "select", select)
     pause = heap.pauses()
     for _ in range(10_000):  # 10 ms of work
         now_s += 0.000001
