@@ -54,7 +54,8 @@ def measured(command: Sequence[str]) -> dict[str, Any]:
         while process.poll() is None:
             for pid in _family(process.pid):
                 try:
-                    cpu[pid], peak[pid] = cpu_s(pid), peak_bytes(pid)
+                    # One that has ended, and that nobody has waited for yet, has no memory any more.
+                    cpu[pid], peak[pid] = cpu_s(pid), max(peak_bytes(pid), peak.get(pid, 0))
                 except (ProcessLookupError, FileNotFoundError):
                     continue  # ended between two looks
             time.sleep(LOOK_S)

@@ -16,8 +16,13 @@ if TYPE_CHECKING:
 
 
 def test_memory_and_cpu_time_of_what_a_command_starts_are_counted() -> None:
-    inner = "import time; held = bytearray(60_000_000); sum(range(10_000_000)); time.sleep(2)"
-    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}], check=True)"
+    inner = "import time; held = bytearray(60_000_000); sum(range(10_000_000)); time.sleep(1)"
+    outer = (
+        "import os, subprocess, sys, time\n"
+        f"inner = subprocess.Popen([sys.executable, '-c', {inner!r}])\n"
+        "os.waitid(os.P_PID, inner.pid, os.WEXITED | os.WNOWAIT)\n"  # it has ended and is still there
+        "time.sleep(1)\n"
+    )
     told = measured([sys.executable, "-c", outer])
     assert told["seconds"] >= 2
     assert told["peak_bytes"] > 60_000_000
