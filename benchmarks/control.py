@@ -176,7 +176,7 @@ def reloaded(log: Path) -> list[dict[str, Any]]:
 
 def reload_once(process: subprocess.Popen[bytes], file: Path, log: Path, text: str, port: int) -> Reload:
     """Change every entry while a client asks."""
-    before, began, machine = len(reloaded(log)), time.monotonic(), MachineTime.now()
+    before, machine = len(reloaded(log)), MachineTime.now()
     marks: list[float] = [cpu_s(process.pid)]
     quiet = time.monotonic()
     answers = probe(port, PROBE_S)
@@ -202,7 +202,7 @@ def reload_once(process: subprocess.Popen[bytes], file: Path, log: Path, text: s
         elsewhere = float(other.communicate(timeout=LIMIT_S)[0])
     times = Times(ended - took_ms / 1000, quiet, elsewhere, took_ms / 1000 + MARGIN_S)
     stolen_s = (MachineTime.now().stolen_s - machine.stolen_s) / (os.cpu_count() or 1)
-    return Reload(took_ms, cpu_ms, times.noticed(answers), times, stolen_s / (time.monotonic() - began))
+    return Reload(took_ms, cpu_ms, times.noticed(answers), times, stolen_s / (time.monotonic() - quiet))
 
 
 def reload_often(

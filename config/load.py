@@ -20,7 +20,8 @@ from config.transparent import Transparent
 from config.types import DEFAULT_WORD
 from quota.connections import ConnectionEntry
 from quota.entity import ANONYMOUS, DEFAULT
-from quota.table import Entry, Pause, without_pause
+from quota.pause import Pause, without_pause
+from quota.table import Entry
 
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _WILDCARDS = {"0.0.0.0", "::"}

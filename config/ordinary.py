@@ -16,7 +16,8 @@ from config.problems import MISSING, Missing
 from config.rows import Row
 from config.table import to_entry, to_name
 from quota.entity import Name
-from quota.table import Entry, Pause, without_pause
+from quota.pause import Pause, without_pause
+from quota.table import Entry
 
 _NAMES: Final = ("client-id", "user")
 _NEVER_AMONG_LIMITS: Final = {*_NAMES, "ip"}

@@ -8,7 +8,8 @@ from config.source import Source
 from config.types import DEFAULT_WORD
 from quota.connections import ConnectionEntry, ConnectionLimits, Scope
 from quota.entity import DEFAULT, Default, Name
-from quota.table import CandidateLimits, Entry, Pause, QuotaTable, without_pause
+from quota.pause import Pause, without_pause
+from quota.table import CandidateLimits, Entry, QuotaTable
 
 _Key = tuple[Name, Name, Name]
 

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from quota.table import Pause
+from quota.pause import Pause
 
 SWITCH_INTERVAL_S: Final = 0.0001
 """How long a thread that computes lets another one wait that wants to go on. Python's own is 5 ms, and a file of quotas

@@ -26,7 +26,8 @@ from quota.admin import (
 )
 from quota.connections import ConnectionEntry, ConnectionLimits, Scope
 from quota.entity import DEFAULT, Default, Kind
-from quota.table import Entry, Pause, QuotaTable, without_pause
+from quota.pause import Pause, without_pause
+from quota.table import Entry, QuotaTable
 
 Overlay = Mapping[Entity, Mapping[str, float | None]]
 """entity -> key -> value; None: there is no such limit, whatever the file says. Addresses in their canonical form."""

@@ -2,13 +2,14 @@
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple, Self
 
 from quota.connections import NO_CONNECTION_LIMITS, ConnectionLimits
 from quota.entity import DEFAULT, LONGEST_NAME, GroupKey, Kind, Level, Name, bounded_name
+from quota.pause import Pause, without_pause
 
 Mode = Literal["enforce", "shadow"]
 EmptyClientId = Literal["share_default", "kafka"]
@@ -34,14 +35,6 @@ class CandidateLimits:
 
     def __post_init__(self) -> None:
         _check_limits(_rates(self))
-
-
-Pause = Callable[[], None]
-"""Called now and then in long work, by whoever wants to let others go on meanwhile."""
-
-
-def without_pause() -> None:
-    """Nobody waits."""
 
 
 class _EntryFields(NamedTuple):
