@@ -24,6 +24,7 @@ from benchmarks.scenarios import FETCH_TOPIC, PRODUCE_TOPIC, SMALL_TOPIC, Contex
 from benchmarks.variants import PROJECT, Address, Ports, Running, Variant, VariantError
 from deploy.kafka import DEFAULT_VERSION, EmbeddedKafkaError, KafkaCluster, find_java
 from deploy.kafka.ports import free_ports
+from proxy import lane
 
 Say = Callable[[str], None]
 
@@ -51,7 +52,7 @@ def run(plan: Plan, chosen: Sequence[Variant], todo: Sequence[Scenario], say: Sa
         "schema": 1,
         "what": plan.name,
         "started": started.isoformat(timespec="seconds"),
-        "project": _project(),
+        "project": _project() | {"data_path": lane.DESCRIPTION},
         "machine": describe_machine(),
         "versions": _versions(chosen),
         "plan": asdict(plan),
@@ -60,6 +61,7 @@ def run(plan: Plan, chosen: Sequence[Variant], todo: Sequence[Scenario], say: Sa
         "samples": [],
         "errors": [],
     }
+    say(f"kquota's data path: {lane.DESCRIPTION}")
     todo = possible(todo, skipped, say)
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="kquota-bench-"))

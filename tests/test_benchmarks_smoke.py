@@ -18,6 +18,7 @@ from benchmarks.control import Noticed, Times
 from benchmarks.plan import FULL, QUICK, TINY
 from benchmarks.plot import draw, figure_of
 from benchmarks.procstat import MachineTime, cpu_s, cpu_s_from_stat, resident_bytes
+from proxy import lane
 
 # ---- reloads ---------------------------------------------------------
 
@@ -270,7 +271,7 @@ def _result() -> dict[str, Any]:
         "what": "full",
         "started": "2026-01-02T03:04:05+00:00",
         "took_s": 1.0,
-        "project": {"commit": "abc", "uncommitted_changes": False},
+        "project": {"commit": "abc", "uncommitted_changes": False, "data_path": "compiled"},
         "machine": {"cpu_model": "X", "virtual": True, "cores": 2, "memory_gib": 8.0, "kernel": "Linux 6"},
         "versions": {"Kafka": "4.2.0"},
         "plan": json.loads(json.dumps(asdict(FULL))),
@@ -314,6 +315,7 @@ def test_markdown_has_medians_ranges_ratios_and_what_went_wrong() -> None:
     # 0.97 × 980 = 950.6: the same as direct, where direct does not reach 1 GB/s itself
     assert "| fetch, 1 connection, neither end the limit: MB/s | ≥ 951 | 960.00 | 960.00 | met |" in text
     assert "| fetch, 8 connections, neither end the limit: MB/s | ≥ 1000 | 960.00 | 960.00 | **missed** |" in text
+    assert "commit abc; kquota's data path: compiled" in text
     assert "03-envoy was left out: no envoy" in text
     assert "failed: small 02-haproxy, round 1: OSError: gone\n" in text
     assert "while something was measured: 25 % (25–25 %); 1 of 1 samples are disturbed by more than 10%" in text
@@ -433,6 +435,8 @@ def test_a_tiny_run_measures_kquota_beside_direct(tmp_path: Path, capsys: pytest
     result = report.load(file)
     assert result["errors"] == [], out
     assert code == 0
+    assert result["project"]["data_path"] == lane.DESCRIPTION
+    assert f"kquota's data path: {lane.DESCRIPTION}" in out
     samples = {(sample["scenario"], sample["variant"]): sample["values"] for sample in result["samples"]}
     apart = set() if affinity.missing() else {"produce-apart", "fetch-apart"}
     assert result["skipped"].keys() == {"produce-apart", "fetch-apart"} - apart
