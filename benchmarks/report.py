@@ -304,11 +304,14 @@ def _notes(result: Result) -> list[str]:
             f"than {CALM_SHARE:.0%}"
         )
     notes += [f"{key} was left out: {reason}" for key, reason in result["skipped"].items()]
-    notes += [
-        f"failed: {error['scenario']} {error['variant']}, round {error['round'] + 1}: {error['error'].splitlines()[0]}"
-        for error in result["errors"]
-    ]
+    notes += [_failure(error) for error in result["errors"]]
     return notes
+
+
+def _failure(error: dict[str, Any]) -> str:
+    number = error["round"] + 1  # 0: before or beside the rounds
+    place = f"{error['scenario']} {error['variant']}{f', round {number}' if number else ''}"
+    return f"failed: {place}: {error['error'].splitlines()[0]}"
 
 
 def _rounds(result: Result) -> int:

@@ -40,6 +40,10 @@ MeasurementError = (BenchmarkRequestError, EmbeddedKafkaError, OSError, VariantE
 """What may go wrong with one sample without making the others worthless."""
 
 
+class BrokerEndedError(RuntimeError):
+    """The broker of the run is gone, and with it whatever else was to be measured; the message has its last lines."""
+
+
 def run(plan: Plan, chosen: Sequence[Variant], todo: Sequence[Scenario], say: Say) -> dict[str, Any]:
     """Measure and return the raw result, see `benchmarks/results/`."""
     began = time.monotonic()
@@ -68,10 +72,15 @@ def run(plan: Plan, chosen: Sequence[Variant], todo: Sequence[Scenario], say: Sa
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         cluster, running = _start(plan, chosen, folder, stack, result, say)
         context = Context(plan, cluster.nodes[0].pid, result["machine"]["cores"], plan.patience_s)
+        context.broker_ended = cluster.ended
         if any(scenario.answered for scenario in todo):
             _start_answerer(context, running, todo, folder / "answers", stack, result, say)
         _prepare(plan, cluster, todo, say)
-        _measure(plan, context, running, todo, began, result, say)
+        try:
+            _measure(plan, context, running, todo, began, result, say)
+        except BrokerEndedError as error:
+            say(f"no more can be measured, what has been is reported: {error}")
+            result["errors"].append({"scenario": "broker", "variant": "all", "round": -1, "error": str(error)})
     result["took_s"] = round(time.monotonic() - began, 1)
     result["machine"]["load_1min_after"] = round(os.getloadavg()[0], 2)
     return result
@@ -233,7 +242,11 @@ def _measure(
 
 
 def _sample(context: Context, scenario: Scenario, one: Running, number: int, result: dict[str, Any], say: Say) -> None:
-    """Take one sample; if strangers on the machine disturbed it, again, and keep the least disturbed."""
+    """Take one sample; if strangers on the machine disturbed it, again, and keep the least disturbed.
+
+    Raises:
+        BrokerEndedError: it failed, and the broker is gone.
+    """
     place = {"scenario": scenario.key, "round": number, "variant": one.variant.key}
     best: Values | None = None
     for attempt in range(1, context.plan.attempts + 1):
@@ -246,6 +259,8 @@ def _sample(context: Context, scenario: Scenario, one: Running, number: int, res
         except MeasurementError as error:
             say(f"  failed: {error}")
             result["errors"].append(place | {"error": f"{type(error).__name__}: {error}"})
+            if ended := context.broker_ended():
+                raise BrokerEndedError(ended) from error
             break
         values["attempts"] = attempt
         if best is None or values.get("stranger_share", 0.0) < best.get("stranger_share", 0.0):

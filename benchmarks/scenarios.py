@@ -50,6 +50,8 @@ class Context:
     """The peer that only answers; 0 when no scenario needs it."""
     answered: dict[str, Running] = field(default_factory=dict)
     """By the variant's key: the same ways, to that peer instead of the broker."""
+    broker_ended: Callable[[], str] = lambda: ""
+    """What is known of a broker that has ended, empty while it runs."""
 
 
 Values = dict[str, float]

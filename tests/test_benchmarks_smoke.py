@@ -228,6 +228,19 @@ def test_a_failed_sample_is_kept_as_an_error_and_the_others_go_on() -> None:
     ]
 
 
+def test_a_run_ends_with_its_broker() -> None:
+    def fail(context: scenarios.Context, _running: variants.Running) -> scenarios.Values:
+        context.broker_ended = lambda: "broker 1 ended with code 1\n--- last lines of broker.log:\nall log dirs failed"
+        raise ProcessLookupError("process 7 has ended")
+
+    result: dict[str, Any] = {"samples": [], "errors": []}
+    context = scenarios.Context(TINY, 0, 1, 0.0)
+    broken = scenarios.Scenario("s", "", (), fail)
+    with pytest.raises(runner.BrokerEndedError, match="all log dirs failed"):
+        runner._measure(TINY, context, _running("01-a", "02-b"), [broken], float("inf"), result, lambda _: None)
+    assert [error["variant"] for error in result["errors"]] == ["01-a"]  # and nothing is tried after it
+
+
 def test_a_disturbed_sample_is_taken_again_and_the_calmest_counts() -> None:
     shares = {"01-a": iter([0.5, 0.2, 0.3]), "02-b": iter([0.4, 0.05])}
 

@@ -215,8 +215,13 @@ def test_a_broker_is_added_and_crashes(topic: str) -> None:
             cluster.add_broker(7)
         with pytest.raises(EmbeddedKafkaError, match=r"no broker 9; there are \[1, 7\]"):
             cluster.start_broker(9)
-        cluster.start_broker(7)
+        crashed = cluster.start_broker(7)
         assert consume(cluster, topic, 1) == [b"one"]  # a crash loses nothing that Kafka had in the page cache
+        assert cluster.ended() == ""  # nor is one that was stopped on purpose said to have ended
+        os.kill(crashed.pid, signal.SIGKILL)
+        wait_for(lambda: cluster.ended() != "")
+        assert cluster.ended().startswith("broker 7 ended with code 137\n")  # 128 + SIGKILL; its last lines follow
+        assert [node.node_id for node in cluster.nodes] == [1]
 
 
 def test_overrides_reach_the_broker_and_wrong_ones_are_explained() -> None:

@@ -208,6 +208,14 @@ class KafkaCluster:
                 return node
         raise EmbeddedKafkaError(f"broker {node_id} is not running; running: {[node.node_id for node in self.nodes]}")
 
+    def ended(self) -> str:
+        """Of brokers that have ended though nobody stopped them: which, how, and what they said last; else empty."""
+        return "\n".join(
+            f"broker {slot.node_id} ended with code {slot.process.returncode}{_tail(slot)}"
+            for slot in self._slots.values()
+            if slot.process is not None and slot.process.poll() is not None
+        )
+
     def stop_broker(self, node_id: int, *, limit_s: float = STOP_LIMIT_S, kill: bool = False) -> None:
         """Stop one broker, in peace (SIGKILL only after `limit_s`) or as a crash (`kill`); data and port are kept."""
         with self._lock:
@@ -383,11 +391,8 @@ class KafkaCluster:
         }
         last = "no answer yet"
         while time.monotonic() < deadline:
-            for other in self._slots.values():
-                if other.process is not None and other.process.poll() is not None:
-                    raise BrokerStartError(
-                        f"broker {other.node_id} ended with code {other.process.returncode}{_tail(other)}"
-                    )
+            if ended := self.ended():
+                raise BrokerStartError(ended)
             try:
                 seen = set(brokers_seen_by(slot.host, slot.port))
             except ProbeError as error:
