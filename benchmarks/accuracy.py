@@ -300,7 +300,7 @@ def run(plan: Plan, say: Say = print) -> Result:
     """All phases, in front of a broker of their own."""
     with tempfile.TemporaryDirectory(prefix="kquota-accuracy-", dir=SHM if SHM.is_dir() else None) as name:
         # What is produced is thrown away soon: a run writes tens of gigabytes.
-        overrides = {"log.retention.check.interval.ms": "2000", "log.segment.delete.delay.ms": "100"}
+        overrides = {"log.retention.check.interval.ms": "2000", "log.segment.delete.delay.ms": "5000"}
         with KafkaCluster.start(1, directory=Path(name, "kafka"), overrides=overrides) as cluster:
             return measure(plan, cluster, Path(name), say)
 

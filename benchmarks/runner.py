@@ -33,8 +33,9 @@ SHM = Path("/dev/shm")
 SPARE_BYTES = 2_000_000_000
 SEGMENT_BYTES = 64 * 1024 * 1024
 KEPT_BYTES = 2 * SEGMENT_BYTES
-# Old segments go at once, so that a run needs memory (or disk) for a few of them only.
-BROKER_SETTINGS = {"log.retention.check.interval.ms": "1000", "log.segment.delete.delay.ms": "0"}
+# Old segments go soon, so that a run needs memory (or disk) for a few seconds' worth of them only. Not at once:
+# a broker whose segment is deleted while it is still being flushed gives up its log directory and ends (KAFKA-19571).
+BROKER_SETTINGS = {"log.retention.check.interval.ms": "1000", "log.segment.delete.delay.ms": "5000"}
 
 MeasurementError = (BenchmarkRequestError, EmbeddedKafkaError, OSError, VariantError, ValueError)
 """What may go wrong with one sample without making the others worthless."""
