@@ -57,7 +57,7 @@ def run(plan: Plan, chosen: Sequence[Variant], todo: Sequence[Scenario], say: Sa
         "schema": 1,
         "what": plan.name,
         "started": started.isoformat(timespec="seconds"),
-        "project": _project() | {"data_path": lane.DESCRIPTION},
+        "project": _project(),
         "machine": describe_machine(),
         "versions": _versions(chosen),
         "plan": asdict(plan),
@@ -72,8 +72,8 @@ def run(plan: Plan, chosen: Sequence[Variant], todo: Sequence[Scenario], say: Sa
         folder = Path(tempfile.mkdtemp(prefix="kquota-bench-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         cluster, running = _start(plan, chosen, folder, stack, result, say)
-        context = Context(plan, cluster.nodes[0].pid, result["machine"]["cores"], plan.patience_s)
-        context.broker_ended = cluster.ended
+        cores = result["machine"]["cores"]
+        context = Context(plan, cluster.nodes[0].pid, cores, plan.patience_s, broker_ended=cluster.ended)
         if any(scenario.answered for scenario in todo):
             _start_answerer(context, running, todo, folder / "answers", stack, result, say)
         _prepare(plan, cluster, todo, say)
@@ -281,11 +281,12 @@ def _project() -> dict[str, Any]:
         done = subprocess.run(["git", *words], cwd=PROJECT, capture_output=True, text=True, check=False, timeout=20)
         return done.stdout.strip()
 
+    known: dict[str, Any] = {"commit": None, "uncommitted_changes": None, "data_path": lane.DESCRIPTION}
     try:
         changed = git("status", "--porcelain", "--untracked-files=no")
-        return {"commit": git("rev-parse", "--short=12", "HEAD") or None, "uncommitted_changes": bool(changed)}
+        return known | {"commit": git("rev-parse", "--short=12", "HEAD") or None, "uncommitted_changes": bool(changed)}
     except OSError:
-        return {"commit": None, "uncommitted_changes": None}
+        return known
 
 
 def _versions(chosen: Sequence[Variant]) -> dict[str, str]:

@@ -229,12 +229,12 @@ def test_a_failed_sample_is_kept_as_an_error_and_the_others_go_on() -> None:
 
 
 def test_a_run_ends_with_its_broker() -> None:
-    def fail(context: scenarios.Context, _running: variants.Running) -> scenarios.Values:
-        context.broker_ended = lambda: "broker 1 ended with code 1\n--- last lines of broker.log:\nall log dirs failed"
+    def fail(_context: scenarios.Context, _running: variants.Running) -> scenarios.Values:
         raise ProcessLookupError("process 7 has ended")
 
+    said = "broker 1 ended with code 1\n--- last lines of broker.log:\nall log dirs failed"
     result: dict[str, Any] = {"samples": [], "errors": []}
-    context = scenarios.Context(TINY, 0, 1, 0.0)
+    context = scenarios.Context(TINY, 0, 1, 0.0, broker_ended=lambda: said)
     broken = scenarios.Scenario("s", "", (), fail)
     with pytest.raises(runner.BrokerEndedError, match="all log dirs failed"):
         runner._measure(TINY, context, _running("01-a", "02-b"), [broken], float("inf"), result, lambda _: None)
@@ -332,6 +332,11 @@ def test_markdown_has_medians_ranges_ratios_and_what_went_wrong() -> None:
     assert "03-envoy was left out: no envoy" in text
     assert "failed: small 02-haproxy, round 1: OSError: gone\n" in text
     assert "while something was measured: 25 % (25–25 %); 1 of 1 samples are disturbed by more than 10%" in text
+
+
+def test_what_failed_outside_of_the_rounds_has_no_number() -> None:
+    ended = {"scenario": "broker", "variant": "all", "round": -1, "error": "broker 1 ended with code 1\nits last lines"}
+    assert "- failed: broker all: broker 1 ended with code 1\n" in report.markdown(_result() | {"errors": [ended]})
 
 
 def test_the_verdict_follows_undisturbed_samples_where_there_are_some() -> None:
