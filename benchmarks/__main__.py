@@ -29,6 +29,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="how often each variant is measured")
     parser.add_argument("--variants", help=f"comma-separated, of: {keys} (default: without 06)")
     parser.add_argument("--only", help="comma-separated scenarios: memory, produce, fetch, fetch-apart, answers-1, ...")
+    parser.add_argument(
+        "--halt-idle-cores", action="store_true", help="as they usually do (default: they poll, where that is allowed)"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS, help="where <date>-<what>.json and .md go")
     parser.add_argument("--what", help="the name of the result (default: the plan's)")
     parser.add_argument("--update-docs", action="store_true", help="put the table into docs/benchmarks.md")
@@ -53,6 +56,8 @@ def main(argv: Sequence[str] | None = None, console: Console | None = None) -> i
             plan = PLANS[options.plan or "full"]
             if options.rounds:
                 plan = replace(plan, rounds=options.rounds)
+            if options.halt_idle_cores:
+                plan = replace(plan, idle_cores_poll=False)
             chosen = variants.find(options.variants.split(",")) if options.variants else list(variants.BY_DEFAULT)
             known = scenarios(plan)
             wanted = options.only.split(",") if options.only else [scenario.key for scenario in known]

@@ -42,6 +42,8 @@ class Plan:
     broker_heap: str = "512m"
     jvm: tuple[str, ...] = ("-XX:+UseSerialGC", "-Xshare:auto")
     """Of broker and tools, besides the heap: one collector thread on few cores."""
+    idle_cores_poll: bool = True
+    """Idle cores look for work instead of halting (`benchmarks.idle`), where that is allowed."""
     answers_s: float = 2.0
     """How long fetches from the answering peer go on, and a fifth of it before anything counts."""
     answers_connections: tuple[int, ...] = (1, 8)

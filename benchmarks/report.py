@@ -188,6 +188,10 @@ def _judged(samples: Samples) -> Iterator[tuple[str, float, bool, Spread]]:
         ("fetch: CPU per GB, × HAProxy", 0.75, False, against("fetch", cpu, HAPROXY)),
         ("fetch: CPU per GB, × Envoy", 0.7, False, against("fetch", cpu, ENVOY)),
         *(
+            (f"fetch, the proxy having a core: CPU per GB, × {title}", limit, False, against("fetch-apart", cpu, other))
+            for title, limit, other in (("HAProxy", 0.75, HAPROXY), ("Envoy", 0.7, ENVOY))
+        ),
+        *(
             (f"produce, {size} batches: CPU per GB, × HAProxy", 1.1, False, against(key, cpu, HAPROXY))
             for key, size in batches
         ),
@@ -297,6 +301,8 @@ def _notes(result: Result) -> list[str]:
         f"started {result['started']}, took {result.get('took_s', 0):g} s, {_rounds(result)} rounds{_repeats(result)}, "
         f"the broker's log on {result.get('storage', 'unknown')}",
     ]
+    if idle := machine.get("idle"):  # older results do not have it: cores halted
+        notes.append(_idle(idle))
     if strangers is not None:
         notes.append(
             f"CPU that other programs on the machine took while something was measured: {strangers.median:.0f} % "
@@ -306,6 +312,14 @@ def _notes(result: Result) -> list[str]:
     notes += [f"{key} was left out: {reason}" for key, reason in result["skipped"].items()]
     notes += [_failure(error) for error in result["errors"]]
     return notes
+
+
+def _idle(idle: Mapping[str, Any]) -> str:
+    share, refused = idle["polling_share"], idle["refused"]
+    why = f" ({refused})" if refused else ""
+    if share is None:
+        return f"whether idle cores halted or polled is not known{why}"
+    return f"idle cores polled for {share:.0%} of their idle time and halted for the rest{why}"
 
 
 def _failure(error: dict[str, Any]) -> str:

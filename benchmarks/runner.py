@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import javatools, variants
+from benchmarks import idle, javatools, variants
 from benchmarks.plan import CALM_SHARE, RECORD_BYTES, Plan
 from benchmarks.procstat import describe_machine, wait_calm
 from benchmarks.rawclient import BenchmarkRequestError
@@ -69,6 +69,9 @@ def run(plan: Plan, chosen: Sequence[Variant], todo: Sequence[Scenario], say: Sa
     say(f"kquota's data path: {lane.DESCRIPTION}")
     todo = possible(todo, skipped, say)
     with ExitStack() as stack:
+        idling = stack.enter_context(idle.polling(plan.idle_cores_poll))
+        if idling.refused:
+            say(f"idle cores halt, they cannot be asked to poll: {idling.refused}")
         folder = Path(tempfile.mkdtemp(prefix="kquota-bench-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         cluster, running = _start(plan, chosen, folder, stack, result, say)
@@ -82,6 +85,7 @@ def run(plan: Plan, chosen: Sequence[Variant], todo: Sequence[Scenario], say: Sa
         except BrokerEndedError as error:
             say(f"no more can be measured, what has been is reported: {error}")
             result["errors"].append({"scenario": "broker", "variant": "all", "round": -1, "error": str(error)})
+        result["machine"]["idle"] = idling.describe()
     result["took_s"] = round(time.monotonic() - began, 1)
     result["machine"]["load_1min_after"] = round(os.getloadavg()[0], 2)
     return result
