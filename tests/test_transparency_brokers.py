@@ -291,6 +291,8 @@ def test_a_leader_that_dies_under_load_loses_nothing(kafka3: KafkaCluster, proxy
     """Leadership moves, then the leader is killed: what was acknowledged by all replicas in sync is there, once."""
     direct = job_for(kafka3)
     create_replicated(kafka3.bootstrap[0], topic, 3)
+    # The controller has made it; the broker that is asked may not have heard of it yet.
+    wait_for("a leader for the topic", lambda: min(leaders(direct, topic).values(), default=-1) >= 0)
     (leader,) = leaders(direct, topic).values()
     at_rest = least_held(proxy3)
     with (
