@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from dataclasses import dataclass
 
 from benchmarks.plan import RECORD_BYTES
@@ -12,7 +13,7 @@ TOOL_HEAP = ("-Xms256m", "-Xmx512m")
 LARGE_BATCHES = ("batch.size=131072", "linger.ms=5")
 """Producer settings of somebody who cares for throughput; Kafka's own default is a batch of 16 384 bytes."""
 NO_RECORDS_LIMIT_MS = 60_000
-"""The consumer gives up after so long without a record. Its own 10 s are too short to join a group with a broker that
+"""The consumer gives up after so long without a record. Its own 10 s are short for joining a group with a broker that
 shares one core with it and with others."""
 MIB = 1024 * 1024
 
@@ -113,7 +114,9 @@ def consume(
 ) -> ConsumerSummary:
     """Consume that many records from the beginning, in a group of its own."""
     arguments = ["--bootstrap-server", bootstrap, "--topic", topic, "--num-records", str(records)]
-    arguments += ["--timeout", str(NO_RECORDS_LIMIT_MS)]
+    # The tool draws its group from 100 000 names and commits what it has read: of a hundred consumers one may come upon
+    # the group of an earlier one, begin at the end of the topic, and wait for records in silence.
+    arguments += ["--group", f"bench-{uuid.uuid4().hex}", "--timeout", str(NO_RECORDS_LIMIT_MS)]
     done = run_tool(
         "org.apache.kafka.tools.ConsumerPerformance", arguments, timeout_s=timeout_s, jvm=(*jvm, *TOOL_HEAP)
     )

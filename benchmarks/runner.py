@@ -263,7 +263,8 @@ def _sample(context: Context, scenario: Scenario, one: Running, number: int, res
             values = scenario.run(context, one)
         except MeasurementError as error:
             say(f"  failed: {error}")
-            result["errors"].append(place | {"error": f"{type(error).__name__}: {error}"})
+            # The proxy's folder is gone when the run is over.
+            result["errors"].append(place | {"error": f"{type(error).__name__}: {error}", "log": one.log_tail()})
             if ended := context.broker_ended():
                 raise BrokerEndedError(ended) from error
             break

@@ -86,6 +86,8 @@ class Running:
     variant: Variant
     address: Address
     process: GuardedProcess | None
+    log: Path | None = None
+    """What the proxy writes."""
 
     @property
     def bootstrap(self) -> str:
@@ -96,6 +98,10 @@ class Running:
     def pid(self) -> int | None:
         """Process id of the proxy, None where there is none."""
         return None if self.process is None else self.process.child_pid
+
+    def log_tail(self) -> str:
+        """The end of what the proxy has written."""
+        return self.log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL_BYTES:] if self.log else ""
 
     def stop(self) -> None:
         """Stop the proxy for certain."""
@@ -115,24 +121,23 @@ def start(variant: Variant, ports: Ports, broker: Address, folder: Path) -> Runn
     log = folder / f"{variant.key}.log"
     with log.open("wb") as sink:
         process = GuardedProcess(variant.command(folder, ports, broker), stdout=sink, stderr=sink, cwd=PROJECT)
-    running = Running(variant, ("127.0.0.1", ports.front), process)
+    running = Running(variant, ("127.0.0.1", ports.front), process, log)
     try:
-        _wait_ready(running, ports, log)
+        _wait_ready(running, ports)
     except BaseException:
         running.stop()
         raise
     return running
 
 
-def _wait_ready(running: Running, ports: Ports, log: Path) -> None:
+def _wait_ready(running: Running, ports: Ports) -> None:
     deadline = time.monotonic() + START_LIMIT_S
     url = running.variant.ready_url(ports) if running.variant.ready_url else None
     assert running.process is not None
     while not (_answers_200(url) if url else _accepts(running.address)):
         if running.process.poll() is not None or time.monotonic() > deadline:
             state = "ended" if running.process.poll() is not None else f"was not ready after {START_LIMIT_S:g} s"
-            tail = log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL_BYTES:]
-            raise VariantError(f"{running.variant.key} {state}; end of its log:\n{tail}")
+            raise VariantError(f"{running.variant.key} {state}; end of its log:\n{running.log_tail()}")
         time.sleep(POLL_S)
 
 

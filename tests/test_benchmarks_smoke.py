@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -186,17 +187,32 @@ def test_variants_by_number_name_and_part() -> None:
         keys("nginx")
 
 
+def test_every_consumer_has_a_group_that_nobody_had_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = []
+
+    def run_tool(_main: str, arguments: list[str], **_options: Any) -> subprocess.CompletedProcess[str]:
+        groups.append(arguments[arguments.index("--group") + 1])
+        out = "start.time, MB.sec, data.consumed.in.nMsg, fetch.MB.sec\n2026-01-01, 1.0, 5, 1.0\n"
+        return subprocess.CompletedProcess([], 0, out, "")
+
+    monkeypatch.setattr(javatools, "run_tool", run_tool)
+    assert [javatools.consume("b:1", "t", 5, jvm=()).records for _ in range(2)] == [5, 5]
+    assert len(set(groups)) == 2
+
+
 # ---- order, errors and limits of a run ----------------------------------------
 
 
-def _running(*keys: str) -> list[variants.Running]:
-    return [variants.Running(replace(variants.DIRECT, key=key), ("127.0.0.1", 1), None) for key in keys]
+def _running(*keys: str, log: Path | None = None) -> list[variants.Running]:
+    return [variants.Running(replace(variants.DIRECT, key=key), ("127.0.0.1", 1), None, log) for key in keys]
 
 
-def _take(plan: Any, scenario: scenarios.Scenario, began: float = float("inf")) -> dict[str, Any]:
+def _take(
+    plan: Any, scenario: scenarios.Scenario, began: float = float("inf"), log: Path | None = None
+) -> dict[str, Any]:
     result: dict[str, Any] = {"samples": [], "errors": []}
     context = scenarios.Context(plan, 0, 1, plan.patience_s)
-    runner._measure(plan, context, _running("01-a", "02-b"), [scenario], began, result, lambda _: None)
+    runner._measure(plan, context, _running("01-a", "02-b", log=log), [scenario], began, result, lambda _: None)
     return result
 
 
@@ -215,17 +231,20 @@ def test_what_is_noisy_is_measured_more_often() -> None:
     assert report._rounds(result | {"plan": {"repeats": {"s": 2}}}) == 2
 
 
-def test_a_failed_sample_is_kept_as_an_error_and_the_others_go_on() -> None:
+def test_a_failed_sample_is_kept_as_an_error_and_the_others_go_on(tmp_path: Path) -> None:
     def fail_b(_context: scenarios.Context, running: variants.Running) -> scenarios.Values:
         if running.variant.key == "02-b":
             raise rawclient.BenchmarkRequestError("no answer")
         return {"v": 1.0}
 
-    result = _take(TINY, scenarios.Scenario("s", "", (), fail_b))
+    log = tmp_path / "proxy.log"
+    log.write_text("long ago" + " " * variants.LOG_TAIL_BYTES + "the broker is away", encoding="utf-8")
+    result = _take(TINY, scenarios.Scenario("s", "", (), fail_b), log=log)
     assert [sample["variant"] for sample in result["samples"]] == ["01-a"]
-    assert result["errors"] == [
-        {"scenario": "s", "round": 0, "variant": "02-b", "error": "BenchmarkRequestError: no answer"}
-    ]
+    (error,) = result["errors"]
+    said = error.pop("log")  # of the proxy, whose folder goes with the run
+    assert error == {"scenario": "s", "round": 0, "variant": "02-b", "error": "BenchmarkRequestError: no answer"}
+    assert (said.strip(), len(said)) == ("the broker is away", variants.LOG_TAIL_BYTES)
 
 
 def test_a_run_ends_with_its_broker() -> None:
