@@ -34,6 +34,7 @@ from kafka.admin import NewTopic
 from benchmarks.accuracy_clients import FETCHED_BATCHES, Cell, Seen, fill
 from benchmarks.document import replace_between
 from benchmarks.load import jain
+from benchmarks.measured import describe_project, in_words
 from benchmarks.procstat import describe_machine
 from benchmarks.runner import BROKER_SETTINGS, SHM
 from deploy.kafka import KafkaCluster
@@ -111,6 +112,8 @@ class Result:
     machine: dict[str, Any] = field(default_factory=dict)
     others_share: list[float] = field(default_factory=list)
     """Load average over cores, at the end of each phase."""
+    project: dict[str, Any] = field(default_factory=dict)
+    """Which code it was; see `benchmarks.measured`."""
 
 
 # ---- arithmetic ----------------------------------------
@@ -307,7 +310,8 @@ def run(plan: Plan, say: Say = print) -> Result:
 
 def measure(plan: Plan, cluster: KafkaCluster, folder: Path, say: Say = print) -> Result:
     """All phases, in front of this broker."""
-    result = Result(plan, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), machine=describe_machine())
+    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    result = Result(plan, started, machine=describe_machine(), project=describe_project())
     host, port = cluster.bootstrap[0].rsplit(":", 1)
     for cells in phases(plan):
         _create(cluster, cells)
@@ -347,6 +351,7 @@ def table(result: Result) -> str:
         f"- {result.machine.get('cpu_model', 'unknown')}, {result.machine.get('cores', '?')} cores; "
         f"started {result.started}; load of other programs and of this one, per core, at the end of each phase: "
         + ", ".join(f"{share:.1f}" for share in result.others_share),
+        f"- {in_words(result.project)}",
         f"- over {result.plan.seconds:g} s after {result.plan.warmup_s:g} s; within 2 %: "
         f"{sum(abs(one.ratio - 1) <= TOLERANCE for one in result.figures)} of {len(result.figures)} groups",
         "",

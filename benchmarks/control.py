@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.control_clock import pauses_ms
+from benchmarks.measured import describe_project
 from benchmarks.procstat import MachineTime, cpu_s, describe_machine, resident_bytes
 from benchmarks.rawclient import api_versions_frame
 from deploy.kafka import KafkaCluster
@@ -241,6 +242,7 @@ def run(entries: int, starts: int, rounds: int) -> dict[str, Any]:
         pauses = pauses_ms(notes)
     return {
         "machine": describe_machine() | {"load_per_core": os.getloadavg()[0] / len(os.sched_getaffinity(0))},
+        "project": describe_project(),
         "entries": entries,
         "starts": [asdict(one) for one in started],
         "starts_with_entries": [asdict(large)],

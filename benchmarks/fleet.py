@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks import fleet_queries
 from benchmarks.fleet_report import markdown, put_into
+from benchmarks.measured import describe_project
 from benchmarks.procstat import cpu_s, describe_machine, peak_bytes
 from benchmarks.variants import PROJECT
 
@@ -149,6 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     result: dict[str, Any] = {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": describe_machine(),
+        "project": describe_project(),
         "memory": options.memory,
         "fleet": (options.fleet / "_fleet.txt").read_text().strip(),
         "runs": [],

@@ -25,6 +25,7 @@ from typing import Any
 
 from benchmarks.crowd import READERS, WRITERS
 from benchmarks.document import replace_between
+from benchmarks.measured import describe_project, in_words
 from benchmarks.procstat import MachineTime, cpu_s, describe_machine, resident_bytes
 from benchmarks.rawclient import Address, open_loop
 from benchmarks.stats import percentile
@@ -100,6 +101,8 @@ class Result:
     plan: Plan
     rounds: list[Round] = field(default_factory=list)
     machine: dict[str, Any] = field(default_factory=dict)
+    project: dict[str, Any] = field(default_factory=dict)
+    """Which code it was; see `benchmarks.measured`."""
 
     def ratios(self, name: str) -> list[float]:
         """Beside the crowd over alone, for each round."""
@@ -182,7 +185,7 @@ def run(plan: Plan, say: Callable[[str], None] = print) -> Result:
     if hard < wanted:
         raise RuntimeError(f"{wanted} open files are needed, the limit (ulimit -Hn) is {hard}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))  # broker and sidecar inherit it
-    result = Result(plan, machine=describe_machine())
+    result = Result(plan, machine=describe_machine(), project=describe_project())
     with KafkaCluster.start(1, progress=say) as cluster, _sidecar(cluster, plan) as (address, admin, pid):
         run_tool(
             "org.apache.kafka.tools.ProducerPerformance",
@@ -308,7 +311,7 @@ def report(result: Result) -> str:
         f"{plan.connections} connections, {len(result.rounds)} rounds of {plan.seconds:g} s each alone and beside the "
         f"crowd. {machine['cpu_model']}, {machine['cores']} cores{' (virtual)' if machine['virtual'] else ''}, "
         f"{machine['memory_gib']} GiB, {machine['kernel']}; load average of the machine before the run: "
-        f"{machine['load_1min']}.\n\n{table(result)}\n\nVerdict: {verdict}.\n"
+        f"{machine['load_1min']}; {in_words(result.project)}.\n\n{table(result)}\n\nVerdict: {verdict}.\n"
     )
 
 

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from benchmarks import stats
 from benchmarks.document import replace_between
+from benchmarks.measured import in_words
 from benchmarks.plan import CALM_SHARE, FULL, PLANS, Plan
 from benchmarks.scenarios import Metric, Scenario, scenarios
 from benchmarks.stats import Spread
@@ -289,15 +290,13 @@ def _calm(target: Target) -> str:
 def _notes(result: Result) -> list[str]:
     machine, project = result["machine"], result["project"]
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    commit = f"commit {project['commit']}{' with uncommitted changes' if project['uncommitted_changes'] else ''}"
-    data_path = project.get("data_path", "not stored")  # without the lane everything costs about 1.6 times as much
     shares = [s["values"]["stranger_share"] for s in result["samples"] if "stranger_share" in s["values"]]
     strangers = Spread.of(share * 100 for share in shares)
     disturbed = sum(share > CALM_SHARE for share in shares)
     notes = [
         f"{machine['cpu_model']}{', virtual machine' if machine['virtual'] else ''}, {machine['cores']} cores, "
         f"{machine['memory_gib']} GiB, {machine['kernel']}",
-        f"{versions}; {commit}; kquota's data path: {data_path}",
+        f"{versions}; {in_words(project)}",
         f"started {result['started']}, took {result.get('took_s', 0):g} s, {_rounds(result)} rounds{_repeats(result)}, "
         f"the broker's log on {result.get('storage', 'unknown')}",
     ]

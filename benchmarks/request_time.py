@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measured import describe_project
 from benchmarks.procstat import describe_machine, wait_calm
 from benchmarks.report import put_into
 from benchmarks.variants import PROJECT
@@ -402,6 +403,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     result: dict[str, Any] = {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": describe_machine(),
+        "project": describe_project(),
         "kafka": DEFAULT_VERSION,
         "seconds": options.seconds,
         "rounds": options.rounds,

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import idle, javatools, variants
+from benchmarks.measured import describe_project
 from benchmarks.plan import CALM_SHARE, RECORD_BYTES, Plan
 from benchmarks.procstat import describe_machine, wait_calm
 from benchmarks.rawclient import BenchmarkRequestError
 from benchmarks.scenarios import FETCH_TOPIC, PRODUCE_TOPIC, SMALL_TOPIC, Context, Scenario, Values
-from benchmarks.variants import PROJECT, Address, Ports, Running, Variant, VariantError
+from benchmarks.variants import Address, Ports, Running, Variant, VariantError
 from deploy.kafka import DEFAULT_VERSION, EmbeddedKafkaError, KafkaCluster, find_java
 from deploy.kafka.ports import free_ports
 from proxy import lane
@@ -57,7 +58,7 @@ def run(plan: Plan, chosen: Sequence[Variant], todo: Sequence[Scenario], say: Sa
         "schema": 1,
         "what": plan.name,
         "started": started.isoformat(timespec="seconds"),
-        "project": _project(),
+        "project": describe_project(),
         "machine": describe_machine(),
         "versions": _versions(chosen),
         "plan": asdict(plan),
@@ -277,21 +278,6 @@ def _sample(context: Context, scenario: Scenario, one: Running, number: int, res
             break
     if best is not None:
         result["samples"].append(place | {"values": {key: float(f"{value:.6g}") for key, value in best.items()}})
-
-
-def _project() -> dict[str, Any]:
-    """Which code was measured."""
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=PROJECT, capture_output=True, text=True, check=False, timeout=20)
-        return done.stdout.strip()
-
-    known: dict[str, Any] = {"commit": None, "uncommitted_changes": None, "data_path": lane.DESCRIPTION}
-    try:
-        changed = git("status", "--porcelain", "--untracked-files=no")
-        return known | {"commit": git("rev-parse", "--short=12", "HEAD") or None, "uncommitted_changes": bool(changed)}
-    except OSError:
-        return known
 
 
 def _versions(chosen: Sequence[Variant]) -> dict[str, str]:

@@ -73,8 +73,11 @@ def test_every_group_is_measured_and_none_beside_too_many_others() -> None:
 def test_the_table_and_its_place(tmp_path: Path) -> None:
     good = Figures("produce", 0.1, 8, 1.0012, 0.9999, 0.91, 11.5, None, 2.0, 500)
     slow = replace(good, kind="fetch", ratio=0.5, throttled=0)
-    text = accuracy.table(Result(Plan(), "2026-01-01T00:00:00Z", [slow, replace(good, ratio=1.03), good], {}, [0.5]))
+    project = {"commit": "abc", "uncommitted_changes": True, "data_path": "compiled"}
+    figures = [slow, replace(good, ratio=1.03), good]
+    text = accuracy.table(Result(Plan(), "2026-01-01T00:00:00Z", figures, {}, [0.5], project))
     assert "1 of 3 groups" in text
+    assert "- commit abc with uncommitted changes; kquota's data path: compiled\n" in text
     assert "| 0.1 | produce | 8 | 1.0300 **missed** |" in text
     assert "| 0.1 | fetch | 8 | 0.5000 (never throttled) |" in text
     document = tmp_path / "d.md"

@@ -10,8 +10,10 @@ import pytest
 
 from benchmarks.crowd import READERS, WRITERS, fetch_frame
 from benchmarks.load import BEGIN, END, QUICK, Plan, Result, Round, jain, judge, report, run, table, update
+from benchmarks.measured import describe_project
 from benchmarks.procstat import describe_machine
 from benchmarks.rawclient import produce_frame
+from proxy import lane
 from proxy.wire import requests
 from proxy.wire.apis import FETCH, PRODUCE
 
@@ -52,11 +54,12 @@ def test_the_page_is_brought_up_to_date_and_keeps_the_rest(tmp_path: Path) -> No
     page = tmp_path / "load.md"
     page.write_text(f"before\n{BEGIN}old\n{END}after\n")
     for _ in range(2):
-        update(page, report(Result(Plan(), [ROUND], machine=describe_machine())))
+        update(page, report(Result(Plan(), [ROUND], machine=describe_machine(), project=describe_project())))
     text = page.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert text.count("Verdict: all is well.") == 1
+    assert f"; kquota's data path: {lane.DESCRIPTION}." in text
     assert "old" not in text
     assert Path("docs/load.md").read_text().count(BEGIN) == 1
 
