@@ -25,6 +25,10 @@ log = structlog.get_logger("kquota.quotas")
 FIRST_RETRY_S: Final = 0.2
 """While no answer has come yet, ask again this soon (doubling up to the interval)."""
 
+AGAIN_S: Final = (0.2, 0.8, 2.0)
+"""Pauses after an alteration has been answered and asked for at once, before it is asked for again: the controller
+answers when it has stored the alteration, and the broker that is asked may learn of it a little later (KRaft)."""
+
 Address = tuple[str, int]
 
 
@@ -47,6 +51,8 @@ class ClusterSource(QuotaSource):
         self._changing = trio.Lock()
         """Held while limits are being put in force."""
         self._wanted = trio.Event()
+        self._again_s: list[float] = []
+        """What is left of AGAIN_S since the last alteration."""
         super().__init__(config, self._in_file)
         self.state.successful = False
         self.state.success_at_s = 0.0
@@ -65,6 +71,8 @@ class ClusterSource(QuotaSource):
             pause_s = self._interval_s
             if self._quotas is None:
                 pause_s, retry_s = min(retry_s, pause_s), retry_s * 2
+            elif self._again_s and not self._wanted.is_set():
+                pause_s = min(self._again_s.pop(0), pause_s)
             with trio.move_on_after(pause_s):
                 await self._wanted.wait()
 
@@ -152,7 +160,8 @@ class ClusterSource(QuotaSource):
         done("quotas.source takes a restart of the sidecar")
 
     def altered_at_the_broker(self) -> None:
-        """Ask now."""
+        """Ask now, and a few times more."""
+        self._again_s = list(AGAIN_S)
         self._wanted.set()
 
 

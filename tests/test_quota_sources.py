@@ -378,6 +378,32 @@ async def test_what_was_altered_at_the_broker_is_asked_for_at_once(monkeypatch: 
         assert source.rule == "forward"
 
 
+async def test_a_broker_that_learns_of_an_alteration_late_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller has answered, the broker that is asked has not heard of it yet."""
+    answers: list[Quotas] = [{}]  # one after the other, the last one for ever
+    asked = 0
+
+    async def ask(*_where: object) -> Quotas:
+        nonlocal asked
+        await trio.lowlevel.checkpoint()
+        asked += 1
+        return answers.pop(0) if len(answers) > 1 else answers[0]
+
+    monkeypatch.setattr(quota_cluster, "ask_quotas", ask)
+    monkeypatch.setattr(quota_cluster, "AGAIN_S", (0.01, 0.02, 0.03))
+    source = cluster_source("a", poll_interval_s="1h", alter="forward")
+    async with running(source):
+        await until(lambda: asked == 1)
+        for number, limit in enumerate((10.0, 20.0), 1):  # the next alteration is no different from the first
+            await trio.testing.wait_all_tasks_blocked()
+            answers[:] = [source.quotas(), source.quotas(), {ALICE: {PRODUCE: limit}}]
+            source.altered_at_the_broker()
+            await until(lambda number=number: asked == 1 + 4 * number)  # type: ignore[misc]
+            assert source.quotas() == {ALICE: {PRODUCE: limit}}
+        await trio.sleep(0.1)
+        assert asked == 9, "and then not before the interval is over"
+
+
 async def test_limits_of_connections_come_from_the_file_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     quotas: Quotas = {
         (("ip", "10.0.0.1"),): {RATE: 5.0},
