@@ -1,16 +1,14 @@
 """What idle cores are asked to do while the benchmarks measure (`benchmarks.idle`)."""
 
 import os
-import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import idle, report
+from benchmarks import idle
 from benchmarks.__main__ import main
-from benchmarks.plan import FULL
+from tests.corpus.job import wait_for
 
 
 def _state(states: Path, cpu: int, number: int, latency: int, time_us: int) -> Path:
@@ -50,42 +48,13 @@ def test_a_machine_that_does_not_allow_it_is_measured_all_the_same(tmp_path: Pat
         assert idling.refused == f"{tmp_path / 'none'}: No such file or directory"
 
 
-@pytest.mark.parametrize(
-    ("stored", "line"),
-    [
-        ({"polling_share": 0.987, "refused": None}, "idle cores polled for 99% of their idle time"),
-        (
-            {"polling_share": 0.0, "refused": "/dev/x: Permission denied"},
-            "halted for the rest (/dev/x: Permission denied)",
-        ),
-        ({"polling_share": None, "refused": None}, "whether idle cores halted or polled is not known"),
-    ],
-)
-def test_the_report_says_what_idle_cores_did(stored: dict[str, Any], line: str) -> None:
-    result: dict[str, Any] = {
-        "machine": {"cpu_model": "a", "virtual": True, "cores": 2, "memory_gib": 1, "kernel": "Linux", "idle": stored},
-        "project": {"commit": "c", "uncommitted_changes": False},
-        "versions": {},
-        "plan": asdict(FULL),
-        "started": "now",
-        "variants": [],
-        "samples": [],
-        "skipped": {},
-        "errors": [],
-    }
-    assert line in report.markdown(result)
-
-
 @pytest.mark.skipif(not os.access(idle.DEVICE, os.W_OK), reason="nobody may ask for a latency here")
 def test_idle_cores_poll_on_this_machine_while_they_are_asked_to() -> None:
-    if not idle.IdleTime.now().polling_us + idle.IdleTime.now().halted_us:
+    if idle.IdleTime.now() == idle.IdleTime(0, 0):
         pytest.skip("the kernel counts no idle states here")
     with idle.polling() as idling:
-        for _ in range(500):  # until some core has been idle for a while; the others may be busy with other tests
-            time.sleep(0.01)
-            if (idling.polling_share() or 0.0) > 0.0:
-                break
-        assert (idling.polling_share() or 0.0) > 0.0
+        # All cores may be busy with other tests at first.
+        wait_for("a core that polls", lambda: (idling.polling_share() or 0.0) > 0.0, 5.0)
         assert idling.refused is None
 
 

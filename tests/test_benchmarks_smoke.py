@@ -353,6 +353,23 @@ def test_markdown_has_medians_ranges_ratios_and_what_went_wrong() -> None:
     assert "while something was measured: 25 % (25–25 %); 1 of 1 samples are disturbed by more than 10%" in text
 
 
+@pytest.mark.parametrize(
+    ("stored", "line"),
+    [
+        ({"polling_share": 0.987, "refused": None}, "idle cores polled for 99% of their idle time"),
+        (
+            {"polling_share": 0.0, "refused": "/dev/x: Permission denied"},
+            "halted for the rest (/dev/x: Permission denied)",
+        ),
+        ({"polling_share": None, "refused": None}, "whether idle cores halted or polled is not known"),
+    ],
+)
+def test_the_report_says_what_idle_cores_did(stored: dict[str, Any], line: str) -> None:
+    result = _result()
+    result["machine"]["idle"] = stored
+    assert line in report.markdown(result)
+
+
 def test_what_failed_outside_of_the_rounds_has_no_number() -> None:
     ended = {"scenario": "broker", "variant": "all", "round": -1, "error": "broker 1 ended with code 1\nits last lines"}
     assert "- failed: broker all: broker 1 ended with code 1\n" in report.markdown(_result() | {"errors": [ended]})

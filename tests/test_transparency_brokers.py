@@ -26,7 +26,6 @@ from tests.corpus.records import Record, read_confluent, send_aiokafka, send_con
 from tests.corpus.tools import create_topic, create_topic_on, leaders, wait_until_known
 from tests.corpus.traffic import Traffic
 from tests.fault_tools import Consuming, Producing, check_promises, least_held, nothing_left_behind, stored
-from tests.fault_tools import create_topic as create_replicated
 from tests.raw_client import RawClient, Topic, fetch_message, produce_message
 from tests.sidecars import Sidecar, sidecar
 
@@ -287,13 +286,11 @@ def answers(address: tuple[str, int]) -> bool:
         return False
 
 
-def test_a_leader_that_dies_under_load_loses_nothing(kafka3: KafkaCluster, proxy3: Sidecar, topic: str) -> None:
+def test_a_leader_that_dies_under_load_loses_nothing(kafka3: KafkaCluster, proxy3: Sidecar) -> None:
     """Leadership moves, then the leader is killed: what was acknowledged by all replicas in sync is there, once."""
     direct = job_for(kafka3)
-    create_replicated(kafka3.bootstrap[0], topic, 3)
-    # The controller has made it; the broker that is asked may not have heard of it yet.
-    wait_for("a leader for the topic", lambda: min(leaders(direct, topic).values(), default=-1) >= 0)
-    (leader,) = leaders(direct, topic).values()
+    leader, *others = (node.node_id for node in kafka3.nodes)
+    topic = create_topic_on(direct, "dies", {0: [leader, *others]}, {"min.insync.replicas": "2"})
     at_rest = least_held(proxy3)
     with (
         nothing_left_behind(proxy3, at_rest),
@@ -301,7 +298,6 @@ def test_a_leader_that_dies_under_load_loses_nothing(kafka3: KafkaCluster, proxy
         Consuming(proxy3.bootstrap, topic) as consuming,
     ):
         consuming.wait_for_progress()
-        others = [node.node_id for node in kafka3.nodes if node.node_id != leader]
         move_leader(direct, topic, [*others, leader])
         producing.wait_for_progress()
         kafka3.stop_broker(others[0], kill=True)
