@@ -23,7 +23,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.errno cimport EAGAIN, EINTR, errno
-from libc.math cimport ceil
+from libc.math cimport INFINITY, ceil
 from libc.stdint cimport int16_t, int32_t, uint8_t, uint16_t, uint32_t
 from libc.string cimport memcmp
 from libc.time cimport time_t
@@ -89,7 +89,7 @@ cdef extern from *:
     int PyDict_SetItem(object of, object key, object value) except -1
 
 
-ABI = 3
+ABI = 4
 """See `proxy.lane.ABI`."""
 
 cdef enum:
@@ -106,7 +106,7 @@ cdef enum:
     LARGE_FETCH_BYTES = 262144  # after one of this size, of the next no more is read at first than
     HEAD_BYTES = 4096
 
-cdef double WAITED_S, SHARE_S, HANDOVER_MS, LEAST_MS, MS_PER_BYTE
+cdef double QUIET_S, WAITED_S, SHARE_S, HANDOVER_MS, LEAST_MS, MS_PER_BYTE
 cdef double SHORTEST_MS, TOLERANCE_MS, LEARN
 cdef long LEAST_READ_BYTES, MAX_HELD_IN_FLIGHT_BYTES, POOL_SIZE, RECENT
 cdef long PRODUCE_MAX, FETCH_MAX, FETCH_UPSTREAM, MAX_HELD_REQUEST_BYTES
@@ -183,7 +183,7 @@ cdef Py_ssize_t offset(object of, str name) except -1:
 
 
 # Offsets, by class and attribute.
-cdef Py_ssize_t W_readable, W_over, W_turn
+cdef Py_ssize_t W_readable, W_over, W_turn, W_rest, Y_halfway, Y_gives
 cdef Py_ssize_t F_skip, F_dropping, F_scrub, F_held, F_stopped
 cdef Py_ssize_t X_mute, X_waits, X_outcome, X_logins, X_held, X_broker_mute
 cdef Py_ssize_t L_watch, S_state, S_raw
@@ -223,7 +223,7 @@ cdef look_up():
     global RECENT, PRODUCE_MAX, FETCH_MAX, N_BUCKETS
     global Kind_PRODUCE, Kind_REQUEST, Kind_FETCH, Pause_FULL, Pause_SPLICE_FULL, Pause_ANSWERS, Pause_TAKEN, Pause_ENDED
     global AGAIN, IDLE, NOBODY, WindowGroup_type, Pending_type, client_failed, broker_failed, send_now
-    global W_readable, W_over, W_turn, F_skip, F_dropping, F_scrub, F_held, F_stopped
+    global W_readable, W_over, W_turn, W_rest, Y_halfway, Y_gives, QUIET_S, F_skip, F_dropping, F_scrub, F_held, F_stopped
     global X_mute, X_waits, X_outcome, X_logins, X_held, X_broker_mute
     global L_watch, S_state, S_raw
     global R_shaper, R_admitted, D_missed, MAX_HELD_REQUEST_BYTES, FETCH_UPSTREAM
@@ -242,12 +242,14 @@ cdef look_up():
     global E_generation, E_reservations, E_since, V_pipe, V_inside, I_read, I_write, I_size
     if sys.implementation.name != "cpython":
         raise TypeError(f"made for CPython, this is {sys.implementation.name}")
-    from proxy import errors, exchange, fetch, framing, login, observer, reactor, request_side, request_time, response_side
-    from proxy import sasl, sizes, sockets, splice, turns
+    from proxy import courtesy, errors, exchange, fetch, framing, login, observer, reactor, request_side, request_time
+    from proxy import response_side, sasl, sizes, sockets, splice, turns
     from proxy.wire import apis, responses, schema
     from quota import accounts, activity, entity, group, ledger, pacing, portion, rate, window
 
-    W_readable, W_over, W_turn = (offset(reactor.Watch, name) for name in ("readable", "over", "turn"))
+    W_readable, W_over, W_turn, W_rest = (offset(reactor.Watch, name) for name in ("readable", "over", "turn", "rest_s"))
+    Y_halfway, Y_gives = (offset(courtesy.Courtesy, name) for name in ("halfway", "gives_way"))
+    QUIET_S = courtesy.QUIET_S
     F_skip, F_dropping, F_scrub, F_held, F_stopped = (
         offset(framing.FrameWalker, name) for name in ("skip", "dropping", "scrub", "held", "stopped")
     )
@@ -587,9 +589,9 @@ cdef class Turn:
 cdef class Loop:
     """`Reactor.before_io_wait` and `Reactor._round`, for a reactor that waits together with trio."""
 
-    cdef object reactor, watches, again, late, runner
+    cdef object reactor, watches, again, late, runner, courtesy
     cdef int epoll, trio_fd
-    cdef double clock_s, told_s
+    cdef double clock_s, told_s, quick_s
     cdef readonly double since_ms
     cdef void *events
 
@@ -605,7 +607,8 @@ cdef class Loop:
         """`clock_s` is what trio's clock is ahead of CLOCK_MONOTONIC (`SystemClock.offset`)."""
         bind()
         self.reactor, self.watches, self.again, self.late = reactor, reactor._watches, reactor.again, reactor._late
-        self.runner = runner
+        self.runner, self.courtesy = runner, reactor.courtesy
+        self.quick_s = -INFINITY
         self.epoll, self.trio_fd, self.clock_s = epoll, trio_fd, clock_s
 
     cdef inline double now(self) noexcept nogil:
@@ -635,14 +638,20 @@ cdef class Loop:
             now_s = self.now()
             if found or runq or now_s >= until_s:
                 runner.io_manager.force_wakeup()
+                if not is_false(self.courtesy, Y_gives):
+                    self.courtesy.give_way(False)
                 return
 
     cdef bint round(self, double wait_s, double asked_s) except -1:
         cdef int count, i, fd, wait_ms
         cdef double now_s
         cdef Py_ssize_t left
-        cdef bint found = False
+        cdef bint found = False, wanted
         cdef PyObject *entry
+        if wait_s > 0.0:  # `Courtesy.before_wait`
+            wanted = whole(self.courtesy, Y_halfway) > 0 and asked_s - self.quick_s > QUIET_S
+            if wanted == is_false(self.courtesy, Y_gives):
+                self.courtesy.give_way(wanted)
         wait_ms = 2147483647 if wait_s > 2e6 else <int>ceil(wait_s * 1000.0)
         with nogil:  # also where it does not wait: other threads get on here
             count = kq_epoll_wait(self.epoll, self.events, MAX_EVENTS, wait_ms)
@@ -660,6 +669,7 @@ cdef class Loop:
             fd = kq_event_fd(self.events, i)
             if fd == self.trio_fd:
                 found = True
+                self.quick_s = now_s
                 continue
             entry = PyDict_GetItemWithError(self.watches, fd)
             if entry != NULL:
@@ -674,6 +684,8 @@ cdef class Loop:
     cdef int serve(self, object watch, uint32_t flags) except -1:
         cdef object turn = get(watch, W_turn)
         cdef Lane lane
+        if self.told_s - real(watch, W_rest) > QUIET_S:
+            self.quick_s = self.told_s
         if type(turn) is Turn:
             lane = (<Turn>turn).lane
             if flags & <uint32_t>(EPOLLOUT | EPOLLHUP | EPOLLERR):
@@ -1142,6 +1154,18 @@ cdef class Lane:
 
     # ---- broker -> client ---------------------------------------------------------------------------------------------
 
+    cdef inline int expect_rest(self) except -1:
+        if real(self.broker_watch, W_rest) != INFINITY:
+            self.client_watch.expect_rest()
+            self.broker_watch.expect_rest()
+        return 0
+
+    cdef inline int rest_came(self) except -1:
+        """`Turns._rest_came`."""
+        if real(self.broker_watch, W_rest) == INFINITY:
+            self.turns._rest_came(self.broker_watch)
+        return 0
+
     cdef object broker_turn(self):
         """`Turns._broker_turn`, while everything is ordinary."""
         cdef object turns = self.turns, down = self.down, watch = self.broker_watch, buffers
@@ -1171,6 +1195,7 @@ cdef class Lane:
             if (skip and readable and skip >= splice_min > 0) or whole(splice, V_inside):
                 moved = self.move(splice, self.broker_fd, self.client_fd, skip, False, broker_failed, client_failed)
                 if moved == MOVED_ALL:
+                    self.rest_came()
                     answers = get(turns, T_answers)
                     if answers:
                         put(turns, T_answers, [])
@@ -1190,8 +1215,10 @@ cdef class Lane:
                     continue
                 if moved == MOVED_EMPTY:
                     put(watch, W_readable, False)
+                    self.expect_rest()
                     return None
                 if moved == MOVED_FULL:
+                    self.expect_rest()
                     if not self.waits_here:
                         return Pause_SPLICE_FULL
                     self.down_waits = True
@@ -1200,6 +1227,7 @@ cdef class Lane:
                     return Pause_ENDED
             if not readable:
                 return None
+            self.rest_came()
             wanted = most = whole(turns, T_response_read)
             if skip == 0 and self.fetched >= LARGE_FETCH_BYTES and wanted > HEAD_BYTES:
                 wanted = HEAD_BYTES  # another large response, probably: its head is enough here, the kernel moves the rest

@@ -34,6 +34,7 @@ import outcome
 import structlog
 import trio
 
+from proxy.courtesy import QUIET_S, Courtesy
 from proxy.lane import loop_for
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ AGAIN: Final = Again()
 class Watch(Generic[Result]):
     """One socket that is watched from `Reactor.watch` until `close`."""
 
-    __slots__ = ("_fd", "_queued", "_reactor", "_task", "back_s", "over", "readable", "turn")
+    __slots__ = ("_fd", "_queued", "_reactor", "_task", "back_s", "over", "readable", "rest_s", "turn")
 
     def __init__(self, reactor: Reactor, fd: int) -> None:
         self._reactor = reactor
@@ -81,6 +82,8 @@ class Watch(Generic[Result]):
         self._queued = False
         self.back_s = NEVER
         """When the turn is to be called again, if nothing comes before (`trio.current_time`)."""
+        self.rest_s = -NEVER
+        """NEVER (not over yet) while the rest of a large response is to come; else when that was over the last time."""
 
     async def take(self, turn: Callable[[], Result | Again | None]) -> Result:
         """Call `turn` now and whenever there is something to read, until it has a result.
@@ -140,8 +143,21 @@ class Watch(Generic[Result]):
             self.back_s = at_s
             self._reactor.come_back(at_s, self)
 
+    def expect_rest(self) -> None:
+        """The head of a large response has passed, what follows can wait for others (`proxy.courtesy`)."""
+        if self.rest_s != NEVER:
+            self.rest_s = NEVER
+            self._reactor.courtesy.halfway += 1
+
+    def rest_came(self, now_s: float) -> None:
+        """All of it has passed, if there was one."""
+        if self.rest_s == NEVER:
+            self.rest_s = now_s
+            self._reactor.courtesy.halfway -= 1
+
     def close(self) -> None:
         """Watch no more. To be called before the socket is closed."""
+        self.rest_came(-NEVER)
         self.back_s = NEVER
         self._reactor.forget(self._fd)
         self.turn = None
@@ -179,6 +195,7 @@ class Reactor(trio.abc.Instrument):
         """
         self.clock: Callable[[], float] = trio.current_time
         """The time as `trio.current_time` tells it, with fewer calls on the way."""
+        self.courtesy = Courtesy()
         self.loop: Loop | None = None
         """The compiled loop, which then does all that is said here about waiting together with trio."""
         self._told_s = 0.0
@@ -280,11 +297,15 @@ class Reactor(trio.abc.Instrument):
                 # trio must not wait now: not for all of `timeout` again, and not for what it was to find ready either,
                 # which a turn may have used up in the meantime (room in a socket). Nobody would watch our sockets.
                 runner.io_manager.force_wakeup()
+                if self.courtesy.gives_way:  # tasks may start threads, which begin with what this one has
+                    self.courtesy.give_way(False)
                 return
 
     def _round(self, wait_s: float, asked_s: float) -> bool:
         """Wait, and let those run for whom something has come; it is `asked_s` now. True if trio has something to do
         too (nested), or if something came at all (not nested)."""
+        if wait_s > 0.0:
+            self.courtesy.before_wait(asked_s)
         events = self._epoll.poll(wait_s, MAX_EVENTS)
         now_s = self.clock()
         self.since_ms = (now_s if now_s - asked_s > WAITED_S else self._told_s) * 1000.0
@@ -292,10 +313,12 @@ class Reactor(trio.abc.Instrument):
         again, trio_fd, watches = self.again, self._trio_fd, self._watches
         left = len(again)
         found = trio_fd < 0 and bool(events)
+        quick = False
         for fd, flags in events:
             watch = watches.get(fd)
             if watch is not None:
                 watch.readable = True
+                quick |= now_s - watch.rest_s > QUIET_S
                 if flags & _OVER:
                     watch.over = True
                 turn = watch.turn  # `watch.run()`, without its call: this is done for each read
@@ -308,7 +331,9 @@ class Reactor(trio.abc.Instrument):
                         if result is not None:
                             watch.ended(result)
             elif fd == trio_fd:
-                found = True
+                found = quick = True
+        if quick:
+            self.courtesy.quick_s = now_s
         while left:
             left -= 1
             again.popleft().run_again()

@@ -20,7 +20,7 @@ from proxy.framing import Buffer
 from proxy.kernel import unread_bytes
 from proxy.observer import Counters
 from proxy.patience import Patience
-from proxy.reactor import AGAIN, Again, Reactor, Watch
+from proxy.reactor import AGAIN, NEVER, Again, Reactor, Watch
 from proxy.session import Session
 from proxy.sockets import SHARE_S, next_read_bytes, send_now
 from proxy.splice import PipePool, SinkError, SourceError, Splice, Step
@@ -242,6 +242,7 @@ class Turns:
             if large or splice.inside:
                 step = self._splice_response(broker, watch, session.broker_skip)
                 if step is Step.DONE:
+                    self._rest_came(watch)
                     answers, self._answers = self._answers, []
                     self._wake_client_pump()
                     if answers:
@@ -252,9 +253,13 @@ class Turns:
                 if step is Step.SHARE:
                     continue
                 if step is not Step.NO_PIPE:
+                    if step is not Step.ENDED:
+                        self._client_watch.expect_rest()
+                        watch.expect_rest()
                     return _AFTER_SPLICE[step]
             if not watch.readable:
                 return None
+            self._rest_came(watch)
             try:
                 received = broker.recv_into(shared.buffer, self._response_read_bytes)
             except BlockingIOError:
@@ -298,6 +303,12 @@ class Turns:
     def _response_moved(self, part: int) -> None:
         self.last_activity_s = now_s = self._clock()
         self._answers.extend(self.session.broker_moved(part, now_s * 1000.0))
+
+    def _rest_came(self, watch: Watch[Pause]) -> None:
+        """The kernel has moved all of a large response, or it is out of pipes: what comes now is somebody's head."""
+        if watch.rest_s == NEVER:
+            self._client_watch.rest_came(self.last_activity_s)
+            watch.rest_came(self.last_activity_s)
 
     def _wake_client_pump(self) -> None:
         """Room in flight, or nothing owed any more: whoever waits for that looks again."""
