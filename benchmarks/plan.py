@@ -42,6 +42,8 @@ class Plan:
     broker_heap: str = "512m"
     jvm: tuple[str, ...] = ("-XX:+UseSerialGC", "-Xshare:auto")
     """Of broker and tools, besides the heap: one collector thread on few cores."""
+    together_s: float = 20.0
+    """How long the open loop runs over all ways at once."""
     idle_cores_poll: bool = True
     """Idle cores look for work instead of halting (`benchmarks.idle`), where that is allowed."""
     answers_s: float = 2.0
@@ -77,6 +79,7 @@ FULL = Plan(
         "produce-default-apart": 2,
         "fetch-apart": 2,
         "small": 3,
+        "together": 2,
     },
 )
 
@@ -95,6 +98,7 @@ QUICK = Plan(
     idle_connections=(0, 100),
     time_limit_s=45.0,
     patience_s=0.0,
+    together_s=1.0,
     answers_s=1.0,
     without=("produce-default", "produce-default-apart"),
 )
@@ -116,6 +120,7 @@ TINY = Plan(
     patience_s=0.0,
     broker_heap="256m",
     jvm=("-XX:+UseSerialGC", "-Xshare:auto", "-XX:TieredStopAtLevel=1"),
+    together_s=0.5,
     answers_s=0.2,
     without=("produce-default", "produce-default-apart"),
 )

@@ -12,9 +12,10 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from proxy.wire.primitives import uvarint
@@ -90,7 +91,7 @@ def api_versions_frame(correlation_id: int) -> bytes:
 class Wire:
     """One connection with its produce requests in flight."""
 
-    __slots__ = ("_buffer", "_error_at", "_frame", "_sent", "correlation_id", "socket", "throttled")
+    __slots__ = ("_buffer", "_error_at", "_frame", "_sent", "correlation_id", "latencies_s", "socket", "throttled")
 
     def __init__(self, address: Address, topic: str) -> None:
         self.socket = connected(address)
@@ -102,6 +103,8 @@ class Wire:
         self.correlation_id = 0
         self.throttled = 0
         """Responses with a throttle time; there must be none."""
+        self.latencies_s: list[float] = []
+        """Of the open loop's requests, the first ones left out."""
 
     def send(self) -> None:
         """Send one request; it is on its way when this returns."""
@@ -218,11 +221,41 @@ def open_loop(
     Raises:
         BenchmarkRequestError: an answer is wrong or missing, or the other side cannot keep up.
     """
+    with _wires(address, topic, connections) as wires:
+        seconds, lateness = _drive(wires, rate_per_s, seconds, most_behind_s)
+        return _seen(wires, seconds, lateness)
+
+
+def side_by_side(
+    addresses: Sequence[Address], topic: str, *, rate_per_s: float, seconds: float, connections: int
+) -> list[LoopResult]:
+    """The open loop over several ways at once, each request by another way than the one before: what one address has
+    seen, in their order. The rate is that of all of them, the connections are for each.
+
+    Whatever stops the machine or the broker for a moment stops all ways, so that they can be compared by their slowest
+    requests too. No way follows the same other one always.
+
+    Raises:
+        BenchmarkRequestError: an answer is wrong or missing, or the other side cannot keep up.
+    """
+    with ExitStack() as stack:
+        ways = [stack.enter_context(_wires(address, topic, connections)) for address in addresses]
+        orders = (deque(way[number] for way in ways) for number in range(connections))
+        wires = []
+        for number, order in enumerate(orders):
+            order.rotate(number)
+            wires += reversed(order) if number % 2 else order
+        seconds, lateness = _drive(wires, rate_per_s, seconds, MAX_OUTSTANDING_S)
+        return [_seen(way, seconds, lateness) for way in ways]
+
+
+def _drive(wires: Sequence[Wire], rate_per_s: float, seconds: float, most_behind_s: float) -> tuple[float, list[float]]:
+    """Send and read until everything is answered: how long that took, and how late each request was sent."""
     total = max(1, round(rate_per_s * seconds))
     skip = int(total * WARMUP_SHARE)
-    latencies: list[float] = []
     lateness: list[float] = []
-    with _wires(address, topic, connections) as wires, undisturbed():
+    count = len(wires)
+    with undisturbed():
         sent = answered = 0
         begin = time.perf_counter() + 0.01
         give_up = begin + seconds + max(ANSWER_LIMIT_S, most_behind_s)
@@ -231,7 +264,7 @@ def open_loop(
             if now > give_up or sent - answered > rate_per_s * most_behind_s:
                 raise BenchmarkRequestError(f"{sent} requests sent in {now - begin:.1f} s, only {answered} answered")
             while sent < total and (due := begin + sent / rate_per_s) <= now:
-                wires[sent % connections].send()
+                wires[sent % count].send()
                 sent += 1
                 lateness.append(now - due)
             wait = max(0.0, due - time.perf_counter()) if sent < total else give_up - now
@@ -240,10 +273,18 @@ def open_loop(
                 answers = wire.receive()
                 answered += len(answers)
                 if answered > skip:
-                    latencies += answers
-        took = time.perf_counter() - begin
-        throttled = sum(wire.throttled for wire in wires)
-    return LoopResult(answered, took, sorted(latencies), sorted(lateness), throttled)
+                    wire.latencies_s += answers
+        return time.perf_counter() - begin, lateness
+
+
+def _seen(wires: Sequence[Wire], seconds: float, lateness: list[float]) -> LoopResult:
+    return LoopResult(
+        sum(wire.correlation_id for wire in wires),
+        seconds,
+        sorted(chain.from_iterable(wire.latencies_s for wire in wires)),
+        sorted(lateness),
+        sum(wire.throttled for wire in wires),
+    )
 
 
 def closed_loop(address: Address, topic: str, *, seconds: float, connections: int) -> LoopResult:

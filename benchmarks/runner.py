@@ -224,9 +224,9 @@ def _measure(
     say: Say,
 ) -> None:
     def take(scenario: Scenario, number: int, order: Sequence[Running]) -> None:
-        for one in order:
-            if scenario.covers(one):
-                _sample(context, scenario, one, number, result, say)
+        covered = [one for one in order if scenario.covers(one)]
+        for ways in [covered] if scenario.together and covered else [[one] for one in covered]:
+            _sample(context, scenario, ways, number, result, say)
 
     for scenario in todo:
         if scenario.once == "first":
@@ -247,37 +247,45 @@ def _measure(
             take(scenario, 0, running)
 
 
-def _sample(context: Context, scenario: Scenario, one: Running, number: int, result: dict[str, Any], say: Say) -> None:
-    """Take one sample; if strangers on the machine disturbed it, again, and keep the least disturbed.
+def _sample(
+    context: Context, scenario: Scenario, ways: Sequence[Running], number: int, result: dict[str, Any], say: Say
+) -> None:
+    """Take one sample (of each way, where several are measured together); if strangers on the machine disturbed it,
+    again, and keep the least disturbed.
 
     Raises:
         BrokerEndedError: it failed, and the broker is gone.
     """
-    place = {"scenario": scenario.key, "round": number, "variant": one.variant.key}
-    best: Values | None = None
+    names = ", ".join(one.variant.key for one in ways)
+    best: dict[str, Values] | None = None
+    least = 0.0
     for attempt in range(1, context.plan.attempts + 1):
-        say(f"round {number + 1}: {scenario.key} {one.variant.key}{f', attempt {attempt}' if attempt > 1 else ''}")
+        say(f"round {number + 1}: {scenario.key} {names}{f', attempt {attempt}' if attempt > 1 else ''}")
         limit_s = min(context.plan.calm_wait_s, context.patience_s)
         context.patience_s -= wait_calm(CALM_SHARE, context.cores, limit_s)
         began = time.monotonic()
         try:
-            values = scenario.run(context, one)
+            found = scenario.measure(context, ways)
         except MeasurementError as error:
             say(f"  failed: {error}")
             # The proxy's folder is gone when the run is over.
-            result["errors"].append(place | {"error": f"{type(error).__name__}: {error}", "log": one.log_tail()})
+            told = {"error": f"{type(error).__name__}: {error}", "log": "".join(one.log_tail() for one in ways)}
+            result["errors"].append({"scenario": scenario.key, "round": number, "variant": names, **told})
             if ended := context.broker_ended():
                 raise BrokerEndedError(ended) from error
             break
-        values["attempts"] = attempt
-        if best is None or values.get("stranger_share", 0.0) < best.get("stranger_share", 0.0):
-            best = values
+        share = max(values.get("stranger_share", 0.0) for values in found.values())
+        if best is None or share < least:
+            best, least = found, share
+        for values in found.values():
+            values["attempts"] = attempt
         if attempt > 1:
             context.patience_s -= time.monotonic() - began
-        if values.get("stranger_share", 0.0) <= CALM_SHARE or context.patience_s <= 0:
+        if share <= CALM_SHARE or context.patience_s <= 0:
             break
-    if best is not None:
-        result["samples"].append(place | {"values": {key: float(f"{value:.6g}") for key, value in best.items()}})
+    for key, values in (best or {}).items():
+        place = {"scenario": scenario.key, "round": number, "variant": key}
+        result["samples"].append(place | {"values": {name: float(f"{value:.6g}") for name, value in values.items()}})
 
 
 def _versions(chosen: Sequence[Variant]) -> dict[str, str]:

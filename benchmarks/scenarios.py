@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -74,6 +74,15 @@ class Scenario:
     """Needs the peer that only answers, and ways to it."""
     missing: Callable[[], str | None] = lambda: None
     """Why it cannot be measured on this machine; None if it can."""
+    together: Callable[[Context, Sequence[Running]], dict[str, Values]] | None = None
+    """Measures all ways at once, instead of `run`: values by the variant's key."""
+
+    def measure(self, context: Context, ways: Sequence[Running]) -> dict[str, Values]:
+        """Values by the variant's key: of all ways where they are measured together, else of the only one."""
+        if self.together is not None:
+            return self.together(context, ways)
+        (one,) = ways
+        return {one.variant.key: self.run(context, one)}
 
     def covers(self, running: Running) -> bool:
         """Whether this variant is measured."""
@@ -88,12 +97,12 @@ class Meter:
 
 
 @contextmanager
-def metered(context: Context, running: Running) -> Iterator[Meter]:
-    """Measure CPU seconds of the proxy, the broker, our clients, and of strangers on the machine (that is: noise)."""
+def metered(context: Context, *proxies: int | None) -> Iterator[Meter]:
+    """Measure CPU seconds of the proxies, the broker, our clients, and of strangers on the machine (that is: noise)."""
     meter = Meter()
-    proxy = running.pid
+    pids = [pid for pid in proxies if pid is not None]
     machine, began = MachineTime.now(), time.perf_counter()
-    proxy_s = cpu_s(proxy) if proxy else 0.0
+    proxy_s = sum(map(cpu_s, pids))
     broker_s, own_s = cpu_s(context.broker_pid), _own_cpu_s()
     yield meter
     values = meter.values
@@ -101,8 +110,8 @@ def metered(context: Context, running: Running) -> Iterator[Meter]:
     values["broker_cpu_s"] = cpu_s(context.broker_pid) - broker_s
     values["client_cpu_s"] = _own_cpu_s() - own_s
     known_s = values["broker_cpu_s"] + values["client_cpu_s"]
-    if proxy:
-        values["proxy_cpu_s"] = cpu_s(proxy) - proxy_s
+    if pids:
+        values["proxy_cpu_s"] = sum(map(cpu_s, pids)) - proxy_s
         known_s += values["proxy_cpu_s"]
     after = MachineTime.now()
     values["stranger_cpu_s"] = max(0.0, after.busy_s - machine.busy_s - known_s)
@@ -121,7 +130,7 @@ def _own_cpu_s() -> float:
 
 
 def _produce(context: Context, running: Running, records: int, settings: tuple[str, ...]) -> Values:
-    with metered(context, running) as meter:
+    with metered(context, running.pid) as meter:
         done = javatools.produce(running.bootstrap, PRODUCE_TOPIC, records, jvm=context.plan.jvm, settings=settings)
     values = meter.values | {"mb_per_s": done.bytes_per_s / MB, "p50_ms": done.p50_ms, "p99_ms": done.p99_ms}
     return _with_cpu_per_gb(values, records)
@@ -136,7 +145,7 @@ def _produce_default(context: Context, running: Running) -> Values:
 
 
 def _fetch(context: Context, running: Running) -> Values:
-    with metered(context, running) as meter:
+    with metered(context, running.pid) as meter:
         done = javatools.consume(running.bootstrap, FETCH_TOPIC, context.plan.fetch_records, jvm=context.plan.jvm)
     values = meter.values | {"mb_per_s": done.fetch_bytes_per_s / MB, "with_join_mb_per_s": done.bytes_per_s / MB}
     return _with_cpu_per_gb(values, done.records)
@@ -200,7 +209,7 @@ def _answers(connections: int) -> Callable[[Context, Running], Values]:
         plan = context.plan
         with drain.fetching(way.address, connections, fetch_response(plan.answers_bytes)) as fetchers:
             drain.run(fetchers, plan.answers_s / 5)
-            with metered(context, way) as meter:
+            with metered(context, way.pid) as meter:
                 done = drain.run(fetchers, plan.answers_s)
         values = meter.values
         gigabytes = done.moved_bytes / GB
@@ -228,7 +237,7 @@ def _answers_title(connections: int) -> str:
 
 def _small(context: Context, running: Running) -> Values:
     plan = context.plan
-    with metered(context, running) as meter:
+    with metered(context, running.pid) as meter:
         loop = rawclient.open_loop(
             running.address,
             SMALL_TOPIC,
@@ -241,9 +250,31 @@ def _small(context: Context, running: Running) -> Values:
     return values
 
 
+def _side_by_side(context: Context, ways: Sequence[Running]) -> dict[str, Values]:
+    plan = context.plan
+    proxies = [way.pid for way in ways if way.pid is not None]
+    with metered(context, *proxies) as meter:
+        loops = rawclient.side_by_side(
+            [way.address for way in ways],
+            SMALL_TOPIC,
+            rate_per_s=plan.small_rate_per_s,
+            seconds=plan.together_s,
+            connections=plan.small_connections,
+        )
+    found = {way.variant.key: _loop_values(dict(meter.values), loop) for way, loop in zip(ways, loops, strict=True)}
+    for values in found.values():  # what was used for all of them says nothing about one
+        for key in ("proxy_cpu_s", "cpu_us_per_request", "broker_cpu_us_per_request"):
+            values.pop(key, None)
+    return found
+
+
+def _alone(_context: Context, running: Running) -> Values:
+    raise VariantError(f"{running.variant.key} is measured together with others only")
+
+
 def _busy(context: Context, running: Running) -> Values:
     plan = context.plan
-    with metered(context, running) as meter:
+    with metered(context, running.pid) as meter:
         loop = rawclient.closed_loop(
             running.address, SMALL_TOPIC, seconds=plan.busy_s, connections=plan.busy_connections
         )
@@ -352,6 +383,14 @@ def scenarios(plan: Plan) -> list[Scenario]:
                 _CPU_PER_REQUEST,
             ),
             _small,
+        ),
+        Scenario(
+            "together",
+            f"Small produce requests, {plan.small_rate_per_s:,.0f}/s in all, each by another way than the one before",
+            (Metric("p50_us", "latency p50", "µs", 0, "added"), Metric("p99_us", "latency p99", "µs", 0, "added")),
+            _alone,
+            leaves_out=_NOT_APART,
+            together=_side_by_side,
         ),
         Scenario(
             "busy",

@@ -6,6 +6,7 @@ import json
 import os
 import struct
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,26 @@ def test_a_failed_sample_is_kept_as_an_error_and_the_others_go_on(tmp_path: Path
     assert (said.strip(), len(said)) == ("the broker is away", variants.LOG_TAIL_BYTES)
 
 
+def test_ways_that_are_measured_together_make_one_sample_each_and_fail_together(tmp_path: Path) -> None:
+    orders = []
+
+    def together(_context: scenarios.Context, ways: Sequence[variants.Running]) -> dict[str, scenarios.Values]:
+        keys = [way.variant.key for way in ways]
+        orders.append(keys)
+        if len(orders) == 2:
+            raise rawclient.BenchmarkRequestError("no answer")
+        return {key: {"v": float(number)} for number, key in enumerate(keys)}
+
+    scenario = scenarios.Scenario("s", "", (), scenarios._alone, together=together)
+    log = tmp_path / "proxy.log"
+    log.write_text("gone", encoding="utf-8")
+    result = _take(replace(TINY, rounds=2), scenario, log=log)
+    assert orders == [["01-a", "02-b"], ["02-b", "01-a"]]
+    assert [(sample["variant"], sample["values"]["v"]) for sample in result["samples"]] == [("01-a", 0), ("02-b", 1)]
+    (error,) = result["errors"]
+    assert (error["variant"], error["log"]) == ("02-b, 01-a", "gonegone")
+
+
 def test_a_run_ends_with_its_broker() -> None:
     def fail(_context: scenarios.Context, _running: variants.Running) -> scenarios.Values:
         raise ProcessLookupError("process 7 has ended")
@@ -410,7 +431,7 @@ def test_latency_added_is_judged_where_noise_makes_it_negative() -> None:
     for number, latencies in enumerate(((1000.0, 1200.0, 1300.0), (1000.0, 900.0, 950.0), (1000.0, 1100.0, 1300.0))):
         for variant, value in zip(("01-direct", "02-haproxy", "05-kquota-quotas"), latencies, strict=True):
             result["samples"].append(
-                {"scenario": "small", "round": number, "variant": variant, "values": {"p99_us": value}}
+                {"scenario": "together", "round": number, "variant": variant, "values": {"p99_us": value}}
             )
     (target,) = (target for target in report.targets(result) if "added p99" in target.title)
     # added less twice HAProxy's: 300 - 400, -50 + 200, 300 - 200
@@ -473,7 +494,7 @@ def test_wrong_use_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("plan", [FULL, QUICK, TINY], ids=lambda plan: plan.name)
 def test_every_plan_has_every_kind_of_scenario(plan: Any) -> None:
     keys = {scenario.key for scenario in scenarios.scenarios(plan)}
-    assert {"memory", "produce", "fetch", "small", "busy"} <= keys
+    assert {"memory", "produce", "fetch", "small", "together", "busy"} <= keys
 
 
 # ---- a real run ----------------------------------------
@@ -496,13 +517,19 @@ def test_a_tiny_run_measures_kquota_beside_direct(tmp_path: Path, capsys: pytest
     assert result["skipped"].keys() == {"produce-apart", "fetch-apart"} - apart
     both = {
         (key, variant)
-        for key in ("produce", "fetch", "small", "busy", "answers-1", "answers-8", *apart)
+        for key in ("produce", "fetch", "small", "together", "busy", "answers-1", "answers-8", *apart)
         for variant in ("01-direct", variants.KQUOTA.key)
     }
     assert samples.keys() == both | {("memory", variants.KQUOTA.key), ("memory-after", variants.KQUOTA.key)}
     small = samples["small", variants.KQUOTA.key]
     assert small["requests"] == TINY.small_rate_per_s * TINY.small_s
     assert small["cpu_us_per_request"] > 0
+    # Two ways, one request after the other; what the proxy used is not told apart by way.
+    for key in (variants.DIRECT.key, variants.KQUOTA.key):
+        beside = samples["together", key]
+        assert beside["requests"] == TINY.small_rate_per_s * TINY.together_s / 2
+        assert 0 < beside["p50_us"] <= beside["p99_us"]
+        assert "cpu_us_per_request" not in beside
     assert samples["fetch", variants.KQUOTA.key]["cpu_s_per_gb"] > 0
     assert samples["memory", variants.KQUOTA.key]["rss_mb_0"] > 5
     for key in ("answers-1", "answers-8"):
