@@ -64,7 +64,7 @@ class Scenario:
     key: str
     title: str
     metrics: tuple[Metric, ...]
-    run: Callable[[Context, Running], Values]
+    run: Callable[[Context, Running], Values] | None
     once: Literal["first", "last", "no"] = "no"
     """Not in every round, but before the first (the proxies have carried nothing yet) or after the last."""
     proxies_only: bool = False
@@ -75,12 +75,13 @@ class Scenario:
     missing: Callable[[], str | None] = lambda: None
     """Why it cannot be measured on this machine; None if it can."""
     together: Callable[[Context, Sequence[Running]], dict[str, Values]] | None = None
-    """Measures all ways at once, instead of `run`: values by the variant's key."""
+    """Measures all ways at once, where `run` is None: values by the variant's key."""
 
     def measure(self, context: Context, ways: Sequence[Running]) -> dict[str, Values]:
         """Values by the variant's key: of all ways where they are measured together, else of the only one."""
         if self.together is not None:
             return self.together(context, ways)
+        assert self.run is not None
         (one,) = ways
         return {one.variant.key: self.run(context, one)}
 
@@ -252,8 +253,7 @@ def _small(context: Context, running: Running) -> Values:
 
 def _side_by_side(context: Context, ways: Sequence[Running]) -> dict[str, Values]:
     plan = context.plan
-    proxies = [way.pid for way in ways if way.pid is not None]
-    with metered(context, *proxies) as meter:
+    with metered(context, *(way.pid for way in ways)) as meter:
         loops = rawclient.side_by_side(
             [way.address for way in ways],
             SMALL_TOPIC,
@@ -261,15 +261,8 @@ def _side_by_side(context: Context, ways: Sequence[Running]) -> dict[str, Values
             seconds=plan.together_s,
             connections=plan.small_connections,
         )
-    found = {way.variant.key: _loop_values(dict(meter.values), loop) for way, loop in zip(ways, loops, strict=True)}
-    for values in found.values():  # what was used for all of them says nothing about one
-        for key in ("proxy_cpu_s", "cpu_us_per_request", "broker_cpu_us_per_request"):
-            values.pop(key, None)
-    return found
-
-
-def _alone(_context: Context, running: Running) -> Values:
-    raise VariantError(f"{running.variant.key} is measured together with others only")
+    meter.values.pop("proxy_cpu_s", None)  # of all of them: says nothing about one
+    return {way.variant.key: meter.values | _answered(loop) for way, loop in zip(ways, loops, strict=True)}
 
 
 def _busy(context: Context, running: Running) -> Values:
@@ -281,16 +274,20 @@ def _busy(context: Context, running: Running) -> Values:
     return _loop_values(meter.values, loop)
 
 
-def _loop_values(values: Values, loop: rawclient.LoopResult) -> Values:
+def _answered(loop: rawclient.LoopResult) -> Values:
     if loop.throttled:
         raise rawclient.BenchmarkRequestError(f"{loop.throttled} responses carried a throttle time; none may")
-    values |= {
+    return {
         "requests": loop.requests,
         "requests_per_s": loop.requests / loop.seconds,
         "p50_us": percentile(loop.latencies_s, 50) * 1e6,
         "p99_us": percentile(loop.latencies_s, 99) * 1e6,
-        "broker_cpu_us_per_request": values["broker_cpu_s"] / loop.requests * 1e6,
     }
+
+
+def _loop_values(values: Values, loop: rawclient.LoopResult) -> Values:
+    values |= _answered(loop)
+    values["broker_cpu_us_per_request"] = values["broker_cpu_s"] / loop.requests * 1e6
     if "proxy_cpu_s" in values:
         values["cpu_us_per_request"] = values["proxy_cpu_s"] / loop.requests * 1e6
     return values
@@ -388,7 +385,7 @@ def scenarios(plan: Plan) -> list[Scenario]:
             "together",
             f"Small produce requests, {plan.small_rate_per_s:,.0f}/s in all, each by another way than the one before",
             (Metric("p50_us", "latency p50", "µs", 0, "added"), Metric("p99_us", "latency p99", "µs", 0, "added")),
-            _alone,
+            None,
             leaves_out=_NOT_APART,
             together=_side_by_side,
         ),

@@ -1155,9 +1155,9 @@ cdef class Lane:
     # ---- broker -> client ---------------------------------------------------------------------------------------------
 
     cdef inline int expect_rest(self) except -1:
+        """`Turns._expect_rest`."""
         if real(self.broker_watch, W_rest) != INFINITY:
-            self.client_watch.expect_rest()
-            self.broker_watch.expect_rest()
+            self.turns._expect_rest(self.broker_watch)
         return 0
 
     cdef inline int rest_came(self) except -1:

@@ -56,7 +56,8 @@ class Courtesy:
         self.halfway = 0
         """Sockets of connections on which the rest of a large response is to come, or to find room."""
         self.quick_s = float("-inf")
-        """When something came last that was not for one of those (the event loop's clock, as all times here)."""
+        """When something came last that was not for one of those (the event loop's clock, as all times here).
+        The compiled loop keeps this itself, as a plain number."""
 
     def before_wait(self, now_s: float) -> None:
         """The loop is about to wait for whatever comes next."""

@@ -254,12 +254,12 @@ class Turns:
                     continue
                 if step is not Step.NO_PIPE:
                     if step is not Step.ENDED:
-                        self._client_watch.expect_rest()
-                        watch.expect_rest()
+                        self._expect_rest(watch)
                     return _AFTER_SPLICE[step]
             if not watch.readable:
                 return None
-            self._rest_came(watch)
+            if watch.rest_s == NEVER:  # the process has no pipe left
+                self._rest_came(watch)
             try:
                 received = broker.recv_into(shared.buffer, self._response_read_bytes)
             except BlockingIOError:
@@ -304,11 +304,15 @@ class Turns:
         self.last_activity_s = now_s = self._clock()
         self._answers.extend(self.session.broker_moved(part, now_s * 1000.0))
 
+    def _expect_rest(self, watch: Watch[Pause]) -> None:
+        """The kernel moves a large response, and has not all of it yet."""
+        self._client_watch.expect_rest()
+        watch.expect_rest()
+
     def _rest_came(self, watch: Watch[Pause]) -> None:
-        """The kernel has moved all of a large response, or it is out of pipes: what comes now is somebody's head."""
-        if watch.rest_s == NEVER:
-            self._client_watch.rest_came(self.last_activity_s)
-            watch.rest_came(self.last_activity_s)
+        """It has moved all of it, or is not to move the rest."""
+        self._client_watch.rest_came(self.last_activity_s)
+        watch.rest_came(self.last_activity_s)
 
     def _wake_client_pump(self) -> None:
         """Room in flight, or nothing owed any more: whoever waits for that looks again."""

@@ -258,7 +258,7 @@ def test_ways_that_are_measured_together_make_one_sample_each_and_fail_together(
             raise rawclient.BenchmarkRequestError("no answer")
         return {key: {"v": float(number)} for number, key in enumerate(keys)}
 
-    scenario = scenarios.Scenario("s", "", (), scenarios._alone, together=together)
+    scenario = scenarios.Scenario("s", "", (), None, together=together)
     log = tmp_path / "proxy.log"
     log.write_text("gone", encoding="utf-8")
     result = _take(replace(TINY, rounds=2), scenario, log=log)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from deploy.kafka.ports import free_ports
 from proxy import courtesy
@@ -78,14 +79,18 @@ def test_a_policy_that_somebody_has_chosen_stays(policy: int) -> None:
     assert (kernel.asked, polite.gives_way) == ([], False)
 
 
-def test_what_the_kernel_refuses_is_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_the_kernel_refuses_is_said_once_and_not_tried_again() -> None:
     kernel = Kernel()
     kernel.error = OSError(errno.EPERM, "Operation not permitted")
     polite = kernel.courtesy()
     polite.halfway = 1
-    polite.before_wait(1.0)
-    polite.before_wait(2.0)
+    with capture_logs() as logs:
+        polite.before_wait(1.0)
+        polite.before_wait(2.0)
     assert (kernel.asked, polite.gives_way) == ([os.SCHED_BATCH], False)
+    (line,) = logs
+    assert "no other scheduling policy is allowed" in line["event"]
+    assert "Operation not permitted" in line["error"]
 
 
 def test_a_kernel_that_does_not_tell_is_left_alone() -> None:
