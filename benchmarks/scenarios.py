@@ -70,6 +70,8 @@ class Scenario:
     proxies_only: bool = False
     leaves_out: tuple[str, ...] = ()
     """Variants that it says nothing new about."""
+    yardstick: bool = False
+    """Measures the relay that looks at nothing as well: what a proxy costs its neighbours whatever it does."""
     answered: bool = False
     """Needs the peer that only answers, and ways to it."""
     missing: Callable[[], str | None] = lambda: None
@@ -87,6 +89,8 @@ class Scenario:
 
     def covers(self, running: Running) -> bool:
         """Whether this variant is measured."""
+        if running.variant.yardstick and not self.yardstick:
+            return False
         return running.variant.key not in self.leaves_out and not (self.proxies_only and running.pid is None)
 
 
@@ -348,6 +352,7 @@ def scenarios(plan: Plan) -> list[Scenario]:
                 _THROUGHPUT,
                 _apart(run),
                 leaves_out=_NOT_APART,
+                yardstick=True,
                 missing=affinity.missing,
             )
             for key, title, run in (

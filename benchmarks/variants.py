@@ -65,6 +65,8 @@ class Variant:
     """Writes its configuration into the folder; None: clients go to the broker itself."""
     ready_url: Callable[[Ports], str] | None = None
     """Answers 200 once the proxy is ready; otherwise an open port is enough."""
+    yardstick: bool = False
+    """No proxy that anybody would use: only measured where a scenario has a use for it."""
     redirected: bool = False
     """Clients connect to the broker's own listener, and the kernel leads them to the proxy: the run needs a network
     namespace of its own, for its rules."""
@@ -334,6 +336,28 @@ def _kquota_ready(ports: Ports) -> str:
     return f"http://127.0.0.1:{ports.spare}/readyz"
 
 
+# ---- a relay that looks at nothing ----------------------------------------
+
+RELAY_SOURCE = PROJECT / "benchmarks" / "relay.c"
+
+
+def _compiler() -> str | None:
+    return shutil.which("cc") or shutil.which("gcc")
+
+
+def _relay_missing() -> str | None:
+    return None if _compiler() else "no C compiler on PATH (Debian: apt-get install gcc libc6-dev)"
+
+
+def _relay_command(folder: Path, ports: Ports, _broker: Address) -> list[str]:
+    program = folder / "relay"
+    command = [_compiler() or "cc", "-O2", "-o", str(program), str(RELAY_SOURCE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode != 0:
+        raise VariantError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-LOG_TAIL_BYTES:]}")
+    return [str(program), str(ports.front), str(ports.broker)]
+
+
 # ---- the list ----------------------------------------
 
 DIRECT = Variant("01-direct", "direct", "no proxy")
@@ -394,8 +418,18 @@ KQUOTA_TRANSPARENT = Variant(
     redirected=True,
 )
 
-VARIANTS = (DIRECT, HAPROXY, ENVOY, KQUOTA_BARE, KQUOTA, HAPROXY_SPLICE, KQUOTA_TRANSPARENT)
-BY_DEFAULT = (DIRECT, HAPROXY, ENVOY, KQUOTA_BARE, KQUOTA, KQUOTA_TRANSPARENT)
+RELAY = Variant(
+    "08-relay",
+    "bare relay",
+    "no proxy but a yardstick: `benchmarks/relay.c`, one read and one write for what comes, looks at nothing",
+    missing=_relay_missing,
+    own_listener=True,
+    command=_relay_command,
+    yardstick=True,
+)
+
+VARIANTS = (DIRECT, HAPROXY, ENVOY, KQUOTA_BARE, KQUOTA, HAPROXY_SPLICE, KQUOTA_TRANSPARENT, RELAY)
+BY_DEFAULT = (DIRECT, HAPROXY, ENVOY, KQUOTA_BARE, KQUOTA, KQUOTA_TRANSPARENT, RELAY)
 
 
 def answerer(records_bytes: int) -> Variant:

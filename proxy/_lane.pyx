@@ -24,7 +24,7 @@ from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.math cimport INFINITY, ceil
-from libc.stdint cimport int16_t, int32_t, uint8_t, uint16_t, uint32_t
+from libc.stdint cimport int16_t, int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp
 from libc.time cimport time_t
 
@@ -34,8 +34,11 @@ cdef extern from *:
     #include <structmember.h>
     #include <fcntl.h>
     #include <sys/epoll.h>
+    #include <sys/ioctl.h>
     #include <sys/socket.h>
+    #include <sys/timerfd.h>
     #include <time.h>
+    #include <unistd.h>
 
     /* Where an attribute of a class with __slots__ lies in its objects; -1 if it is none. */
     static Py_ssize_t kq_offset(PyObject *descriptor) {
@@ -56,6 +59,26 @@ cdef extern from *:
     static inline int kq_event_fd(void *all, int i) { return ((struct epoll_event *)all)[i].data.fd; }
     static inline uint32_t kq_event_flags(void *all, int i) { return ((struct epoll_event *)all)[i].events; }
     #define KQ_EVENT_BYTES sizeof(struct epoll_event)
+
+    static inline int kq_watch(int epoll, int fd) {
+        struct epoll_event wanted = {.events = EPOLLIN | EPOLLET, .data = {.u64 = 0}};
+        wanted.data.fd = fd;
+        return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &wanted);
+    }
+    /* Every so many nanoseconds from now on; 0: no more. */
+    static inline int kq_tick(int timer, long every_ns) {
+        struct itimerspec every = {{0, every_ns}, {0, every_ns}};
+        return timerfd_settime(timer, 0, &every, NULL);
+    }
+    /* Tell of what has come once there is so much of it. */
+    static inline int kq_tell_from(int fd, int least) {
+        return setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least);
+    }
+    /* Bytes that have come and were not read; 0 if the kernel does not know. */
+    static inline int kq_unread(int fd) {
+        int count = 0;
+        return ioctl(fd, FIONREAD, &count) ? 0 : count;
+    }
     """
     PyObject *Py_False
     Py_ssize_t kq_offset(object descriptor)
@@ -65,6 +88,15 @@ cdef extern from *:
     int kq_event_fd(void *all, int i) nogil
     uint32_t kq_event_flags(void *all, int i) nogil
     const size_t KQ_EVENT_BYTES
+    int kq_watch(int epoll, int fd) nogil
+    int kq_tick(int timer, long every_ns) nogil
+    int kq_tell_from(int fd, int least) nogil
+    int kq_unread(int fd) nogil
+    int timerfd_create(int clock, int flags) nogil
+    int c_close "close"(int fd) nogil
+    ssize_t c_read "read"(int fd, void *buf, size_t count) nogil
+    const int TFD_NONBLOCK
+    const int TFD_CLOEXEC
     const int EPOLLIN
     const int EPOLLOUT
     const int EPOLLRDHUP
@@ -89,7 +121,7 @@ cdef extern from *:
     int PyDict_SetItem(object of, object key, object value) except -1
 
 
-ABI = 4
+ABI = 5
 """See `proxy.lane.ABI`."""
 
 cdef enum:
@@ -105,9 +137,16 @@ cdef enum:
     THROTTLE_HEAD_BYTES = 16
     LARGE_FETCH_BYTES = 262144  # after one of this size, of the next no more is read at first than
     HEAD_BYTES = 4096
+    # Of pairs (ADR 0025):
+    TICK_NS = 500_000
+    FIRST_TRY = 16  # requests close to each other before the first try
+    NEXT_TRY = 2  # after a pause
+    LATEST_TRY = 4096  # between two tries, at most
+    PAIR_BYTES = 32768  # of a request; larger ones are worth a wake-up of their own
 
 cdef double QUIET_S, WAITED_S, SHARE_S, HANDOVER_MS, LEAST_MS, MS_PER_BYTE
 cdef double SHORTEST_MS, TOLERANCE_MS, LEARN
+cdef double CLOSE_S = TICK_NS * 1e-9  # requests no further apart than this are close to each other
 cdef long LEAST_READ_BYTES, MAX_HELD_IN_FLIGHT_BYTES, POOL_SIZE, RECENT
 cdef long PRODUCE_MAX, FETCH_MAX, FETCH_UPSTREAM, MAX_HELD_REQUEST_BYTES
 cdef double[MOST_BUCKETS] BUCKETS_S
@@ -590,7 +629,8 @@ cdef class Loop:
     """`Reactor.before_io_wait` and `Reactor._round`, for a reactor that waits together with trio."""
 
     cdef object reactor, watches, again, late, runner, courtesy
-    cdef int epoll, trio_fd
+    cdef int epoll, trio_fd, timer
+    cdef set paired
     cdef double clock_s, told_s, quick_s
     cdef readonly double since_ms
     cdef void *events
@@ -600,8 +640,12 @@ cdef class Loop:
         if self.events == NULL:
             raise MemoryError
 
+        self.timer = -1
+
     def __dealloc__(self):
         PyMem_Free(self.events)
+        if self.timer >= 0:
+            c_close(self.timer)
 
     def __init__(self, reactor, runner, int epoll, int trio_fd, double clock_s):
         """`clock_s` is what trio's clock is ahead of CLOCK_MONOTONIC (`SystemClock.offset`)."""
@@ -610,6 +654,11 @@ cdef class Loop:
         self.runner, self.courtesy = runner, reactor.courtesy
         self.quick_s = -INFINITY
         self.epoll, self.trio_fd, self.clock_s = epoll, trio_fd, clock_s
+        self.paired = set()
+        self.timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)
+        if self.timer >= 0 and kq_watch(epoll, self.timer):
+            c_close(self.timer)
+            self.timer = -1
 
     cdef inline double now(self) noexcept nogil:
         cdef timespec time
@@ -671,6 +720,9 @@ cdef class Loop:
                 found = True
                 self.quick_s = now_s
                 continue
+            if fd == self.timer:
+                self.tick()
+                continue
             entry = PyDict_GetItemWithError(self.watches, fd)
             if entry != NULL:
                 self.serve(<object>entry, kq_event_flags(self.events, i))
@@ -680,6 +732,31 @@ cdef class Loop:
         if self.late and <double>self.late[0][0] <= now_s:
             self.reactor._call_back(now_s)
         return found
+
+    cdef bint pair(self, Lane lane) except -1:
+        """Look at this lane each `TICK_NS` from now on. False: that can not be."""
+        if self.timer < 0 or (not self.paired and kq_tick(self.timer, TICK_NS)):
+            return False
+        self.paired.add(lane)
+        return True
+
+    cdef int part(self, Lane lane) except -1:
+        self.paired.discard(lane)
+        if not self.paired:
+            kq_tick(self.timer, 0)
+        return 0
+
+    cdef int tick(self) except -1:
+        cdef Lane lane
+        cdef uint64_t ticks
+        if c_read(self.timer, &ticks, sizeof(ticks)) < 0:  # the kernel goes on only once it has been read
+            return 0
+        for one in tuple(self.paired):
+            lane = <Lane>one
+            if lane.is_stuck():
+                put(lane.client_watch, W_readable, True)
+                self.take_turn(lane.client_watch)
+        return 0
 
     cdef int serve(self, object watch, uint32_t flags) except -1:
         cdef object turn = get(watch, W_turn)
@@ -777,6 +854,15 @@ cdef class Lane:
     cdef public bint waits_here
     cdef readonly bint up_waits, down_waits
     cdef Py_ssize_t fetched  # size of the latest Fetch response
+    # Pairs: more than how many bytes are waited for (0: anything is told), whether that has come since the last tick,
+    # when the last request was read (-INFINITY: not a whole Produce request, or more behind it), requests close to each
+    # other from one try to the next, and how many of them are still to come.
+    cdef readonly int waits_for_bytes
+    cdef bint came
+    cdef double read_s
+    cdef Py_ssize_t produce_bytes  # size of the latest Produce request
+    cdef readonly int apart
+    cdef int to_go
     # The client that sent the last request, as `RequestSide` has it, and what is needed of it.
     cdef object account, name, of_produce, of_requests, of_fetch
     # What is said besides a result: the rest of the frame that was judged, and answers whose turn has come.
@@ -809,6 +895,9 @@ cdef class Lane:
         self.client_fd = turns._client.fileno()
         self.broker_fd = -1
         self.waits_here = False
+        self.read_s = -INFINITY
+        self.apart = self.to_go = FIRST_TRY
+        self.produce_bytes = PAIR_BYTES + 1
 
     def connected(self, broker, broker_watch):
         """The broker's socket, plain like the client's, and its watch."""
@@ -827,11 +916,84 @@ cdef class Lane:
 
     def close(self):
         """The connection has ended: let go of it. (Turns and lane hold each other.)"""
+        self.part()
         self.turns = self.session = self.client_watch = self.broker_watch = self.account = self.of_produce = None
         self.of_requests = self.of_fetch = self.answers = None
 
     cdef inline double now(self) except? -1.0:
         return self.loop.now() if self.loop is not None else <double>self.clock()
+
+    # ---- two requests for one wake-up (ADR 0025) ----------------------------------------------------------------------
+    #
+    # A producer with several requests under way sends the next one whether or not the last is answered. Each that is
+    # passed on at once wakes a thread of the broker's, which puts aside what it was doing, answers, and sleeps again. Two
+    # that are passed on together wake it once. So the kernel tells of requests on such a connection only when there is
+    # more than one (SO_RCVLOWAT), which wakes this thread less often as well, and each `TICK_NS` somebody looks whether a
+    # single one is waiting, for at most twice that.
+    #
+    # Which connections those are shows by trying: nobody who waits for an answer sends a second request before it. A try
+    # that fails has cost one request that time, and the next is made after twice as many requests as this one.
+
+    cdef int note_read(self, double now_s, ssize_t received, long long skip) except -1:
+        """All there was has been read, `received` bytes, from `now_s` on; of the last request `skip` bytes are to come."""
+        cdef bint whole_produce = not skip and self.ended_with_produce()
+        cdef double before_s = self.read_s
+        self.read_s = now_s if whole_produce else -INFINITY
+        if self.waits_for_bytes:
+            if not whole_produce or not is_false(self.client_watch, W_over):
+                self.part()
+            elif received > self.waits_for_bytes:
+                self.apart = 0
+                self.came = True
+                if self.produce_bytes > self.waits_for_bytes:
+                    self.wait_for(<int>self.produce_bytes)
+        elif whole_produce and now_s - before_s <= CLOSE_S and self.produce_bytes <= PAIR_BYTES:
+            self.to_go -= 1
+            if self.to_go < 0:
+                self.pair()
+        return 0
+
+    cdef inline bint ended_with_produce(self) except -1:
+        cdef Py_ssize_t count = len(self.inflight)
+        if count == 0 or not is_none(self.up, F_held) or not is_false(self.up, F_stopped):
+            return False
+        key = <object>peek(self.inflight[count - 1], P_key)
+        return key is KEY_PRODUCE or key == KEY_PRODUCE
+
+    cdef int pair(self) except -1:
+        """Be told only of more than a request like the last one."""
+        self.to_go = max(self.apart, NEXT_TRY)
+        if self.loop is not None and self.loop.pair(self):
+            self.came = True
+            self.wait_for(<int>self.produce_bytes)
+        return 0
+
+    cdef int wait_for(self, int count) except -1:
+        self.waits_for_bytes = count
+        if kq_tell_from(self.client_fd, count + 1):
+            self.part()  # the kernel would not
+        return 0
+
+    cdef int part(self) except -1:
+        """Be told of whatever comes. (The kernel does that at once of what is there.)"""
+        if self.waits_for_bytes:
+            self.waits_for_bytes = 0
+            self.loop.part(self)
+            kq_tell_from(self.client_fd, 1)
+        return 0
+
+    cdef bint is_stuck(self) except -1:
+        """No pair has come for the time from one tick to the next: pairs no more. Whether a request waits alone."""
+        cdef bint alone
+        if self.came:
+            self.came = False
+            return False
+        alone = kq_unread(self.client_fd) > 0
+        if alone:
+            self.apart = min(2 * self.apart + 2, LATEST_TRY)
+        self.to_go = max(self.apart, NEXT_TRY)
+        self.part()
+        return alone
 
     # ---- client -> broker ---------------------------------------------------------------------------------------------
 
@@ -883,6 +1045,7 @@ cdef class Lane:
             now_s = self.now()
             now_ms = now_s * 1000.0
             if not self.requests_ordinary(now_ms):
+                self.part()
                 return turns._client_turn()
             skip = whole(up, F_skip)
             splice_min = whole(turns, T_splice_min)
@@ -922,8 +1085,10 @@ cdef class Lane:
                 took_s = self.now() - now_s
                 put(turns, T_request_read, self.next_read_bytes(received, took_s))
                 others_next = took_s > SHARE_S
+                self.read_s = -INFINITY
             elif is_false(watch, W_over):
                 put(watch, W_readable, False)
+                self.note_read(now_s, received, skip)
             readable = not is_false(watch, W_readable)
             more = follows(up, watch, skip, splice_min)
             if buffers is not None:
@@ -1046,6 +1211,7 @@ cdef class Lane:
         self.count_request(KEY_PRODUCE)
         if pending is not None:
             self.append(pending)
+        self.produce_bytes = total
         if here >= total:
             self.rest = 0
             put(requests, R_completing, (account, size, pending))

@@ -8,7 +8,9 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -234,6 +236,78 @@ def test_the_peer_answers_what_a_sidecar_asks_and_ends_what_it_does_not_know(tmp
         with rawclient.connected(peer.address) as connection:
             connection.sendall(rawclient.produce_frame("topic"))
             assert connection.recv(1) == b""
+
+
+# ---- the relay that looks at nothing ----------------------------------------
+
+
+@contextmanager
+def relaying(tmp_path: Path, upstream_port: int) -> Iterator[variants.Running]:
+    assert variants.RELAY.missing() is None, "a compiler is what the compiled lane needs as well"
+    ports = variants.Ports(*free_ports(1), upstream_port, 0)
+    running = variants.start(variants.RELAY, ports, ("127.0.0.1", 0), tmp_path / "relay")
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+def test_the_relay_passes_on_everything_also_to_who_reads_late(tmp_path: Path) -> None:
+    data = os.urandom(1 << 20) * 24  # more than all sockets on the way hold
+    with socket.create_server(("127.0.0.1", 0)) as server, relaying(tmp_path, server.getsockname()[1]) as relay:
+        server.settimeout(20)
+        server.accept()[0].close()  # the question whether it is there
+        with socket.create_connection(relay.address, 20) as client:
+            upstream, _ = server.accept()
+            with upstream, ThreadPoolExecutor() as threads:
+                upstream.settimeout(20)
+                sent = [threads.submit(one.sendall, data) for one in (client, upstream)]
+                time.sleep(0.2)  # both directions are full by now
+                received = [threads.submit(rawclient.exactly, one, len(data)) for one in (client, upstream)]
+                assert [one.result(20) == data for one in received] == [True, True]
+                assert [one.result(20) for one in sent] == [None, None]
+                client.shutdown(socket.SHUT_WR)
+                assert upstream.recv(1) == b""
+                upstream.sendall(b"late")
+                upstream.close()
+                assert (client.recv(10), client.recv(1)) == (b"late", b"")
+
+
+def test_the_relay_ends_a_pair_and_no_other(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, relaying(tmp_path, server.getsockname()[1]) as relay:
+        server.settimeout(20)
+        server.accept()[0].close()
+        with socket.create_connection(relay.address, 20) as stays:
+            stays_upstream, _ = server.accept()
+            with socket.create_connection(relay.address, 20) as client:
+                upstream, _ = server.accept()
+                client.sendall(b"x")
+                assert upstream.recv(10) == b"x"
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            with upstream:
+                upstream.settimeout(20)
+                assert upstream.recv(1) == b""  # closed, however the client ended
+            with stays_upstream:
+                stays.sendall(b"y")
+                assert stays_upstream.recv(10) == b"y"
+        assert relay.process is not None
+        assert relay.process.poll() is None
+
+
+def test_the_relay_is_measured_where_the_proxy_has_a_core_and_nowhere_else(tmp_path: Path) -> None:
+    relay = variants.Running(variants.RELAY, ("127.0.0.1", 1), None)
+    covered = {scenario.key for scenario in scenarios.scenarios(FULL) if scenario.covers(relay)}
+    assert covered == {"produce-apart", "produce-default-apart", "fetch-apart"}
+
+
+def test_a_relay_that_cannot_be_compiled_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "relay.c"
+    source.write_text("int main(void) { return nothing; }\n")
+    monkeypatch.setattr(variants, "RELAY_SOURCE", source)
+    with pytest.raises(variants.VariantError, match="nothing"):
+        variants.start(variants.RELAY, variants.Ports(1, 2, 3), ("127.0.0.1", 0), tmp_path / "relay")
+    monkeypatch.setattr(variants.shutil, "which", lambda *_: None)
+    assert "apt-get install gcc" in str(variants.RELAY.missing())
 
 
 # ---- results of other programs ----------------------------------------

@@ -110,6 +110,19 @@ def test_ratios_pair_the_same_round() -> None:
     assert stats.difference(mine, other) == stats.Spread(10.0, 10.0, 40.0, 3)
 
 
+def test_what_the_median_is_within_comes_from_the_order_of_the_values() -> None:
+    # Ten values: 1 - 2 (1 + 10) / 1024 = 0.979 between the second and the ninth; one further in it is too little,
+    # 1 - 2 (1 + 10 + 45) / 1024 = 0.891. Six: 1 - 2 / 64 = 0.969 between the first and the last. Five: 0.9375.
+    shuffled = [9.0, 2.0, 7.0, 4.0, 5.0, 6.0, 3.0, 8.0, 1.0, 100.0]
+    assert stats.median_within(shuffled) == (2.0, 9.0)
+    assert stats.median_within(shuffled[:6]) == (2.0, 9.0)
+    assert stats.median_within(shuffled[:5]) is None
+    assert stats.median_within([]) is None
+    assert stats.Spread.of(shuffled) == stats.Spread(5.5, 1.0, 100.0, 10)  # the interval follows from the values
+    (spread,) = filter(None, [stats.Spread.of(shuffled)])
+    assert spread.likely == (2.0, 9.0)
+
+
 def test_a_ratio_to_nothing_is_left_out() -> None:
     assert stats.ratio({0: 1.0, 1: 1.0}, {0: 0.0, 1: -2.0}) is None
     assert stats.ratio({0: 1.0}, {1: 1.0}) is None
@@ -184,6 +197,7 @@ def test_variants_by_number_name_and_part() -> None:
     assert keys("haproxy") == ["02-haproxy"]
     assert keys("splice", "envoy") == ["03-envoy", "06-haproxy-splice"]
     assert keys("transparent") == ["07-kquota-transparent"]
+    assert keys("relay") == ["08-relay"]
     with pytest.raises(ValueError, match="no variant 'nginx'"):
         keys("nginx")
 
@@ -361,13 +375,16 @@ def test_markdown_has_medians_ranges_ratios_and_what_went_wrong() -> None:
     assert "| throughput, MB/s | 100 (100–100) | 95 (90–100) | 98 (98–99) |" in text
     # 0.3/0.5 = 0.6 and 0.4/0.4 = 1: median 0.8
     assert "| … × HAProxy | – | – | 0.80 (0.60–1.00) |" in text
-    assert "| fetch: CPU per GB, × HAProxy | ≤ 0.75 | 0.80 (0.60–1.00) | 0.78 | **missed** |" in text
+    assert "| fetch: CPU per GB, × HAProxy | ≤ 0.75 | 0.80 (0.60–1.00) | – | 0.78 | **missed** |" in text
     # ... of the medians, 0.35 and 0.45, which need no pairs: 0.78
     # 196/200 and 198/200: 0.985; what is measured with CPU scarce, 98/100 and 99/100, is shown and not judged
-    assert "| consumer: throughput × direct, the proxy having a core | ≥ 0.97 | 0.98 (0.98–0.99) | 0.98 | met |" in text
+    assert (
+        "| consumer: throughput × direct, the proxy having a core | ≥ 0.97 | 0.98 (0.98–0.99) | – | 0.98 | met |"
+        in text
+    )
     # 0.97 × 980 = 950.6: the same as direct, where direct does not reach 1 GB/s itself
-    assert "| fetch, 1 connection, neither end the limit: MB/s | ≥ 951 | 960.00 | 960.00 | met |" in text
-    assert "| fetch, 8 connections, neither end the limit: MB/s | ≥ 1000 | 960.00 | 960.00 | **missed** |" in text
+    assert "| fetch, 1 connection, neither end the limit: MB/s | ≥ 951 | 960.00 | – | 960.00 | met |" in text
+    assert "| fetch, 8 connections, neither end the limit: MB/s | ≥ 1000 | 960.00 | – | 960.00 | **missed** |" in text
     assert "commit abc; kquota's data path: compiled" in text
     assert "03-envoy was left out: no envoy" in text
     assert "failed: small 02-haproxy, round 1: OSError: gone\n" in text
@@ -424,6 +441,24 @@ def test_undisturbed_pairs_are_judged_as_pairs() -> None:
     ]
     (target,) = (one for one in report.targets(result) if one.title == "fetch: CPU per GB, × HAProxy")
     assert (target.reached.median, target.calm) == (pytest.approx(3.0), pytest.approx(2.0))
+
+
+def test_a_verdict_that_another_run_may_turn_around_says_so() -> None:
+    """Ten rounds, 0.90 to 1.08 of direct: the median is within 0.92 and 1.06, and 0.97 lies in between."""
+    result = _result()
+    result["samples"] = [
+        {"scenario": "produce-apart", "round": at, "variant": variant, "values": {"mb_per_s": value}}
+        for at in range(10)
+        for variant, value in (("01-direct", 100.0), ("05-kquota-quotas", 90.0 + 2 * at), ("08-relay", 80.0 + at))
+    ]
+    found = {target.title: target for target in report.targets(result)}
+    direct = found["producer, large batches: throughput × direct, the proxy having a core"]
+    assert (direct.reached.median, direct.reached.likely) == (pytest.approx(0.99), pytest.approx((0.92, 1.06)))
+    assert direct.verdict == "met, uncertain"
+    # 90/80 = 1.125 to 108/89 = 1.213 of what a relay reaches that does nothing else
+    relay = found["producer, large batches: throughput × a bare relay's, the proxy having a core"]
+    assert relay.verdict == "met"
+    assert "| ≥ 0.97 | 0.99 (0.90–1.08) | 0.92–1.06 | 0.99 | met, uncertain |" in report.markdown(result)
 
 
 def test_latency_added_is_judged_where_noise_makes_it_negative() -> None:
