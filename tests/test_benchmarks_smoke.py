@@ -466,12 +466,20 @@ def test_latency_added_is_judged_where_noise_makes_it_negative() -> None:
     for number, latencies in enumerate(((1000.0, 1200.0, 1300.0), (1000.0, 900.0, 950.0), (1000.0, 1100.0, 1300.0))):
         for variant, value in zip(("01-direct", "02-haproxy", "05-kquota-quotas"), latencies, strict=True):
             result["samples"].append(
-                {"scenario": "together", "round": number, "variant": variant, "values": {"p99_us": value}}
+                {
+                    "scenario": "together",
+                    "round": number,
+                    "variant": variant,
+                    "values": {"p99_us": value, "p50_us": value},
+                }
             )
     (target,) = (target for target in report.targets(result) if "added p99" in target.title)
     # added less twice HAProxy's: 300 - 400, -50 + 200, 300 - 200
     assert target.reached == stats.Spread(100.0, -100.0, 150.0, 3)
     assert (target.calm, target.verdict) == (300.0 - 200.0, "missed")
+    # ... and as a multiple, where neither is negative: 300 / 200 and 300 / 100
+    (target,) = (target for target in report.targets(result) if "side by side: added p50" in target.title)
+    assert target.reached == stats.Spread(2.25, 1.5, 3.0, 2)
 
 
 def test_microseconds_are_judged_where_haproxy_needs_no_more_than_where_they_were_set() -> None:
