@@ -5,7 +5,7 @@
  * One thread, one epoll instance, one buffer: what comes from one side is sent to the other at once, and while that
  * takes no more, nothing is read. No frame is known, nothing is counted, nothing is written anywhere. It has no use
  * but to be measured beside (`benchmarks/variants.py`): Kafka's tools are slower behind it than without it, and what
- * they lose there no proxy on the same core can give back.
+ * they lose there is not the price of what a proxy does with the bytes.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>

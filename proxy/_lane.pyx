@@ -5,7 +5,8 @@ the counters of `quota` do with Produce and Fetch, requests and responses, when 
 Nothing is decided here that the Python code would not decide alike, and it stays the one that everything is defined by:
 whatever is not ordinary (another API, a mute, a login, a limit that is exceeded, a frame whose head is not there yet, an
 address to be rewritten, a drain, TLS) is left to it, and it finds all state where it would have put it itself. This
-module keeps no state of its own but what it has looked up. tests/test_lane.py sends the same streams through both.
+module keeps no state of its own but what it has looked up, and when which requests come in pairs, which changes when they
+are read and nothing else. tests/test_lane.py sends the same streams through both.
 
 Objects of Python classes with `__slots__` are read and written in place (`get`, `put`): an attribute lookup is short,
 but with the caches full of other programs' data each of its steps is waited for (docs/performance.md).
@@ -60,11 +61,6 @@ cdef extern from *:
     static inline uint32_t kq_event_flags(void *all, int i) { return ((struct epoll_event *)all)[i].events; }
     #define KQ_EVENT_BYTES sizeof(struct epoll_event)
 
-    static inline int kq_watch(int epoll, int fd) {
-        struct epoll_event wanted = {.events = EPOLLIN | EPOLLET, .data = {.u64 = 0}};
-        wanted.data.fd = fd;
-        return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &wanted);
-    }
     /* Every so many nanoseconds from now on; 0: no more. */
     static inline int kq_tick(int timer, long every_ns) {
         struct itimerspec every = {{0, every_ns}, {0, every_ns}};
@@ -88,7 +84,6 @@ cdef extern from *:
     int kq_event_fd(void *all, int i) nogil
     uint32_t kq_event_flags(void *all, int i) nogil
     const size_t KQ_EVENT_BYTES
-    int kq_watch(int epoll, int fd) nogil
     int kq_tick(int timer, long every_ns) nogil
     int kq_tell_from(int fd, int least) nogil
     int kq_unread(int fd) nogil
@@ -636,11 +631,10 @@ cdef class Loop:
     cdef void *events
 
     def __cinit__(self):
+        self.timer = -1  # first: __dealloc__ runs also if there is no memory
         self.events = PyMem_Malloc(KQ_EVENT_BYTES * MAX_EVENTS)
         if self.events == NULL:
             raise MemoryError
-
-        self.timer = -1
 
     def __dealloc__(self):
         PyMem_Free(self.events)
@@ -656,9 +650,12 @@ cdef class Loop:
         self.epoll, self.trio_fd, self.clock_s = epoll, trio_fd, clock_s
         self.paired = set()
         self.timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)
-        if self.timer >= 0 and kq_watch(epoll, self.timer):
-            c_close(self.timer)
-            self.timer = -1
+        if self.timer >= 0:
+            try:
+                reactor._epoll.register(self.timer, EPOLLIN)
+            except OSError:  # no memory, too many watches: nobody pairs
+                c_close(self.timer)
+                self.timer = -1
 
     cdef inline double now(self) noexcept nogil:
         cdef timespec time

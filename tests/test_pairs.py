@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not lane.COMPILED, reason=f"the lane is not comp
 
 PATIENCE_S = 20.0
 SIZE_BYTES = 1_000
-FIRST_TRY, LATEST_TRY, PAIR_BYTES = 16, 4096, 32_768
+FIRST_TRY, PAIR_BYTES = 16, 32_768
 """As in proxy/_lane.pyx."""
 ROUND_BYTES = len(produce_response(0))
 
@@ -38,12 +38,10 @@ class Client:
     sent: int = 0
     answered: int = 0
     rest: bytes = b""
-    waited: list[int] = field(default_factory=list)
 
-    def send(self, count: int = 1, size_bytes: int = SIZE_BYTES) -> None:
-        for _ in range(count):
-            self.connection.sendall(produce(self.sent, size_bytes))
-            self.sent += 1
+    def send(self, size_bytes: int = SIZE_BYTES) -> None:
+        self.connection.sendall(produce(self.sent, size_bytes))
+        self.sent += 1
 
     def take(self, wanted: int | None = None) -> None:
         """Read answers, in order, until so many have come in all: to everything, if nothing is said."""
