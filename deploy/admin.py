@@ -161,7 +161,7 @@ class AdminApp:
             now = int(at.now_ms)
             held: list[tuple[int, int, Group]] = []
             for index, group in enumerate(list(self._ledger.groups())):
-                until = max(group.throttled_until, group.owed_until)
+                until = max(group.throttled_until, now + group.owed_ms(now))
                 if until > now and not group.shadow:
                     held.append((until, index, group))
                 if index % STEP == 0:
@@ -256,7 +256,7 @@ def _group_json(group: Group, now: int) -> dict[str, Any]:
         "observed": group.observed(now),
         "utilisation": group.utilisation(now),
         "throttled_for_ms": max(group.throttled_until - now, 0),
-        "owed_ms": max(group.owed_until - now, 0),
+        "owed_ms": group.owed_ms(now),
         "totals": {
             "amount": usage.amount,
             "charges": usage.charges,

@@ -94,12 +94,14 @@ def _transparent(config: Config) -> Transparent:
 
 def new_ledger(config: Config, table: QuotaTable) -> Ledger:
     """The ledger of a sidecar with this configuration."""
+    smooth = config.pacing == "smooth"
     return Ledger(
         table,
         num_samples=config.window_num,
         window_ms=config.window_size_seconds * 1000,
-        max_throttle_ms=config.max_mute or None,
-        smooth=config.pacing == "smooth",
+        # A mute that was cut needs the gate behind it; exactly as a broker there is neither.
+        max_throttle_ms=(config.max_mute or None) if smooth else None,
+        smooth=smooth,
         mutation_num_samples=config.controller_window_num,
         mutation_window_ms=config.controller_window_size_seconds * 1000,
         mutation_algorithm=config.controller_mutation_algorithm,

@@ -116,7 +116,7 @@ cdef extern from *:
     int PyDict_SetItem(object of, object key, object value) except -1
 
 
-ABI = 5
+ABI = 6
 """See `proxy.lane.ABI`."""
 
 cdef enum:
@@ -230,7 +230,7 @@ cdef Py_ssize_t T_to_broker, T_to_client, T_answers, T_request_read, T_response_
 cdef Py_ssize_t T_draining, T_patience, T_activity, T_splice_min
 cdef Py_ssize_t C_requests, C_touched, C_last, C_meters
 cdef Py_ssize_t M_amount, M_charges, M_generation, M_group
-cdef Py_ssize_t G_usage, G_last, G_limit, G_owed, G_shadow, G_scale, G_watched, G_pacer, G_rate
+cdef Py_ssize_t G_may_hold, G_usage, G_last, G_limit, G_owed, G_shadow, G_scale, G_watched, G_pacer, G_rate
 cdef Py_ssize_t G_smooth, G_admitted, G_outstanding, G_typical, G_portions
 cdef Py_ssize_t Q_active
 cdef Py_ssize_t K_current, K_start, K_sample, K_sums, K_lasts, K_purge, K_oldest, K_min, K_window
@@ -268,7 +268,7 @@ cdef look_up():
     global T_to_broker, T_to_client, T_answers, T_request_read, T_response_read, T_up, T_down, T_taken, T_wanted
     global T_draining, T_patience, T_activity, T_splice_min
     global C_requests, C_touched, C_last, C_meters, M_amount, M_charges, M_generation, M_group
-    global G_usage, G_last, G_limit, G_owed, G_shadow, G_scale, G_watched, G_pacer, G_rate, Q_active
+    global G_may_hold, G_usage, G_last, G_limit, G_owed, G_shadow, G_scale, G_watched, G_pacer, G_rate, Q_active
     global G_smooth, G_admitted, G_outstanding, G_typical, G_portions
     global SHORTEST_MS, TOLERANCE_MS, LEARN, SINGLE, Admission_type, tuple_of
     global K_current, K_start, K_sample, K_sums, K_lasts, K_purge, K_oldest, K_min, K_window
@@ -335,8 +335,8 @@ cdef look_up():
     C_last, C_meters = (offset(accounts.Account, name) for name in ("last_ms", "meters"))
     M_amount, M_charges = (offset(group.Usage, name) for name in ("amount", "charges"))
     M_generation, M_group = (offset(accounts.Meter, name) for name in ("generation", "group"))
-    G_usage, G_last, G_limit, G_owed, G_shadow = (
-        offset(group.Group, name) for name in ("usage", "last_ms", "limit", "owed_until", "shadow")
+    G_may_hold, G_usage, G_last, G_limit, G_owed, G_shadow = (
+        offset(group.Group, name) for name in ("may_hold", "usage", "last_ms", "limit", "owed_until", "shadow")
     )
     G_scale, G_watched, G_pacer, G_rate, G_smooth, G_admitted, G_outstanding, G_typical, G_portions = (
         offset(window.WindowGroup, name)
@@ -455,6 +455,12 @@ cdef inline bint no_episode(object group) except -1:
     return type(group) is WindowGroup_type and is_false(<object>peek(group, G_pacer), Q_active)
 
 
+cdef inline bint owes(object meter) except -1:
+    """Whether the meter's counter may keep requests waiting (`WindowGroup.hold`), or is one that is not known here."""
+    group = <object>peek(meter, M_group)
+    return group is not None and not is_false(group, G_may_hold)
+
+
 cdef inline object not_before(object group, long long now):
     """A group's time does not run backwards."""
     return get(group, G_last) if now < whole(group, G_last) else now
@@ -537,10 +543,9 @@ cdef object admit(object ledger, object account, object meter, long long wanted,
     ):
         return ledger.admit(account, Kind_FETCH, wanted, now_ms)
     granted = min(max(<long long>room, 0), <long long>(min(limit * TOLERANCE_MS / 1000.0, 9e18)))
-    if is_none(group, G_typical):
-        expected = max(min(granted, wanted), 1)
-    else:
-        expected = min(<double>granted, real(group, G_typical))
+    if is_none(group, G_typical) or real(group, G_typical) > granted:
+        return ledger.admit(account, Kind_FETCH, wanted, now_ms)
+    expected = real(group, G_typical)
     granted = max(min(granted, wanted), 1)
     add_one(group, G_admitted)
     put(group, G_outstanding, outstanding + expected)
@@ -1184,6 +1189,8 @@ cdef class Lane:
             return 0
         if memcmp(at + 14, <const char *><bytes>name, length) != 0:
             return 0
+        if owes(self.of_requests):
+            return 0
         if fetches:
             return self.judge_fetch(start, here, total, body, version, now_ms)
         if version >= PRODUCE_FIRST_FLEXIBLE:
@@ -1201,6 +1208,8 @@ cdef class Lane:
             return 0
         acks = i16(at + position)
         account = self.account
+        if owes(self.of_produce) or (here < total and not self.may_begin(size, now_ms)):
+            return 0
         if acks != 0:
             pending = self.new_pending(at, KEY_PRODUCE, version, now_ms)
             if acks == -1:
@@ -1217,6 +1226,15 @@ cdef class Lane:
         put(requests, R_completing, (account, size, pending))
         put(requests, R_unsent, pending)
         return here
+
+    cdef bint may_begin(self, long long size, double now_ms) except -1:
+        """Whether a Produce request whose last byte is still to come may be forwarded (`RequestSide._waits`)."""
+        cdef object group = <object>peek(self.of_produce, M_group)
+        if peek(self.of_produce, M_generation) != peek(self.ledger, E_generation):
+            return False
+        if group is None or is_none(group, G_limit):
+            return True
+        return (<long long>group.hold(self.exchange, size, <long long>now_ms)) == 0
 
     cdef Py_ssize_t judge_fetch(
         self, Py_ssize_t start, Py_ssize_t here, Py_ssize_t total, Py_ssize_t body, int version, double now_ms

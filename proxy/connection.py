@@ -67,7 +67,7 @@ class Connection(Turns):
     def drain(self) -> None:
         """Read no further request; close once everything in flight has been answered."""
         self._draining = True
-        if self._patience is not None:
+        if self._patience is not None or self._is_held:
             self._client_watch.run()
         elif self.session.client_at_boundary:
             with suppress(OSError):  # wakes the pump if it waits for a request; a half-read one is still taken

@@ -15,7 +15,7 @@ from proxy.request_time import RequestTime
 from proxy.sasl import DEFAULT_CLAIM, Login
 from proxy.wire.apis import PRODUCE
 from quota.entity import Kind
-from quota.group import Admission
+from quota.group import Admission, Group
 from quota.ledger import Account, Ledger
 
 AddressTranslator = Callable[[int, str, int, str], tuple[str, int]]
@@ -59,6 +59,19 @@ class Pending:
     """This is a handler's own question, of which the client knows nothing; the answer goes to this function."""
 
 
+@dataclass(slots=True)
+class Held:
+    """The request next in line, which waits because its group owes for earlier ones (ADR 0026). It has not been
+    charged, nor forwarded, and no response can tell the client of it."""
+
+    kind: Kind
+    group: Group | None
+    """Where the connection has its place in the queue."""
+    since_ms: float
+    kept: bool = False
+    """It is forwarded in its turn even if the client has closed: it wants no answer (acks=0)."""
+
+
 class Exchange:
     """A broker answers each connection strictly in the order of its requests, so `inflight` is a queue."""
 
@@ -72,6 +85,7 @@ class Exchange:
         "client_waits",
         "counters",
         "expire_ms",
+        "held",
         "held_bytes",
         "inflight",
         "interceptors",
@@ -80,6 +94,7 @@ class Exchange:
         "mute_until_ms",
         "outcome",
         "owed_until_ms",
+        "promised",
         "renew_ms",
         "request_time",
         "translate",
@@ -111,6 +126,10 @@ class Exchange:
         self.wake: Callable[[], None] = _nobody
         """Called when an outcome has come from outside: the client's requests can go on."""
         self.inflight: deque[Pending] = deque()
+        self.held: Held | None = None
+        """What the client waits for, if it is not a mute of its own; `mute_until_ms` is when to ask again."""
+        self.promised: Group | None = None
+        """The group that expects this connection's next request after its mute."""
         self.held_bytes = 0
         """Kept by all that is in flight; above a bound no further request is judged."""
         self.request_time = RequestTime()
@@ -164,6 +183,47 @@ class Exchange:
             self.owed_until_ms = max(self.owed_until_ms, until_ms)
             until_ms = self.renew_ms
         self.mute_until_ms = max(self.mute_until_ms, until_ms)
+
+    def hold(self, kind: Kind, group: Group | None, wait_ms: float, now_ms: float, *, kept: bool = False) -> None:
+        """Do not read the client for `wait_ms`: the request that is next in line waits in `group`'s queue."""
+        held = self.held
+        if held is None:
+            self.held = Held(kind, group, now_ms, kept)
+        elif held.group is not group:
+            if held.group is not None:
+                held.group.pass_held(self)
+            held.kind, held.group = kind, group
+        until_ms = now_ms + wait_ms
+        if now_ms < self.renew_ms < until_ms:
+            until_ms = self.renew_ms  # it may be let through then
+        self.mute_until_ms = max(self.mute_until_ms, until_ms)
+
+    def let_go(self, account: Account, api_key: int, amount: float, now_ms: float) -> None:
+        """The request that was held is forwarded now: count how long it has waited."""
+        held, self.held = self.held, None
+        if held is None:
+            return
+        if held.group is not None:
+            held.group.pass_held(self)
+        held_ms = round(now_ms - held.since_ms)
+        self.ledger.note_throttle(
+            account, held.kind, held_ms, at_ms=held.since_ms, api_key=api_key, amount=amount, held=True
+        )
+
+    def close(self) -> None:
+        """The connection ends: nothing waits in its place."""
+        held, self.held = self.held, None
+        for group in (None if held is None else held.group, self.promised):
+            if group is not None:
+                group.pass_held(self)
+
+    def put_off_ms(self, now_ms: float) -> int:
+        """What is left of a mute that has been put off, so that the client can log in again; 0 for none."""
+        return math.ceil(self.owed_until_ms - now_ms) if self.owed_until_ms > now_ms >= self.renew_ms else 0
+
+    def may_renew(self, now_ms: float) -> bool:
+        """Whether the client, which ought to wait, is let through so that its login can be reached (KIP-368)."""
+        return self.renew_ms <= now_ms < self.expire_ms and self._may_pass(now_ms)
 
     def _may_pass(self, now_ms: float) -> bool:
         """Whether the client is let through now, or once more before its session ends.

@@ -18,7 +18,8 @@ Buffer = bytes | bytearray | memoryview
 Judge = Callable[[bytearray | memoryview, int, int, list[Buffer]], int]
 """judge(buf, start, end, out): judge the frame at `start`, of which the bytes up to `end` (or its own end) are there.
 
-Returns 0: more bytes needed, `walker.need` says how many from `start`.
+Returns 0: more bytes needed, `walker.need` says how many from `start`; or, if it has set `walker.stopped`, the frame is
+to be judged again later, and the walk ends before it.
 n > 0: n bytes dealt with in place; they are forwarded, or dropped if `walker.dropping` was set.
 n < 0: -n bytes are replaced by what was appended to `out`.
 Unless 0, `walker.skip` has been set to the length of the rest of the frame.
@@ -45,7 +46,7 @@ class FrameWalker:
         self.need = 0
         """Length of `held` at which to try again."""
         self.stopped = False
-        """Set by `complete`: go no further for now."""
+        """Set by `complete` or `judge`: go no further for now."""
 
     @property
     def at_boundary(self) -> bool:
@@ -60,7 +61,8 @@ class FrameWalker:
     def walk(self, view: memoryview, judge: Judge, complete: Complete) -> tuple[list[Buffer], int]:
         """Take a writable view of received bytes. Returns what to send on, in order, and how many bytes were taken.
 
-        Fewer than all are taken only if `complete` set `stopped`.
+        Fewer than all are taken only if `complete` or `judge` set `stopped`. (What `judge` looked at then may be in
+        `held`, and comes before what was not taken.)
         """
         out: list[Buffer] = []
         end = len(view)
@@ -85,6 +87,8 @@ class FrameWalker:
                 used = judge(held, 0, len(held), out)
                 if used == 0:
                     self.held = held
+                    if self.stopped:
+                        break
                     continue
                 if used > 0 and not self.dropping:
                     out.append(held)
@@ -97,6 +101,9 @@ class FrameWalker:
                     if run < position:
                         out.insert(before, view[run:position])
                     if used == 0:
+                        if self.stopped:
+                            run = position
+                            break
                         self.held = bytearray(view[position:end])
                         run = position = end
                         break

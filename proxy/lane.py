@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from proxy.reactor import Reactor, Watch
     from proxy.turns import Pause, Turns
 
-ABI: Final = 5
+ABI: Final = 6
 """What is expected of `proxy._lane`; raised together with its own when they have to change together."""
 
 

@@ -40,6 +40,8 @@ class Counters:
         """Gauge."""
         self.connections_muted = 0
         """Gauge: client sockets not being read because of a throttle."""
+        self.connections_waiting = 0
+        """Gauge: client sockets not being read because the next request waits for what its group owes (ADR 0026)."""
         self.connections_held = 0
         """Gauge: refused connections left open, unserved, until their delay is over."""
         self.connections_not_held = 0

@@ -26,6 +26,8 @@ from quota.ledger import Account, Ledger
 TLS_HANDSHAKE: Final = 0x16
 """ContentType of a ClientHello's record (RFC 8446, 5.1). A Kafka request that begins with it has 0x16000000 bytes, 369
 MB, which no broker takes unless told to."""
+HANDSHAKE_BYTES: Final = 4096
+"""Of each direction, passed without a wait: a connection has to be made before it can have its turn."""
 CHUNK_BYTES: Final = 65_536
 """At most this much is passed on before the quota is asked."""
 QUIET_S: Final = 1.0
@@ -116,6 +118,7 @@ class TransparentConnection(Connection):
         """One direction until its end, as fast as the quota lets it."""
         splice = Splice(self._shared.pipes)
         counters = self._shared.counters
+        place = object()  # in the queue of the group, for this direction
         source_failed, sink_failed = client_failed, broker_failed
         if kind is Kind.FETCH:
             source_failed, sink_failed = broker_failed, client_failed
@@ -132,10 +135,17 @@ class TransparentConnection(Connection):
 
         try:
             while True:
-                if self._until_ms[kind] > trio.current_time() * 1000.0:
+                now_ms = trio.current_time() * 1000.0
+                if self._moved[kind] >= HANDSHAKE_BYTES and not splice.inside:
+                    wait_ms, _ = self._ledger.hold(account, kind, place, CHUNK_BYTES, now_ms, whole=True)
+                    if wait_ms:
+                        self._until_ms[kind] = max(self._until_ms[kind], now_ms + wait_ms)
+                if self._until_ms[kind] > now_ms:
                     await self._hold(kind)
+                    continue
                 try:
-                    step = splice.step(source, sink, CHUNK_BYTES, moved)
+                    count = CHUNK_BYTES if self._moved[kind] >= HANDSHAKE_BYTES else HANDSHAKE_BYTES
+                    step = splice.step(source, sink, count, moved)
                     while step is Step.ENDED and splice.inside:  # what was read before the end
                         await trio.lowlevel.wait_writable(sink)
                         splice.step(source, sink, splice.inside, moved)
@@ -157,6 +167,7 @@ class TransparentConnection(Connection):
                         await trio.lowlevel.checkpoint()
         finally:
             splice.close()
+            self._ledger.pass_held(account, kind, place)
 
     async def _copy(self, source: socket, sink: socket, source_failed: Any, sink_failed: Any, moved: Any) -> bool:
         """One read's worth without a pipe, as there are no file descriptors left; False at the end."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
+from proxy import gate
 from proxy.errors import CloseReason, SessionError
 from proxy.exchange import Exchange, Pending
 from proxy.fetch import FetchShaper
@@ -14,7 +15,7 @@ from proxy.login import NOBODY, RAW, Logins, copies, too_large, wipe
 from proxy.settings import SizeLimits
 from proxy.sizes import MAX_HELD_IN_FLIGHT_BYTES, bytes_wanted, header_too_large, is_established
 from proxy.wire import requests, responses
-from proxy.wire.apis import API_VERSIONS, FETCH, PRODUCE, api_name, is_known
+from proxy.wire.apis import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH, api_name, is_known
 from proxy.wire.frames import WireError, diagnose
 from proxy.wire.messages import framed, request_header, response_frame
 from proxy.wire.sasl import MAX_SASL_BYTES, SASL_APIS, SASL_AUTHENTICATE
@@ -109,8 +110,17 @@ class RequestSide:
         """The client that sent the last request."""
         return self._account
 
+    def end(self, now_ms: float) -> None:
+        """The connection ends. What has been forwarded of a Produce request that will never be whole is charged."""
+        completing, self._completing = self._completing, None
+        if completing is not None:
+            account, size_bytes, _ = completing
+            exchange = self._exchange
+            exchange.ledger.charge_no_throttle(account, Kind.PRODUCE, max(size_bytes - self.walker.skip, 0), now_ms)
+        self.close()
+
     def close(self) -> None:
-        """The connection ends."""
+        """The connection is no longer one of its user's."""
         for account in self._joined.values():
             account.leave()
             self._exchange.ledger.wake(account)
@@ -209,8 +219,11 @@ class RequestSide:
         self._now_ms = now_ms
         logins = self._exchange.logins
         judge = self._judge if logins is None or not logins.watch.raw else self._judge_raw
-        out, taken = self.walker.walk(view, judge, self._complete)
-        if taken < len(view):
+        walker = self.walker
+        out, taken = walker.walk(view, judge, self._complete)
+        if walker.stopped and walker.held is not None:
+            self._backlog, walker.held = walker.held + view[taken:], None
+        elif taken < len(view):
             self._backlog = bytearray(view[taken:])
         return out
 
@@ -261,6 +274,10 @@ class RequestSide:
         account = self._account
         if account is None or client_id != account.identity.client_id:
             account = self._client(api_key, client_id)
+        exchange, whole = self._exchange, here == total
+        if account is not NOBODY and not gate.lets_through(exchange, account, header, buf, start + here, whole, now_ms):
+            state.stopped = True
+            return 0
         pending = Pending(header.correlation_id, api_key, version, account, now_ms)
         answered = True
         if api_key == PRODUCE:
@@ -287,10 +304,11 @@ class RequestSide:
             if here < wanted:
                 state.need = wanted
                 return 0
-            self._count_request(account, FETCH)
-            self._exchange.inflight.append(pending)
-            state.skip = total - here
             return self._fetch(buf, start, here, total, header, pending, out)
+        elif api_key == SHARE_FETCH:
+            if not gate.admits_unshaped(self._exchange, pending, now_ms):
+                state.stopped = True
+                return 0
         elif api_key == API_VERSIONS and not header.known:
             # Newer than what we could clamp: the client is told so exactly as a broker would, and comes down (KIP-511).
             pending.local_answer = responses.unsupported_api_versions_response(header.correlation_id)
@@ -372,7 +390,7 @@ class RequestSide:
         out: list[Buffer],
     ) -> int:
         """Fetch is decided before the broker works: answered here if over the quota, else made small enough."""
-        exchange, now_ms = self._exchange, self._now_ms
+        exchange, now_ms, account = self._exchange, self._now_ms, pending.account
         version = header.api_version
         try:
             fields = requests.parse_fetch(buf, header.body, start + here, version)
@@ -388,25 +406,31 @@ class RequestSide:
                     f"Fetch version {version} is newer than this sidecar, and its response may carry broker addresses",
                     kind="unsupported_version",
                 )
-            return here  # forwarded untouched, charged and throttled by its response
+            if not gate.admits_unshaped(exchange, pending, now_ms):
+                self.walker.stopped = True
+                return 0
+            self._forward_fetch(pending, total - here)
+            return here
         body = buf[header.body : start + here] if here == total <= MAX_HELD_REQUEST_BYTES else None
         wanted = fields.max_bytes if fields.max_bytes is not None else MAX_INT32
         admission, self._admitted = self._admitted, None
         if admission is None:
-            admission = exchange.ledger.admit(pending.account, Kind.FETCH, wanted, now_ms)
+            admission = exchange.ledger.admit(account, Kind.FETCH, wanted, now_ms)
         if admission.throttle_ms > 0:
             session_id = self._shaper.take_over(fields, body, version)
-            if session_id is not None:
-                delay_ms = admission.throttle_ms
-                pending.local_answer = responses.empty_fetch_response(
-                    version, header.correlation_id, delay_ms, session_id
-                )
-                exchange.impose(pending, Kind.FETCH, delay_ms, now_ms)
-                exchange.counters.fetches_answered += 1
-                self.walker.dropping = True
-                return here
-        else:
-            pending.admission = admission
+            if session_id is None:
+                exchange.hold(Kind.FETCH, None, admission.throttle_ms, now_ms)
+                self.walker.stopped = True
+                return 0
+            delay_ms = admission.throttle_ms
+            self._forward_fetch(pending, total - here)
+            pending.local_answer = responses.empty_fetch_response(version, header.correlation_id, delay_ms, session_id)
+            exchange.impose(pending, Kind.FETCH, delay_ms, now_ms)
+            exchange.counters.fetches_answered += 1
+            self.walker.dropping = True
+            return here
+        pending.admission = admission
+        self._forward_fetch(pending, total - here)
         max_bytes = admission.max_bytes
         if max_bytes is not None and max_bytes < wanted:
             exchange.counters.fetches_shaped += 1
@@ -423,6 +447,12 @@ class RequestSide:
         if upstream_version != version:
             _INT16.pack_into(buf, start + 6, upstream_version)
         return here
+
+    def _forward_fetch(self, pending: Pending, rest_bytes: int) -> None:
+        self._exchange.let_go(pending.account, FETCH, 0, self._now_ms)
+        self._count_request(pending.account, FETCH)
+        self._exchange.inflight.append(pending)
+        self.walker.skip = rest_bytes
 
     def _intercept(
         self,

@@ -13,7 +13,7 @@ from proxy.framing import Buffer, FrameWalker
 from proxy.intercept import MAX_INTERCEPTED_BYTES
 from proxy.login import NOBODY, RAW, copies, wipe
 from proxy.wire import responses
-from proxy.wire.apis import FETCH, JOIN_GROUP, SHARE_FETCH, SYNC_GROUP, api_name
+from proxy.wire.apis import FETCH, JOIN_GROUP, SHARE_FETCH, SYNC_GROUP, api_name, is_known
 from proxy.wire.frames import WireError
 from proxy.wire.messages import response_frame
 from proxy.wire.sasl import MAX_SASL_BYTES
@@ -160,7 +160,7 @@ class ResponseSide:
             self._charge_fetch(pending, size - (_FLEXIBLE_HEADER if version >= 12 else 0))
             throttle_ms = self._throttle_ms(pending)
         elif api_key == SHARE_FETCH:
-            self._throttle_by_response(pending, size - _FLEXIBLE_HEADER)
+            self._charge_fetch(pending, size - _FLEXIBLE_HEADER)
             throttle_ms = self._throttle_ms(pending)
         told_ms = responses.read_throttle(buf, start, start + here, api_key, version)
         if told_ms > 0:
@@ -344,18 +344,16 @@ class ResponseSide:
         return -here
 
     def _charge_fetch(self, pending: Pending, amount_bytes: int) -> None:
-        """Charge a Fetch response; that brings about no delay where the request was judged before."""
-        if pending.admission is None:
-            self._throttle_by_response(pending, amount_bytes)
-        else:
-            self._exchange.ledger.settle(pending.account, Kind.FETCH, pending.admission, amount_bytes, self._now_ms)
-
-    def _throttle_by_response(self, pending: Pending, amount_bytes: int) -> None:
-        """Fetches that could not be judged when they came: charge the response, tell the client, mute it afterwards."""
+        """Charge a Fetch or ShareFetch response. Where the request could not be answered in place of the broker, the
+        client is told now what its next one would have to wait for, and muted."""
         exchange, now_ms = self._exchange, self._now_ms
-        delay_ms = exchange.ledger.charge(pending.account, Kind.FETCH, amount_bytes, now_ms)
-        if delay_ms > 0:
-            exchange.impose(pending, Kind.FETCH, delay_ms, now_ms, amount_bytes)
+        account, admission = pending.account, pending.admission
+        assert admission is not None  # requests of those APIs are admitted before they are forwarded
+        exchange.ledger.settle(account, Kind.FETCH, admission, amount_bytes, now_ms)
+        if pending.api_key == SHARE_FETCH or not is_known(FETCH, pending.api_version):
+            delay_ms = exchange.ledger.check(account, Kind.FETCH, now_ms)
+            if delay_ms > 0:
+                exchange.impose(pending, Kind.FETCH, delay_ms, now_ms, amount_bytes)
 
 
 def _scrub(scrubber: ShareFetchScrubber, data: bytearray | memoryview) -> bytes:

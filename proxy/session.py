@@ -226,7 +226,8 @@ class Session:
     def close(self, now_ms: float) -> None:
         """The connection ends: what admitted fetches had reserved is free again, and what of a response never came."""
         exchange = self.exchange
-        self._requests.close()
+        exchange.close()
+        self._requests.end(now_ms)
         self._responses.close(now_ms)
         for pending in exchange.inflight:
             exchange.note(pending)

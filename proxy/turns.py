@@ -16,6 +16,7 @@ import trio
 from proxy.channel import TlsSocket
 from proxy.complaints import Complaints
 from proxy.errors import broker_failed, client_failed
+from proxy.exchange import Held
 from proxy.framing import Buffer
 from proxy.kernel import unread_bytes
 from proxy.observer import Counters
@@ -72,6 +73,7 @@ class Turns:
         "_client_watch",
         "_clock",
         "_draining",
+        "_is_held",
         "_patience",
         "_progress",
         "_progress_wanted",
@@ -109,6 +111,8 @@ class Turns:
         self._draining = False
         self._patience: Patience | None = None
         """Of a mute, while it is watched."""
+        self._is_held = False
+        """The next request waits for what its group owes, and is counted among those."""
         self.last_activity_s = trio.current_time()
         session.when_decided(self._wake_client_pump)
 
@@ -126,6 +130,8 @@ class Turns:
                 return self._stay_muted(now_s)
             if self._patience is not None:
                 self._judge_patience(self._patience, now_s)
+                self._unmute()
+            elif self._is_held:
                 self._unmute()
             if self._draining and session.client_at_boundary:
                 return Pause.ENDED
@@ -202,6 +208,9 @@ class Turns:
         """A turn before the mute's deadline: read nothing, and come back then. ENDED if the client has gone."""
         session, watch = self.session, self._client_watch
         patience, deadline_s = self._patience, session.mute_until_ms / 1000.0
+        held = session.exchange.held
+        if held is not None:
+            return self._stay_held(held, deadline_s)
         if patience is None:
             self._shared.counters.connections_muted += 1
             patience = self._patience = Patience(self._client, now_s, deadline_s)
@@ -214,6 +223,20 @@ class Turns:
         watch.come_back(min(deadline_s, patience.look_s))
         return None
 
+    def _stay_held(self, held: Held, deadline_s: float) -> Pause | None:
+        """As `_stay_muted`, while a request waits for what its group owes. The client was not told to wait, so nothing
+        is said of its patience."""
+        if not self._is_held:
+            self._unmute()
+            self._is_held = True
+            self._shared.counters.connections_waiting += 1
+        watch = self._client_watch
+        # A request that has not been forwarded is sent again by its client, on another connection.
+        if self._draining or (watch.over and not held.kept):
+            return Pause.ENDED
+        watch.come_back(deadline_s)
+        return None
+
     def _judge_patience(self, patience: Patience, now_s: float) -> None:
         if patience.look(now_s):
             self.session.note_mute(patience.mute_ms, ignored=patience.ignored)
@@ -222,6 +245,9 @@ class Turns:
         if self._patience is not None:
             self._patience = None
             self._shared.counters.connections_muted -= 1
+        if self._is_held:
+            self._is_held = False
+            self._shared.counters.connections_waiting -= 1
 
     # ---- broker -> client -------------------------------------------------------------------------------------------
 

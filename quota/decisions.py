@@ -24,6 +24,8 @@ class Why(StrEnum):
     """More was used than the limit allows: Kafka's formula."""
     OWED = "owed"
     """The rest of an earlier delay that `max_mute` had cut."""
+    HELD = "held"
+    """The request waited before it was forwarded, because its group owed for earlier ones (ADR 0026)."""
     PACED = "paced"
     """Within the limit again, held to its pace (ADR 0004)."""
 
@@ -61,11 +63,14 @@ class Decisions:
         at_ms: float,
         api_key: int | None,
         amount: float | None,
+        held: bool = False,
     ) -> None:
-        """Remember a throttle that `group` has imposed on `identity`."""
+        """Remember a throttle that `group` has imposed on `identity`; `held`: before the request was forwarded."""
         now = int(at_ms)
         used = group.utilisation(now)
-        if used is not None and used > 1.0:
+        if held:
+            why = Why.HELD
+        elif used is not None and used > 1.0:
             why = Why.OVER
         else:
             why = Why.OWED if group.owed_until >= now + delay_ms else Why.PACED

@@ -1,7 +1,7 @@
 """One shared counter: what a group of clients used, what it may use now, and what it still owes."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from quota.entity import GroupKey, Kind, Level
 from quota.rate import MAX_THROTTLE_MS
@@ -29,7 +29,7 @@ class Settings:
 class Usage:
     """Running totals, for metrics; never reset while the object lives."""
 
-    __slots__ = ("amount", "charges", "throttle_ms", "throttled")
+    __slots__ = ("amount", "charges", "held", "held_ms", "throttle_ms", "throttled")
 
     def __init__(self) -> None:
         self.amount: float = 0
@@ -40,6 +40,10 @@ class Usage:
         """Requests delayed because of this quota."""
         self.throttle_ms = 0
         """The sum of those delays."""
+        self.held = 0
+        """Of the delayed requests, those that waited at the gate before they were forwarded."""
+        self.held_ms = 0
+        """How long they waited there; part of `throttle_ms`."""
 
 
 class Group:
@@ -49,6 +53,7 @@ class Group:
         "applied",
         "candidate",
         "capped",
+        "carries",
         "entry",
         "key",
         "kind",
@@ -56,16 +61,15 @@ class Group:
         "level",
         "limit",
         "max_throttle_ms",
+        "may_hold",
         "owed_until",
+        "pays",
         "shadow",
         "shadowed",
         "throttled_until",
         "usage",
         "users",
     )
-
-    carries: ClassVar[bool] = True
-    """Whether the part of a delay beyond the cap has to be carried, because the counter itself would forget it."""
 
     def __init__(self, kind: Kind, key: GroupKey, settings: Settings, now: int) -> None:
         self.kind = kind
@@ -74,7 +78,14 @@ class Group:
         self.level: Level | None = None
         self.entry: Entry | None = None
         self.shadow = False
+        self.pays = settings.smooth
+        """The group pays what it owes before more of it is forwarded (ADR 0026). Else exactly as a broker: a mute holds
+        the connection that brought it about and no other."""
+        self.may_hold = False
+        """Requests have to ask :meth:`hold`. While this is False no whole request has to wait."""
         self.max_throttle_ms = settings.max_throttle_ms
+        self.carries = True
+        """Whether the part of a delay beyond the cap has to be carried, because the counter itself would forget it."""
         self.last_ms = now
         self.owed_until = 0
         """Where the uncapped delay would have ended: the next delay ends there at the earliest (DESIGN: max_mute)."""
@@ -113,6 +124,21 @@ class Group:
         """Take back what was charged."""
         raise NotImplementedError
 
+    def hold(self, _connection: object, _amount: float, now: int, *, whole: bool = False) -> int:
+        """How long a request of this connection that costs `amount` has to wait before it may be forwarded, because of
+        what the group owes (ADR 0026); 0: it may pass. Until then the connection has a place in the queue. `whole`: it
+        is charged at once."""
+        return self.due(now) if self.pays else 0
+
+    def pass_held(self, connection: object) -> None:
+        """The connection has no request that waits here any more, or never will again."""
+
+    def renews(self, _size_bytes: int, _now: int) -> bool:
+        """Whether a request of a client that has to log in again soon may pass although it ought to wait: the login
+        lies behind it (KIP-368). It is charged like any other, so what passes is paid by those that come later; the
+        allowance is the group's, whatever its connections, and comes back at the rate of the limit."""
+        return False
+
     def check(self, now: int) -> int:
         """The delay that is due now, counting nothing."""
         return self.due(now)
@@ -140,6 +166,10 @@ class Group:
     def owes(self, now: int) -> bool:
         """Whether forgetting this group now would forgive a delay or a debt."""
         return max(self.owed_until, self.throttled_until) > now
+
+    def owed_ms(self, now: int) -> int:
+        """What is owed beyond the delays that were told: requests wait for it although no mute holds them."""
+        return max(self.owed_until - now, 0)
 
     def forgettable(self, now: int) -> bool:
         """Whether a counter made anew would decide everything from `now` on as this one, if the limit stays as it is:
@@ -195,3 +225,15 @@ class Admission(NamedTuple):
 
 
 NOT_LIMITED: Final = Admission(0, None)
+
+
+class Hold(NamedTuple):
+    """The answer to "may this request be forwarded"."""
+
+    wait_ms: int
+    """> 0: not now; ask again after this time."""
+    group: Group | None
+    """Where the connection waits."""
+
+
+NO_HOLD: Final = Hold(0, None)

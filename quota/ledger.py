@@ -14,7 +14,7 @@ from quota.connections import ConnectionGate
 from quota.counters import EXPIRE_AFTER_MS, Counters
 from quota.decisions import Decisions
 from quota.entity import ANONYMOUS, GroupKey, Identity, Kind, bounded_name
-from quota.group import NOT_LIMITED, Admission, Group, MutationAlgorithm, Settings
+from quota.group import NO_HOLD, NOT_LIMITED, Admission, Group, Hold, MutationAlgorithm, Settings
 from quota.mutation import BucketGroup
 from quota.table import Candidate, Entry, QuotaTable
 from quota.trial import Trial
@@ -241,6 +241,24 @@ class Ledger:
         group = self._group(account, kind, int(now_ms))
         return None if group is None else group.allowance(int(now_ms))
 
+    def hold(
+        self, account: Account, kind: Kind, connection: object, amount: float, now_ms: float, *, whole: bool = False
+    ) -> Hold:
+        """Whether a request of this connection may be forwarded now, before anything is charged (ADR 0026).
+
+        `amount` is what it is going to be charged; 0 for request time, which is not known before. `whole`: it is
+        charged at once, for all of it is here. Ask again after `wait_ms`. The connection keeps a place in the queue of
+        `group` until it passes or :meth:`Group.pass_held`.
+        """
+        group = self._group(account, kind, int(now_ms))
+        return NO_HOLD if group is None else Hold(group.hold(connection, amount, int(now_ms), whole=whole), group)
+
+    def pass_held(self, account: Account, kind: Kind, connection: object) -> None:
+        """The connection waits no more, or never will again (see :meth:`hold`)."""
+        group = account.meters[kind].group
+        if group is not None:
+            group.pass_held(connection)
+
     def admit(self, account: Account, kind: Kind, wanted: int, now_ms: float) -> Admission:
         """check() and allowance() for a fetch asking for `wanted` bytes, with a reservation until settle().
 
@@ -272,19 +290,22 @@ class Ledger:
         at_ms: float | None = None,
         api_key: int | None = None,
         amount: float | None = None,
+        held: bool = False,
     ) -> None:
         """Count a delay that was really imposed, under the quota that caused it; `at_ms` and what follows are what is
-        remembered of it for explanations. For metrics and people only."""
+        remembered of it for explanations. `held`: the request waited so long before it was forwarded, because of what
+        its group owed, and no response tells of it. For metrics and people only."""
         self.wake(account)
         meter = account.meters[kind]
-        meter.throttled += 1
-        meter.throttle_ms += throttle_ms
         group = meter.group
-        if group is not None:
-            group.usage.throttled += 1
-            group.usage.throttle_ms += throttle_ms
-            if at_ms is not None:
-                self.decisions.note(group, account.identity, throttle_ms, at_ms, api_key, amount)
+        for usage in (meter,) if group is None else (meter, group.usage):
+            usage.throttled += 1
+            usage.throttle_ms += throttle_ms
+            if held:
+                usage.held += 1
+                usage.held_ms += throttle_ms
+        if group is not None and at_ms is not None:
+            self.decisions.note(group, account.identity, throttle_ms, at_ms, api_key, amount, held)
 
     def note_broker_throttle(self, account: Account, throttle_ms: int) -> None:
         """Count a delay that a broker has told the client by itself, beside ours. For metrics only."""
@@ -414,8 +435,8 @@ def _snapshot(group: Group, now: int) -> GroupSnapshot:
         observed=group.observed(now),
         utilisation=group.utilisation(now),
         throttled_until_ms=group.throttled_until,
-        owed_ms=max(group.owed_until - now, 0),
-        paced=isinstance(group, WindowGroup) and group.pacer.active,
+        owed_ms=group.owed_ms(now),
+        paced=isinstance(group, WindowGroup) and group.paced,
         amount=usage.amount,
         charges=usage.charges,
         throttled=usage.throttled,

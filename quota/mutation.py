@@ -13,10 +13,10 @@ class BucketGroup(Group):
 
     __slots__ = ("_settings", "_trial_bucket", "bucket")
 
-    carries = False  # tokens below zero are the debt, to the last partition
-
     def __init__(self, kind: Kind, key: GroupKey, settings: Settings, now: int) -> None:
         super().__init__(kind, key, settings, now)
+        self.may_hold = settings.smooth
+        self.carries = False  # tokens below zero are the debt, to the last partition
         self._settings = settings
         self.bucket = _new_bucket(settings)
         self._trial_bucket: TokenBucket | WindowedBurst | None = None  # the candidate's, made when there is one

@@ -26,6 +26,9 @@ PLENTY: Final = 1.5
 """Credit worth this many portions means that nobody wanted it."""
 MAX_COUNTED: Final = 32
 """Waiting fetchers are counted up to this many."""
+LARGE_MS: Final = 10_000
+"""A charge worth more than this (Kafka's window, as it is by default) is paid apart, so that the rest of its group need
+not wait for all of it: see :attr:`Pacer.backlog_ms`."""
 CALM_SHARE: Final = 0.9
 """Below this share of the limit a group counts as calm; two whole windows of calm end the episode."""
 
@@ -33,11 +36,26 @@ CALM_SHARE: Final = 0.9
 class Pacer:
     """The pacing clock of one group: the virtual time at which everything charged so far is paid for (GCRA's TAT)."""
 
-    __slots__ = ("_calm_since", "_held_until", "_tolerance_ms", "_turn", "_turns", "active", "paid_at")
+    __slots__ = (
+        "_apart_ms",
+        "_calm_since",
+        "_held_until",
+        "_tolerance_ms",
+        "_turn",
+        "_turns",
+        "active",
+        "backlog_ms",
+        "paid_at",
+    )
 
-    def __init__(self, tolerance_ms: int = TOLERANCE_MS) -> None:
+    def __init__(self, tolerance_ms: int = TOLERANCE_MS, apart_ms: float = LARGE_MS) -> None:
         self.active = False
         self.paid_at = 0.0
+        self.backlog_ms = 0.0
+        """What is owed beyond `paid_at`, for charges larger than `apart_ms`. It is paid by half of the limit while
+        others use the other half, because each of their charges pays as much of it, and by all of it while none does.
+        In all the group owes `paid_at - now + backlog_ms`, and no byte is charged for twice or not at all."""
+        self._apart_ms = apart_ms
         self._tolerance_ms = tolerance_ms
         self._turn = 0.0
         self._turns: deque[float] | None = None  # the latest ones; made when needed, few groups ever do
@@ -47,7 +65,8 @@ class Pacer:
     def begin(self, now: int, kafka_delay_ms: int) -> None:
         """Start an episode with the clock at the end of Kafka's delay: no credit is left from before."""
         self.active = True
-        self.paid_at = float(now + kafka_delay_ms)
+        self.paid_at = now + min(float(kafka_delay_ms), self._apart_ms)
+        self.backlog_ms = max(kafka_delay_ms - self._apart_ms, 0.0)
         self._held_until = now + kafka_delay_ms
         self._turn = 0.0
         self._turns = None
@@ -55,15 +74,36 @@ class Pacer:
 
     def take(self, cost_ms: float, now: int, kafka_delay_ms: int = 0, slack_ms: float = SLACK_MS) -> float:
         """Charge bytes worth `cost_ms` of the limit; returns the milliseconds until they are paid for (<= 0: none)."""
+        self.pay_backlog(now)
+        large = cost_ms > self._apart_ms
+        if large:
+            self.backlog_ms += cost_ms - self._apart_ms
+            cost_ms = self._apart_ms
+        elif self.backlog_ms:
+            share_ms = min(cost_ms, self.backlog_ms)
+            self.backlog_ms -= share_ms
+            cost_ms += share_ms
         self.paid_at = max(self.paid_at, now - self._tolerance_ms) + cost_ms
         if kafka_delay_ms > 0:
             self.hold(now + kafka_delay_ms, slack_ms)
-        return self.paid_at - now
+        return self.owed_ms(now) if large else self.paid_at - now
 
     def hold(self, until: int, slack_ms: float = SLACK_MS) -> None:
-        """A delay of Kafka's keeps the group waiting until then, of which `slack_ms` may become credit."""
-        self.paid_at = max(self.paid_at, until - slack_ms)
+        """A delay of Kafka's keeps the group waiting until then, of which `slack_ms` may become credit. What a large
+        charge has brought about beyond `apart_ms` is in the backlog already."""
+        self.paid_at = max(self.paid_at, until - slack_ms - self.backlog_ms)
         self._held_until = max(self._held_until, until)
+
+    def owed_ms(self, now: int) -> float:
+        """How long until all that was charged is paid, if nothing more is; negative while there is credit."""
+        return self.paid_at - now + self.backlog_ms
+
+    def pay_backlog(self, now: int) -> None:
+        """Time that no charge has used since `paid_at` pays for the backlog."""
+        if self.backlog_ms and now > self.paid_at:
+            paid_ms = min(now - self.paid_at, self.backlog_ms)
+            self.backlog_ms -= paid_ms
+            self.paid_at += paid_ms
 
     def credit_ms(self, now: int) -> float:
         """How much time's worth may pass at once now; negative while something is still unpaid."""
@@ -71,7 +111,9 @@ class Pacer:
 
     def give_back(self, cost_ms: float) -> None:
         """Undo part of a :meth:`take`."""
-        self.paid_at -= cost_ms
+        from_backlog_ms = min(max(cost_ms - self._apart_ms, 0.0), self.backlog_ms)
+        self.backlog_ms -= from_backlog_ms
+        self.paid_at -= cost_ms - from_backlog_ms
 
     def turn(self, now: int, earliest: float, spacing_ms: float) -> float:
         """When the next of several waiting fetchers shall ask again: after those that wait already, each of which is
@@ -116,4 +158,4 @@ class Pacer:
         since = self._calm_since
         if since is None:
             since = empty_since  # not calm for `calm_ms` before it has come
-        return now - max(since, self._held_until, owed_until) >= calm_ms
+        return self.owed_ms(now) <= 0 and now - max(since, self._held_until, owed_until) >= calm_ms

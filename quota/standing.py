@@ -58,8 +58,8 @@ def standing(group: Group, now_ms: float) -> CounterStanding:
         wait_ms=group.due(now),
         free_ms=free_ms(group, now),
         muted_ms=max(group.throttled_until - now, 0),
-        owed_ms=max(group.owed_until - now, 0),
-        paced=isinstance(group, WindowGroup) and group.pacer.active,
+        owed_ms=group.owed_ms(now),
+        paced=isinstance(group, WindowGroup) and group.paced,
     )
 
 

@@ -1,16 +1,29 @@
 """A shared counter of bytes or busy time: Kafka's sampled window, with our pacing for bytes (ADR 0004)."""
 
+from math import inf
 from typing import Final
 
 from quota.entity import GroupKey, Kind
+from quota.gate import GRACE_MS, Gate
 from quota.group import NOT_LIMITED, Admission, Group, Settings
-from quota.pacing import CROWDING, FETCH_TOLERANCE_MS, PLENTY, SLACK_MS, TOLERANCE_MS, Pacer
+from quota.pacing import CROWDING, FETCH_TOLERANCE_MS, LARGE_MS, PLENTY, SLACK_MS, TOLERANCE_MS, Pacer
 from quota.portion import SHORTEST_MS, Portions
 from quota.rate import MAX_THROTTLE_MS, SampledRate, round_half_up, throttle_ms
 from quota.table import Limit
 
 _LEARN: Final = 1 / 16
 """Weight of the newest response in the running mean of response sizes."""
+MOST_RENEWING_BYTES: Final = 40 * 1024 * 1024
+"""What may pass unpaid so that clients can log in again: twice what lies in socket buffers before one connection's
+login (`proxy.exchange.MOST_PASSING_BYTES`), and some more, as requests pass whole."""
+MOST_RENEWING_BUSY_MS: Final = 10_000
+"""The same for request time, in milliseconds of the limit."""
+UNKNOWN_BATCH_BYTES: Final = 1_000_000
+"""What a fetch is taken to bring at least, if it asks for as much, before any response has shown it: brokers send one
+whole batch however little is asked for (KIP-74), and batches may have up to 1 MB (`max.message.bytes`)."""
+MOST_BUSY_DEBT_MS: Final = 30_000
+"""A group never owes more request time than it may use in this time. Requests of all kinds wait for it, heartbeats too:
+members of consumer groups must not be lost for it (`session.timeout.ms` is 45 s)."""
 
 
 class WindowGroup(Group):
@@ -20,8 +33,10 @@ class WindowGroup(Group):
         "_admitted",
         "_bounded_ms",
         "_calm_ms",
+        "_gate",
         "_outstanding",
         "_portions",
+        "_renewed",
         "_scale",
         "_smooth",
         "_typical",
@@ -33,12 +48,16 @@ class WindowGroup(Group):
     def __init__(self, kind: Kind, key: GroupKey, settings: Settings, now: int) -> None:
         super().__init__(kind, key, settings, now)
         self.rate = SampledRate(settings.num_samples, settings.window_ms)
-        self.pacer = Pacer(FETCH_TOLERANCE_MS if kind is Kind.FETCH else TOLERANCE_MS)
         is_request = kind is Kind.REQUEST
+        tolerance_ms = FETCH_TOLERANCE_MS if kind is Kind.FETCH else TOLERANCE_MS
+        self.pacer = Pacer(tolerance_ms, inf if is_request else LARGE_MS)
         # 1 ms of busy time is 0.1 percent-seconds of one thread; the request quota's delay is at most one sample long.
         self._scale = 0.1 if is_request else 1
         self._bounded_ms = settings.window_ms if is_request else None
         self._smooth = settings.smooth and not is_request
+        self.carries = not settings.smooth  # else the pacer keeps the debt
+        self._renewed = (0.0, now)  # what has passed so that clients could log in again, and when
+        self._gate: Gate | None = None  # made when a connection has to wait for the first time
         self._portions = Portions() if kind is Kind.FETCH else None  # a produce request is as large as it is
         self._calm_ms = 2 * settings.num_samples * settings.window_ms
         self._admitted = 0  # fetches that are with the broker
@@ -76,8 +95,11 @@ class WindowGroup(Group):
     def _over(self, observed: float, limit: float, now: int) -> int:
         """Outside an episode the limit or its candidate is exceeded: Kafka's delay, and an episode may begin."""
         delay = self._exceeded(observed, limit, now)
-        if observed > limit and self._smooth and not self.shadow:
-            self.pacer.begin(now, delay)
+        if observed > limit and self.pays and not self.shadow:
+            # The delay for request time is cut to one sample; what is owed is not.
+            uncut = delay if self._bounded_ms is None else throttle_ms(observed, limit, self.rate.window_ms)
+            self.pacer.begin(now, uncut if self._bounded_ms is None else min(uncut, MOST_BUSY_DEBT_MS))
+            self.may_hold = True
         return delay
 
     def _exceeded(self, observed: float, limit: float, now: int) -> int:
@@ -158,8 +180,13 @@ class WindowGroup(Group):
         if not paced:
             granted = min(granted, int(limit * TOLERANCE_MS / 1000.0))
         # Reserved in full while nothing is known, else by experience: most consumers wait at the end of a log and ask
-        # for far more than they get, and others must not be held up by what those will not take.
-        expected = max(min(granted, wanted), 1) if self._typical is None else min(granted, self._typical)
+        # for far more than they get, and others must not be held up by what those will not take. One batch comes whole,
+        # whatever is granted.
+        if self._typical is None:
+            expected: float = max(min(max(granted, UNKNOWN_BATCH_BYTES), wanted), 1)
+        else:
+            batch = 0.0 if self._portions is None else self._portions.batch
+            expected = min(max(granted, batch), self._typical)
         if paced and self._portions is not None:
             granted = self._portions.grant(granted, limit, pacer.credit_ms(now))
         granted = max(min(granted, wanted), 1)
@@ -182,8 +209,7 @@ class WindowGroup(Group):
             self.pacer.give_back(admission.paced_ms)
         if not amount:
             return  # there was no response to learn from
-        typical = amount if self._typical is None else self._typical
-        self._typical = typical + (amount - typical) * _LEARN
+        self._learn(amount)
         if self._portions is not None and admission.max_bytes is not None:
             self._portions.learn(admission.max_bytes, amount)
 
@@ -198,7 +224,14 @@ class WindowGroup(Group):
 
     def owes(self, now: int) -> bool:
         """See :meth:`Group.owes`."""
-        return super().owes(now) or (self.pacer.active and self.pacer.paid_at > now)
+        return super().owes(now) or self.waiting > 0 or (self.pacer.active and self.pacer.owed_ms(now) > 0)
+
+    def owed_ms(self, now: int) -> int:
+        """See :meth:`Group.owed_ms`."""
+        if not self.pacer.active:
+            return super().owed_ms(now)
+        owed_ms = int(self.pacer.owed_ms(now))
+        return owed_ms if owed_ms > max(self.throttled_until - now, 0) + GRACE_MS else 0
 
     def forgettable(self, now: int) -> bool:
         """See :meth:`Group.forgettable`. What fetches have taught about sizes of batches is learned again."""
@@ -217,20 +250,88 @@ class WindowGroup(Group):
     def _rescale(self, factor: float) -> None:
         super()._rescale(factor)
         self.pacer.paid_at = self.last_ms + (self.pacer.paid_at - self.last_ms) * factor
+        self.pacer.backlog_ms *= factor
 
     def _charge_in_episode(self, amount: float, now: int) -> int:
         limit = self.limit
         delay, paced = self._count(amount, now)
         if limit is None or self.shadow:
             return self._impose(delay, now)
+        if not self._smooth:  # request time
+            self.pacer.paid_at = min(self.pacer.paid_at, float(now + MOST_BUSY_DEBT_MS))
+            self._learn(amount)
+            return self._impose(delay, now)
+        if self._gate is not None:
+            # Those that wait already go first: the connection is told when it will be its turn again.
+            paced += self._gate.ahead_ms(amount / limit * 1000.0)
         if paced > delay:
             delay = min(round_half_up(paced), MAX_THROTTLE_MS)
-            longest = self.max_throttle_ms
-            if longest is not None and delay > longest:
-                # The pace is there to smooth, not to keep books: only Kafka's own delay is carried beyond the cap.
-                self.pacer.paid_at = float(now + longest)
-                delay = longest
         return self._impose(delay, now)
+
+    def hold(self, connection: object, amount: float, now: int, *, whole: bool = False) -> int:
+        """See :meth:`Group.hold`. `amount` is 0 for request time, not known before: what is usual is assumed."""
+        limit, pacer, gate = self.limit, self.pacer, self._gate
+        now = max(now, self.last_ms)
+        self.may_hold = pacer.active
+        if limit is None or self.shadow or not self.pays or (not pacer.active and (whole or not amount)):
+            self.pass_held(connection)
+            return 0
+        if gate is None:
+            gate = self._gate = Gate()
+        # What it is expected to cost, as a time of the limit: bytes / (bytes/s), or busy ms * 0.1 / percent.
+        cost_ms = (amount or self._typical or 0.0) * self._scale / limit * 1000.0
+        paid_at, backlog_ms = 0.0, 0.0
+        if pacer.active:
+            pacer.pay_backlog(now)
+            paid_at, backlog_ms = pacer.paid_at, pacer.backlog_ms
+            if backlog_ms:
+                # Kafka's delay, as long as the large request is in the window, would be that of each request.
+                total, window_ms = self.rate.peek(now)
+                delay_ms = self._kafka_delay(total / (window_ms / 1000.0), limit, window_ms)
+                paid_at = max(paid_at, float(now + delay_ms - LARGE_MS))
+        else:
+            total, window_ms = self.rate.peek(now)
+            paid_at = now - (window_ms - total / limit * 1000.0)  # there is room in the window for so much
+        return gate.ask(connection, cost_ms, paid_at, backlog_ms, now)
+
+    def pass_held(self, connection: object) -> None:
+        """See :meth:`Group.pass_held`."""
+        if self._gate is not None:
+            self._gate.leave(connection)
+
+    def renews(self, size_bytes: int, now: int) -> bool:
+        """See :meth:`Group.renews`."""
+        limit = self.limit
+        if limit is None:
+            return True
+        if self._bounded_ms is None:
+            cost, most, back_per_s = float(size_bytes), MOST_RENEWING_BYTES, limit
+        else:
+            cost, most, back_per_s = (
+                (self._typical or 0.0) * self._scale / limit * 1000.0,
+                MOST_RENEWING_BUSY_MS,
+                1000.0,
+            )
+        passed, since = self._renewed
+        passed = max(passed - (now - since) * back_per_s / 1000.0, 0.0) + cost
+        if passed > most:
+            return False
+        self._renewed = (passed, now)
+        return True
+
+    @property
+    def waiting(self) -> int:
+        """How many connections have a request that waits at the gate."""
+        return 0 if self._gate is None else len(self._gate)
+
+    @property
+    def paced(self) -> bool:
+        """Whether smooth pacing is at work."""
+        return self._smooth and self.pacer.active
+
+    def _learn(self, amount: float) -> None:
+        typical = amount if self._typical is None else self._typical
+        self._typical = typical + (amount - typical) * _LEARN
 
     def _count(self, amount: float, now: int) -> tuple[int, float]:
         """Record, and keep the episode's books. Returns Kafka's delay and the pace's, in ms."""
@@ -253,6 +354,8 @@ class WindowGroup(Group):
             return (self._over(observed, limit, now) if observed > self._watched else 0), 0.0
         delay = self._exceeded(observed, limit, now) if observed > self._watched else 0
         pacer.note_rate(observed / limit, now)
+        if not self._smooth:  # request time: its delay is cut to one sample, and is no measure of what is owed
+            return delay, pacer.take(amount * self._scale / limit * 1000.0, now)
         return delay, pacer.take(amount / limit * 1000.0, now, delay, self._slack_ms(limit, now) if delay else 0)
 
     def _kafka_delay(self, observed: float, limit: float, window_ms: int) -> int:
@@ -278,7 +381,7 @@ class WindowGroup(Group):
     def _room(self, limit: float, grain_ms: float, now: int) -> int:
         total, window_ms = self.rate.peek(now)
         room = (limit * window_ms / 1000.0 - total - self._outstanding) / self._scale
-        if self.pacer.active:
+        if self.paced:
             room = min(room + grain_ms * limit / 1000.0, self.pacer.credit_ms(now) * limit / 1000.0)
         return max(int(room), 0)
 

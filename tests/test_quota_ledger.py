@@ -286,6 +286,9 @@ def test_a_debt_is_never_forgotten(smooth: bool, cap: int | None) -> None:
         ledger.expire(t)
         assert len(ledger.snapshot(t)) == 1
     if cap is not None:
+        assert next(ledger.groups(PRODUCE)).owed_ms(39_989_000 - 1) == 1001
+        assert next(ledger.groups(PRODUCE)).owes(39_989_000)
+    if cap is not None and not smooth:
         assert ledger.check(ledger.account("u", "c"), PRODUCE, 39_989_000) == 1000
     assert ledger.expire(2 * 39_990_000) >= 1
     assert ledger.snapshot(0) == []

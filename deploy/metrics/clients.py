@@ -125,7 +125,7 @@ class ClientSeries:
                 limit.add_metric(mode, trial.limit)
                 used.add_metric(mode, group.trial_utilisation(trial, now) or 0.0)
             left.add_metric([kind.value, *labels], max(group.throttled_until - now, 0) / 1000)
-            owed.add_metric([kind.value, *labels], max(group.owed_until - now, 0) / 1000)
+            owed.add_metric([kind.value, *labels], group.owed_ms(now) / 1000)
         yield from (limit, observed, tokens, used, left, owed)
         yield from self._trial_families(names)
         capped = CounterMetricFamily(

@@ -1,0 +1,374 @@
+"""A group in debt pays before more of it is forwarded (ADR 0026): closed loops on a simulated clock.
+
+The loops do what real attackers do: many connections, a new one for each request, large requests, all at once. What is
+forwarded in a time is compared with the limit for that time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from quota.entity import DEFAULT, Kind
+from quota.gate import GRACE_MS, LATE_MS, LOOK_AGAIN_MS, Gate, Queue
+from quota.ledger import Ledger
+from quota.pacing import LARGE_MS
+from quota.table import Entry, QuotaTable
+
+PRODUCE, REQUEST = Kind.PRODUCE, Kind.REQUEST
+KB, MB = 1000, 1_000_000
+
+
+@dataclass
+class Loop:
+    """What came of a closed loop; times in ms."""
+
+    limit: float
+    forwarded: list[tuple[float, int, float]] = field(default_factory=list)
+    """(when, by which connection, bytes)"""
+    waits: list[tuple[float, int, float]] = field(default_factory=list)
+    """(when it passed, which connection, how long it had been held)"""
+
+    def rate(self, begin_s: float, end_s: float) -> float:
+        """Bytes forwarded in that time over what the limit allows in it."""
+        amount = sum(each for at, _, each in self.forwarded if begin_s * 1000 <= at < end_s * 1000)
+        return amount / (self.limit * (end_s - begin_s))
+
+    def whole_rate(self, since_s: float) -> float:
+        """The same between the first and the last request after `since_s`: requests are not cut in two."""
+        after = [(at, each) for at, _, each in self.forwarded if at >= since_s * 1000]
+        return sum(each for _, each in after[:-1]) / (self.limit * (after[-1][0] - after[0][0]) / 1000)
+
+
+def ledger_of(limit: float, **settings: object) -> Ledger:
+    return Ledger(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=limit)]), **settings)  # type: ignore[arg-type]
+
+
+def closed_loop(
+    connections: int,
+    size: float | Callable[[int], float],
+    limit: float,
+    seconds: float = 400,
+    *,
+    reconnects: bool = False,
+    streams_ms: float = 0,
+    of: Ledger | None = None,
+) -> Loop:
+    """Connections that send one request after the other, each as soon as it may: after its mute, or with `reconnects`
+    on a new connection 1 ms later. The last byte of a request comes `streams_ms` after its head."""
+    ledger = of or ledger_of(limit, max_throttle_ms=120_000)
+    account = ledger.account("u", "c")
+    loop = Loop(limit)
+    sockets = {number: object() for number in range(connections)}
+    since: dict[int, float] = {}
+    events: list[tuple[float, int, str]] = [(0.0, number, "head") for number in range(connections)]
+    while events:
+        now, number, what = heapq.heappop(events)
+        if now > seconds * 1000:
+            break
+        amount = size(number) if callable(size) else size
+        if what == "head":
+            since.setdefault(number, now)
+            wait_ms = ledger.hold(account, PRODUCE, sockets[number], amount, now, whole=not streams_ms).wait_ms
+            if wait_ms:
+                assert wait_ms <= LOOK_AGAIN_MS
+                heapq.heappush(events, (now + wait_ms, number, "head"))
+                continue
+            loop.waits.append((now, number, now - since.pop(number)))
+            if streams_ms:
+                heapq.heappush(events, (now + streams_ms, number, "end"))
+                continue
+        delay_ms = ledger.charge(account, PRODUCE, amount, now)
+        loop.forwarded.append((now, number, amount))
+        if reconnects:
+            ledger.pass_held(account, PRODUCE, sockets[number])
+            sockets[number] = object()
+            delay_ms = 1
+        heapq.heappush(events, (now + max(delay_ms, 1), number, "head"))
+    return loop
+
+
+@pytest.mark.parametrize("streams_ms", [0, 300])
+@pytest.mark.parametrize("reconnects", [False, True], ids=["persistent", "reconnecting"])
+@pytest.mark.parametrize(
+    ("connections", "size", "limit"),
+    [
+        (1, 4 * KB, 100 * KB),
+        (1, 1 * MB, 1 * MB),
+        (4, 100 * KB, 200 * KB),
+        (30, 16 * KB, 1 * MB),
+        (200, 4 * KB, 100 * KB),
+        (200, 100 * KB, 100 * KB),
+        (200, 100 * KB, 1 * MB),
+        (64, 1 * MB, 1 * MB),
+    ],
+)
+def test_the_limit_holds_however_many_connections(
+    connections: int, size: int, limit: int, reconnects: bool, streams_ms: int
+) -> None:
+    loop = closed_loop(connections, size, limit, reconnects=reconnects, streams_ms=streams_ms)
+    assert loop.rate(11, 131) <= 1.05
+    assert loop.rate(131, 391) <= 1.05
+    if connections * size > limit * 1.4 or not streams_ms:  # else 300 ms for each request are the limit
+        assert loop.rate(131, 391) >= 0.95, "nor is it held to less"
+    # At first the window lets ten seconds' worth pass, and whoever was on the way through; in Kafka each connection.
+    assert loop.rate(0, 11) * 11 <= 10 + 7 + max(size / limit, 300 / 1000 * (size / limit) * connections)
+
+
+@pytest.mark.parametrize("reconnects", [False, True], ids=["persistent", "reconnecting"])
+@pytest.mark.parametrize(
+    ("connections", "size", "limit"),
+    [
+        (1, 20 * MB, 1 * MB),
+        (1, 20 * MB, 100 * KB),
+        (4, 5 * MB, 100 * KB),
+        (40, 100 * MB, 1 * MB),
+        (4, 100 * MB, 1 * MB),
+    ],
+)
+def test_large_requests_pass_one_by_one(connections: int, size: int, limit: int, reconnects: bool) -> None:
+    loop = closed_loop(connections, size, limit, 2000, reconnects=reconnects)
+    assert loop.whole_rate(11) == pytest.approx(1.0, abs=0.02)
+    times = [at for at, _, _ in loop.forwarded]
+    apart = [b - a for a, b in itertools.pairwise(times[1:])]
+    assert min(apart) >= size / limit * 1000 - GRACE_MS - 100
+
+
+def test_what_is_on_its_way_through_counts_before_it_is_charged() -> None:
+    """Thirty requests of 2 MB at 1 MB/s begin at the same moment and take 5 s each to come: not thirty of them pass."""
+    loop = closed_loop(30, 2 * MB, 1 * MB, 120, streams_ms=5000)
+    assert (
+        sum(1 for at, _, _ in loop.waits if at < 1000) == 6
+    )  # 10 s of the window, GRACE_MS, and the one that violates
+    assert loop.rate(11, 111) <= 1.05
+
+
+def test_a_request_that_never_ends_holds_up_no_other_for_long() -> None:
+    ledger = ledger_of(1 * MB)
+    account = ledger.account("u", "c")
+    assert ledger.hold(account, PRODUCE, "stalled", 40 * MB, 0).wait_ms == 0
+    other = object()
+    now = 0
+    while wait_ms := ledger.hold(account, PRODUCE, other, 20 * MB, now).wait_ms:
+        now += wait_ms
+    # 40 s are claimed, less the ten seconds of the window and the grace
+    assert 28_900 <= now <= 30_100
+    assert ledger.hold(account, PRODUCE, object(), 100 * KB, 0, whole=True).wait_ms == 0, "charged at once"
+
+
+def test_one_large_request_does_not_make_its_group_mates_wait_for_all_of_it() -> None:
+    """100 MB at 1 MB/s are 100 s. The other five wait until it has left Kafka's window; from then on half of the limit
+    is theirs, and the other half pays."""
+    loop = closed_loop(6, lambda number: 100 * MB if number == 0 else 16 * KB, 1 * MB, 1200)
+    mates = [held for _, number, held in loop.waits if number]
+    assert max(mates) <= 12_500
+    assert sum(1 for held in mates if held > 1000) / len(mates) < 0.01
+    assert loop.whole_rate(11) == pytest.approx(1.0, abs=0.06)
+    share = sum(each for _, number, each in loop.forwarded if number) / sum(each for _, _, each in loop.forwarded)
+    assert 0.3 <= share <= 0.7
+
+
+def test_many_large_requests_do_not_shut_out_ordinary_ones() -> None:
+    loop = closed_loop(25, lambda number: 20 * MB if number < 20 else 16 * KB, 1 * MB, 1200)
+    mates = [held for _, number, held in loop.waits if number >= 20]
+    assert max(mates) <= 30_000
+    assert {number for _, number, _ in loop.waits} == set(range(25)), "nor the other way round"
+    assert loop.whole_rate(11) == pytest.approx(1.0, abs=0.06)
+
+
+def test_each_connection_has_one_place_and_they_pass_in_order() -> None:
+    loop = closed_loop(8, 500 * KB, 1 * MB, 300)
+    late = [number for at, number, _ in loop.forwarded if at > 60_000]
+    counts = [late.count(number) for number in range(8)]
+    assert max(counts) - min(counts) <= 1
+    assert late[:8] == late[8:16] == late[16:24]
+
+
+def test_a_flood_has_one_place_for_each_of_its_connections() -> None:
+    """One client connects anew for each request, the other keeps its connection: it waits for two requests at most."""
+    ledger = ledger_of(1 * MB)
+    account = ledger.account("u", "c")
+    passed = {"flood": 0, "honest": 0}
+    longest_ms = since = 0.0
+    flood, honest = object(), object()
+    events: list[tuple[float, str]] = [(0.0, "flood"), (0.0, "honest")]
+    while events:
+        now, who = heapq.heappop(events)
+        if now > 200_000:
+            break
+        wait_ms = ledger.hold(account, PRODUCE, flood if who == "flood" else honest, 200 * KB, now, whole=True).wait_ms
+        if not wait_ms:
+            delay_ms = ledger.charge(account, PRODUCE, 200 * KB, now)
+            if now > 30_000:
+                passed[who] += 1
+            if who == "honest":
+                longest_ms = max(longest_ms, now - since) if now > 30_000 else 0.0
+                since = now + max(delay_ms, 1)
+            wait_ms = 1 if who == "flood" else max(delay_ms, 1)
+            if who == "flood":
+                ledger.pass_held(account, PRODUCE, flood)
+                flood = object()
+        heapq.heappush(events, (now + wait_ms, who))
+    assert passed["honest"] >= 0.2 * (passed["flood"] + passed["honest"])
+    assert longest_ms <= 400
+
+
+def test_a_debt_fades_at_the_rate_of_the_limit() -> None:
+    """30 MB at 1 MB/s: 20 s of delay for what the window had no room for. Nobody comes back; then somebody does."""
+    for later_ms, held in ((5000, True), (19_700, True), (19_800, False), (60_000, False)):
+        ledger = ledger_of(1 * MB)
+        account = ledger.account("u", "c")
+        assert ledger.charge(account, PRODUCE, 30 * MB, 0) == 20_000
+        assert (ledger.hold(account, PRODUCE, "new", 30 * MB, later_ms, whole=True).wait_ms > 0) is held, later_ms
+
+
+def test_the_first_delay_is_kafkas_and_a_cut_one_is_no_way_out() -> None:
+    ledger = ledger_of(100 * KB, max_throttle_ms=30_000)
+    account = ledger.account("u", "c")
+    assert ledger.charge(account, PRODUCE, 20 * MB, 0) == 30_000  # (2 MB/s - 0.1) / 0.1 * 10 s = 190 s
+    assert ledger.hold(account, PRODUCE, "same", 20 * MB, 30_000, whole=True).wait_ms == LOOK_AGAIN_MS
+    assert ledger.hold(account, PRODUCE, "same", 20 * MB, 189_700, whole=True).wait_ms > 0
+    assert ledger.hold(account, PRODUCE, "same", 20 * MB, 189_800, whole=True).wait_ms == 0
+    group = next(ledger.groups(PRODUCE))
+    assert group.owes(189_800)
+
+
+def test_a_raised_limit_is_noticed_within_a_second() -> None:
+    ledger = ledger_of(1 * MB)
+    account = ledger.account("u", "c")
+    ledger.charge(account, PRODUCE, 100 * MB, 0)
+    wait_ms = ledger.hold(account, PRODUCE, "waits", 100 * KB, 1, whole=True).wait_ms
+    assert 0 < wait_ms <= LOOK_AGAIN_MS
+    ledger.swap(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=1000 * MB)]))
+    assert ledger.hold(account, PRODUCE, "waits", 100 * KB, 1 + wait_ms, whole=True).wait_ms == 0
+
+
+@pytest.mark.parametrize("entry", [None, Entry(client_id=DEFAULT, producer_byte_rate=1 * MB, mode="shadow")])
+def test_without_a_limit_in_force_nothing_waits(entry: Entry | None) -> None:
+    ledger = ledger_of(1 * MB)
+    account = ledger.account("u", "c")
+    ledger.charge(account, PRODUCE, 100 * MB, 0)
+    assert ledger.hold(account, PRODUCE, "waits", 100 * KB, 1, whole=True).wait_ms > 0
+    ledger.swap(QuotaTable([entry] if entry else []))
+    assert ledger.hold(account, PRODUCE, "waits", 100 * KB, 2, whole=True).wait_ms == 0
+    assert ledger.hold(account, PRODUCE, "other", 100 * MB, 2).wait_ms == 0
+
+
+def test_exactly_as_a_broker_nothing_waits_before_it_is_forwarded() -> None:
+    """`pacing: kafka`, with all that follows from it: 4 x 5 MB at 0.1 MB/s got 3.7 times their limit from a broker."""
+    loop = closed_loop(4, 5 * MB, 100 * KB, 95, of=ledger_of(100 * KB, smooth=False, max_throttle_ms=None))
+    assert max(held for _, _, held in loop.waits) == 0
+    assert loop.rate(0, 95) == pytest.approx(3.7, abs=0.1), "as measured"
+    loop = closed_loop(1, 100 * KB, 200 * KB, 30, of=ledger_of(200 * KB, smooth=False), reconnects=True)
+    assert loop.rate(0, 30) > 100
+
+
+def test_request_time_is_paid_before_more_is_forwarded() -> None:
+    """1 % is 10 ms a second. 200 connections, a new one for each request of 2 ms: Kafka's delay lasts 1 s at most, and
+    muting the connection that has gone away holds nobody."""
+    ledger = Ledger(QuotaTable([Entry(client_id=DEFAULT, request_percentage=1)]))
+    account = ledger.account("u", "c")
+    busy: list[float] = []
+    events = [(float(number % 7), number, "head") for number in range(200)]
+    sockets = {number: object() for number in range(200)}
+    while events:
+        now, number, what = heapq.heappop(events)
+        if now > 400_000:
+            break
+        if what == "head":
+            wait_ms = ledger.hold(account, REQUEST, sockets[number], 0, now).wait_ms
+            heapq.heappush(events, (now + wait_ms, number, "head") if wait_ms else (now + 2, number, "end"))
+            continue
+        ledger.charge(account, REQUEST, 2.0, now)
+        busy.append(now)
+        sockets[number] = object()
+        heapq.heappush(events, (now + 1, number, "head"))
+    in_time = sum(1 for at in busy if 31_000 <= at < 391_000) * 2.0
+    assert 0.9 <= in_time / (360 * 10) <= 1.05
+
+
+def test_request_time_owed_is_bounded_so_that_heartbeats_come_through() -> None:
+    ledger = Ledger(QuotaTable([Entry(client_id=DEFAULT, request_percentage=1)]))
+    account = ledger.account("u", "c")
+    assert ledger.charge(account, REQUEST, 5000.0, 0) == 1000
+    ledger.charge(account, REQUEST, 5000.0, 100)
+    now = 200
+    while wait_ms := ledger.hold(account, REQUEST, "heartbeat", 0, now).wait_ms:
+        now += wait_ms
+    assert now <= 30_100
+
+
+def test_permissive_mutations_wait_until_the_tokens_are_back() -> None:
+    ledger = Ledger(QuotaTable([Entry(user="u", controller_mutation_rate=5)]))
+    account = ledger.account("u", "c")
+    # 11 s * 5/s = 55 tokens, 155 taken: -100 / 5 = 20 s
+    assert ledger.charge_mutation(account, 155, False, 0) == (True, 20_000)
+    assert ledger.hold(account, Kind.MUTATION, "another", 0, 1000).wait_ms == 19_000
+    assert ledger.hold(account, Kind.MUTATION, "another", 0, 20_000).wait_ms == 0
+
+
+def test_the_allowance_for_renewals_is_the_groups_and_comes_back_with_time() -> None:
+    ledger = ledger_of(1 * MB)
+    ledger.charge(ledger.account("u", "c"), PRODUCE, 100 * MB, 0)
+    group = next(ledger.groups(PRODUCE))
+    passed = sum(group.renews(1 * MB, 1000) for _ in range(1000))
+    assert passed == 41  # 40 MiB
+    assert not group.renews(2 * MB, 1500)
+    assert sum(group.renews(1 * MB, 11_000) for _ in range(1000)) == 10  # 10 s at 1 MB/s
+
+
+def test_a_connection_that_does_not_ask_in_time_is_passed_over_and_goes_first_later() -> None:
+    queue = Queue()
+    assert queue.enter("a", 100, 500, 0) == 500
+    assert queue.enter("b", 100, 500, 0) == 600
+    assert not queue.is_first("b", 500 + LATE_MS)
+    assert queue.is_first("b", 501 + LATE_MS)
+    assert queue.is_first("a", 501 + LATE_MS)
+    queue.leave("a")
+    queue.leave("b")
+    assert len(queue) == 0
+    assert queue.waiting_ms == 0
+
+
+def test_a_connection_that_leaves_makes_room() -> None:
+    gate = Gate()
+    for number in range(5):
+        assert gate.ask(number, 1000, 3000, 0, 0) > 0
+    assert gate.ahead_ms(1) == 5000
+    for number in range(4):
+        gate.leave(number)
+    assert gate.ahead_ms(1) == 1000
+    assert gate.ask(4, 1000, 3000, 0, 3000 - GRACE_MS) == 0
+    assert len(gate) == 0
+
+
+def test_connections_are_told_to_come_back_when_it_is_their_turn_again() -> None:
+    """64 connections with 1 MB each at 1 MB/s: each is told 64 s, and hardly waits once it has come back."""
+    loop = closed_loop(64, 1 * MB, 1 * MB, 600)
+    assert max(held for at, _, held in loop.waits if at > 200_000) <= 1000
+    gate = Gate()
+    assert gate.ask("a", 500, 0, 0, 0) == 0
+    assert gate.ask("b", 500, 500, 0, 400) == 0
+    assert gate.ahead_ms(500) == 500, "the other one comes back"
+    gate.leave("a")
+    assert gate.ahead_ms(500) == 0, "unless it has closed"
+    assert gate.ask("c", 500, 1000, 0, 5000) == 0
+    assert gate.ahead_ms(500) == 0, "or does not come"
+
+
+def test_large_and_ordinary_requests_take_turns_when_nothing_is_owed_apart() -> None:
+    """Ordinary requests that came before a large one pass before it, those that came after it wait for it."""
+    gate = Gate()
+    paid_at = 1000.0
+    assert gate.ask("before", 100, paid_at, 0, 0) > 0
+    assert gate.ask("large", LARGE_MS + 1, paid_at, 0, 1) > 0
+    assert gate.ask("after", 100, paid_at, 0, 2) > 0
+    assert gate.ask("after", 100, paid_at, 0, 790) > 0
+    assert gate.ask("large", LARGE_MS + 1, paid_at, 0, 790) > 0
+    assert gate.ask("before", 0, paid_at, 0, 800) == 0
+    assert gate.ask("after", 0, paid_at, 0, 810) > 0, "it is the large one's turn"
+    assert gate.ask("large", LARGE_MS + 1, paid_at, 0, 810) == 0
