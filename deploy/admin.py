@@ -8,7 +8,6 @@ probe gets through. Hypercorn shields its sends from cancellation, hence deadlin
 from __future__ import annotations
 
 import heapq
-import json
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -33,6 +32,7 @@ from deploy.explain import Moment, Origin, addresses_of, explanation_json, ident
 from deploy.explain_text import explanation_text
 from deploy.history import History
 from deploy.metrics import CONTENT_TYPE, Metrics
+from deploy.text import ascii_json
 from proxy.observer import ConnectionInfo
 from quota.admin import Entity
 from quota.connections import canonical_address
@@ -279,7 +279,7 @@ def _connection_json(one: ConnectionInfo) -> dict[str, Any]:
 
 def _text(value: Any) -> bytes:
     # names come from the wire and may hold lone surrogates: ASCII escapes carry them, UTF-8 could not
-    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+    return ascii_json(value, separators=(",", ":")).encode() + b"\n"
 
 
 def _json(value: Any, status: int = 200) -> Response:
