@@ -28,6 +28,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from deploy import ui
+from deploy.admin_guard import Guard, Hosts
 from deploy.explain import Moment, Origin, addresses_of, explanation_json, identity_of_connections, throttled_json
 from deploy.explain_text import explanation_text
 from deploy.history import History
@@ -107,7 +108,10 @@ class AdminApp:
         clock_ms: Callable[[], float],
         quotas: QuotasView | None = None,
         history: History | None = None,
+        *,
+        hosts: Hosts | None = None,
     ) -> None:
+        """`hosts`: what requests may be for; without it addresses and localhost alone."""
         self._ledger = ledger
         self._history = history
         self._proxy = proxy
@@ -115,7 +119,7 @@ class AdminApp:
         self._source = quotas
         self._now_ms = clock_ms
         self._heavy = trio.Lock()  # one long list at a time
-        self.asgi = Starlette(
+        pages = Starlette(
             routes=[
                 Route("/", self._index),
                 Route("/metrics", self._serve_metrics),
@@ -130,6 +134,7 @@ class AdminApp:
                 *ui.ROUTES,
             ]
         )
+        self.asgi = Guard(pages, Hosts([]) if hosts is None else hosts)
 
     async def _index(self, request: Request) -> Response:
         paths = ["/metrics", "/healthz", "/readyz", "/quotas", "/throttled", "/explain?user=U&client_id=C"]
