@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from analysis.errors import ReportError, WrongUseError
+from quota.visible import visible
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -151,7 +152,9 @@ def _stream(spark: SparkSession, settings: Settings, *, quiet: bool) -> int:
         signal.signal(number, lambda *_: stop.set())
     try:
         queries = start(spark, settings, stop)
-        follow(queries, (lambda _: None) if quiet else lambda line: print(line, file=sys.stderr, flush=True), stop)
+        follow(
+            queries, (lambda _: None) if quiet else lambda line: print(visible(line), file=sys.stderr, flush=True), stop
+        )
     finally:
         spark.stop()
     return OK
@@ -211,5 +214,5 @@ def _headroom(text: str) -> float:
 
 
 def _complain(text: str, code: int) -> int:
-    print(f"error: {text}", file=sys.stderr)
+    print(f"error: {visible(text, lines=True)}", file=sys.stderr)
     return code

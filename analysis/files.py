@@ -10,8 +10,12 @@ from typing import Any, cast
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StringType
 
 LOOKED_AT = 50
+_FORMULA = r"[[\s\p{Z}\p{C}]&&[^\t\r\n]]*[=+\-@\uFF1D\uFF0B\uFF0D\uFF20]"
+_BEFORE_FORMULAS = rf"(?:^|(?<=[;\t\r\n]))(?={_FORMULA})|^(?=[\t\r\n])"
+"""Where a spreadsheet would begin to read a formula, also one that takes a semicolon or a tab for the end of a cell."""
 
 
 def _file_system(spark: SparkSession, path: str) -> tuple[Any, Any]:
@@ -101,7 +105,7 @@ def kept(frame: DataFrame, path: str) -> DataFrame:
 
 
 def write_csv(frame: DataFrame, path: str, order: Sequence[Column | str] = ()) -> None:
-    """Write a result as one CSV file with a heading, in place of one that is there.
+    """Write a result as one CSV file with a heading, in place of one that is there. Texts are no formulas in it.
 
     One file is written by one task, so that task may as well put it in order: a sort by ranges would compute the rows
     twice, once to find the ranges.
@@ -109,7 +113,14 @@ def write_csv(frame: DataFrame, path: str, order: Sequence[Column | str] = ()) -
     spark = frame.sparkSession
     parts = f"{path}.parts"
     frame = frame.repartition(1).sortWithinPartitions(*order) if order else frame.coalesce(1)
-    frame.write.mode("overwrite").option("header", True).option("escape", '"').csv(parts)
+    # Without the two options for white space Spark would cut it off, and two names could become one.
+    exact: dict[str, bool | str] = {
+        "header": True,
+        "escape": '"',
+        "ignoreLeadingWhiteSpace": False,
+        "ignoreTrailingWhiteSpace": False,
+    }
+    without_formulas(frame).write.mode("overwrite").options(**exact).csv(parts)
     system, place = _file_system(spark, path)
     (part,) = (
         status.getPath()
@@ -119,6 +130,18 @@ def write_csv(frame: DataFrame, path: str, order: Sequence[Column | str] = ()) -
     system.delete(place, True)
     system.rename(part, place)
     delete(spark, parts)
+
+
+def without_formulas(frame: DataFrame) -> DataFrame:
+    """The same rows, with an apostrophe before all in texts that a spreadsheet would take for a formula (as OWASP
+    advises): names come from clients. Numbers, which may be negative, stay numbers."""
+    texts = {field.name for field in frame.schema.fields if isinstance(field.dataType, StringType)}
+    return frame.select(
+        *(
+            F.regexp_replace(name, F.lit(_BEFORE_FORMULAS), F.lit("'")).alias(name) if name in texts else F.col(name)
+            for name in frame.columns
+        )
+    )
 
 
 def make_directory(spark: SparkSession, path: str) -> None:

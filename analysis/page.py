@@ -14,6 +14,7 @@ from analysis.intake import Quality
 from analysis.report import Report, Story, Table
 from analysis.rows import some_rows
 from analysis.words import cell, span
+from quota.visible import visible
 
 MOST_LINES = 60
 
@@ -35,7 +36,8 @@ class _Shown:
 
 def render(report: Report, story: Story, tables: Mapping[str, DataFrame], quality: Quality) -> str:
     """The page as text."""
-    # Names come from clients: everything is escaped but the plots, which escape for themselves.
+    # Names come from clients: everything is escaped but the plots, which escape for themselves; and what cannot be seen
+    # or turns the direction of writing is shown as its code.
     environment = Environment(
         loader=PackageLoader("analysis"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -45,12 +47,12 @@ def render(report: Report, story: Story, tables: Mapping[str, DataFrame], qualit
         first=_moment(quality.first_ms),
         last=_moment(quality.last_ms),
         length=span(quality.seconds),
-        findings=story.findings,
+        findings=[visible(text) for text in story.findings],
         plots=story.plots,
         tables=[_shown(name, table, tables[name]) for name, table in report.tables.items() if table.shown],
-        files={name: _head(text) for name, text in story.files.items()},
-        quality=quality.sentences(),
-        notes=story.notes,
+        files={visible(name): _head(visible(text, lines=True)) for name, text in story.files.items()},
+        quality=[visible(text) for text in quality.sentences()],
+        notes=[visible(text) for text in story.notes],
     )
 
 
@@ -60,7 +62,7 @@ def _shown(name: str, table: Table, frame: DataFrame) -> _Shown:
     heads = [
         _Head(field.name.replace("_", " "), isinstance(field.dataType, NumericType | BooleanType)) for field in fields
     ]
-    cells = [[cell(field.name, row[field.name]) for field in fields] for row in rows[: table.shown]]
+    cells = [[visible(cell(field.name, row[field.name])) for field in fields] for row in rows[: table.shown]]
     return _Shown(name, table.caption, heads, cells, len(rows) > table.shown)
 
 

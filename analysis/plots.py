@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from analysis.words import size
+from quota.visible import visible
 
 COLOURS = ("#2a6f97", "#e07a5f", "#81b29a", "#f2cc8f", "#6d597a", "#3d405b", "#b56576", "#8d99ae")
 HALF_A_DAY = timedelta(hours=12)
@@ -45,9 +46,9 @@ def lines(
         points = sorted(points)
         style = "-" if len(points) > 1 else "o"
         moments: Any = [when for when, _ in points]  # matplotlib takes datetimes, its types know numbers only
-        axes.plot(moments, [value for _, value in points], style, label=name, color=colour, linewidth=1.4)
+        axes.plot(moments, [value for _, value in points], style, label=_plain(name), color=colour, linewidth=1.4)
     for name, value in (level or {}).items():
-        axes.axhline(value, color="#c1121f", linestyle="--", linewidth=1.1, label=name)
+        axes.axhline(value, color="#c1121f", linestyle="--", linewidth=1.1, label=_plain(name))
     times = sorted({when for points in series.values() for when, _ in points})
     if len(times) == 1:  # left to itself the axis would span years
         bounds: Any = (times[0] - HALF_A_DAY, times[0] + HALF_A_DAY)
@@ -104,6 +105,9 @@ def _finish(figure: Figure, axes: object, label: str, bytes_per_s: bool) -> str:
 
 
 def _short(name: str, most: int = 42) -> str:
+    return _plain(name if len(name) <= most else name[: most - 1] + "…")
+
+
+def _plain(name: str) -> str:
     # matplotlib takes what is between two dollar signs for a formula.
-    name = name.replace("$", r"\$")
-    return name if len(name) <= most else name[: most - 1] + "…"
+    return visible(name).replace("$", r"\$")

@@ -17,6 +17,7 @@ from analysis.intake import read
 from analysis.page import render
 from analysis.progress import Progress
 from analysis.report import Context, written
+from quota.visible import visible
 
 MOST_UNREADABLE = 200
 """More files that cannot be read, and the input is probably something else."""
@@ -93,4 +94,5 @@ def _made(
         *(f"  {text}" for text in story.findings),
         *(f"  {text}" for text in intake.quality.sentences()),
     ]
-    return "\n".join([*lines, f"  {directory}/report.html"])
+    lines.append(f"  {directory}/report.html")
+    return "\n".join(visible(line) for line in lines)

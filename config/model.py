@@ -33,6 +33,7 @@ from config.types import (
     ABSOLUTE_PATH,
     ADDRESS,
     CAP_OVERRIDES,
+    HOST_NAMES,
     HOST_PORT,
     OVERRIDES,
     PORT_RANGE,
@@ -284,6 +285,11 @@ class Admin(_Model):
 
     host: Annotated[str, _HOST] = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 in a pod.")
     port: Annotated[int, _PORT] = Field(default=9404, description="Port; 0: any free one.")
+    allowed_hosts: list[Annotated[str, HOST_NAMES]] = Field(
+        default_factory=list,
+        description="Host names that requests may be for (Host), beside addresses, localhost and the pod's own: names, "
+        "*.suffix, or * for any.",
+    )
 
 
 class Metrics(_Model):

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from quota.visible import visible
+
 Place = tuple[str | int, ...]
 """A path inside the file, for example ``("quotas", 3, "producer_byte_rate")``."""
 
@@ -74,7 +76,7 @@ class Problem:
     def __str__(self) -> str:
         where = self.file if self.line is None else f"{self.file}:{self.line}:{self.column}"
         got = "" if self.value is None else f"got {self.value}, "
-        return f"{where}: {self.place}: {got}{self.expected}"
+        return visible(f"{where}: {self.place}: {got}{self.expected}")
 
     def as_json(self) -> dict[str, Any]:
         """The same as a JSON object, for ``kquota check --json``."""

@@ -218,6 +218,21 @@ def _host_port(value: Any) -> HostPort:
 HOST_PORT = Value(_host_port, {"type": "string", "pattern": "^.+:[0-9]{1,5}$"})
 
 
+_HOST_NAMES_PATTERN = (
+    r"^(\*|(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*)$"
+)
+
+
+def _host_names(value: Any) -> str:
+    if isinstance(value, str) and len(value) <= 255 and re.fullmatch(_HOST_NAMES_PATTERN, value):
+        return value.lower()
+    raise wrong("a host name without scheme and port, such as kquota.example.com, or *.example.com, or * for any")
+
+
+HOST_NAMES = Value(_host_names, {"type": "string", "pattern": _HOST_NAMES_PATTERN, "maxLength": 255})
+"""A host name, or all below one."""
+
+
 def _overrides(value: Any) -> tuple[tuple[str, int], ...]:
     # KIP-13: "clientA:4M,clientB:10M". The last colon divides, so names may hold colons, but no commas.
     expected = 'client ids with sizes, such as "clientA:4M,clientB:10M"'

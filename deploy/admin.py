@@ -8,7 +8,6 @@ probe gets through. Hypercorn shields its sends from cancellation, hence deadlin
 from __future__ import annotations
 
 import heapq
-import json
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -29,10 +28,12 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from deploy import ui
+from deploy.admin_guard import Guard, Hosts
 from deploy.explain import Moment, Origin, addresses_of, explanation_json, identity_of_connections, throttled_json
 from deploy.explain_text import explanation_text
 from deploy.history import History
 from deploy.metrics import CONTENT_TYPE, Metrics
+from deploy.text import ascii_json
 from proxy.observer import ConnectionInfo
 from quota.admin import Entity
 from quota.connections import canonical_address
@@ -107,7 +108,10 @@ class AdminApp:
         clock_ms: Callable[[], float],
         quotas: QuotasView | None = None,
         history: History | None = None,
+        *,
+        hosts: Hosts | None = None,
     ) -> None:
+        """`hosts`: what requests may be for; without it addresses and localhost alone."""
         self._ledger = ledger
         self._history = history
         self._proxy = proxy
@@ -115,7 +119,7 @@ class AdminApp:
         self._source = quotas
         self._now_ms = clock_ms
         self._heavy = trio.Lock()  # one long list at a time
-        self.asgi = Starlette(
+        pages = Starlette(
             routes=[
                 Route("/", self._index),
                 Route("/metrics", self._serve_metrics),
@@ -130,6 +134,7 @@ class AdminApp:
                 *ui.ROUTES,
             ]
         )
+        self.asgi = Guard(pages, Hosts([]) if hosts is None else hosts)
 
     async def _index(self, request: Request) -> Response:
         paths = ["/metrics", "/healthz", "/readyz", "/quotas", "/throttled", "/explain?user=U&client_id=C"]
@@ -279,7 +284,7 @@ def _connection_json(one: ConnectionInfo) -> dict[str, Any]:
 
 def _text(value: Any) -> bytes:
     # names come from the wire and may hold lone surrogates: ASCII escapes carry them, UTF-8 could not
-    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+    return ascii_json(value, separators=(",", ":")).encode() + b"\n"
 
 
 def _json(value: Any, status: int = 200) -> Response:

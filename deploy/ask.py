@@ -9,8 +9,13 @@ import urllib.request
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from quota.visible import visible
+
 ASK_TIMEOUT_S = 10.0
 MOST_ANSWER_BYTES = 32_000_000
+REFUSALS = (403, 421)
+"""With a sentence on why."""
+MOST_REFUSAL_BYTES = 1000
 
 
 def ask(admin_url: str, path: str, query: Mapping[str, str], expected: Collection[str]) -> dict[str, Any]:
@@ -30,7 +35,9 @@ def ask(admin_url: str, path: str, query: Mapping[str, str], expected: Collectio
             raise ValueError("it answered something else")
     except urllib.error.HTTPError as error:
         with error:
-            raise OSError(f"{url}: HTTP {error.code} {error.reason}; is this a kquota admin port?") from error
+            said = error.read(MOST_REFUSAL_BYTES).decode(errors="replace").strip() if error.code in REFUSALS else ""
+            status = f"HTTP {error.code} {error.reason}".strip()
+            raise OSError(f"{url}: {status}; {visible(said) or 'is this a kquota admin port?'}") from error
     except urllib.error.URLError as error:
         raise OSError(f"{url}: {error.reason}") from error
     except ValueError as error:

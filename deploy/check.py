@@ -75,7 +75,7 @@ def summary_text(file: str, config: Config, table: QuotaTable) -> str:
     if identity.static_elsewhere and identity.static is not None:
         user = f"as {identity.static.file or identity.static.directory} says"
     else:
-        user = identity.static_user or ANONYMOUS
+        user = safe(identity.static_user or ANONYMOUS)
     asked = "tls" in identity.sources and listen_tls is not None and listen_tls.client_auth != "none"
     secured = [name for name, side in (("clients", listen_tls), ("brokers", up.tls)) if side is not None]
     rows = [

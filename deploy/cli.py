@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
@@ -16,6 +15,7 @@ from config.model import Config
 from config.problems import ConfigError, Problem
 from deploy import redirect_cli
 from deploy.lean import UNUSED, without
+from deploy.text import ascii_json, json_text, say
 from quota.table import QuotaTable
 
 OK, FAILED, WRONG_USE = 0, 1, 2
@@ -57,26 +57,26 @@ def _table_in_force(config: Config) -> QuotaTable:
         raise typer.Exit(WRONG_USE) from None
     if config.quota_settings.source == "cluster":
         text = "warning: quotas.source is cluster: this file does not have the limits, ask a running sidecar (--admin)"
-        typer.echo(text, err=True)
+        say(text, err=True)
     elif config.quota_settings.overlay is not None:
-        typer.echo(f"note: with {overlay_text(config)}", err=True)
+        say(f"note: with {overlay_text(config)}", err=True)
     return table
 
 
 def _print_problems(problems: list[Problem]) -> None:
     for problem in problems[:MOST_PROBLEMS]:
-        typer.echo(f"error: {problem}", err=True)
+        say(f"error: {problem}", err=True)
     if len(problems) > MOST_PROBLEMS:
-        typer.echo(f"error: … and {len(problems) - MOST_PROBLEMS} more problems", err=True)
+        say(f"error: … and {len(problems) - MOST_PROBLEMS} more problems", err=True)
 
 
 def _warn(config: Config) -> None:
     for warning in warnings_of(config):
-        typer.echo(f"warning: {warning}", err=True)
+        say(f"warning: {warning}", err=True)
 
 
 def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, ensure_ascii=False, indent=2))
+    say(json_text(value))
 
 
 def _print_version(wanted: bool) -> None:
@@ -84,7 +84,7 @@ def _print_version(wanted: bool) -> None:
         from deploy.metrics import kquota_version
         from proxy import lane
 
-        typer.echo(f"kquota {kquota_version()}, Python {platform.python_version()}, data path: {lane.DESCRIPTION}")
+        say(f"kquota {kquota_version()}, Python {platform.python_version()}, data path: {lane.DESCRIPTION}")
         raise typer.Exit(OK)
 
 
@@ -139,7 +139,7 @@ def check(
     if as_json:
         _print_json(summary_json(str(config), loaded, table))
         return
-    typer.echo(summary_text(str(config), loaded, table))
+    say(summary_text(str(config), loaded, table))
     sys.stdout.flush()  # the summary first, also when both go to the same pipe
     _warn(loaded)
 
@@ -183,7 +183,7 @@ def explain(
     if as_json:
         _print_json(answer)
     else:
-        typer.echo(text)
+        say(text)
 
 
 def _ask(admin: str, user: str | None, client_id: str | None, address: str | None) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def _ask(admin: str, user: str | None, client_id: str | None, address: str | Non
             return ask(admin, "/explain", query, {"at", "user", "client_id", "kinds"})
         return ask(admin, "/throttled", {}, {"at", "throttled", "decisions"})
     except OSError as error:
-        typer.echo(f"error: {error}", err=True)
+        say(f"error: {error}", err=True)
         raise typer.Exit(FAILED) from None
 
 
@@ -230,7 +230,7 @@ def simulate(
     for good, line in run_simulation(_load_on_paper(config), sys.stdin.buffer, compare=compare):
         failed |= not good
         stream = sys.stdout if good else sys.stderr
-        stream.write(json.dumps(line) + "\n")
+        stream.write(ascii_json(line) + "\n")
         stream.flush()  # so that a program can hold a conversation over two pipes
     if failed:
         raise typer.Exit(WRONG_USE)
@@ -286,7 +286,7 @@ def demo(
     try:
         from deploy.demo import main as demo_main
     except ModuleNotFoundError as error:
-        typer.echo(f"error: the demo needs its extra packages ({error.name}): pip install 'kquota[demo]'", err=True)
+        say(f"error: the demo needs its extra packages ({error.name}): pip install 'kquota[demo]'", err=True)
         raise typer.Exit(FAILED) from None
     raise typer.Exit(demo_main(seconds, plain, usage))
 
@@ -306,7 +306,7 @@ def report(context: typer.Context) -> None:
         _print_problems(error.problems)
         raise typer.Exit(WRONG_USE) from None
     except OSError as error:
-        typer.echo(f"error: {PYTHON_VARIABLE}: {error}", err=True)
+        say(f"error: {PYTHON_VARIABLE}: {error}", err=True)
         raise typer.Exit(WRONG_USE) from None
     raise typer.Exit(code)
 

@@ -8,6 +8,7 @@ from config.units import readable_bytes
 from deploy.text import columns, readable_limit, safe
 from quota.counters import OVERFLOW
 from quota.entity import Kind
+from quota.visible import visible
 
 NEAR: Final = 0.9
 """From this share of a limit on, it is worth a line at the top."""
@@ -47,7 +48,7 @@ def explanation_text(answer: dict[str, Any]) -> str:
     if decisions:
         decisions.sort(key=lambda one: one["at"], reverse=True)
         parts.append(decisions_text(decisions, at))
-    return "\n\n".join(parts)
+    return visible("\n\n".join(parts), lines=True)
 
 
 def throttled_text(answer: dict[str, Any], admin_url: str) -> str:
@@ -73,7 +74,7 @@ def throttled_text(answer: dict[str, Any], admin_url: str) -> str:
             )
         more = f"\n  … and {len(rows) - MOST_ROWS} more (--json shows all)" if len(rows) > MOST_ROWS else ""
         origins = sorted({row["set_in"] for row in rows if row["set_in"] is not None})
-        more += "".join(f"\n  limits are set {origin}" for origin in origins)
+        more += "".join(f"\n  limits are set {visible(origin)}" for origin in origins)
         parts = [f"{_count(len(rows), 'counter')} throttled at {at}, the longest first:\n{columns(table)}{more}"]
     else:
         parts = [f"nobody is throttled at {at}"]
@@ -86,7 +87,7 @@ def throttled_text(answer: dict[str, Any], admin_url: str) -> str:
             table.append([_clock(one["last_at"], at), one["reason"], safe(one["name"]), str(one["count"]), because])
         parts.append(f"connections refused, newest first:\n{columns(table)}")
     parts.append(f"about one client: kquota explain --admin {admin_url} --user U --client-id C")
-    return "\n\n".join(parts)
+    return visible("\n\n".join(parts), lines=True)
 
 
 def decisions_text(decisions: list[dict[str, Any]], at: str) -> str:

@@ -1,4 +1,7 @@
-"""Log lines: JSON for collectors, key=value for people. Names and sizes only, never a secret or a payload."""
+"""Log lines: JSON for collectors, key=value for people. Names and sizes only, never a secret or a payload.
+
+Names come from clients: whatever is in one, a line stays one line, no terminal obeys it, and it reads as it is.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,13 @@ import logging
 import os
 import sys
 from collections.abc import MutableMapping
+from io import StringIO
 from typing import Any, TextIO
 
 import structlog
+
+from deploy.text import ascii_json, safe
+from quota.visible import visible
 
 LEVEL_VARIABLE = "KQUOTA_LOG_LEVEL"
 """Environment variable that wins over the file's `log.level`."""
@@ -33,9 +40,10 @@ def configure(level: str, style: str = "auto", stream: TextIO | None = None) -> 
     if console:
         stamp = structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False)
         render = [
+            _visible_values,
             structlog.dev.ConsoleRenderer(
-                colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback, sort_keys=False
-            )
+                colors=stream.isatty(), exception_formatter=_visible_traceback, sort_keys=False
+            ),
         ]
     else:
         stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
@@ -43,7 +51,7 @@ def configure(level: str, style: str = "auto", stream: TextIO | None = None) -> 
         render = [
             structlog.processors.format_exc_info,
             _in_reading_order,
-            structlog.processors.JSONRenderer(default=str),
+            structlog.processors.JSONRenderer(ascii_json, default=str),
         ]
     structlog.configure(
         processors=[structlog.processors.add_log_level, stamp, structlog.processors.StackInfoRenderer(), *render],
@@ -57,6 +65,53 @@ def _in_reading_order(logger: Any, method: str, event: MutableMapping[str, Any])
     """When, how bad, who, what; then the details."""
     first = {key: event.pop(key) for key in ("timestamp", "level")}
     return {**first, "logger": logger.name, "message": event.pop("event"), **event}
+
+
+class _Shown:
+    """A value as the console is to show it: the renderer takes the `repr` of what is no text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+_QUOTED = frozenset(" ='\"")
+"""Where one of these is in a value, quotes show where the value ends."""
+
+
+def _visible_values(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Before the console renderer adds colours: nothing else in the line may steer the terminal."""
+    shown: dict[str, Any] = {}
+    for key, value in event.items():
+        if key == "exc_info":
+            shown[key] = value  # _visible_traceback's
+        elif key in ("event", "level", "timestamp"):
+            shown[key] = visible(str(value))
+        elif key in ("stack", "exception"):
+            shown[key] = _indented(str(value))
+        else:
+            shown[visible(key)] = _Shown(_value(value))
+    return shown
+
+
+def _value(value: Any) -> str:
+    if not isinstance(value, str):
+        return visible(repr(value))
+    text = safe(value)
+    return repr(text) if text == value and _QUOTED.intersection(text) else text
+
+
+def _visible_traceback(out: TextIO, exc_info: Any) -> None:
+    plain = StringIO()
+    structlog.dev.plain_traceback(plain, exc_info)
+    out.write("\n" + _indented(plain.getvalue().strip("\n")))
+
+
+def _indented(text: str) -> str:
+    """Lines that no line of the log can be mistaken for: messages of exceptions may have names with line breaks."""
+    return "\n".join("  " + line for line in visible(text, lines=True).split("\n"))
 
 
 class _Logger(structlog.WriteLogger):

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 from deploy.redirect import Rules, RulesError
+from deploy.text import say
 
 OK, FAILED, WRONG_USE = 0, 1, 2
 
@@ -122,7 +123,7 @@ def show() -> None:
 
 
 def _fail(text: str, code: int) -> NoReturn:
-    typer.echo(f"error: {text}", err=True)
+    say(f"error: {text}", err=True)
     raise typer.Exit(code)
 
 
@@ -135,7 +136,7 @@ def _of_file(path: Path) -> tuple[int, int | None]:
         config = load(path)
     except ConfigError as error:
         for problem in error.problems:
-            typer.echo(f"error: {problem}", err=True)
+            say(f"error: {problem}", err=True)
         raise typer.Exit(WRONG_USE) from None
     if config.mode != "transparent":
         _fail(f"{path}: mode is {config.mode}: connections that are redirected need mode: transparent", WRONG_USE)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -18,6 +20,7 @@ from config.model import Config
 from config.problems import ConfigError, Problem
 from deploy import logs
 from deploy.admin import AdminApp, AdminServer, bind, not_ready
+from deploy.admin_guard import Hosts
 from deploy.export import new_exporter
 from deploy.heap import let_go, settle, share_fairly, uncollected
 from deploy.history import History
@@ -205,7 +208,11 @@ class Sidecar:
                 if config.admin is not None:
                     listener = bind(config.admin.host, config.admin.port)
                     self.admin_port = int(listener.getsockname()[1])
-                    app = AdminApp(self.ledger, self.proxy, self.metrics, now_ms, self.source, self.history)
+                    own = (socket.gethostname(), os.environ.get("KQUOTA_POD_NAME", ""), config.admin.host)
+                    hosts = Hosts(config.admin.allowed_hosts, own)
+                    app = AdminApp(
+                        self.ledger, self.proxy, self.metrics, now_ms, self.source, self.history, hosts=hosts
+                    )
                     server = AdminServer(listener, app.asgi, on_evict=self._evicted)
                     nursery.start_soon(server.serve)
                 if signals is not None:

@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Callable
 
 from deploy.kafka.probe import ProbeError, brokers_seen_by
+from deploy.text import say
 
 ATTEMPT_TIMEOUT_S = 5.0
 PAUSE_S = 1.0
@@ -83,10 +84,10 @@ def main(arguments: list[str] | None = None) -> int:
     ports = range(int(first), int(last) + 1)
     try:
         if given.admin is not None:
-            print(insist(lambda: check_admin(given.admin), given.limit_s))
-        print(insist(lambda: check_brokers(given.bootstrap, ports), given.limit_s))
+            say(insist(lambda: check_admin(given.admin), given.limit_s))
+        say(insist(lambda: check_brokers(given.bootstrap, ports), given.limit_s))
     except SmokeError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", err=True)
         return 1
     return 0
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Any
+
+import typer
 
 from config.units import readable_bytes
 from quota.entity import DEFAULT, Kind, Name
+from quota.visible import visible
 
 UNITS = {Kind.PRODUCE: "bytes/s", Kind.FETCH: "bytes/s", Kind.REQUEST: "% of a thread", Kind.MUTATION: "partitions/s"}
 
@@ -31,8 +36,31 @@ def readable_name(name: Name) -> str:
 
 def safe(text: str) -> str:
     """Text from a client or a file, safe on a terminal and impossible to mistake for something else."""
-    plain = text.isprintable() and text == text.strip() and text not in ("", "-", "<default>")
-    return text if plain else '"' + "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) + '"'
+    plain = text.isprintable() and text == text.strip() and text not in ("", "-", "<default>") and text[0] != '"'
+    return text if plain else '"' + visible(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'
+
+
+def say(text: str, *, err: bool = False, end: str = "\n") -> None:
+    """Print lines of our own in which there may be text of others, on stdout or stderr."""
+    typer.echo(visible(text, lines=True) + end, err=err, nl=False)
+
+
+def json_text(value: Any, *, indent: int | None = 2) -> str:
+    r"""JSON for programs and for eyes: letters of any language as they are, all that cannot be seen as ``\u009b``."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    if text.isprintable():
+        return text
+    # Only strings have such characters; the line breaks are those of the indentation.
+    return "".join(c if c.isprintable() or c == "\n" else _json_escape(c) for c in text)
+
+
+def ascii_json(value: Any, **options: Any) -> str:
+    """JSON in one line of ASCII without control characters: DEL is the only one that JSON itself leaves as it is."""
+    return json.dumps(value, **options).replace("\x7f", "\\u007f")
+
+
+def _json_escape(character: str) -> str:
+    return "\\u007f" if character == "\x7f" else json.dumps(character)[1:-1]
 
 
 def columns(rows: Sequence[Sequence[str]], *, indent: str = "  ") -> str:

@@ -19,8 +19,9 @@ from rich.text import Text
 
 from config.units import readable_bytes
 from deploy.ask import ask
-from deploy.text import safe
+from deploy.text import safe, say
 from quota.entity import Kind
+from quota.visible import visible
 
 SORTS = ("use", "throttled", "rate", "name")
 NEAR = 0.9
@@ -173,7 +174,7 @@ def _cells(row: Row, bar_columns: int) -> list[Text]:
         Text(f"{bar}{row.use:4.0%}", style="red" if row.use > 1 else ""),
         Text("-" if row.delayed is None else f"{row.delayed:.0%}"),
         Text(row.state, style=_style(row)),
-        Text(row.level),
+        Text(visible(row.level)),
     ]
 
 
@@ -184,7 +185,7 @@ def page(
     muted = sum(1 for one in connections["connections"] if one["muted_for_ms"] > 0)
     waiting = sum(1 for row in found if not row.shadow and (row.waits_ms or row.owed_ms))
     head = (
-        f"kquota {admin}   connections {connections['total']} ({muted} muted)   "
+        f"kquota {visible(admin)}   connections {connections['total']} ({muted} muted)   "
         f"counters {quotas['total']} ({waiting} throttled)"
     )
     parts: list[RenderableType] = [Text(head, style="bold", no_wrap=True, overflow="ellipsis")]
@@ -228,7 +229,7 @@ def watch(admin: str, *, interval_s: float, once: bool, text: str, sort: str, co
         try:
             console.print(look.page(1_000_000, console.width))
         except OSError as error:
-            Console(stderr=True).print(f"error: {error}", markup=False, highlight=False)
+            say(f"error: {error}", err=True)
             return 1
         return 0
     with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -237,7 +238,8 @@ def watch(admin: str, *, interval_s: float, once: bool, text: str, sort: str, co
                 try:
                     shown = look.page(console.height, console.width)
                 except OSError as error:
-                    shown = Text(f"{error}\nAsking again every {interval_s:g} s; Ctrl-C ends this.", style="red")
+                    again = f"Asking again every {interval_s:g} s; Ctrl-C ends this."
+                    shown = Text(f"{visible(str(error))}\n{again}", style="red")
                 live.update(shown, refresh=True)
                 time.sleep(interval_s)
         except KeyboardInterrupt:

@@ -239,6 +239,8 @@ def _without_helm(text: str) -> str:
     """A render without what only Helm needs."""
     text = re.sub(r"^ *(helm\.sh/chart|app\.kubernetes\.io/managed-by): .*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"^# Source: .*\n", "", text, flags=re.MULTILINE)
+    # Names of the Service with its namespace: whoever applies these chooses one.
+    text = re.sub(rf"^ *- {RELEASE}-kquota\.{NAMESPACE}\S*\n", "", text, flags=re.MULTILINE)
     return text.replace(f"{RELEASE}-kquota", "kquota").replace(
         f"app.kubernetes.io/instance: {RELEASE}", "app.kubernetes.io/instance: kquota"
     )

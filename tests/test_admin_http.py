@@ -68,7 +68,9 @@ class Admin:
 
     async def get(self, path: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
         with trio.fail_after(20):
-            raw = await self.request(f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+            raw = await self.request(
+                f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+            )
         head, _, body = raw.partition(b"\r\n\r\n")
         status, *headers = head.decode().split("\r\n")
         pairs = (line.split(": ", 1) for line in headers)
@@ -272,7 +274,7 @@ async def hang(running: Admin) -> trio.SocketStream:
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
     await raw.connect(("127.0.0.1", running.port))
     stream = trio.SocketStream(raw)
-    await stream.send_all(b"GET /quotas?limit=10000 HTTP/1.1\r\nHost: x\r\n\r\n" * 20)
+    await stream.send_all(b"GET /quotas?limit=10000 HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
     return stream
 
 
@@ -347,9 +349,9 @@ async def test_when_too_many_are_connected_the_oldest_makes_room() -> None:
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"\x00\x00\x00\x10\x00\x12\x00\x03\x00\x00\x00\x01\x00\x00\x00\x00",
         b"GET / HTTP/9.9\r\n\r\n",
-        b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999999\r\n\r\n",
         b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n",
-        b"POST /quotas HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /quotas HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100,
         b"\r\n" * 1000,
     ],
@@ -370,7 +372,7 @@ async def test_keep_alive_serves_many_requests_beyond_one_lifetime() -> None:
     async with admin(lifetime_s=0.2) as running:
         stream = await trio.open_tcp_stream("127.0.0.1", running.port)
         for _ in range(6):  # 0.6 s: each request moves the deadline on
-            await stream.send_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            await stream.send_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             answer = b""
             with trio.fail_after(5):
                 while not answer.endswith(b"ok\n"):

@@ -399,6 +399,19 @@ def test_the_gateway_is_reached_and_kept_available() -> None:
     assert port["port"] == load_bytes("kquota.yaml", configuration(manifests).encode()).listen.port
 
 
+def test_the_admin_port_of_a_gateway_answers_to_the_services_names() -> None:
+    def hosts(name: str) -> list[str]:
+        config = load_bytes("kquota.yaml", configuration(render(name)).encode())
+        assert config.admin is not None
+        return config.admin.allowed_hosts
+
+    # NAME.NAMESPACE is not among them: with a namespace called dev or app it is a name that anybody can buy
+    names = ("", f".{NAMESPACE}.svc", f".{NAMESPACE}.svc.cluster.local")
+    assert hosts("gateway") == [f"{RELEASE}-kquota{more}" for more in names]
+    assert hosts("gateway-full") == [*(f"kafka-gateway{more}" for more in names), "kquota.example.com"]
+    assert hosts("sidecar") == []  # no Service leads to it
+
+
 def test_prometheus_finds_the_pods() -> None:
     manifests = render("sidecar-demo")
     (monitor,) = of_kind(manifests, "PodMonitor")

@@ -19,8 +19,9 @@ from tests.sidecars import Sidecar, sidecar
 pytestmark = pytest.mark.broker
 
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
-TURNED = "abc\u202egnol"
-"""A name that a browser would write from right to left."""
+TURNED = "abc\u202egnol\u2066\u200f\u061c\u2028\x9b\x1b\x7f"
+"""A name that a browser would write from right to left, with characters that nobody sees."""
+TURNED_SHOWN = r"abc\u{202e}gnol\u{2066}\u{200f}\u{61c}\u{2028}\u{9b}\u{1b}\u{7f}"
 LIMIT_S = 60
 FLAGS = (
     "--headless=new",
@@ -102,7 +103,8 @@ def test_people_see_who_is_throttled_and_why(busy: Sidecar) -> None:
         wait_for("all groups", lambda: "idle" in text(driver, "#groups") and "img src" in text(driver, "#groups"))
         # Names of clients are text, whatever they say.
         assert EVIL in text(driver, "#groups")
-        assert "abc\\u{202e}gnol" in text(driver, "#groups")
+        assert TURNED_SHOWN in text(driver, "#groups")
+        wait_for("its connection", lambda: TURNED_SHOWN in text(driver, "#connections"))
         assert driver.title == "kquota"
         assert driver.find_elements(By.CSS_SELECTOR, "img") == []
         row = wait_for(
@@ -129,6 +131,12 @@ def test_people_see_who_is_throttled_and_why(busy: Sidecar) -> None:
         explained = wait_for("the explanation", lambda: text(driver, "#explanation"))
         assert "THROTTLED by produce" in explained
         assert "<- in force" in explained
+        # What the sidecar itself writes for people: its text is shown as it is.
+        driver.execute_script("document.getElementsByName('client_id')[0].value = arguments[0]", TURNED)
+        driver.find_element(By.CSS_SELECTOR, "#explain button").click()
+        shown = r'client-id "abc\u202egnol\u2066\u200f\u061c'
+        wait_for("its explanation", lambda: shown in text(driver, "#explanation"))
+        assert "\u202e" not in driver.find_element(By.TAG_NAME, "main").text
         driver.find_element(By.CSS_SELECTOR, "#lately summary").click()
         assert "Produce" in text(driver, "#decisions")
         assert [entry for entry in driver.get_log("browser") if entry["level"] != "INFO"] == []

@@ -216,7 +216,12 @@ def _values(rows: list[Any], headroom: float) -> dict[str, str]:
     head = f"# Written by kquota report recommend on {day}: needs of the busiest hours plus {headroom:.0%}.\n"
     return {
         ("values.yaml" if len(clusters) == 1 else f"values-{_file_name(name)}.yaml"): head
-        + yaml.safe_dump({"quotas": [entries[key] for key in sorted(entries)]}, sort_keys=False, allow_unicode=True)
+        + yaml.safe_dump(
+            {"quotas": [entries[key] for key in sorted(entries)]},
+            sort_keys=False,
+            # The file is there to be looked at: one name that cannot be read as it is, and all are written in ASCII.
+            allow_unicode=all(part.isprintable() for key in entries for part in key),
+        )
         for name, entries in clusters.items()
     }
 

@@ -22,6 +22,7 @@ from deploy.demo.meter import Track
 from deploy.demo.stage import Stage, staged
 from deploy.demo.verdict import judge, sentence
 from deploy.kafka import EmbeddedKafkaError
+from quota.visible import visible
 
 PLAIN_EVERY_S = 2.0
 PLAIN_WIDTH = 100
@@ -46,7 +47,7 @@ def main(seconds: int, plain: bool, usage: Path | None = None) -> int:
             console.print("Stopped: clients, sidecar and broker are gone.")
             return interrupts.exit_code
         except (DemoError, EmbeddedKafkaError) as error:
-            console.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+            console.print(f"[bold red]error:[/] {escape(visible(str(error), lines=True))}", soft_wrap=True)
             return 1
 
 
@@ -54,6 +55,7 @@ def _demo(console: Console, seconds: int, plain: bool, interrupts: Interrupts, u
     began = time.monotonic()
 
     def say(line: str) -> None:
+        line = visible(line)
         stamp = f"{time.monotonic() - began:5.1f} s"
         if plain:
             console.print(f"{stamp}  {line}", markup=False, soft_wrap=True)

@@ -2,6 +2,14 @@
 {{- define "kquota.config" -}}
 {{- $defaults := dict "listen" (dict "host" (ternary "0.0.0.0" "127.0.0.1" (eq .Values.mode "gateway"))) -}}
 {{- $config := mergeOverwrite $defaults (deepCopy .Values.config) -}}
+{{- if and (eq .Values.mode "gateway") $config.admin -}}
+{{- /* The Service by its names, beside those that are listed: the admin port answers to no others. Not NAME.NAMESPACE,
+       which may be for sale: dev and app are public domains. */ -}}
+{{- $name := include "kquota.fullname" . -}}
+{{- $full := printf "%s.%s.svc" $name .Release.Namespace -}}
+{{- $names := list $name $full (printf "%s.cluster.local" $full) -}}
+{{- $_ := set $config.admin "allowed_hosts" (concat $names (default list $config.admin.allowed_hosts) | uniq) -}}
+{{- end -}}
 {{- toYaml (set $config "quotas" (default list .Values.quotas)) -}}
 {{- end -}}
 
