@@ -34,6 +34,8 @@ DEFAULT_CLAIM: Final = "sub"
 _SCRAM: Final = frozenset({"SCRAM-SHA-256", "SCRAM-SHA-512"})
 _SHOWN: Final = frozenset({"PLAIN", "OAUTHBEARER", *_SCRAM})
 """Mechanisms whose messages show a name."""
+_NAMING: Final = frozenset({"PLAIN", "OAUTHBEARER"})
+"""Those whose only message has the name."""
 _SERVER_FINAL: Final = b"v="
 
 
@@ -116,6 +118,8 @@ class SaslWatch:
         if self._messages > 1 or token is None:
             if self.mechanism not in _SCRAM:
                 self._name = None
+            if token is None and self.mechanism in _NAMING:
+                self._fault = wire.UNREADABLE
             return
         if self.mechanism == "PLAIN":
             self._name = wire.plain_name(token)

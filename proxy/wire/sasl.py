@@ -56,6 +56,7 @@ _HALVES: Final = re.compile(r"[\ud800-\udfff]")
 _BEFORE_OBJECT: Final = b"\xef\xbb\xbf\xfe\xff\0 \t\r\n"
 """Byte order marks, blanks, and the zeros of UTF-16 and UTF-32, all of which Jackson reads."""
 _STANDARD: Final = bytes.maketrans(b"-_", b"+/")
+UNREADABLE: Final = "its message cannot be read"
 PLAIN_FAULT: Final = "its message is not as in RFC 4616, with a name in UTF-8"
 _BEARER: Final = re.compile(rb"bearer +([-_~+/.A-Za-z0-9]+=*)", re.IGNORECASE)
 
@@ -196,13 +197,10 @@ def oauth_claim(token: Buffer, claim: str) -> tuple[str | None, str | None]:
 def _base64(part: bytes) -> bytes:
     """What a part of a token stands for. Raises ValueError.
 
-    Both alphabets, as there are readers of either (Kafka's own one of unsecured tokens takes `+` and `/`); padding may
-    be left out, but not half of it.
+    Both alphabets, as there are readers of either (Kafka's own one of unsecured tokens takes `+` and `/`). There is no
+    padding: Kafka takes equals signs nowhere but at the end of the whole token.
     """
-    text = part.translate(_STANDARD)
-    if b"=" not in text:
-        text += b"=" * (-len(text) % 4)
-    return base64.b64decode(text, validate=True)
+    return base64.b64decode(part.translate(_STANDARD) + b"=" * (-len(part) % 4), validate=True)
 
 
 def _begins_like_an_object(part: bytes) -> bool:
