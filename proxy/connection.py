@@ -251,6 +251,7 @@ class Connection(Turns):
                 case Pause.SPLICE_FULL:
                     await trio.lowlevel.wait_writable(self._client)
                 case _:
+                    self.session.broker_ended()
                     self._reason = self._reason or CloseReason.BROKER_CLOSED
                     self._scope.cancel()
                     return

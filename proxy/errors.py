@@ -16,6 +16,8 @@ class CloseReason(StrEnum):
     """What the client sent is not Kafka's protocol; `kquota_parse_errors_total` has the kind."""
     TLS_HANDSHAKE = "tls_handshake"
     """The client's TLS handshake failed or took too long; `kquota_tls_handshake_failures_total` has the reason."""
+    LOGIN_MISSING = "login_missing"
+    """The client sent requests before a login on a listener that wants one, and the broker closed the connection."""
     BROKER_CLOSED = "broker_closed"
     """The broker ended the connection, its last bytes have been passed on."""
     BROKER_RESET = "broker_reset"

@@ -46,11 +46,14 @@ def renewal_ms(lifetime_ms: int) -> float:
 class Logins:
     """The logins of one session. Made when the first one begins."""
 
-    __slots__ = ("_exchange", "refused", "watch")
+    __slots__ = ("_accepted", "_exchange", "refused", "wanted", "watch")
 
     def __init__(self, exchange: Exchange, claim: str) -> None:
         self._exchange = exchange
         self.watch = SaslWatch(claim)
+        self._accepted = False
+        self.wanted = False
+        """The broker has begun a login, so its listener wants one, and none has been accepted yet."""
         self.refused = False
         """The broker has said that it expects no login now: who asks for one again is charged, as by a broker."""
 
@@ -104,7 +107,7 @@ class Logins:
             login = watch.ends_raw(head)
             if login is not None:
                 self._exchange.client_waits = False
-                self._exchange.authenticated(login)
+                self._tell(login)
                 return None
         total = 4 + size
         if here < total:
@@ -125,6 +128,7 @@ class Logins:
         error = wire.error_code(body)
         self.watch.handshake_answered(error)
         self.refused = error == wire.ILLEGAL_SASL_STATE
+        self.wanted = self.wanted or not (self.refused or self._accepted)
         self._exchange.client_waits = False
         return _UNCHANGED
 
@@ -134,9 +138,26 @@ class Logins:
         self.refused = answer.error == wire.ILLEGAL_SASL_STATE
         exchange.client_waits = False
         if accepted is not None:
+            if accepted.fault is not None:
+                raise SessionError(
+                    CloseReason.CLIENT_MALFORMED,
+                    f"the broker has accepted a login by {self.watch.mechanism} that names nobody: {accepted.fault}",
+                    kind="sasl_name",
+                )
             end_ms = now_ms + accepted.lifetime_ms if accepted.lifetime_ms else math.inf
             exchange.renew(end_ms - renewal_ms(accepted.lifetime_ms), end_ms, now_ms)
-            exchange.authenticated(accepted.login)
+            self._tell(accepted.login)
+
+    def _tell(self, login: Login) -> None:
+        self._accepted, self.wanted = True, False
+        self._exchange.authenticated(login)
+
+
+def logins_of(exchange: Exchange) -> Logins:
+    """Those of this session, from the first one on."""
+    if exchange.logins is None:
+        exchange.logins = Logins(exchange, exchange.claim)
+    return exchange.logins
 
 
 def too_large(size: int) -> WireError:
@@ -156,4 +177,4 @@ def copies(buffers: list[Buffer]) -> list[Buffer]:
     return [bytes(buffer) for buffer in buffers]
 
 
-__all__ = ["NOBODY", "RAW", "Login", "Logins", "copies", "renewal_ms", "too_large", "wipe"]
+__all__ = ["NOBODY", "RAW", "Login", "Logins", "copies", "logins_of", "renewal_ms", "too_large", "wipe"]

@@ -6,17 +6,25 @@ from struct import Struct
 from typing import Final
 
 from proxy import gate
+from proxy.before_login import BeforeLogin
 from proxy.errors import CloseReason, SessionError
 from proxy.exchange import Exchange, Pending
 from proxy.fetch import FetchShaper
 from proxy.framing import Buffer, FrameWalker
 from proxy.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Answer, Ask, Forward, Outcome, Wait
-from proxy.login import NOBODY, RAW, Logins, copies, too_large, wipe
+from proxy.login import NOBODY, RAW, copies, logins_of, too_large, wipe
 from proxy.settings import SizeLimits
-from proxy.sizes import MAX_HELD_IN_FLIGHT_BYTES, bytes_wanted, header_too_large, is_established
+from proxy.sizes import (
+    FIRST_BYTES,
+    MAX_HELD_IN_FLIGHT_BYTES,
+    bytes_wanted,
+    header_too_large,
+    is_established,
+    unreadable,
+)
 from proxy.wire import requests, responses
 from proxy.wire.apis import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH, api_name, is_known
-from proxy.wire.frames import WireError, diagnose
+from proxy.wire.frames import WireError
 from proxy.wire.messages import framed, request_header, response_frame
 from proxy.wire.sasl import MAX_SASL_BYTES, SASL_APIS, SASL_AUTHENTICATE
 from proxy.wire.schema import APIS
@@ -48,7 +56,6 @@ class RequestSide:
         "_completing",
         "_exchange",
         "_joined",
-        "_login_expected",
         "_max_in_flight",
         "_now_ms",
         "_saw_request",
@@ -56,6 +63,7 @@ class RequestSide:
         "_sizes",
         "_unsent",
         "_waiting",
+        "before",
         "bytes_total",
         "client_ids",
         "established",
@@ -84,8 +92,8 @@ class RequestSide:
         self._joined: dict[str, Account] = {}
         """Clients that count this connection as theirs, by client-id: this user's among `client_ids`."""
         self._saw_request = False
-        self._login_expected = login_expected
-        """Nobody but SASL tells who this is: requests before the login are charged to nobody, as by a broker."""
+        self.before = BeforeLogin(exchange, self.walker, login_expected)
+        """Requests before the login are charged to nobody, as by a broker."""
         self._shaper = FetchShaper()
         self._admitted: Admission | None = None
         """What the ledger has said about the fetch that is judged next, if it was asked before (`_lane`)."""
@@ -103,7 +111,7 @@ class RequestSide:
     def under_way(self) -> bool:
         """The client has done what lets it stay: proved to be somebody where the listener wants that, sent any request
         at all where it does not. Clients open connections, ask ApiVersions and keep them for later."""
-        return self.established or (self._saw_request and not self._login_expected)
+        return self.established or (self._saw_request and not self.before.expected)
 
     @property
     def account(self) -> Account | None:
@@ -132,22 +140,23 @@ class RequestSide:
             self.close()
             self.user = user
         self._account = None
-        self._login_expected = False
+        self.before.expected = False
 
-    def _client(self, api_key: int, client_id: str) -> Account:
-        """Whom the request of this API and client-id is charged to, now that this is not the same as before."""
-        exchange = self._exchange
+    def _client(self, api_key: int, client_id: str) -> Account | None:
+        """Whom the request of this API and client-id is charged to, now that this is not the same as before. None: it
+        has to wait until the broker has shown that it needs no login."""
+        exchange, before = self._exchange, self.before
         logins = exchange.logins
         login = api_key in SASL_APIS
         if login and (logins is None or not logins.refused):
             return NOBODY
-        if self._login_expected and api_key == API_VERSIONS:
+        wanted = before.under_way
+        if wanted and api_key == API_VERSIONS and before.takes_versions():
             return NOBODY  # brokers take this one before the login
         if logins is not None and logins.active and not login:
             logins.end()
-        if self._login_expected:
-            self._login_expected = False
-            exchange.authenticated(None)
+        if wanted and not before.needless():
+            return None
         self._account = account = exchange.ledger.account(self.user, client_id)
         client_id = account.identity.client_id  # very long ones are shortened there; nothing holds them whole
         if client_id not in self._joined and len(self._joined) < MAX_TRACKED_CLIENT_IDS:
@@ -174,7 +183,7 @@ class RequestSide:
     @property
     def at_boundary(self) -> bool:
         """True between two requests, all of which have been judged."""
-        return self.walker.at_boundary and self._waiting is None
+        return self.walker.at_boundary and self._waiting is None and not self.before.holds
 
     @property
     def in_flight_full(self) -> bool:
@@ -274,6 +283,9 @@ class RequestSide:
         account = self._account
         if account is None or client_id != account.identity.client_id:
             account = self._client(api_key, client_id)
+        if account is None:
+            pending = Pending(header.correlation_id, api_key, version, NOBODY, now_ms)
+            return self.before.ask(pending, bytes(buf[start : start + here]), total, self._take_again, out)
         exchange, whole = self._exchange, here == total
         if account is not NOBODY and not gate.lets_through(exchange, account, header, buf, start + here, whole, now_ms):
             state.stopped = True
@@ -335,11 +347,9 @@ class RequestSide:
         state.skip = total - here
         return here
 
-    def _logins(self) -> Logins:
-        exchange = self._exchange
-        if exchange.logins is None:
-            exchange.logins = Logins(exchange, exchange.claim)
-        return exchange.logins
+    def _take_again(self, head: bytes) -> None:
+        """The request that begins with `head`, and was held, comes before what was read after it."""
+        self._backlog = bytearray(head) + (self._backlog or b"")
 
     def _login(
         self,
@@ -354,7 +364,7 @@ class RequestSide:
         """A request of a login: taken whole, passed on, and nothing of it is kept but a name."""
         if header.size > MAX_SASL_BYTES:
             raise self._client_malformed(buf, start, start + here, too_large(header.size))
-        logins = self._logins()
+        logins = logins_of(self._exchange)
         logins.watch.begin()
         if here < total:
             self.walker.need = total
@@ -370,7 +380,7 @@ class RequestSide:
 
     def _judge_raw(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
         """Judge the raw SASL message at `start`, which has no request header (see `framing.Judge`)."""
-        logins = self._logins()
+        logins = logins_of(self._exchange)
         frame = logins.raw_frame(self.walker, buf, start, end)
         if frame is None:
             return 0 if logins.watch.raw else self._judge(buf, start, end, out)
@@ -516,11 +526,4 @@ class RequestSide:
 
     def _client_malformed(self, buf: bytearray | memoryview, start: int, end: int, error: WireError) -> SessionError:
         """Name what the client really speaks if its very first bytes tell."""
-        if error.reason == "unsupported_version":
-            return SessionError(CloseReason.UNSUPPORTED_VERSION, str(error), kind=error.reason)
-        if not self._saw_request:
-            known = diagnose(bytes(buf[start : min(end, start + 16)]))
-            if known is not None:
-                kind, text = known
-                return SessionError(CloseReason.CLIENT_MALFORMED, text, kind=kind)
-        return SessionError(CloseReason.CLIENT_MALFORMED, str(error), kind=error.reason)
+        return unreadable(error, b"" if self._saw_request else bytes(buf[start : min(end, start + FIRST_BYTES)]))

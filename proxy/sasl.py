@@ -34,6 +34,8 @@ DEFAULT_CLAIM: Final = "sub"
 _SCRAM: Final = frozenset({"SCRAM-SHA-256", "SCRAM-SHA-512"})
 _SHOWN: Final = frozenset({"PLAIN", "OAUTHBEARER", *_SCRAM})
 """Mechanisms whose messages show a name."""
+_NAMING: Final = frozenset({"PLAIN", "OAUTHBEARER"})
+"""Those whose only message has the name."""
 _SERVER_FINAL: Final = b"v="
 
 
@@ -53,6 +55,9 @@ class Accepted:
     login: Login
     lifetime_ms: int = 0
     """How long the broker lets this session live from now; 0: without limit."""
+    fault: str | None = None
+    """Why the client's message names nobody although its mechanism always does: whom the broker has accepted cannot be
+    told, and must not be guessed. It shows nothing of the message."""
 
 
 class _State(Enum):
@@ -64,13 +69,14 @@ class _State(Enum):
 class SaslWatch:
     """The logins of one connection: the first one, and those after it (KIP-368)."""
 
-    __slots__ = ("_by_token", "_claim", "_messages", "_name", "_state", "awaiting", "mechanism", "raw")
+    __slots__ = ("_by_token", "_claim", "_fault", "_messages", "_name", "_state", "awaiting", "mechanism", "raw")
 
     def __init__(self, claim: str = DEFAULT_CLAIM) -> None:
         self._claim = claim
         self._state = _State.IDLE
         self._name: str | None = None
         self._by_token = False
+        self._fault: str | None = None
         self._messages = 0
         """Of the client, in this exchange."""
         self.mechanism: str | None = None
@@ -112,13 +118,16 @@ class SaslWatch:
         if self._messages > 1 or token is None:
             if self.mechanism not in _SCRAM:
                 self._name = None
+            if token is None and self.mechanism in _NAMING:
+                self._fault = wire.UNREADABLE
             return
         if self.mechanism == "PLAIN":
             self._name = wire.plain_name(token)
+            self._fault = None if self._name else wire.PLAIN_FAULT
         elif self.mechanism in _SCRAM:
             self._name, self._by_token = wire.scram_name(token) or (None, False)
         elif self.mechanism == "OAUTHBEARER":
-            self._name = wire.oauth_name(token, self._claim)
+            self._name, self._fault = wire.oauth_claim(token, self._claim)
 
     def ends_raw(self, head: Buffer) -> Login | None:
         """Whether a frame with these first bytes (size included) is a request again, after raw messages of a mechanism
@@ -161,15 +170,16 @@ class SaslWatch:
             done = self._messages == 1
         if not done:
             return None
-        login = Login(self._name, self._by_token)
+        accepted = Accepted(Login(self._name, self._by_token), answer.lifetime_ms, self._fault)
         self.over()
-        return Accepted(login, answer.lifetime_ms)
+        return accepted
 
     def over(self) -> None:
         """Nothing of a login is under way any more."""
         self._state = _State.IDLE
         self._name = None
         self._by_token = False
+        self._fault = None
         self._messages = 0
         self.raw = False
         self.awaiting = False

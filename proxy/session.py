@@ -81,8 +81,8 @@ class Session:
         """`translate(node_id, host, port, kind)` gives the address clients are told instead; None: rewrite nothing.
 
         `interceptors` judge the requests of some APIs whole (`proxy.intercept`). `login_expected`: the listener is
-        known to want SASL, so what comes before the login is charged to nobody. `claim` is the claim of OAUTHBEARER's
-        tokens that names the principal.
+        known to want SASL, so what comes before the login is charged to nobody (`proxy.before_login`). `claim` is the
+        claim of OAUTHBEARER's tokens that names the principal.
         """
         exchange = Exchange(ledger, counters, translate, interceptors)
         self.exchange: Final = exchange
@@ -124,9 +124,14 @@ class Session:
 
     def when_authenticated(self, tell: Callable[[Login | None], None]) -> None:
         """`tell(login)` is called whenever the broker has accepted a login by SASL, before its answer goes on; with
-        None when requests come although a login was expected. A SessionError that it raises ends the connection.
+        None when the broker takes requests although a login was expected. A SessionError that it raises ends the
+        connection.
         """
         self.exchange.authenticated = tell
+
+    def broker_ended(self) -> None:
+        """The broker has closed the connection. Raises SessionError if there is more to say about that."""
+        self._requests.before.broker_ended()
 
     def hold(self) -> None:
         """Take nothing from the client before `identify` is called."""

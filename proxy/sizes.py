@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Final
 
+from proxy.errors import CloseReason, SessionError
 from proxy.settings import SizeLimits
 from proxy.wire.apis import API_VERSIONS, api_name
-from proxy.wire.frames import WireError
+from proxy.wire.frames import WireError, diagnose
 from proxy.wire.requests import RequestHeader
 from proxy.wire.sasl import SASL_APIS
 
 MAX_HELD_IN_FLIGHT_BYTES: Final = 4 * 1024 * 1024
 """Administrators' requests whose answers will be changed, and answers made here, are kept until it is their turn. When
 they take more than this, no further request is judged before some have gone."""
+FIRST_BYTES: Final = 16
+"""Enough of a connection's beginning to tell what protocol it is."""
 BEGINNING_APIS: Final = frozenset({API_VERSIONS, *SASL_APIS})
 
 
@@ -46,3 +49,14 @@ def is_established(header: RequestHeader, sizes: SizeLimits) -> bool:
         text = f"{api_name(header.api_key)} request of {header.size} bytes; the limit is {sizes.pre_auth_max_bytes}"
         raise WireError("sasl_too_large" if header.api_key in SASL_APIS else "pre_auth_too_large", text)
     return False
+
+
+def unreadable(error: WireError, first: bytes) -> SessionError:
+    """Why the client's connection ends over bytes that cannot be read; `first` are its very first ones, if these."""
+    if error.reason == "unsupported_version":
+        return SessionError(CloseReason.UNSUPPORTED_VERSION, str(error), kind=error.reason)
+    known = diagnose(first)
+    if known is not None:
+        kind, text = known
+        return SessionError(CloseReason.CLIENT_MALFORMED, text, kind=kind)
+    return SessionError(CloseReason.CLIENT_MALFORMED, str(error), kind=error.reason)

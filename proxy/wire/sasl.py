@@ -49,6 +49,15 @@ _SCRAM_FIRST: Final = re.compile(
 """RFC 5802 client-first-message without channel binding (`n,`), which is all that Kafka takes."""
 _OAUTH_FIRST: Final = re.compile(rb"n,(?:a=" + _NAME + rb")?,\x01((?:[A-Za-z]+=[\x21-\x7e \t\r\n]+\x01)*)\x01")
 """RFC 7628 client-first-message: key/value pairs, one of which is `auth`."""
+_BLANKS: Final = "".join(map(chr, range(0x21)))
+"""What Java's `String.trim` takes away."""
+_HALVES: Final = re.compile(r"[\ud800-\udfff]")
+"""Surrogates that are left alone: no text in UTF-8 has them."""
+_BEFORE_OBJECT: Final = b"\xef\xbb\xbf\xfe\xff\0 \t\r\n"
+"""Byte order marks, blanks, and the zeros of UTF-16 and UTF-32, all of which Jackson reads."""
+_STANDARD: Final = bytes.maketrans(b"-_", b"+/")
+UNREADABLE: Final = "its message cannot be read"
+PLAIN_FAULT: Final = "its message is not as in RFC 4616, with a name in UTF-8"
 _BEARER: Final = re.compile(rb"bearer +([-_~+/.A-Za-z0-9]+=*)", re.IGNORECASE)
 
 
@@ -121,10 +130,14 @@ def _sized(version: int, body: Buffer, at: int, width: Struct) -> tuple[int, int
 def plain_name(token: Buffer) -> str | None:
     """The authentication identity of PLAIN (RFC 4616: [authzid] NUL authcid NUL password), which is Kafka's principal.
 
-    Kafka takes no other authorization identity than that one (PlainSaslServer).
+    Kafka takes no other authorization identity than that one (PlainSaslServer). None where the message is not like
+    this, or the name is empty or not UTF-8: Kafka would see another character there, the same one for many names.
     """
     parts = bytes(token).split(b"\0", 3)
-    return parts[1].decode("utf-8", "replace") or None if len(parts) == 3 else None
+    try:
+        return parts[1].decode("utf-8") or None if len(parts) == 3 else None
+    except UnicodeDecodeError:
+        return None
 
 
 def scram_name(token: Buffer) -> tuple[str, bool] | None:
@@ -138,25 +151,60 @@ def scram_name(token: Buffer) -> tuple[str, bool] | None:
 
 
 def oauth_name(token: Buffer, claim: str) -> str | None:
-    """The claim of the JSON web token (RFC 7519) in an OAUTHBEARER client-first-message (RFC 7628).
+    """The name alone of `oauth_claim`."""
+    return oauth_claim(token, claim)[0]
 
-    None where the token is none, or opaque, or has no such claim, or not as a string. Its signature is the broker's
-    business, which has to accept it before anything here is believed.
+
+def oauth_claim(token: Buffer, claim: str) -> tuple[str | None, str | None]:
+    """(name, fault): the claim of the JSON web token (RFC 7519) in an OAUTHBEARER client-first-message (RFC 7628).
+
+    A token may show no name: it is opaque, or has no such claim. It is a fault where it is not what it should be, so
+    that one reader finds another name in it than the next, or none: the fault says in what, and shows nothing of it.
+    The token's signature is the broker's business, which has to accept it before anything here is believed.
+
+    Of two members of the same name the last one counts (Jackson; jose4j refuses them). Blanks around a name do not
+    belong to it (`ClaimValidationUtils`).
     """
     found = _OAUTH_FIRST.fullmatch(bytes(token))
     if found is None:
-        return None
+        return None, "its first message is not as in RFC 7628"
     pairs = dict(pair.split(b"=", 1) for pair in found[1].split(b"\1")[:-1])  # of equal ones the last, as in Kafka
     bearer = _BEARER.fullmatch(pairs.get(b"auth", b""))
     if bearer is None:
-        return None
+        return None, "its first message has no bearer token"
     parts = bearer[1].split(b".")
     if len(parts) != 3:
-        return None
-    payload = parts[1].rstrip(b"=")
+        return None, None  # opaque
     try:
-        claims = json.loads(base64.b64decode(payload + b"=" * (-len(payload) % 4), altchars=b"-_", validate=True))
+        claims = json.loads(_base64(parts[1]).decode("utf-8"))
     except (ValueError, RecursionError):
-        return None
-    value = claims.get(claim) if isinstance(claims, dict) else None
-    return value if isinstance(value, str) and value else None
+        if not _begins_like_an_object(parts[1]):
+            return None, None  # opaque, in spite of its dots
+        return None, "the token's claims are not JSON in base64 and UTF-8, without a byte order mark, from end to end"
+    if not isinstance(claims, dict):
+        return None, None
+    if claim not in claims:
+        return None, None
+    name = claims[claim]
+    if not isinstance(name, str):
+        return None, f"the token's claim {claim} is no string"
+    name = name.strip(_BLANKS)
+    if not name:
+        return None, f"the token's claim {claim} is blank"
+    return (None, f"the token's claim {claim} has half a character") if _HALVES.search(name) else (name, None)
+
+
+def _base64(part: bytes) -> bytes:
+    """What a part of a token stands for. Raises ValueError.
+
+    Both alphabets, as there are readers of either (Kafka's own one of unsecured tokens takes `+` and `/`). There is no
+    padding: Kafka takes equals signs nowhere but at the end of the whole token.
+    """
+    return base64.b64decode(part.translate(_STANDARD) + b"=" * (-len(part) % 4), validate=True)
+
+
+def _begins_like_an_object(part: bytes) -> bool:
+    """Whether any reader of JSON, however much it forgives, may find an object in this part of a token."""
+    text = re.sub(rb"[^A-Za-z0-9+/]", b"", part.translate(_STANDARD))
+    text = text[: -1 if len(text) % 4 == 1 else None]
+    return base64.b64decode(text + b"=" * (-len(text) % 4)).lstrip(_BEFORE_OBJECT).startswith(b"{")
