@@ -189,7 +189,7 @@ class Sidecar:
         parts = old[0].parts()
         await self.source.reload(config, table)
         configure_logs(config)
-        await trio.to_thread.run_sync(let_go, old, parts)
+        await trio.to_thread.run_sync(let_go, old, parts, abandon_on_cancel=True)
 
     async def serve(
         self, *, handle_signals: bool, task_status: trio.TaskStatus[Sidecar] = trio.TASK_STATUS_IGNORED
