@@ -35,6 +35,7 @@ class Aside:
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
+        self.no_answer = f"no answer from the file system within {patience_s:g} s"
         self._turn = trio.CapacityLimiter(1)
 
     async def run(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
@@ -42,7 +43,7 @@ class Aside:
         cancelled does not wait."""
         with trio.move_on_after(self._patience_s):
             return await trio.to_thread.run_sync(work, *arguments, abandon_on_cancel=True, limiter=self._turn)
-        raise StuckError(f"no answer from the file system within {self._patience_s:g} s")
+        raise StuckError(self.no_answer)
 
 
 class FileReader:
@@ -62,6 +63,8 @@ class FileReader:
     async def settled(self, found: Fingerprint, settle_s: float = SETTLE_S) -> Fingerprint:
         """What the file holds once two readings agree; `found` is the first one. A file that never is the same twice
         is one that cannot be read."""
+        if found.error == self.aside.no_answer:
+            return found  # asked again soon enough
         for _ in range(MOST_SETTLING):
             await trio.sleep(settle_s)
             again = await self.read()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 from pathlib import Path
 from typing import Final
@@ -91,7 +92,7 @@ def _field(directory: Path, name: str) -> str:
         if key not in labels:
             raise _wrong(path, f"there is no label {key}")
         value = labels[key]
-    elif name in ("service_account", "namespace") and not path.exists():
+    elif name in ("service_account", "namespace") and not os.path.lexists(path):
         value = _from_token(directory / "token")[name == "service_account"]
     else:
         value = _text(path).strip()
