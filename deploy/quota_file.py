@@ -123,7 +123,7 @@ class FileSource(QuotaSource):
             return f"{path} was edited and is broken: {mistakes}"
         overlay = altered(self._overlay, self._in_file, job.changes)
         if overlay != self._overlay:
-            data = await trio.to_thread.run_sync(overlay_bytes, overlay, abandon_on_cancel=True)
+            data = await trio.to_thread.run_sync(overlay_bytes, overlay)
             if len(data) > MOST_BYTES:
                 return f"{path} would become larger than {MOST_BYTES} bytes"
             try:

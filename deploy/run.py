@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -19,7 +21,7 @@ from config.problems import ConfigError, Problem
 from deploy import logs
 from deploy.admin import AdminApp, AdminServer, bind, not_ready
 from deploy.export import new_exporter
-from deploy.heap import let_go, settle, share_fairly, uncollected
+from deploy.heap import is_computing, let_go, settle, share_fairly, uncollected
 from deploy.history import History
 from deploy.metrics import Metrics, Status, kquota_version
 from deploy.metrics.held import held_families
@@ -189,7 +191,7 @@ class Sidecar:
         parts = old[0].parts()
         await self.source.reload(config, table)
         configure_logs(config)
-        await trio.to_thread.run_sync(let_go, old, parts, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(let_go, old, parts)
 
     async def serve(
         self, *, handle_signals: bool, task_status: trio.TaskStatus[Sidecar] = trio.TASK_STATUS_IGNORED
@@ -344,7 +346,12 @@ def main(path: Path) -> int:
         for reason in reasons:
             log.error("cannot run", error=reason)
         return 1
-    return 1 if sidecar.interrupted else 0
+    code = 1 if sidecar.interrupted else 0
+    if is_computing():  # a file is being loaded whose values are of no use any more
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _os_errors(error: BaseException) -> Iterable[str]:

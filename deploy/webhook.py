@@ -102,6 +102,7 @@ class WebhookApp:
 
     def __init__(self, template: Path) -> None:
         self._template = template
+        self._aside = Aside()
         self.asgi = Starlette(
             routes=[Route("/mutate", self._mutate, methods=["POST"]), Route("/healthz", self._healthz)]
         )
@@ -112,7 +113,7 @@ class WebhookApp:
 
     async def _healthz(self, request: Request) -> Response:
         try:
-            self.read()
+            await self._aside.run(self.read)
         except (OSError, TemplateError) as error:
             return PlainTextResponse(f"{error}\n", 503)
         return PlainTextResponse("ok\n")
@@ -124,7 +125,7 @@ class WebhookApp:
             if len(body) > MOST_BODY_BYTES:
                 return PlainTextResponse(f"expected at most {MOST_BODY_BYTES} bytes\n", 413)
         try:
-            decision = review(bytes(body), self.read())
+            decision = review(bytes(body), await self._aside.run(self.read))
         except ReviewError as error:
             log.warning("not answered", error=str(error))
             return PlainTextResponse(f"{error}\n", 400)
