@@ -23,7 +23,8 @@ from quota.files import read_file
 from tests.fuzz.targets import target
 from tests.hostile_files import KINDS, put, take_away
 
-MOST_S = 5.0
+MOST_CPU_S = 5.0
+MOST_S = 30.0
 """Far more than any of this takes, and less than waiting would."""
 _OPENING = b'[~{~- ~? ~{a: ~[{a: ~&a [~!!seq [~[[],~\n- ~? - ~"a": [~[? ~-\n~'
 _OTHER = b"]~}~a~: ~,~\n~ ~*a~<<: ~| \n~\"~'~#~%TAG !a! b\n~\n--- ~1:"
@@ -46,14 +47,14 @@ def nesting(data: bytes) -> None:
         if len(text) > _MOST_TEXT_BYTES:
             break
     del text[_MOST_TEXT_BYTES:]
-    began_s = time.monotonic()
+    began_s = time.thread_time()
     with suppress(ConfigError):
         load_bytes("q.yaml", bytes(text))
     with suppress(ConfigError):
         assert _depth(parse("q.yaml", bytes(text)).values) <= MAX_DEPTH
     with suppress(ConfigError):
         parse_overlay("o.yaml", bytes(text))
-    assert time.monotonic() - began_s < MOST_S
+    assert time.thread_time() - began_s < MOST_CPU_S
 
 
 def _depth(value: object) -> int:
