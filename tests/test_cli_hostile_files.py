@@ -206,14 +206,6 @@ def test_sigterm_does_not_wait_for_threads_that_hang_in_a_reading(tmp_path: Path
         ends_in_time(run)
 
 
-def test_a_second_signal_does_not_wait_for_them_either(tmp_path: Path) -> None:
-    with stuck_sidecar(tmp_path) as (run, stick):
-        stick()
-        run.process.send_signal(signal.SIGTERM)
-        run.process.send_signal(signal.SIGINT)
-        assert run.process.wait(END_S) in (0, 1)
-
-
 def test_a_file_system_that_does_not_answer_is_told_of(tmp_path: Path) -> None:
     with stuck_sidecar(tmp_path) as (run, stick):
         stick()
