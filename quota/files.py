@@ -35,13 +35,16 @@ def read_file(path: str | Path, most_bytes: int) -> bytes:
     _check(os.stat(path), path, most_bytes)
     descriptor = os.open(path, _FLAGS)
     try:
-        _check(os.fstat(descriptor), path, most_bytes)
-        parts = bytearray()
-        while len(parts) <= most_bytes:
-            part = os.read(descriptor, min(_STEP_BYTES, most_bytes + 1 - len(parts)))
+        found = os.fstat(descriptor)
+        _check(found, path, most_bytes)
+        parts = [os.read(descriptor, found.st_size + 1)]  # all of it, but for files of /proc and those that grow
+        left_bytes = most_bytes + 1 - len(parts[0])
+        while left_bytes > 0:
+            part = os.read(descriptor, min(_STEP_BYTES, left_bytes))
             if not part:
-                return bytes(parts)
-            parts += part
+                return b"".join(parts)  # no copy of a single one
+            parts.append(part)
+            left_bytes -= len(part)
     finally:
         os.close(descriptor)
     raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes, which is the most that is read", str(path))
