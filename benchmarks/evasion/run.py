@@ -56,6 +56,8 @@ class Batch:
     """Rows that ran at the same time."""
 
     outcomes: list[Outcome] = field(default_factory=list)
+    names: tuple[str, ...] = ()
+    direct: bool = False
     alone: dict[str, Any] = field(default_factory=dict)
     beside: dict[str, Any] = field(default_factory=dict)
     """The neighbour's latencies: [p50, p99, requests] by way."""
@@ -274,11 +276,28 @@ def run(on: Stage, rows: Sequence[Row], seconds: float, say: Say, *, direct: boo
             continue
         say(f"{len(together)} attacks at the same time ({', '.join(names)}), {seconds:g} s ...")
         batch = run_batch(on, together, seconds, direct=direct)
+        batch.names, batch.direct = names, direct
         found.append(batch)
         for one in batch.outcomes:
             say(in_words(one))
-        say(f"neighbour alone {batch.alone}\n       beside {batch.beside}")
+        say(f"neighbour: {slowed(batch)}")
     return found
+
+
+def slowed(batch: Batch) -> str:
+    """The neighbour's latency beside the attacks and alone."""
+    said = []
+    for way in ("sidecar", "broker"):
+        alone, beside = batch.alone.get(way), batch.beside.get(way)
+        if not alone or not beside:
+            said.append(f"{way}: no figures")
+            continue
+        said.append(
+            f"{way}: p50 {alone[0]:.2f} -> {beside[0]:.2f} ms, p99 {alone[1]:.2f} -> {beside[1]:.2f} ms "
+            f"({beside[1] / alone[1]:.2f} times)"
+        )
+    failures = len(batch.beside.get("failures", ()))
+    return "; ".join(said) + (f"; {failures} slices failed" if failures else "")
 
 
 def in_words(one: Outcome) -> str:

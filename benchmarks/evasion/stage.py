@@ -1,4 +1,4 @@
-"""Where the attacks take place: one real broker with plain, TLS and SASL listeners, and a real `kquota run` per door."""
+"""Where the attacks take place: a real broker with plain, TLS and SASL listeners, a real `kquota run` per door."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Stage:
         fresh = {name: topic for name, topic in wanted.items() if topic not in self.prepared}
         admin = KafkaAdminClient(bootstrap_servers=self.cluster.bootstrap)
         try:
-            produced = {"retention.ms": "-1", "retention.bytes": "50000000", "segment.bytes": "50000000"}
+            produced = {"retention.ms": "-1", "retention.bytes": "50000000", "segment.bytes": "150000000"}
             by_name = {row.name: row for row in rows}
             topics = []
             for name, topic in fresh.items():

@@ -79,7 +79,10 @@ class Wire:
                 error, token = authenticated(await self.ask(authenticate(said, client_id)))
                 if error:
                     raise RefusedError(f"SaslAuthenticate: error {error}")
-                said = steps.send(token)
+                try:
+                    said = steps.send(token)
+                except ValueError as refused:
+                    raise RefusedError(str(refused)) from refused
 
     def half_close(self) -> None:
         """No more will be sent."""
