@@ -161,11 +161,6 @@ def metadata(client_id: str) -> bytes:
     return framed(header(METADATA, 9, client_id, flexible=True) + b"\1\0\0\0\0")
 
 
-def metadata_of_all(client_id: str) -> bytes:
-    """Metadata 9 of all topics."""
-    return framed(header(METADATA, 9, client_id, flexible=True) + b"\0\0\0\0\0")
-
-
 def create_topics(
     version: int, names: list[str], partitions: int, client_id: str, *, validate_only: bool = False
 ) -> bytes:

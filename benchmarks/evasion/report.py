@@ -22,7 +22,8 @@ HEADINGS = {
     "sasl": "SASL",
     "large": "Large requests",
     "fetch": "Fetch and ShareFetch",
-    "requests": "Request time and partition mutations",
+    "requests": "Request time",
+    "mutations": "Partition mutations",
     "first": "The escapes that were found first",
 }
 

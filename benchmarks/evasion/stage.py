@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,6 @@ from typing import Any
 from benchmarks.evasion import frames
 from benchmarks.evasion.rows import Row
 from benchmarks.evasion.wire import Address
-from benchmarks.rawclient import exactly
 from benchmarks.runner import BROKER_SETTINGS, SHM
 from deploy.kafka import DEFAULT_LISTENERS, KafkaCluster, SecureListener, Security, run_tool, start_tool
 from deploy.kafka.jmx import JMX, _address
@@ -29,6 +29,7 @@ REAUTH_MS = 60_000
 HEAP = ("-Xms256m", "-Xmx2g")
 MAX_REQUEST_BYTES = 104_857_600
 FILL_BYTES = 20_000
+FILL_LIMIT_S = 30.0
 FETCHED_BATCHES, SHARED_BATCHES = 64, 2000
 NEIGHBOUR = "neighbour"
 OWN_USER = "kquota"
@@ -82,27 +83,34 @@ class Stage:
             if row.attack in ("fetch", "share") and row.name in fresh:
                 self._fill(prefix + row.name, SHARED_BATCHES if row.attack == "share" else FETCHED_BATCHES)
                 if row.attack == "share":
-                    self._share_from_the_beginning(f"group-{prefix}{row.name}")
+                    self._make_share_group(f"group-{prefix}{row.name}", prefix + row.name)
         if any(row.flavour == "transactional" for row in rows):
             self._make_coordinator()
         return ids
 
     def _fill(self, topic: str, batches: int) -> None:
-        frame = frames.produce(topic, FILL_BYTES, "prepare")
+        frame, left = frames.produce(topic, FILL_BYTES, "prepare"), batches
+        until = time.monotonic() + FILL_LIMIT_S
         with RawClient(self.cluster.bootstrap[0], "prepare") as client:
-            for _ in range(batches):
+            while left:
                 client.send(frame)
-                size = int.from_bytes(exactly(client.socket, 4), "big")
-                assert frames.produce_error(topic, exactly(client.socket, size)) == 0
+                error = frames.produce_error(topic, client.read_frame().payload)
+                left -= not error
+                if error:  # its leader is not there yet
+                    assert time.monotonic() < until, f"{topic} cannot be filled: error {error}"
+                    time.sleep(0.1)
             # The broker counts what leaves it by topic from the first fetch on.
             client.send(frames.fetch(4, topic, b"", 1, "prepare"))
-            size = int.from_bytes(exactly(client.socket, 4), "big")
-            exactly(client.socket, size)
+            client.read_frame()
 
-    def _share_from_the_beginning(self, group: str) -> None:
-        arguments = ["--bootstrap-server", self.cluster.bootstrap[0], "--alter", "--entity-type", "groups"]
-        arguments += ["--entity-name", group, "--add-config", "share.auto.offset.reset=earliest"]
+    def _make_share_group(self, group: str, topic: str) -> None:
+        """From the topic's beginning; a first member of it lets the broker keep its state."""
+        bootstrap = ["--bootstrap-server", self.cluster.bootstrap[0]]
+        arguments = [*bootstrap, "--alter", "--entity-type", "groups", "--entity-name", group]
+        arguments += ["--add-config", "share.auto.offset.reset=earliest"]
         run_tool("kafka.admin.ConfigCommand", arguments, self.cluster.version)
+        arguments = [*bootstrap, "--group", group, "--topic", topic, "--max-messages", "1", "--timeout-ms", "15000"]
+        run_tool("org.apache.kafka.tools.consumer.ConsoleShareConsumer", arguments, self.cluster.version)
 
     def _make_coordinator(self) -> None:
         from kafka import KafkaProducer
