@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.evasion import frames
-from benchmarks.evasion.logins import steps
+from benchmarks.evasion.logins import authenticate, authenticated, handshake, handshake_error, steps
 from benchmarks.evasion.rows import SOURCES, Row
 from benchmarks.evasion.wire import Address, RefusedError, Wire
 
@@ -114,8 +114,9 @@ class Attacker:
         while True:
             try:
                 await self._connection(index, kept)
-            except (OSError, RefusedError, asyncio.IncompleteReadError, TimeoutError) as error:
-                self.seen.errors[f"{type(error).__name__}: {error}"[:100]] += 1
+            except* (OSError, RefusedError, asyncio.IncompleteReadError) as group:  # TimeoutError is an OSError
+                for error in group.exceptions:
+                    self.seen.errors[f"{type(error).__name__}: {error}"[:100]] += 1
                 await asyncio.sleep(REST_S)
 
     async def _turn(self, requests: int = 1) -> None:
@@ -145,6 +146,8 @@ class Attacker:
                 await self._turn()
                 await wire.send(self._frame)
                 self.seen.requests += 1
+            while row.relogin == "piped":
+                await self._login_behind_requests(wire)
             while True:
                 await self._turn()
                 await self._step(wire, 1, here)
@@ -164,6 +167,32 @@ class Attacker:
         said = steps(row.mechanism, user, password, token_s=row.token_s, by_token=token is not None)
         async with asyncio.timeout(PATIENCE_S):
             await wire.login(row.mechanism, said, self.client_id)
+
+    async def _login_behind_requests(self, wire: Wire) -> None:
+        """Whoever stops reading a client that owes must read its next login, and before that all that stands there."""
+        row = self.row
+        count = max(round(row.offer * row.limit * row.token_s / row.size), 1)
+        began = time.monotonic()
+
+        async def send() -> None:
+            for _ in range(count):
+                await wire.send(self._frame)
+                self.seen.requests += 1
+            await asyncio.sleep(max(RELOGIN_EVERY_S - (time.monotonic() - began), 0.0))
+            await wire.send(handshake(row.mechanism, self.client_id))
+            said = steps(row.mechanism, row.user, self.work.password, token_s=row.token_s)
+            await wire.send(authenticate(next(said), self.client_id))
+
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+            tasks.create_task(send())
+            for _ in range(count):
+                self._judge(await wire.answer())
+                self.seen.answers += 1
+            if error := handshake_error(await wire.answer()):
+                raise RefusedError(f"SaslHandshake: error {error}")
+            error, told = authenticated(await wire.answer())
+            if error or told:
+                raise RefusedError(f"SaslAuthenticate: error {error} {told!r}")
 
     async def _renew(self) -> None:
         """A delegation token is renewed by its owner, who has not logged in with it."""
