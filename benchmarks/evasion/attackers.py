@@ -339,7 +339,7 @@ class Attacker:
     # ---- other requests
 
     async def _request_once(self, wire: Wire, _count: int, _here: dict[str, Any]) -> None:
-        await self._ask(wire, frames.metadata(self.client_id))
+        await self._ask(wire, frames.describe_broker(self.client_id))
 
     async def _mutate_once(self, wire: Wire, _count: int, _here: dict[str, Any]) -> None:
         row = self.row

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.document import replace_between
 from benchmarks.evasion import honest
 from benchmarks.evasion.rows import BOUND, Row
-from benchmarks.evasion.run import Batch, Outcome, slowed
+from benchmarks.evasion.run import Batch, Outcome, slowed, slows_others
 from benchmarks.measured import describe_project, in_words
 from benchmarks.procstat import describe_machine
 
@@ -65,7 +65,10 @@ def table(report: Report) -> str:
         lines += [_line(one, direct.get(one.row.name)) for one in found]
         lines.append("")
     lines += ["### The honest neighbour", ""]
-    lines += [f"- beside {', '.join(batch.names)}: {slowed(batch)}" for batch in report.batches]
+    lines += [
+        f"- beside {', '.join(batch.names)}: {slowed(batch)}{' **missed**' if slows_others(batch) else ''}"
+        for batch in report.batches
+    ]
     lines.append("")
     if report.honest:
         lines += [

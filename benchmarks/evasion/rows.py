@@ -227,7 +227,7 @@ def _fetch() -> Iterator[Row]:
 
 def _requests() -> Iterator[Row]:
     # A delay of the request quota is at most one sample (1 s), so that a request of more than limit * 1 s is never paid
-    # for by Kafka's definition. These take well below a millisecond, and 5 ms/s are allowed.
+    # for by Kafka's definition. These take some milliseconds, and 50 ms/s are allowed.
     ways: tuple[tuple[int, Mode], ...] = ((1, "persistent"), (30, "persistent"), (4, "reconnect"), (4, "impatient"))
     for connections, mode in ways:
         words = {
@@ -235,8 +235,8 @@ def _requests() -> Iterator[Row]:
             "reconnect": "a new connection per request",
             "impatient": "a new connection per request, closed before the answer",
         }[mode]
-        yield Row(f"r{connections}-{mode}", f"request time: {connections} × Metadata, {words}", "requests", "requests",
-                  limit=0.5, size=1, connections=connections, mode=mode, offer=60)  # fmt: skip
+        yield Row(f"r{connections}-{mode}", f"request time: {connections} × DescribeConfigs, {words}", "requests",
+                  "requests", limit=5.0, size=1, connections=connections, mode=mode, offer=60)  # fmt: skip
 
 
 def _mutations() -> Iterator[Row]:

@@ -19,7 +19,9 @@ from benchmarks.evasion.stage import NEIGHBOUR, PASSWORD, Stage, charged, sideca
 from tests.sidecars import Sidecar
 
 WINDOW_NUM = 11
-ALONE_S = 20.0
+ALONE_S = 30.0
+SLOWED = 1.5
+"""The neighbour's p99 beside the attacks is at most so many times that of alone."""
 SAMPLE_S = 0.25
 MARGIN_S = 5.0
 """The neighbour ends before the attackers do."""
@@ -298,6 +300,14 @@ def slowed(batch: Batch) -> str:
         )
     failures = len(batch.beside.get("failures", ()))
     return "; ".join(said) + (f"; {failures} slices failed" if failures else "")
+
+
+def slows_others(batch: Batch) -> bool:
+    """Is the neighbour slower beside the attacks than `SLOWED` allows, by more than the way without sidecar is?"""
+    if not batch.alone.get("sidecar") or batch.beside.get("failures"):
+        return bool(batch.alone)
+    ratios = [batch.beside[way][1] / batch.alone[way][1] for way in ("sidecar", "broker")]
+    return ratios[0] > SLOWED * max(ratios[1], 1.0)
 
 
 def in_words(one: Outcome) -> str:

@@ -2,9 +2,9 @@
 package paced
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"sync"
 	"time"
@@ -53,9 +53,16 @@ func Read() Work {
 	return work
 }
 
-// Record is the numbered record: twelve digits, then filler.
+const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+
+// Record is the numbered record: twelve digits, then what libraries that compress cannot make smaller.
 func (w Work) Record(number int) []byte {
-	return append([]byte(fmt.Sprintf("%012d ", number)), bytes.Repeat([]byte("x"), w.RecordBytes-13)...)
+	record := make([]byte, 0, w.RecordBytes)
+	record = fmt.Appendf(record, "%012d ", number)
+	for len(record) < w.RecordBytes {
+		record = append(record, letters[rand.IntN(len(letters))])
+	}
+	return record
 }
 
 // Offer calls send at the work's rate until its time is over; send may block, and what was missed is not made up for.
