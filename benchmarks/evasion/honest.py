@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.evasion.honest_client import LIBRARIES
+from benchmarks.evasion.rows import BOUND
 from benchmarks.evasion.stage import Stage, charged, sidecars
 from tests import go_tools
 
@@ -53,7 +54,7 @@ class Honest:
     def passed(self) -> bool:
         """No errors, nothing lost, nothing twice, and held to the limit."""
         fine = not (self.errors or self.lost or self.repeated or self.missing)
-        return fine and self.acknowledged == self.sent > 0
+        return fine and self.acknowledged == self.sent > 0 and self.achieved <= BOUND
 
 
 def command_of(library: str) -> list[str]:

@@ -231,7 +231,7 @@ def _attack(
             time.sleep(3)  # until its first line is there
         _line(process)
         if neighbour:
-            batch.alone = _neighbour(ways, ALONE_S)
+            batch.alone = _neighbour(ways, min(ALONE_S, seconds))
         watch.start()
         meter.start()
         assert process.stdin is not None

@@ -31,6 +31,8 @@ MAX_REQUEST_BYTES = 104_857_600
 FILL_BYTES = 20_000
 FILL_LIMIT_S = 30.0
 FETCHED_BATCHES, SHARED_BATCHES = 64, 2000
+DRAIN_S = 3
+"""What attackers have left behind is not waited for."""
 NEIGHBOUR = "neighbour"
 OWN_USER = "kquota"
 LISTENERS = {"plain": None, "tls": "SSL", "sasl": "SASL_AGAIN"}
@@ -238,6 +240,7 @@ def sidecars(
     common: dict[str, Any] = {
         "log": {"level": "warning", "format": "json"},
         "metrics": {"max_groups": 5000},
+        "drain_timeout_s": DRAIN_S,
         "quota.window.num": window_num,
         "controller.quota.window.num": window_num,
     } | (settings or {})
