@@ -123,6 +123,7 @@ def test_no_attack_gets_more_than_its_limit() -> None:
         batch = run_batch(on, rows, SECONDS, window_num=WINDOW_NUM, neighbour=False, settings={"max_mute": "5s"})
     said = "\n".join(in_words(one) for one in batch.outcomes)
     print(said)
+    assert not batch.unclean, batch.unclean
     for one in batch.outcomes:
         assert one.figures.total > 0, f"nothing arrived, so nothing was tried:\n{in_words(one)}"
         assert one.figures.achieved <= SHORT_BOUND, said

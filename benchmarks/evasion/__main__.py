@@ -74,7 +74,10 @@ def main() -> int:
         print(honest.in_words(each))
     for batch in slow:
         print(f"FAIL neighbour beside {', '.join(batch.names)}: {slowed(batch)}")
-    return 1 if failed or strayed or slow else 0
+    unclean = [batch for batch in report.batches if batch.unclean]
+    for batch in unclean:
+        print(f"FAIL a sidecar of {', '.join(batch.names)} did not end well:\n{batch.unclean[-1500:]}")
+    return 1 if failed or strayed or slow or unclean else 0
 
 
 if __name__ == "__main__":

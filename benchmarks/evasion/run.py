@@ -63,6 +63,8 @@ class Batch:
     alone: dict[str, Any] = field(default_factory=dict)
     beside: dict[str, Any] = field(default_factory=dict)
     """The neighbour's latencies: [p50, p99, requests] by way."""
+    unclean: str = ""
+    """How a sidecar ended that did not end well when it was told to."""
 
 
 class Watch(threading.Thread):
@@ -176,8 +178,15 @@ def run_batch(
         return _attack(on, rows, seconds, prefix, ids, tokens, None, window_num, neighbour)
     named = _with_prefix(rows, prefix)
     owners = {tokens[row.name][0]: row.user for row in rows if row.name in tokens}
-    with sidecars(on, named, owners=owners, window_num=window_num, settings=settings) as running:
-        return _attack(on, rows, seconds, prefix, ids, tokens, running, window_num, neighbour)
+    batch = Batch()
+    try:
+        with sidecars(on, named, owners=owners, window_num=window_num, settings=settings) as running:
+            batch = _attack(on, rows, seconds, prefix, ids, tokens, running, window_num, neighbour)
+    except AssertionError as error:
+        if not batch.outcomes:
+            raise
+        batch.unclean = str(error)  # what was measured before stays
+    return batch
 
 
 def _with_prefix(rows: Sequence[Row], prefix: str) -> list[Any]:
@@ -299,7 +308,7 @@ def slowed(batch: Batch) -> str:
             f"({beside[1] / alone[1]:.2f} times)"
         )
     failures = len(batch.beside.get("failures", ()))
-    return "; ".join(said) + (f"; {failures} slices failed" if failures else "")
+    return "; ".join(said) + (f"; {failures} times it was not answered" if failures else "")
 
 
 def slows_others(batch: Batch) -> bool:
