@@ -143,20 +143,20 @@ class Gate:
             return self._ordinary.waiting_ms + self._promised_ms + self._large.waiting_ms
         return self._ordinary.waiting_ms + max(self._promised_ms - cost_ms, 0.0)
 
-    @property
-    def waiting_ms(self) -> float:
-        """What all requests that wait here cost."""
-        return self._ordinary.waiting_ms + self._large.waiting_ms
+    def before_ms(self, backlog_ms: float) -> float:
+        """What those that wait cost that pass before a request of ordinary size that came now."""
+        large_ms = 0.0 if backlog_ms else min(self._large.waiting_ms, LARGE_MS * len(self._large))
+        return self._ordinary.waiting_ms + large_ms
 
-    def next_ms(self, paid_at: float, backlog_ms: float, now: int) -> int:
-        """How long until the next of those that wait may pass, with debts as in :meth:`ask`; 0 where none waits, or
-        one may pass as soon as it asks. Looking changes nothing."""
+    def next_ms(self, paid_at: float, backlog_ms: float, all_paid_at: float, now: int) -> int:
+        """How long until the next of those that wait may pass, with debts as in :meth:`ask`, and all of them paid at
+        `all_paid_at`; 0 where none waits, or one may pass as soon as it asks. Looking changes nothing."""
         ordinary, large = self._ordinary.longest_since(), self._large.longest_since()
         if ordinary is None and large is None:
             return 0
         until = max(paid_at, self._claimed_until)
         if ordinary is None or (large is not None and large <= ordinary and not backlog_ms):
-            until = max(until + backlog_ms, self._large_claimed_until)
+            until = max(until, all_paid_at, self._large_claimed_until)
         return max(ceil(until - now - GRACE_MS), 0)
 
     def ask(self, connection: object, cost_ms: float, paid_at: float, backlog_ms: float, now: int) -> int:

@@ -54,7 +54,7 @@ class Line(NamedTuple):
     next_ms: int = 0
     """How long until the next of them may pass."""
     newcomer_ms: int = 0
-    """How long a request that came now would wait, all those before it included."""
+    """About how long a request of ordinary size that came now would wait, behind those that are before it."""
     debt_ms: int = 0
     """What the group owes in all: so long until everything that was used is paid, if nothing more is."""
 

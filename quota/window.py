@@ -304,13 +304,13 @@ class WindowGroup(Group):
             return NO_LINE
         now = max(now, self.last_ms)
         paid_at, backlog_ms = self._debts(limit, now)
-        before_ms = paid_at - now - GRACE_MS + (0.0 if gate is None else gate.waiting_ms)
-        return Line(
-            self.waiting,
-            0 if gate is None else gate.next_ms(paid_at, backlog_ms, now),
-            max(round_half_up(before_ms), 0),
-            max(int(self.pacer.owed_ms(now)), 0) if self.pacer.active else 0,
-        )
+        debt_ms = max(int(self.pacer.owed_ms(now)), 0) if self.pacer.active else 0
+        newcomer_ms = paid_at - now - GRACE_MS
+        next_ms = 0
+        if gate is not None:
+            newcomer_ms += gate.before_ms(backlog_ms)
+            next_ms = gate.next_ms(paid_at, backlog_ms, now + debt_ms, now)
+        return Line(self.waiting, next_ms, max(round_half_up(newcomer_ms), 0), debt_ms)
 
     def pass_held(self, connection: object) -> None:
         """See :meth:`Group.pass_held`."""

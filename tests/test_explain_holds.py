@@ -112,6 +112,17 @@ def test_the_next_passes_when_the_debt_is_paid() -> None:
     assert group.line(now).waiting == 0
 
 
+def test_a_large_request_waits_for_all_of_the_debt_and_others_do_not() -> None:
+    ledger = Ledger(QuotaTable([LIMITS]))
+    account = ledger.account("web", "etl")
+    ledger.charge(account, Kind.PRODUCE, 110_000, 0)  # 100 s over the window; 90 s of it are paid beside the others
+    (group,) = ledger.groups()
+    assert ledger.hold(account, Kind.PRODUCE, "large", 20_000, 0, whole=True).wait_ms
+    assert group.line(0)[:2] == (1, 99_800)
+    assert ledger.hold(account, Kind.PRODUCE, "ordinary", 100, 0, whole=True).wait_ms
+    assert group.line(0).next_ms == 89_800  # as long as Kafka's delay is in the window, but for 10 s
+
+
 def test_looking_at_the_line_changes_nothing() -> None:
     def loop(look: bool) -> list[tuple[int, str]]:
         ledger = Ledger(QuotaTable([LIMITS]), max_throttle_ms=1000)
