@@ -21,7 +21,7 @@ from analysis.files import read_text, write_text
 from analysis.progress import Progress
 from analysis.session import open_session
 from quota.entity import Kind
-from quota.record import FAMILIES, FIELDS, Field
+from quota.record import FAMILIES, FIELDS, SCHEMA_VERSION, Field
 
 START_MS = 1_760_918_400_000
 """2025-10-20 00:00:00 UTC, a Monday."""
@@ -229,7 +229,7 @@ def _values(fleet: Fleet) -> Mapping[str, Column]:
     )
     ignored = F.when(F.col("u_library").between(0.5, 0.7), 0.9).otherwise(0.02)  # librdkafka does not wait
     values: dict[str, Column] = {
-        "schema_version": F.lit(1),
+        "schema_version": F.lit(SCHEMA_VERSION),
         "instance": F.col("instance"),
         "sequence": F.col("sequence"),
         "start_ms": start,
@@ -265,6 +265,11 @@ def _values(fleet: Fleet) -> Mapping[str, Column]:
         values |= {
             f"throttle_{kind.value}_count": F.when(mine, F.col("delays")).otherwise(0),
             f"throttle_{kind.value}_seconds": F.when(mine, F.col("held_s")).otherwise(0.0),
+            # Few wait before they are forwarded: those of large requests on several connections.
+            f"throttle_{kind.value}_held_count": F.when(mine, F.floor(F.col("delays") / 8)).otherwise(0),
+            f"throttle_{kind.value}_held_seconds": F.when(
+                mine & (F.col("delays") >= 8), _rounded(F.col("held_s") / 8, 0.1)
+            ).otherwise(0.0),
             f"{kind.value}_limit": F.when(limited, F.col("limit")),
             f"{kind.value}_limit_mode": F.when(limited, "enforce"),
             f"{kind.value}_limit_level": F.when(limited, F.when(by_user, "user+client-id").otherwise("client-id")),

@@ -167,8 +167,8 @@ class AdminApp:
             held: list[tuple[int, int, Group]] = []
             for index, group in enumerate(list(self._ledger.groups())):
                 until = max(group.throttled_until, now + group.owed_ms(now))
-                if until > now and not group.shadow:
-                    held.append((until, index, group))
+                if (until > now or group.waiting) and not group.shadow:
+                    held.append((max(until, now + group.line(now).newcomer_ms), index, group))
                 if index % STEP == 0:
                     await trio.lowlevel.checkpoint()
             longest = [group for _, _, group in heapq.nlargest(most, held)]
@@ -221,13 +221,15 @@ class AdminApp:
             return await _json_aside(answer)
 
     async def _connections(self, request: Request) -> Response:
-        """The connections that are muted longest first."""
+        """The connections that are muted or have waited longest first."""
         most = _limit(request)
         async with self._heavy:
             found = self._proxy.connections()
             best = await trio.to_thread.run_sync(
                 lambda: heapq.nlargest(
-                    most, found, key=lambda one: (one.muted_for_ms, one.client_bytes + one.broker_bytes)
+                    most,
+                    found,
+                    key=lambda one: (max(one.muted_for_ms, one.waited_ms), one.client_bytes + one.broker_bytes),
                 )
             )
             rows = [_connection_json(one) for one in best]
@@ -262,11 +264,15 @@ def _group_json(group: Group, now: int) -> dict[str, Any]:
         "utilisation": group.utilisation(now),
         "throttled_for_ms": max(group.throttled_until - now, 0),
         "owed_ms": group.owed_ms(now),
+        "waiting": group.waiting,
+        "next_ms": group.line(now).next_ms,
         "totals": {
             "amount": usage.amount,
             "charges": usage.charges,
             "throttled": usage.throttled,
             "throttle_ms": usage.throttle_ms,
+            "held": usage.held,
+            "held_ms": usage.held_ms,
             "capped": group.capped,
         },
         "shadow": _trial_json(trial_snapshot(group, group.shadowed, now)),
@@ -279,7 +285,7 @@ def _trial_json(trial: TrialSnapshot | None) -> dict[str, Any] | None:
 
 
 def _connection_json(one: ConnectionInfo) -> dict[str, Any]:
-    return {name: getattr(one, name) for name in one.__dataclass_fields__}
+    return {name: getattr(one, name) for name in one.__dataclass_fields__} | {"state": one.state}
 
 
 def _text(value: Any) -> bytes:

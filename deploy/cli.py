@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +35,13 @@ ConfigFile = Annotated[
     Path, typer.Option("--config", "-c", metavar="FILE", envvar="KQUOTA_CONFIG", help="The configuration file (YAML).")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+class Pacing(StrEnum):
+    """How simulated requests are held back."""
+
+    KAFKA = "kafka"
+    SMOOTH = "smooth"
 
 
 def _load_on_paper(path: Path) -> Config:
@@ -222,12 +230,21 @@ def simulate(
         bool,
         typer.Option("--compare", help="Beside each mutation, what either controller_mutation_algorithm decides."),
     ] = False,
+    pacing: Annotated[
+        Pacing,
+        typer.Option(
+            "--pacing", help="kafka: Kafka's arithmetic alone; smooth: as the sidecar, with requests that wait."
+        ),
+    ] = Pacing.KAFKA,
 ) -> None:
     """Apply events (JSON lines on stdin) to the quotas on a simulated clock; one JSON line per event comes out."""
     from deploy.simulate import run as run_simulation
 
+    smooth = pacing is Pacing.SMOOTH
+    if smooth and compare:
+        raise typer.BadParameter("--compare is about Kafka's arithmetic: not together with --pacing smooth")
     failed = False
-    for good, line in run_simulation(_load_on_paper(config), sys.stdin.buffer, compare=compare):
+    for good, line in run_simulation(_load_on_paper(config), sys.stdin.buffer, compare=compare, smooth=smooth):
         failed |= not good
         stream = sys.stdout if good else sys.stderr
         stream.write(ascii_json(line) + "\n")

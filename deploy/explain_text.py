@@ -56,7 +56,9 @@ def throttled_text(answer: dict[str, Any], admin_url: str) -> str:
     rows = answer["throttled"]
     at = answer["at"]
     if rows:
-        table = [["quota", "user", "client-id", "limit", "now", "not read until", "a request now waits", "set by"]]
+        waits = ["waiting"] if any(row["now"]["waiting"] for row in rows[:MOST_ROWS]) else []
+        head = ["quota", "user", "client-id", "limit", "now", "not read until"]
+        table = [[*head, *waits, "a request now waits", "set by"]]
         for row in rows[:MOST_ROWS]:
             kind, now = Kind(row["kind"]), row["now"]
             until = "-" if not now["muted_ms"] else f"{_clock(now['muted_until'], at)} ({_span(now['muted_ms'])})"
@@ -68,6 +70,7 @@ def throttled_text(answer: dict[str, Any], admin_url: str) -> str:
                     readable_limit(kind, row["limit"]),
                     _rate(kind, row["observed"], now),
                     until,
+                    *(str(now["waiting"]) for _ in waits),
                     _span(now["wait_ms"]),
                     _entity(row["entity"]),
                 ]
@@ -139,6 +142,8 @@ def _because(one: dict[str, Any]) -> str:
         return "of a limit that is gone"
     if one["why"] == "owed":
         return "the rest of an earlier delay that max_mute had cut"
+    if one["why"] == "held":
+        return f"waited {_span(one['delay_ms'])} before it was forwarded: the group still owed for earlier requests"
     if kind is Kind.MUTATION:
         over = max(-one["observed"], 0.0)
         return f"{over:.1f} partitions overdrawn, {readable_limit(kind, one['limit'])} come back"
@@ -160,6 +165,8 @@ def _identity(identity: dict[str, Any], user: str, *, live: bool) -> str:
         hint = "" if source is not None else f"; connections have user {others}"
         return f"  no connection of this client is open{hint}"
     muted = f", {identity['muted']} of them not read now" if identity["muted"] else ""
+    if identity["waiting"]:
+        muted += f", {identity['waiting']} with a request that waits to be forwarded"
     software = f", {', '.join(map(safe, identity['software']))}" if identity["software"] else ""
     peers = ", ".join(identity["peers"][:3]) + (" …" if count > 3 else "")
     named = ", ".join(_source(one) for one in source.split(", "))
@@ -181,11 +188,13 @@ def _verdict(answer: dict[str, Any]) -> list[str]:
         if one["mode"] == "shadow":
             if now["shadow"] is not None and now["shadow"]["throttled"]:
                 lines.append(f"shadow, not applied: {kind} {_would_have(now['shadow'])} ({where})")
-        elif now["muted_ms"] or now["wait_ms"]:
+        elif now["muted_ms"] or now["wait_ms"] or now["waiting"]:
             until = f"a request now would wait {_span(now['wait_ms'])}"
             if now["muted_ms"]:
                 until = f"until {_clock(now['muted_until'], at)}, {_span(now['muted_ms'])} more"
             lines.append(f"THROTTLED by {kind} {until}: {_used(kind, one)}")
+            if now["waiting"]:
+                lines.append(f"  {_line(now)}")
             lines.append(f"  to change it: {where}, now {readable_limit(kind, one['limit'])}{_set_in(one['set_in'])}")
         elif (now["share"] or 0.0) >= NEAR:
             lines.append(f"near its limit: {kind}, {_used(kind, one)} ({where})")
@@ -237,14 +246,19 @@ def _now_lines(kind: Kind, one: dict[str, Any], now: dict[str, Any], at: str) ->
         waits.append(f"not read until {_clock(now['muted_until'], at)} ({_span(now['muted_ms'])} more)")
     if now["wait_ms"]:
         waits.append(f"a request now would wait {_span(now['wait_ms'])}; without any, free in {_span(now['free_ms'])}")
+    if now["waiting"]:
+        waits.append(_line(now))
     lines.append("; ".join(waits) if waits else "nobody waits")
     extra = []
     if now["owed_ms"]:
-        extra.append(f"owed {_span(now['owed_ms'])}, for max_mute cuts delays")
+        extra.append(f"owes {_span(now['owed_ms'])} beyond the delays that were told; its next requests wait for that")
     if now["paced"]:
         extra.append("paced: held to an even rate since it was over its limit")
     if now["throttled"]:
-        extra.append(f"delayed {_count(now['throttled'], 'request')} so far, {_span(now['throttle_ms'])} in all")
+        held = (
+            f"; {now['held']} of them waited {_span(now['held_ms'])} before they were forwarded" if now["held"] else ""
+        )
+        extra.append(f"delayed {_count(now['throttled'], 'request')} so far, {_span(now['throttle_ms'])} in all{held}")
     if now["shadow"] is not None:
         applied = "" if one["mode"] == "shadow" else "while it was in shadow mode it "
         extra.append(applied + _would_have(now["shadow"]))
@@ -253,6 +267,13 @@ def _now_lines(kind: Kind, one: dict[str, Any], now: dict[str, Any], at: str) ->
         used = f"{100 * (candidate['share'] or 0.0):.0f} % used"
         extra.append(f"candidate {readable_limit(kind, candidate['limit'])}: {used}, {_would_have(candidate)}")
     return [*lines, *extra]
+
+
+def _line(now: dict[str, Any]) -> str:
+    """Those whose requests wait before they are forwarded."""
+    first = f"the next passes in {_span(now['next_ms'])}" if now["next_ms"] else "the next passes now"
+    owes = f"; the group owes {_span(now['debt_ms'])}" if now["debt_ms"] else ""
+    return f"{_count(now['waiting'], 'connection')} wait{'s' if now['waiting'] == 1 else ''}; {first}{owes}"
 
 
 def _would_have(trial: dict[str, Any]) -> str:

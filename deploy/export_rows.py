@@ -28,7 +28,7 @@ SHORTEST_SAMPLE_MS: Final = 250.0
 _PER_SECOND: Final = {Kind.PRODUCE: 1.0, Kind.FETCH: 1.0, Kind.REQUEST: 0.1, Kind.MUTATION: 1.0}
 """From an amount per second to the kind's rate: 1 ms of busy time per second is 0.1 percent of a thread."""
 _ZEROS: Final = (0.0,) * len(Kind)
-_NOTHING: Final = (0,) * (2 * len(CAUSES) + 3)
+_NOTHING: Final = (0,) * (2 * len(CAUSES) + 3 + 2 * len(Kind))
 
 _NAMES_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "produce": ("Produce",),
@@ -316,18 +316,25 @@ class _Use:
         row["requests"] = sum(self.requests.values())
         for key, count in self.requests.items():
             row[_COLUMN_OF[key]] += count
-        *throttles, row["mutes"], row["mutes_ignored"], row["connections_opened"] = self.totals
+        throttles, rest = self.totals[: 2 * len(CAUSES)], self.totals[2 * len(CAUSES) :]
+        row["mutes"], row["mutes_ignored"], row["connections_opened"], *held = rest
         for index, cause in enumerate(CAUSES):
             row[f"throttle_{cause}_count"] = throttles[2 * index]
             row[f"throttle_{cause}_seconds"] = throttles[2 * index + 1] / 1000.0
+        for index, kind in enumerate(Kind):
+            row[f"throttle_{kind}_held_count"] = held[2 * index]
+            row[f"throttle_{kind}_held_seconds"] = held[2 * index + 1] / 1000.0
         return row
 
 
 def _totals(account: Account) -> tuple[int, ...]:
-    """Throttles as (count, ms) in the order of the record's causes; mutes, ignored ones, connections opened."""
+    """Throttles as (count, ms) in the order of the record's causes; mutes, ignored ones, connections opened; of the
+    throttles those that were held, as (count, ms) by kind."""
     counts: list[int] = []
+    held: list[int] = []
     for meter in account.meters.values():
         counts += (meter.throttled, meter.throttle_ms)
+        held += (meter.held, meter.held_ms)
     return (
         *counts,
         account.broker_throttled,
@@ -335,6 +342,7 @@ def _totals(account: Account) -> tuple[int, ...]:
         account.mutes,
         account.mutes_ignored,
         account.connections_opened,
+        *held,
     )
 
 

@@ -50,6 +50,7 @@ class History:
         self._counters = counters
         self._at_ms: deque[float] = deque(maxlen=SAMPLES)
         self._muted: deque[int] = deque(maxlen=SAMPLES)
+        self._waiting: deque[int] = deque(maxlen=SAMPLES)
         self._open: deque[int] = deque(maxlen=SAMPLES)
         self._series: dict[Place, _Series] = {}
 
@@ -73,6 +74,7 @@ class History:
         looks = len(self._at_ms)
         self._at_ms.append(now_ms)
         self._muted.append(self._counters.connections_muted)
+        self._waiting.append(self._counters.connections_waiting)
         self._open.append(self._counters.connections_open)
         seen = {(group.kind, group.key): (use, group) for use, _, group in found}
         for use, _, group in heapq.nlargest(MOST_COUNTERS, found):
@@ -98,7 +100,7 @@ class History:
         return {
             "interval_s": INTERVAL_S,
             "age_s": [round((now_ms - at_ms) / 1000.0, 1) for at_ms in self._at_ms],
-            "connections": {"open": list(self._open), "muted": list(self._muted)},
+            "connections": {"open": list(self._open), "muted": list(self._muted), "waiting": list(self._waiting)},
             "counters": [
                 {
                     "kind": kind.value,

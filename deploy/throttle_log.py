@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import structlog
 import trio
 
-from quota.decisions import Decision
+from quota.decisions import Decision, Why
 from quota.entity import GroupKey, Kind
 from quota.ledger import Ledger
 
@@ -79,7 +79,7 @@ class ThrottleLog:
 
     def _note(self, kind: Kind, key: GroupKey, decisions: list[Decision]) -> None:
         held_ms = sum(one.delay_ms for one in decisions)
-        until_ms = max(one.at_ms + one.delay_ms for one in decisions)
+        until_ms = max(_ends_ms(one) for one in decisions)
         episode = self._episodes.get((kind, key))
         if episode is not None:
             episode.until_ms = max(episode.until_ms, until_ms)
@@ -96,7 +96,8 @@ class ThrottleLog:
             limit=first.limit,
             observed=round(first.observed, 1),
         )
-        self._episodes[kind, key] = Episode(first.at_ms, until_ms, len(decisions), held_ms, told)
+        began_ms = _ends_ms(first) - first.delay_ms
+        self._episodes[kind, key] = Episode(began_ms, until_ms, len(decisions), held_ms, told)
         if len(self._episodes) > MOST_EPISODES:
             self._episodes.popitem(last=False)
 
@@ -124,6 +125,10 @@ class ThrottleLog:
         if self._unsaid:
             self._log.info("throttling of more counters has begun or ended than is written", left_out=self._unsaid)
         self._minute_ms, self._lines, self._unsaid = now_ms, 0, 0
+
+
+def _ends_ms(one: Decision) -> float:
+    return one.at_ms if one.why is Why.HELD else one.at_ms + one.delay_ms
 
 
 def _names(kind: Kind, key: GroupKey) -> dict[str, str | None]:

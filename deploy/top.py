@@ -60,18 +60,28 @@ class Row:
     waits_ms: int
     """Until the latest delay of the group ends."""
     owed_ms: int
+    waiting: int
+    """Connections with a request that waits before it is forwarded."""
     delayed: float | None
     """Seconds of delay imposed per second, since the last look: 1 is one client held all the time; None: first look."""
+
+    @property
+    def throttled(self) -> bool:
+        """Whether any client has to wait for it."""
+        return not self.shadow and bool(self.waits_ms or self.owed_ms or self.waiting)
 
     @property
     def state(self) -> str:
         """One word, and how long."""
         if self.shadow:
             return "shadow"
+        waiting = [f"{self.waiting} waiting"] if self.waiting else []
         if self.owed_ms:
-            return f"owes {seconds(self.owed_ms)}"
+            return ", ".join([f"owes {seconds(self.owed_ms)}", *waiting])
         if self.waits_ms:
-            return f"throttled {seconds(self.waits_ms)}"
+            return ", ".join([f"throttled {seconds(self.waits_ms)}", *waiting])
+        if self.waiting:
+            return waiting[0]
         return "near" if self.use >= NEAR else "ok"
 
 
@@ -102,6 +112,7 @@ def rows(groups: Sequence[dict[str, Any]], before: dict[Key, int], elapsed_s: fl
                 level=group["level"] or "-",
                 waits_ms=group["throttled_for_ms"],
                 owed_ms=group["owed_ms"],
+                waiting=group.get("waiting", 0),  # an older sidecar does not tell
                 delayed=None if known is None or elapsed_s <= 0 else max(imposed_ms - known, 0) / 1000 / elapsed_s,
             )
         )
@@ -119,7 +130,7 @@ def chosen(found: Sequence[Row], text: str, sort: str) -> list[Row]:
     kept = [row for row in found if wanted in f"{row.kind} {row.user or ''} {row.client_id or ''}".casefold()]
     orders: dict[str, Callable[[Row], Any]] = {
         "use": lambda row: -row.use,
-        "throttled": lambda row: (-max(row.owed_ms, row.waits_ms), -(row.delayed or 0.0), -row.use),
+        "throttled": lambda row: (-max(row.owed_ms, row.waits_ms), -row.waiting, -(row.delayed or 0.0), -row.use),
         "rate": lambda row: -row.now,
         "name": lambda row: (row.user or "", row.client_id or "", row.kind),
     }
@@ -183,10 +194,12 @@ def page(
 ) -> RenderableType:
     """Everything on one screen."""
     muted = sum(1 for one in connections["connections"] if one["muted_for_ms"] > 0)
-    waiting = sum(1 for row in found if not row.shadow and (row.waits_ms or row.owed_ms))
+    waiting = sum(1 for one in connections["connections"] if one.get("waiting_for") is not None)
+    throttled = sum(1 for row in found if row.throttled)
+    waits = f", {waiting} waiting" if waiting else ""
     head = (
-        f"kquota {visible(admin)}   connections {connections['total']} ({muted} muted)   "
-        f"counters {quotas['total']} ({waiting} throttled)"
+        f"kquota {visible(admin)}   connections {connections['total']} ({muted} muted{waits})   "
+        f"counters {quotas['total']} ({throttled} throttled)"
     )
     parts: list[RenderableType] = [Text(head, style="bold", no_wrap=True, overflow="ellipsis")]
     if not found:
@@ -261,6 +274,6 @@ def _name(name: str | None) -> str:
 def _style(row: Row) -> str:
     if row.shadow:
         return "cyan"
-    if row.waits_ms or row.owed_ms:
+    if row.throttled:
         return "bold red"
     return "yellow" if row.use >= NEAR else "green"

@@ -86,6 +86,7 @@ class Connection(Turns):
     def info(self) -> ConnectionInfo:
         """What /connections shows."""
         session, now_s = self.session, trio.current_time()
+        now_ms, held = now_s * 1000.0, session.exchange.held
         return ConnectionInfo(
             peer=self.peer,
             broker=self.broker_name,
@@ -93,11 +94,14 @@ class Connection(Turns):
             client_ids=tuple(session.client_ids),
             software=session.software,
             in_flight=len(session.inflight),
-            muted_for_ms=max(0.0, session.mute_until_ms - now_s * 1000.0),
+            # While it is held, `mute_until_ms` is when to ask again.
+            muted_for_ms=0.0 if held is not None else max(0.0, session.mute_until_ms - now_ms),
             client_bytes=session.client_bytes_total,
             broker_bytes=session.broker_bytes_total,
             idle_s=now_s - self.last_activity_s,
             user_source=self._user_source,
+            waiting_for=None if held is None else held.kind.value,
+            waited_ms=0.0 if held is None else max(0.0, now_ms - held.since_ms),
         )
 
     # ---- life -------------------------------------------------------------------------------------------------------

@@ -206,9 +206,7 @@ class Exchange:
         if held.group is not None:
             held.group.pass_held(self)
         held_ms = round(now_ms - held.since_ms)
-        self.ledger.note_throttle(
-            account, held.kind, held_ms, at_ms=held.since_ms, api_key=api_key, amount=amount, held=True
-        )
+        self.ledger.note_throttle(account, held.kind, held_ms, at_ms=now_ms, api_key=api_key, amount=amount, held=True)
 
     def close(self) -> None:
         """The connection ends: nothing waits in its place."""

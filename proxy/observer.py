@@ -93,3 +93,14 @@ class ConnectionInfo:
     idle_s: float
     user_source: str = "anonymous"
     """Where the user comes from: tls, sasl, static, or anonymous when no source of identity knows one."""
+    waiting_for: str | None = None
+    """The quota that the next request waits for before it is forwarded (ADR 0026); None: it does not wait so."""
+    waited_ms: float = 0.0
+    """How long it has waited."""
+
+    @property
+    def state(self) -> str:
+        """`waiting` (before a request), `muted` (after one) or `open`."""
+        if self.waiting_for is not None:
+            return "waiting"
+        return "muted" if self.muted_for_ms > 0 else "open"

@@ -35,7 +35,7 @@ class Decision:
     """One throttle that was imposed."""
 
     at_ms: float
-    """On the ledger's clock."""
+    """On the ledger's clock: when the delay began; of a request that was held (`Why.HELD`), when it ended."""
     kind: Kind
     identity: Identity
     """Whose request brought it about; the counter may be shared by others."""

@@ -86,6 +86,11 @@ class Queue:
         self._pass_over(now)
         return next((place.since for place in self._places.values()), now + 1)
 
+    def longest_since(self) -> int | None:
+        """Since when the one that has waited longest does so; None where none waits. Looking changes nothing."""
+        firsts = (next(iter(places.values()), None) for places in (self._late, self._places))
+        return min((place.since for place in firsts if place is not None), default=None)
+
     def leave(self, connection: object) -> None:
         """The connection has passed, or will never ask again."""
         place = self._places.pop(connection, None) or self._late.pop(connection, None)
@@ -137,6 +142,22 @@ class Gate:
         if cost_ms > LARGE_MS:
             return self._ordinary.waiting_ms + self._promised_ms + self._large.waiting_ms
         return self._ordinary.waiting_ms + max(self._promised_ms - cost_ms, 0.0)
+
+    def before_ms(self, backlog_ms: float) -> float:
+        """What those that wait cost that pass before a request of ordinary size that came now."""
+        large_ms = 0.0 if backlog_ms else min(self._large.waiting_ms, LARGE_MS * len(self._large))
+        return self._ordinary.waiting_ms + large_ms
+
+    def next_ms(self, paid_at: float, backlog_ms: float, all_paid_at: float, now: int) -> int:
+        """How long until the next of those that wait may pass, with debts as in :meth:`ask`, and all of them paid at
+        `all_paid_at`; 0 where none waits, or one may pass as soon as it asks. Looking changes nothing."""
+        ordinary, large = self._ordinary.longest_since(), self._large.longest_since()
+        if ordinary is None and large is None:
+            return 0
+        until = max(paid_at, self._claimed_until)
+        if ordinary is None or (large is not None and large <= ordinary and not backlog_ms):
+            until = max(until, all_paid_at, self._large_claimed_until)
+        return max(ceil(until - now - GRACE_MS), 0)
 
     def ask(self, connection: object, cost_ms: float, paid_at: float, backlog_ms: float, now: int) -> int:
         """May this connection's request pass, while the group owes until `paid_at`, and `backlog_ms` for large requests

@@ -46,6 +46,22 @@ class Usage:
         """How long they waited there; part of `throttle_ms`."""
 
 
+class Line(NamedTuple):
+    """Who waits before their requests are forwarded (ADR 0026), for people and metrics."""
+
+    waiting: int = 0
+    """Connections."""
+    next_ms: int = 0
+    """How long until the next of them may pass."""
+    newcomer_ms: int = 0
+    """About how long a request of ordinary size that came now would wait, behind those that are before it."""
+    debt_ms: int = 0
+    """What the group owes in all: so long until everything that was used is paid, if nothing more is."""
+
+
+NO_LINE: Final = Line()
+
+
 class Group:
     """What every kind of counter has. Times are integer milliseconds that never run backwards."""
 
@@ -132,6 +148,15 @@ class Group:
 
     def pass_held(self, connection: object) -> None:
         """The connection has no request that waits here any more, or never will again."""
+
+    @property
+    def waiting(self) -> int:
+        """How many connections have a request that waits because of what this group owes."""
+        return 0
+
+    def line(self, _now: int) -> Line:
+        """How those that wait stand. Looking changes nothing."""
+        return NO_LINE
 
     def renews(self, _size_bytes: int, _now: int) -> bool:
         """Whether a request of a client that has to log in again soon may pass although it ought to wait: the login

@@ -3,7 +3,7 @@
 from quota.bucket import Mutation, TokenBucket, bucket_throttle_ms
 from quota.burst import WindowedBurst
 from quota.entity import GroupKey, Kind
-from quota.group import Group, Settings
+from quota.group import NO_LINE, Group, Line, Settings
 from quota.table import Limit
 from quota.trial import Trial
 
@@ -11,7 +11,7 @@ from quota.trial import Trial
 class BucketGroup(Group):
     """A counter of partition mutations: KIP-599's token bucket, or windows with spread bursts where chosen."""
 
-    __slots__ = ("_settings", "_trial_bucket", "bucket")
+    __slots__ = ("_settings", "_trial_bucket", "_waiting", "bucket")
 
     def __init__(self, kind: Kind, key: GroupKey, settings: Settings, now: int) -> None:
         super().__init__(kind, key, settings, now)
@@ -20,6 +20,7 @@ class BucketGroup(Group):
         self._settings = settings
         self.bucket = _new_bucket(settings)
         self._trial_bucket: TokenBucket | WindowedBurst | None = None  # the candidate's, made when there is one
+        self._waiting: set[object] = set()  # connections; tokens come back for all of them alike, so no queue
 
     def apply_limit(self, limit: Limit) -> None:
         """See :meth:`Group.apply_limit`."""
@@ -84,6 +85,28 @@ class BucketGroup(Group):
         now = max(now, self.last_ms)
         delay = max(bucket_throttle_ms(self.bucket.peek(self.limit, now), self.limit), self.owed_until - now)
         return self._capped(delay, now, count=False) if delay > 0 else 0
+
+    def hold(self, connection: object, _amount: float, now: int, *, whole: bool = False) -> int:
+        """See :meth:`Group.hold`: until tokens are no longer below zero."""
+        wait_ms = self.due(now) if self.pays else 0
+        (self._waiting.add if wait_ms else self._waiting.discard)(connection)
+        return wait_ms
+
+    def pass_held(self, connection: object) -> None:
+        """See :meth:`Group.pass_held`."""
+        self._waiting.discard(connection)
+
+    @property
+    def waiting(self) -> int:
+        """See :meth:`Group.waiting`."""
+        return len(self._waiting)
+
+    def line(self, now: int) -> Line:
+        """See :meth:`Group.line`."""
+        if self.limit is None or self.shadow or not self.pays:
+            return NO_LINE
+        owed_ms = bucket_throttle_ms(self.bucket.peek(self.limit, max(now, self.last_ms)), self.limit)
+        return Line(self.waiting, owed_ms if self._waiting else 0, owed_ms, owed_ms)
 
     def allowance(self, now: int) -> int | None:
         """See :meth:`Group.allowance`: the whole tokens left."""

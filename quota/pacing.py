@@ -101,9 +101,12 @@ class Pacer:
     def pay_backlog(self, now: int) -> None:
         """Time that no charge has used since `paid_at` pays for the backlog."""
         if self.backlog_ms and now > self.paid_at:
-            paid_ms = min(now - self.paid_at, self.backlog_ms)
-            self.backlog_ms -= paid_ms
-            self.paid_at += paid_ms
+            self.paid_at, self.backlog_ms = self.debts(now)
+
+    def debts(self, now: int) -> tuple[float, float]:
+        """`paid_at` and `backlog_ms` as :meth:`pay_backlog` leaves them at `now`."""
+        paid_ms = min(max(now - self.paid_at, 0.0), self.backlog_ms)
+        return self.paid_at + paid_ms, self.backlog_ms - paid_ms
 
     def credit_ms(self, now: int) -> float:
         """How much time's worth may pass at once now; negative while something is still unpaid."""

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 from quota.entity import Kind
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 Type = Literal["string", "int", "bigint", "double"]
 """Names that Spark's DDL and DuckDB both know."""
@@ -110,6 +110,24 @@ def _fields() -> Iterator[Field]:
     yield Field("mutes_ignored", "bigint", False, "mutes", "those during which it went on sending, told or not")
     for kind in Kind:
         yield from _fields_of(kind.value, UNITS[kind.value])
+    for kind in Kind:
+        held = f"throttle_{kind}_held"
+        yield Field(
+            f"{held}_count",
+            "bigint",
+            True,
+            "requests",
+            f"those of `throttle_{kind}_count` that waited before they were forwarded",
+            since=2,
+        )
+        yield Field(
+            f"{held}_seconds",
+            "double",
+            True,
+            "s",
+            f"how long they waited: part of `throttle_{kind}_seconds`, and told to no client",
+            since=2,
+        )
 
 
 def _fields_of(kind: str, unit: str) -> Iterator[Field]:
@@ -151,7 +169,6 @@ NAMES: Final = tuple(field.name for field in FIELDS)
 IDENTITY: Final = ("instance", "sequence")
 """What makes a record unique: delivery is at least once, readers drop repeats by it."""
 
-_BY_NAME: Final = {field.name: field for field in FIELDS}
 _EMPTY: Final[Row] = {
     field.name: None if field.nullable or field.type == "string" else 0.0 if field.type == "double" else 0
     for field in FIELDS
@@ -179,11 +196,14 @@ def empty() -> Row:
 
 
 def problems(row: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a row of this version; nothing if it is right."""
-    if row.get("schema_version") != SCHEMA_VERSION:
-        return [f"schema_version is {row.get('schema_version')!r}, this reader knows {SCHEMA_VERSION}"]
-    found = [f"{name} is no field of version {SCHEMA_VERSION}" for name in row if name not in _BY_NAME]
-    for field in FIELDS:
+    """What is wrong with a row of this version or an earlier one; nothing if it is right."""
+    version = row.get("schema_version")
+    if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= SCHEMA_VERSION:
+        return [f"schema_version is {version!r}, this reader knows 1 to {SCHEMA_VERSION}"]
+    fields = [field for field in FIELDS if field.since <= version]
+    known = {field.name for field in fields}
+    found = [f"{name} is no field of version {version}" for name in row if name not in known]
+    for field in fields:
         if field.name not in row:
             found.append(f"{field.name} is missing")
         else:
@@ -201,7 +221,8 @@ def to_line(row: Mapping[str, Any]) -> bytes:
 
 
 def from_line(line: bytes | str) -> Row:
-    """The row in one line. Raises RecordError for anything that is not a whole, right record of this version."""
+    """The row in one line; fields that its version did not have are null. Raises RecordError for anything that is not
+    a whole, right record of this version or an earlier one."""
     try:
         row = json.loads(line)
     except ValueError as error:
@@ -211,7 +232,7 @@ def from_line(line: bytes | str) -> Row:
     found = problems(row)
     if found:
         raise RecordError("; ".join(found))
-    return row
+    return dict.fromkeys(NAMES) | row
 
 
 def spark_ddl() -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from quota.entity import Kind
-from quota.group import Group
+from quota.group import Group, Line
 from quota.mutation import BucketGroup
 from quota.window import WindowGroup
 
@@ -34,14 +34,17 @@ class CounterStanding:
     muted_ms: int
     """What is left of the latest delay that was handed out: connections are not read for so long."""
     owed_ms: int
-    """The least that the next delay is, because an earlier one was cut to `max_mute`."""
+    """What the group owes beyond the delays that were told: its next requests wait for it."""
     paced: bool
     """Whether smooth pacing is at work (ADR 0004)."""
+    line: Line
+    """Who waits before their requests are forwarded (ADR 0026)."""
 
 
 def standing(group: Group, now_ms: float) -> CounterStanding:
     """How `group` stands at `now_ms`."""
     now = int(now_ms)
+    line = group.line(now)
     amount, window_ms, tokens, burst = group.usage.amount, None, None, None
     if isinstance(group, WindowGroup):
         total, window_ms = group.rate.peek(max(now, group.last_ms))
@@ -55,22 +58,23 @@ def standing(group: Group, now_ms: float) -> CounterStanding:
         tokens=tokens,
         burst=burst,
         share=group.utilisation(now),
-        wait_ms=group.due(now),
-        free_ms=free_ms(group, now),
+        wait_ms=max(group.due(now), line.newcomer_ms),
+        free_ms=max(free_ms(group, now), line.newcomer_ms if line.waiting else 0),
         muted_ms=max(group.throttled_until - now, 0),
         owed_ms=group.owed_ms(now),
         paced=isinstance(group, WindowGroup) and group.paced,
+        line=line,
     )
 
 
 def free_ms(group: Group, now: int) -> int:
     """How long until a request would not have to wait, if none came before. Not the same as the delay that is due:
     that one is Kafka's formula, cut to `max_mute`; this one follows the samples as they leave the window."""
-    if group.due(now) == 0:
+    if not _waits(group, now):
         return 0
     step_ms = max(_horizon_ms(group, now) // _STEPS, 1)
     waits, free = 0, step_ms
-    while group.due(now + free) > 0:
+    while _waits(group, now + free):
         waits = free
         free += step_ms
         if free > _horizon_ms(group, now):  # whatever is owed beyond: ever larger steps
@@ -79,11 +83,16 @@ def free_ms(group: Group, now: int) -> int:
             return _LATEST_MS
     while free - waits > 1:
         middle = (waits + free) // 2
-        if group.due(now + middle) > 0:
+        if _waits(group, now + middle):
             waits = middle
         else:
             free = middle
     return free
+
+
+def _waits(group: Group, now: int) -> bool:
+    # Those that wait already are no requests to come; how long they take is what `standing` adds.
+    return group.due(now) > 0 or (not group.waiting and group.line(now).newcomer_ms > 0)
 
 
 def _horizon_ms(group: Group, now: int) -> int:

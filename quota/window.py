@@ -5,7 +5,7 @@ from typing import Final
 
 from quota.entity import GroupKey, Kind
 from quota.gate import GRACE_MS, Gate
-from quota.group import NOT_LIMITED, Admission, Group, Settings
+from quota.group import NO_LINE, NOT_LIMITED, Admission, Group, Line, Settings
 from quota.pacing import CROWDING, FETCH_TOLERANCE_MS, LARGE_MS, PLENTY, SLACK_MS, TOLERANCE_MS, Pacer
 from quota.portion import SHORTEST_MS, Portions
 from quota.rate import MAX_THROTTLE_MS, SampledRate, round_half_up, throttle_ms
@@ -280,19 +280,37 @@ class WindowGroup(Group):
             gate = self._gate = Gate()
         # What it is expected to cost, as a time of the limit: bytes / (bytes/s), or busy ms * 0.1 / percent.
         cost_ms = (amount or self._typical or 0.0) * self._scale / limit * 1000.0
-        paid_at, backlog_ms = 0.0, 0.0
         if pacer.active:
             pacer.pay_backlog(now)
-            paid_at, backlog_ms = pacer.paid_at, pacer.backlog_ms
-            if backlog_ms:
-                # Kafka's delay, as long as the large request is in the window, would be that of each request.
-                total, window_ms = self.rate.peek(now)
-                delay_ms = self._kafka_delay(total / (window_ms / 1000.0), limit, window_ms)
-                paid_at = max(paid_at, float(now + delay_ms - LARGE_MS))
-        else:
+        return gate.ask(connection, cost_ms, *self._debts(limit, now), now)
+
+    def _debts(self, limit: float, now: int) -> tuple[float, float]:
+        """Until when the group owes, and what it owes beyond that for large requests."""
+        if not self.pacer.active:
             total, window_ms = self.rate.peek(now)
-            paid_at = now - (window_ms - total / limit * 1000.0)  # there is room in the window for so much
-        return gate.ask(connection, cost_ms, paid_at, backlog_ms, now)
+            return now - (window_ms - total / limit * 1000.0), 0.0  # there is room in the window for so much
+        paid_at, backlog_ms = self.pacer.debts(now)
+        if backlog_ms:
+            # Kafka's delay, as long as the large request is in the window, would be that of each request.
+            total, window_ms = self.rate.peek(now)
+            delay_ms = self._kafka_delay(total / (window_ms / 1000.0), limit, window_ms)
+            paid_at = max(paid_at, float(now + delay_ms - LARGE_MS))
+        return paid_at, backlog_ms
+
+    def line(self, now: int) -> Line:
+        """See :meth:`Group.line`."""
+        limit, gate = self.limit, self._gate
+        if limit is None or self.shadow or not self.pays or not (self.pacer.active or self.waiting):
+            return NO_LINE
+        now = max(now, self.last_ms)
+        paid_at, backlog_ms = self._debts(limit, now)
+        debt_ms = max(int(self.pacer.owed_ms(now)), 0) if self.pacer.active else 0
+        newcomer_ms = paid_at - now - GRACE_MS
+        next_ms = 0
+        if gate is not None:
+            newcomer_ms += gate.before_ms(backlog_ms)
+            next_ms = gate.next_ms(paid_at, backlog_ms, now + debt_ms, now)
+        return Line(self.waiting, next_ms, max(round_half_up(newcomer_ms), 0), debt_ms)
 
     def pass_held(self, connection: object) -> None:
         """See :meth:`Group.pass_held`."""

@@ -275,7 +275,7 @@ def test_delays_that_were_cut_and_paced_ones_say_so() -> None:
     ledger = Ledger(QuotaTable([Entry(client_id="etl", producer_byte_rate=1000)]), max_throttle_ms=1000)
     use(ledger, "web", "etl", Kind.PRODUCE, 50_000, 0, 1500)  # 5000 B/s: (5 - 1) / 1 * 10 s = 40 s, 1 s imposed
     page = explained(ledger, "web", "etl")
-    assert "owed 40 s, for max_mute cuts delays" in page
+    assert "owes 40 s beyond the delays that were told; its next requests wait for that" in page
     assert "paced: held to an even rate since it was over its limit" in page
 
 

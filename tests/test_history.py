@@ -26,14 +26,14 @@ def test_use_and_held_time_of_each_counter() -> None:
     look(history, 0)
     etl = ledger.account("u", "etl")
     ledger.charge(etl, Kind.PRODUCE, 5000, STEP_MS - 1)  # 5 000 B in 10 s: half of 1 000 B/s
-    counters.connections_open, counters.connections_muted = 3, 1
+    counters.connections_open, counters.connections_muted, counters.connections_waiting = 3, 1, 2
     look(history, STEP_MS)
     ledger.note_throttle(etl, Kind.PRODUCE, 2500)  # 2.5 s of delay in 5 s: 0.5
     ledger.charge(etl, Kind.PRODUCE, 0, 2 * STEP_MS)
     look(history, 2 * STEP_MS)
     seen = history.as_json(2 * STEP_MS + 500)
     assert seen["age_s"] == [10.5, 5.5, 0.5]
-    assert seen["connections"] == {"open": [0, 3, 3], "muted": [0, 1, 1]}
+    assert seen["connections"] == {"open": [0, 3, 3], "muted": [0, 1, 1], "waiting": [0, 2, 2]}
     (one,) = seen["counters"]
     assert (one["kind"], one["user"], one["client_id"]) == ("produce", None, "etl")
     assert one["use"] == [None, 0.5, 0.5]

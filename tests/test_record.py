@@ -45,7 +45,11 @@ def test_a_line_is_the_row_again() -> None:
         ({"sequence": 0}, "sequence is 0, expected at least 1"),
         ({"end_ms": 999}, "end_ms is 999, before start_ms 1000"),
         ({"requests": 3, "requests_fetch": 2}, "requests is 3, its families sum to 2"),
-        ({"schema_version": 2}, "schema_version is 2, this reader knows 1"),
+        ({"schema_version": 3}, "schema_version is 3, this reader knows 1 to 2"),
+        ({"schema_version": 0}, "schema_version is 0, this reader knows 1 to 2"),
+        ({"schema_version": True}, "schema_version is True, this reader knows 1 to 2"),
+        ({"schema_version": 1}, "throttle_produce_held_count is no field of version 1"),
+        ({"throttle_fetch_held_count": -1}, "throttle_fetch_held_count is -1, expected at least 0"),
     ],
 )
 def test_a_wrong_row_is_refused_with_its_field(values: dict[str, Any], complaint: str) -> None:

@@ -21,7 +21,12 @@ SESSIONS = re.findall(
 
 
 def test_there_are_examples() -> None:
-    assert [command for _, _, command, _ in SESSIONS] == ["simulate", "simulate --compare", "simulate"]
+    assert [command for _, _, command, _ in SESSIONS] == [
+        "simulate",
+        "simulate --compare",
+        "simulate",
+        "simulate --pacing smooth",
+    ]
 
 
 @pytest.mark.parametrize(("quotas", "events", "command", "results"), SESSIONS)

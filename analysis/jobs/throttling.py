@@ -12,11 +12,15 @@ from analysis.columns import CLIENT, bucket, cluster, moment, ratio
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.rows import over_time, some_rows
 from analysis.words import several, share, span, who
+from quota.entity import Kind
 from quota.record import CAUSES
 
 _COUNTS = tuple(f"throttle_{cause}_count" for cause in CAUSES)
 _SECONDS = tuple(f"throttle_{cause}_seconds" for cause in CAUSES)
-COLUMNS = (*_COUNTS, *_SECONDS, "requests", "connections_peak")
+_HELD = {kind.value: f"throttle_{kind}_held_seconds" for kind in Kind}
+"""By cause: what of it requests waited before they were forwarded. Records of version 1 do not tell, and it was 0."""
+COLUMNS = (*_COUNTS, *_SECONDS, *_HELD.values(), "requests", "connections_peak")
+_SUMS = ("requests_delayed", "delayed_seconds", "held_seconds")
 HOUR_S = 3600
 
 
@@ -25,13 +29,15 @@ def run(context: Context) -> Report:
     rows = context.records.withColumns({"cluster_id": cluster(), "hour_s": bucket(HOUR_S)})
     hourly = rows.groupBy(*CLIENT, "hour_s").agg(
         *(F.sum(name).alias(name) for name in (*_COUNTS, *_SECONDS, "requests")),
+        *(F.coalesce(F.sum(name), F.lit(0.0)).alias(name) for name in _HELD.values()),
         F.sum(F.col("duration_s") * F.greatest("connections_peak", F.lit(1))).alias("connection_seconds"),
     )
     hourly = context.kept(hourly, "hourly")
     delayed = sum((F.col(name) for name in _SECONDS[1:]), F.col(_SECONDS[0]))
+    held = sum((F.col(name) for name in _HELD.values()), F.lit(0.0))
     count = sum((F.col(name) for name in _COUNTS[1:]), F.col(_COUNTS[0]))
     sums = hourly.groupBy(*CLIENT).agg(
-        *(F.sum(name).alias(name) for name in (*_COUNTS, *_SECONDS, "requests", "connection_seconds")),
+        *(F.sum(name).alias(name) for name in (*_COUNTS, *_SECONDS, *_HELD.values(), "requests", "connection_seconds")),
         F.sum((count > 0).cast("long")).alias("hours_with_throttles"),
     )
     longest = F.greatest(*_SECONDS)
@@ -39,6 +45,7 @@ def run(context: Context) -> Report:
     clients = sums.where(count > 0).select(
         *CLIENT,
         delayed.alias("delayed_seconds"),
+        held.alias("held_seconds"),
         count.alias("requests_delayed"),
         ratio(count.cast("double"), F.col("requests")).alias("requests_delayed_share"),
         ratio(delayed, F.col("connection_seconds")).alias("time_lost_share"),
@@ -54,6 +61,7 @@ def run(context: Context) -> Report:
                         F.lit(name).alias("cause"),
                         F.col(f"throttle_{name}_count").alias("requests_delayed"),
                         F.col(f"throttle_{name}_seconds").alias("delayed_seconds"),
+                        (F.col(_HELD[name]) if name in _HELD else F.lit(0.0)).alias("held_seconds"),
                         F.struct(*CLIENT).alias("client"),
                     )
                     for name in CAUSES
@@ -64,12 +72,11 @@ def run(context: Context) -> Report:
     by_cause = (
         causes.where("requests_delayed > 0")
         .groupBy("cause", "client")
-        .agg(F.sum("requests_delayed").alias("requests_delayed"), F.sum("delayed_seconds").alias("delayed_seconds"))
+        .agg(*(F.sum(name).alias(name) for name in _SUMS))
         .groupBy("cause")
         .agg(
             F.count("*").alias("clients"),
-            F.sum("requests_delayed").alias("requests_delayed"),
-            F.sum("delayed_seconds").alias("delayed_seconds"),
+            *(F.sum(name).alias(name) for name in _SUMS),
         )
     )
     hours = hourly.groupBy(moment("hour_s").alias("hour")).agg(*(F.sum(name).alias(name) for name in _SECONDS))
@@ -102,6 +109,12 @@ def _tell(tables: Mapping[str, DataFrame]) -> Story:
         )
         + ("the brokers' own quotas." if causes[0]["cause"] == "broker" else f"the {causes[0]['cause']} quota."),
     ]
+    held = sum(row["held_seconds"] for row in causes)
+    if held:
+        findings.append(
+            f"{span(held)} of it, {share(held / total)}, requests waited before they were forwarded, because "
+            "their group still owed for earlier ones; of the rest the clients were told."
+        )
     findings += [
         f"{who(row)} lost {span(row['delayed_seconds'])} (mainly {row['main_cause']}): "
         f"{share(row['time_lost_share'])} of the time its connections were open, in "
@@ -120,6 +133,8 @@ def _tell(tables: Mapping[str, DataFrame]) -> Story:
         notes=[
             "Delays of several connections at the same time add up: two connections held for a "
             "minute each are two minutes.",
+            "held_seconds are a part of delayed_seconds: what requests waited before they were forwarded. "
+            "Clients are not told of it, and see slow answers.",
             "Each delayed request has one cause, the quota with the longest delay. 'broker' are "
             "quotas of the brokers' own.",
             "The share of time lost is against the connections open at most in each interval, so it "

@@ -61,10 +61,10 @@ FLEET: Final = [
         4,
     ),
     Show(
-        "Muted",
-        "Of these, not being read now because of a throttle.",
+        "Muted or waiting",
+        "Of these, not being read now: after a throttle, or because the next request waits for what its group owes.",
         "short",
-        {"muted": f"sum(kquota_connections_muted{{{CHOICE}}})"},
+        {"muted": f"sum(kquota_connections_muted{{{CHOICE}}}) + sum(kquota_connections_waiting{{{CHOICE}}})"},
         "stat",
         4,
         4,
@@ -203,10 +203,22 @@ ONE_GROUP: Final = [
         },
     ),
     Show(
-        "Delay carried over",
-        "Delays cut to max_mute; the rest waits for the next request.",
+        "Owed",
+        "What the group owes beyond the throttles that were told; its next requests wait for it.",
         "s",
         {"{{kind}} {{pod}}": f"kquota_throttle_owed_seconds{{{GROUP}}}"},
+    ),
+    Show(
+        "Held before it was forwarded, by cause",
+        "Of the share of time above, what requests waited before they were forwarded; no client was told of it.",
+        "percentunit",
+        {"{{cause}}": f"sum by (cause) (rate(kquota_held_seconds_total{{{GROUP}}}[5m]))"},
+    ),
+    Show(
+        "Connections that wait",
+        "Connections whose next request waits until the group has paid what it owes.",
+        "short",
+        {"{{kind}} {{pod}}": f"kquota_quota_waiting_connections{{{GROUP}}}"},
     ),
     Show(
         "Bytes",
@@ -303,11 +315,13 @@ ONE_POD: Final = [
     Show("Memory", "Resident memory.", "bytes", {"{{pod}}": f"process_resident_memory_bytes{{{CHOICE}}}"}),
     Show(
         "Connections",
-        "Open, muted (not read because of a throttle), held (refused, waiting out their delay).",
+        "Open, muted (not read after a throttle), waiting (not read because the next request waits for what its "
+        "group owes), held (refused, waiting out their delay).",
         "short",
         {
             "open": f"sum(kquota_connections_open{{{CHOICE}}})",
             "muted": f"sum(kquota_connections_muted{{{CHOICE}}})",
+            "waiting": f"sum(kquota_connections_waiting{{{CHOICE}}})",
             "held": f"sum(kquota_connections_held{{{CHOICE}}})",
         },
     ),
@@ -344,6 +358,12 @@ ONE_POD: Final = [
             "answered": f"sum(rate(kquota_fetches_answered_total{{{CHOICE}}}[5m]))",
             "shaped": f"sum(rate(kquota_fetches_shaped_total{{{CHOICE}}}[5m]))",
         },
+    ),
+    Show(
+        "Held before they were forwarded",
+        "Share of time that requests waited because their group still owed for earlier ones, by cause.",
+        "percentunit",
+        {"{{cause}}": f"sum by (cause) (rate(kquota_held_seconds_total{{{CHOICE}}}[5m]))"},
     ),
     Show(
         "Connections to brokers",

@@ -15,6 +15,8 @@ from quota.trial import Trial
 
 BYTES = (Kind.PRODUCE, Kind.FETCH)
 KINDS = tuple(Kind)
+EACH = 5
+"""Totals of a client for each kind: amount, throttled requests and their delay, those of them that were held."""
 
 
 class ClientSeries:
@@ -22,7 +24,7 @@ class ClientSeries:
 
     def __init__(self, ledger: Ledger, most: int) -> None:
         self._ledger = ledger
-        self._clients: Fold[Identity] = Fold(most, 3 * len(KINDS) + 2, _client_weight)
+        self._clients: Fold[Identity] = Fold(most, EACH * len(KINDS) + 2, _client_weight)
         self._groups: dict[Kind, Fold[Group]] = {kind: Fold(most, 5, _group_weight) for kind in KINDS}
         self._capped = dict.fromkeys(KINDS, 0)
         self._capped_seen: dict[Group, int] = {}
@@ -68,6 +70,16 @@ class ClientSeries:
         seconds = CounterMetricFamily(
             "kquota_throttle_seconds", "Delay imposed, by the quota that caused it.", labels=["cause", *names]
         )
+        held = CounterMetricFamily(
+            "kquota_held_requests",
+            "Of the delayed requests, those that waited before they were forwarded, by the quota that caused it.",
+            labels=["cause", *names],
+        )
+        held_seconds = CounterMetricFamily(
+            "kquota_held_seconds",
+            "Of the delay, what requests waited before they were forwarded, by the quota that caused it.",
+            labels=["cause", *names],
+        )
         busy = CounterMetricFamily("kquota_request_seconds", "Broker time used.", labels=names)
         mutations = CounterMetricFamily("kquota_mutations", "Partitions created or deleted.", labels=names)
         told = CounterMetricFamily(
@@ -82,7 +94,7 @@ class ClientSeries:
                 told.add_metric(labels, count)
                 waits.add_metric(labels, delay_ms / 1000)
             for index, kind in enumerate(KINDS):
-                amount, count, delay_ms = totals[3 * index : 3 * index + 3]
+                amount, count, delay_ms, held_count, held_ms = totals[EACH * index : EACH * index + EACH]
                 if kind in BYTES:
                     moved.add_metric([kind.value, *labels], amount)
                 elif amount:
@@ -92,7 +104,10 @@ class ClientSeries:
                 if kind in BYTES or count:
                     throttled.add_metric([kind.value, *labels], count)
                     seconds.add_metric([kind.value, *labels], delay_ms / 1000)
-        yield from (moved, throttled, seconds, busy, mutations, told, waits)
+                if count:  # a client is throttled before it is held: rates see the first hold
+                    held.add_metric([kind.value, *labels], held_count)
+                    held_seconds.add_metric([kind.value, *labels], held_ms / 1000)
+        yield from (moved, throttled, seconds, held, held_seconds, busy, mutations, told, waits)
 
     def _group_families(self, now: int) -> Iterator[Metric]:
         names = ["kind", "user", "client_id"]
@@ -112,7 +127,14 @@ class ClientSeries:
             "kquota_throttle_remaining_seconds", "Until the latest delay of the group ends.", labels=names
         )
         owed = GaugeMetricFamily(
-            "kquota_throttle_owed_seconds", "Delay carried over because max_mute cut it.", labels=names
+            "kquota_throttle_owed_seconds",
+            "What a group owes beyond the throttles that were told; its next requests wait for it.",
+            labels=names,
+        )
+        waiting = GaugeMetricFamily(
+            "kquota_quota_waiting_connections",
+            "Connections whose next request waits until the group has paid what it owes.",
+            labels=names,
         )
         for kind, labels, group in self._limited_groups():
             mode = [kind.value, *labels, "shadow" if group.shadow else "enforce"]
@@ -126,10 +148,13 @@ class ClientSeries:
                 used.add_metric(mode, group.trial_utilisation(trial, now) or 0.0)
             left.add_metric([kind.value, *labels], max(group.throttled_until - now, 0) / 1000)
             owed.add_metric([kind.value, *labels], group.owed_ms(now) / 1000)
-        yield from (limit, observed, tokens, used, left, owed)
+            waiting.add_metric([kind.value, *labels], group.waiting)
+        yield from (limit, observed, tokens, used, left, owed, waiting)
         yield from self._trial_families(names)
         capped = CounterMetricFamily(
-            "kquota_throttle_capped", "Delays cut to max_mute; the rest is carried over.", labels=["cause"]
+            "kquota_throttle_capped",
+            "Delays cut to max_mute; for the rest the group's next requests wait before they are forwarded.",
+            labels=["cause"],
         )
         for kind in KINDS:
             capped.add_metric([kind.value], self._capped[kind])
@@ -171,7 +196,7 @@ def _client_totals(account: Account) -> tuple[Identity, Labels, Totals]:
     totals: list[float] = []
     for kind in KINDS:
         meter = meters[kind]
-        totals += (meter.amount, meter.throttled, meter.throttle_ms)
+        totals += (meter.amount, meter.throttled, meter.throttle_ms, meter.held, meter.held_ms)
     totals += (account.broker_throttled, account.broker_throttle_ms)
     return account.identity, _labels(*account.identity), tuple(totals)
 
@@ -188,7 +213,7 @@ def _trial_totals(trial: Trial | None) -> tuple[float, float]:
 
 def _client_weight(gain: Totals) -> tuple[float, ...]:
     """Throttled clients first, then by bytes."""
-    return (sum(gain[2 : 3 * len(KINDS) : 3]), gain[0] + gain[3])
+    return (sum(gain[2 : EACH * len(KINDS) : EACH]), gain[0] + gain[EACH])
 
 
 def _group_weight(gain: Totals) -> tuple[float, ...]:

@@ -26,6 +26,11 @@ def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Ite
         counters.connections_muted,
     )
     yield gauge(
+        "kquota_connections_waiting",
+        "Client connections not read now because the next request waits until its group has paid what it owes.",
+        counters.connections_waiting,
+    )
+    yield gauge(
         "kquota_connections_held", "Refused connections held until their delay is over.", counters.connections_held
     )
     yield counter(

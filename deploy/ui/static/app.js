@@ -41,8 +41,10 @@ const number = (text) => element("td", text, "n");
 
 function standing(one) {
   if (one.mode === "shadow") return ["shadow", "trial"];
-  if (one.owed_ms > 0) return [`owes ${span(one.owed_ms)}`, "bad"];
-  if (one.throttled_for_ms > 0) return [`throttled ${span(one.throttled_for_ms)}`, "bad"];
+  const waiting = one.waiting > 0 ? [`${one.waiting} waiting`] : [];
+  if (one.owed_ms > 0) return [[`owes ${span(one.owed_ms)}`, ...waiting].join(", "), "bad"];
+  if (one.throttled_for_ms > 0) return [[`throttled ${span(one.throttled_for_ms)}`, ...waiting].join(", "), "bad"];
+  if (one.waiting > 0) return [waiting[0], "bad"];
   return one.utilisation >= 0.9 ? ["near", "near"] : ["ok", "good"];
 }
 function showGroups(total) {
@@ -61,22 +63,33 @@ function showGroups(total) {
   }));
   $("shown").textContent = `${kept.length} of ${total} counters`;
 }
+// In words where the one word could be taken for something else.
+const because = { held: "waited before it was forwarded: the group still owed for earlier requests", owed: "the rest of an earlier delay" };
+function line(now) {
+  if (!now.waiting) return "";
+  const first = now.next_ms > 0 ? `in ${span(now.next_ms)}` : "now", owes = now.debt_ms > 0 ? `; the group owes ${span(now.debt_ms)}` : "";
+  return `; ${now.waiting} connection${now.waiting === 1 ? " waits" : "s wait"}, the next passes ${first}${owes}`;
+}
 function showThrottled(answer) {
   $("nobody").hidden = answer.throttled.length > 0;
   $("held").replaceChildren(...answer.throttled.map((one) => {
     const item = element("li"), left = span(Math.max(one.now.muted_ms, one.now.wait_ms));
     const where = one.set_in ? `, set ${one.set_in}` : "";
     item.append(element("strong", title(one)), element("span", ` ${left} more `, "bad"),
-      element("span", `${one.setting} ${limit(one.kind, one.limit)} of ${one.level}${where}; now ${now(one.kind, one.observed)}`, "quiet"));
+      element("span", `${one.setting} ${limit(one.kind, one.limit)} of ${one.level}${where}; now ${now(one.kind, one.observed)}${line(one.now)}`, "quiet"));
     return item;
   }));
   fill("decisions", answer.decisions.map((one) => cells(element("tr"), [one.at.slice(11, 19), one.api ?? "-", named(one.user),
-    named(one.client_id), one.kind, number(span(one.delay_ms)), one.why])));
+    named(one.client_id), one.kind, number(span(one.delay_ms)), because[one.why] ?? one.why])));
+}
+function held(one) {
+  if (one.waiting_for !== null) return `waits ${span(one.waited_ms)} (${one.waiting_for})`;
+  return one.muted_for_ms > 0 ? `muted ${span(one.muted_for_ms)}` : "-";
 }
 function showConnections(answer) {
-  $("connections-shown").textContent = `${answer.shown} of ${answer.total}, muted ones first`;
+  $("connections-shown").textContent = `${answer.shown} of ${answer.total}, those that are muted or wait first`;
   fill("connections", answer.connections.map((one) => cells(element("tr"), [one.peer, one.broker, named(one.user),
-    named(one.client_ids.join(", ")), one.software ?? "-", number(String(one.in_flight)), number(one.muted_for_ms > 0 ? span(one.muted_for_ms) : "-"),
+    named(one.client_ids.join(", ")), one.software ?? "-", number(String(one.in_flight)), number(held(one)),
     number(bytes(one.client_bytes)), number(bytes(one.broker_bytes)), number(span(one.idle_s * 1000))])));
 }
 function showLibraries(answer) {
@@ -111,7 +124,8 @@ function draw() {
   const blank = times.map(() => null);
   chart("chart-use", ["use"], ["--bar"], [times, one ? one.use.map((each) => each === null ? null : each * 100) : blank]);
   chart("chart-held", ["held"], ["--bad"], [times, one ? one.held : blank]);
-  chart("chart-connections", ["open", "muted"], ["--bar", "--bad"], [times, history.connections.open, history.connections.muted]);
+  const connections = history.connections;
+  chart("chart-connections", ["open", "muted", "waiting"], ["--bar", "--bad", "--near"], [times, connections.open, connections.muted, connections.waiting]);
 }
 function showHistory(answer) {
   state.history = answer;
@@ -133,9 +147,10 @@ async function look() {
     showThrottled(throttled);
     showConnections(connections);
     showLibraries(libraries);
-    const muted = connections.connections.filter((one) => one.muted_for_ms > 0).length;
+    const count = (what) => connections.connections.filter((one) => one.state === what).length;
+    const muted = count("muted"), waiting = count("waiting");
     $("status").className = ready.ready ? "" : "bad";
-    $("status").textContent = `${ready.ready ? "ready" : `not ready: ${ready.reasons.join("; ")}`} · ${connections.total} connections, ${muted} muted · ${throttled.total} of ${quotas.total} counters throttled`;
+    $("status").textContent = `${ready.ready ? "ready" : `not ready: ${ready.reasons.join("; ")}`} · ${connections.total} connections, ${muted} muted${waiting ? `, ${waiting} waiting` : ""} · ${throttled.total} of ${quotas.total} counters throttled`;
   } catch (error) {
     $("status").className = "bad";
     $("status").textContent = `the sidecar does not answer (${error.message}); asking again`;

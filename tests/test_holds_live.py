@@ -1,0 +1,85 @@
+"""Requests that wait before they are forwarded, as a real sidecar shows them: JSON, text, metrics, the page."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from deploy.cli import app
+from deploy.kafka import KafkaCluster
+from tests.corpus.job import wait_for
+from tests.raw_client import RawClient, produce_message
+from tests.sidecars import sidecar
+from tests.test_ui import browser, text
+
+pytestmark = pytest.mark.broker
+
+RATE = 20_000
+
+
+def test_a_request_on_a_new_connection_is_seen_waiting_and_counted(kafka: KafkaCluster, topic: str) -> None:
+    quotas = [{"client-id": "greedy", "producer_byte_rate": RATE}]
+    names = {"user": "ANONYMOUS", "client_id": "greedy"}
+    group = {"kind": "produce", "user": "", "client_id": "greedy"}
+    with (
+        sidecar(kafka.bootstrap, quotas, max_mute="1s") as running,
+        RawClient(f"127.0.0.1:{running.port}", "greedy") as first,
+        RawClient(f"127.0.0.1:{running.port}", "greedy") as second,
+    ):
+        name = first.topic(topic)
+        second.topic(topic)
+        # 20 s' worth: (40 - 20) / 20 * 10 s is 10 s of debt, of which the client is told 1 s
+        answer = first.ask(produce_message(9, name, [b"x" * 20 * RATE]), 60)
+        assert 500 < answer.message.throttle_time_ms <= 1000  # what is left of it when the response comes
+        asked_at = time.monotonic()
+        answered_at: list[float] = []
+
+        def wait() -> None:
+            second.ask(produce_message(9, name, [b"x" * 100]), 60)
+            answered_at.append(time.monotonic())
+
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+
+        def waiting() -> bool:
+            return any(one["state"] == "waiting" for one in running.get("/connections")["connections"])
+
+        wait_for("a connection that waits", waiting)
+        (one,) = [each for each in running.get("/connections")["connections"] if each["state"] == "waiting"]
+        assert (one["waiting_for"], one["muted_for_ms"]) == ("produce", 0)
+        assert one["waited_ms"] >= 0
+        (row,) = [each for each in running.get("/quotas")["groups"] if each["kind"] == "produce"]
+        assert row["waiting"] == 1
+        assert 0 < row["next_ms"] <= 10_000
+        arguments = ["explain", "--admin", running.admin, "--client-id", "greedy"]
+        shown = CliRunner().invoke(app, arguments).stdout
+        assert "1 with a request that waits to be forwarded" in shown
+        assert re.search(r"1 connection waits; the next passes in \d.*s; the group owes \d", shown), shown
+        top = CliRunner().invoke(app, ["top", "--once", "--admin", running.admin]).stdout
+        assert "1 waiting)" in top.splitlines()[0]
+        assert "1 waiting" in top.split("produce", 1)[1]
+        assert running.metric("kquota_connections_waiting") == 1
+        assert running.metric("kquota_quota_waiting_connections", **group) == 1
+        assert running.metric("kquota_held_requests_total", cause="produce", **names) == 0
+        with browser() as driver:
+            driver.get(f"{running.admin}/ui")
+            wait_for(
+                "the page", lambda: "1 waiting" in text(driver, "#groups") and "waits" in text(driver, "#connections")
+            )
+            assert "1 connection waits, the next passes in" in text(driver, "#held")
+            assert ", 1 waiting" in text(driver, "#status")
+        thread.join(60)
+        waited_s = answered_at[0] - asked_at
+        assert 7 < waited_s < 20
+        time.sleep(1.1)  # an exposition is kept for a second
+        assert running.metric("kquota_connections_waiting") == 0
+        assert running.metric("kquota_quota_waiting_connections", **group) == 0
+        assert running.metric("kquota_held_requests_total", cause="produce", **names) == 1
+        held_s = running.metric("kquota_held_seconds_total", cause="produce", **names)
+        assert waited_s - 2 < held_s <= waited_s
+        shown = CliRunner().invoke(app, arguments).stdout
+        assert re.search(r"waited \d.*s before it was forwarded: the group still owed for earlier requests", shown)

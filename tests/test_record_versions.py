@@ -1,0 +1,98 @@
+"""Usage records of version 1, from sidecars that held no requests, and of version 2: both are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from analysis.runner import make
+from quota import record
+from quota.entity import Kind
+from quota.record import Row
+from tests.spark_tools import DAY_MS, T0_MS, table, write
+from tests.spark_tools import record as new_record
+from tests.test_export_rows import Watched
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SINCE_2 = {f"throttle_{kind}_held_{what}" for kind in Kind for what in ("count", "seconds")}
+
+
+def old_record(sequence: int, start_s: float, **values: Any) -> Row:
+    """A record as a sidecar of version 1 wrote it."""
+    row = new_record(sequence, start_s, instance="old", **values) | {"schema_version": 1}
+    return {name: value for name, value in row.items() if name not in SINCE_2}
+
+
+def test_new_fields_are_at_the_end_and_may_be_null() -> None:
+    new = [field for field in record.FIELDS if field.since == 2]
+    assert {field.name for field in new} == SINCE_2
+    assert record.FIELDS[-len(new) :] == tuple(new)
+    assert all(field.nullable for field in new)
+
+
+def test_a_line_of_version_1_is_read_with_nulls() -> None:
+    old = old_record(1, 0, throttle_produce_seconds=3.0, throttle_produce_count=1)
+    assert record.problems(old) == []
+    read = record.from_line(json.dumps(old))
+    assert tuple(read) == record.NAMES
+    assert (read["schema_version"], read["throttle_produce_seconds"]) == (1, 3.0)
+    assert {read[name] for name in SINCE_2} == {None}
+    del old["mutes"]
+    assert record.problems(old) == ["mutes is missing"]
+
+
+def test_the_exporter_tells_what_was_held() -> None:
+    watched = Watched()
+    account = watched.ledger.account("u", "c")
+    watched.charge("c", Kind.PRODUCE, 10)
+    watched.ledger.note_throttle(account, Kind.PRODUCE, 1000)
+    watched.ledger.note_throttle(account, Kind.PRODUCE, 4200, held=True)
+    watched.ledger.note_throttle(account, Kind.REQUEST, 300, held=True)
+    watched.tick()
+    (row,) = watched.close()
+    assert row["schema_version"] == 2
+    assert (row["throttle_produce_count"], row["throttle_produce_seconds"]) == (2, 5.2)
+    assert (row["throttle_produce_held_count"], row["throttle_produce_held_seconds"]) == (1, 4.2)
+    assert (row["throttle_request_held_count"], row["throttle_request_held_seconds"]) == (1, 0.3)
+    assert (row["throttle_fetch_held_count"], row["throttle_fetch_held_seconds"]) == (0, 0.0)
+    watched.ledger.note_throttle(account, Kind.PRODUCE, 500, held=True)
+    watched.tick()
+    (row,) = watched.close()
+    assert (row["throttle_produce_held_count"], row["throttle_produce_held_seconds"]) == (1, 0.5)
+
+
+@pytest.mark.parametrize("parquet", [False, True], ids=["json", "parquet"])
+def test_the_report_on_throttling_reads_both(spark: SparkSession, tmp_path: Path, parquet: bool) -> None:
+    old = [old_record(1, 0, client_id="old", requests=4, throttle_produce_count=2, throttle_produce_seconds=4.0)]
+    new = [
+        new_record(
+            number, 10 * number, client_id="new", requests=4,
+            throttle_produce_count=2, throttle_produce_seconds=2.0,
+            throttle_produce_held_count=1, throttle_produce_held_seconds=1.5,
+            throttle_request_count=1, throttle_request_seconds=1.0,
+            throttle_request_held_count=1, throttle_request_held_seconds=1.0,
+        )
+        for number in (1, 2)
+    ]  # fmt: skip
+    place = write(tmp_path / "in", old, "old.jsonl")
+    write(place, new, "new.jsonl")
+    if parquet:
+        for name, rows in (("old", old), ("new", new)):
+            types = ", ".join(part for part in record.spark_ddl().split(", ") if part.split()[0] in rows[0])
+            frame = spark.read.schema(types).json(str(place / f"{name}.jsonl"))
+            frame.coalesce(1).write.parquet(str(tmp_path / "columns" / name))
+        place = tmp_path / "columns"
+    now_ms = T0_MS + 30 * DAY_MS
+    told = make(spark, "throttling", str(place), str(tmp_path / "out"), 60, {}, quiet=True, now_ms=now_ms)
+    clients = {row["client_id"]: row for row in table(tmp_path / "out" / "throttling", "clients")}
+    assert (float(clients["old"]["delayed_seconds"]), float(clients["old"]["held_seconds"])) == (4, 0)
+    assert (float(clients["new"]["delayed_seconds"]), float(clients["new"]["held_seconds"])) == (6, 5)
+    causes = {row["cause"]: row for row in table(tmp_path / "out" / "throttling", "causes")}
+    assert (float(causes["produce"]["delayed_seconds"]), float(causes["produce"]["held_seconds"])) == (8, 3)
+    assert (float(causes["request"]["delayed_seconds"]), float(causes["request"]["held_seconds"])) == (2, 2)
+    assert "5 s of it, 50 %, requests waited before they were forwarded" in told
