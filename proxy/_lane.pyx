@@ -1298,7 +1298,7 @@ cdef class Lane:
         return pending
 
     cdef int count_request(self, object key) except -1:
-        """`RequestSide._count_request`."""
+        """`Exchange.count_request`."""
         cdef object account = self.account
         count(self.counted, key)
         count(<object>peek(account, C_requests), key)

@@ -14,6 +14,7 @@ from proxy.observer import Counters
 from proxy.request_time import RequestTime
 from proxy.sasl import DEFAULT_CLAIM, Login
 from proxy.wire.apis import PRODUCE
+from proxy.wire.schema import APIS
 from quota.entity import Kind
 from quota.group import Admission, Group
 from quota.ledger import Account, Ledger
@@ -148,6 +149,15 @@ class Exchange:
         self.broker_mute_until_ms = 0.0
         """The broker does not read us before this time, because of a quota of its own (KIP-219)."""
 
+    def count_request(self, account: Account, api_key: int) -> None:
+        """A request of `account` is forwarded, or answered here."""
+        if api_key not in APIS:
+            api_key = -1
+        self.counters.requests[api_key] += 1
+        account.requests[api_key] += 1
+        if not account.touched:
+            self.ledger.wake(account)
+
     def decided(self, outcome: Outcome) -> None:
         """The decision that a handler had to wait for."""
         self.outcome = outcome
@@ -203,8 +213,8 @@ class Exchange:
         held, self.held = self.held, None
         if held is None:
             return
-        if held.group is not None:
-            held.group.pass_held(self)
+        if held.group is not None and held.group is not self.promised:
+            held.group.pass_held(self)  # its limits are others now; else it has left the queue as it passed
         held_ms = round(now_ms - held.since_ms)
         self.ledger.note_throttle(account, held.kind, held_ms, at_ms=now_ms, api_key=api_key, amount=amount, held=True)
 

@@ -11,8 +11,9 @@ from proxy.errors import CloseReason, SessionError
 from proxy.exchange import Exchange, Pending
 from proxy.fetch import FetchShaper
 from proxy.framing import Buffer, FrameWalker
-from proxy.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Answer, Ask, Forward, Outcome, Wait
+from proxy.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Outcome
 from proxy.login import NOBODY, RAW, copies, logins_of, too_large, wipe
+from proxy.outcomes import carry_out
 from proxy.settings import SizeLimits
 from proxy.sizes import (
     FIRST_BYTES,
@@ -25,9 +26,7 @@ from proxy.sizes import (
 from proxy.wire import requests, responses
 from proxy.wire.apis import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH, api_name, is_known
 from proxy.wire.frames import WireError
-from proxy.wire.messages import framed, request_header, response_frame
 from proxy.wire.sasl import MAX_SASL_BYTES, SASL_APIS, SASL_AUTHENTICATE
-from proxy.wire.schema import APIS
 from proxy.wire.software import client_software
 from quota.entity import Kind
 from quota.group import Admission
@@ -339,9 +338,9 @@ class RequestSide:
             if here < total:
                 state.need = total
                 return 0
-            self._count_request(account, api_key)
+            self._exchange.count_request(account, api_key)
             return self._intercept(buf, start, total, header, pending, out)
-        self._count_request(account, api_key)
+        self._exchange.count_request(account, api_key)
         if answered:
             self._exchange.inflight.append(pending)
             if here < total:
@@ -373,7 +372,7 @@ class RequestSide:
             return 0
         if not logins.refused:
             pending.account = NOBODY
-        self._count_request(pending.account, pending.api_key)
+        self._exchange.count_request(pending.account, pending.api_key)
         self._exchange.inflight.append(pending)
         logins.request(header, memoryview(buf)[header.body : start + total], pending)
         out.append(bytes(buf[start : start + total]))
@@ -462,7 +461,7 @@ class RequestSide:
 
     def _forward_fetch(self, pending: Pending, rest_bytes: int) -> None:
         self._exchange.let_go(pending.account, FETCH, 0, self._now_ms)
-        self._count_request(pending.account, FETCH)
+        self._exchange.count_request(pending.account, FETCH)
         self._exchange.inflight.append(pending)
         self.walker.skip = rest_bytes
 
@@ -488,43 +487,10 @@ class RequestSide:
         return -total
 
     def _act(self, outcome: Outcome, head: bytes, body: bytes, pending: Pending, out: list[Buffer]) -> None:
-        """Do what a handler has decided about a request, of which `head` is the header and `body` the rest."""
-        exchange, now_ms = self._exchange, self._now_ms
-        if isinstance(outcome, Ask):
-            self._waiting = (head, body, pending)
-            asked = (outcome.api_key, outcome.api_version, pending.correlation_id)
-            question = Pending(asked[2], asked[0], asked[1], pending.account, now_ms, asked=outcome.then)
-            exchange.inflight.append(question)
-            out.append(framed(request_header(*asked, pending.account.identity.client_id) + outcome.body))
-            return
-        if isinstance(outcome, Wait):
-            self._waiting = (head, body, pending)
-            outcome.start(exchange.decided)
-            return
-        if outcome.delay_ms > 0:
-            exchange.impose(pending, outcome.kind, outcome.delay_ms, now_ms)
-        if isinstance(outcome, Forward):
-            pending.sent_ms = now_ms
-            pending.on_response = outcome.on_response
-            if outcome.on_response is not None:
-                pending.held_bytes = len(body)
-            out.append(framed(head + (body if outcome.body is None else outcome.body)))
-        else:
-            assert isinstance(outcome, Answer)
-            pending.local_answer = response_frame(
-                pending.api_key, pending.api_version, pending.correlation_id, outcome.body, outcome.delay_ms
-            )
-            pending.held_bytes = len(pending.local_answer)
-        exchange.held_bytes += pending.held_bytes
-        exchange.inflight.append(pending)
-
-    def _count_request(self, account: Account, api_key: int) -> None:
-        if api_key not in APIS:
-            api_key = -1
-        self._exchange.counters.requests[api_key] += 1
-        account.requests[api_key] += 1
-        if not account.touched:
-            self._exchange.ledger.wake(account)
+        # Set before a handler that waits is started: it may have decided by the time that it returns.
+        self._waiting = (head, body, pending)
+        if not carry_out(self._exchange, outcome, head, body, pending, out, self._now_ms):
+            self._waiting = None
 
     def _client_malformed(self, buf: bytearray | memoryview, start: int, end: int, error: WireError) -> SessionError:
         """Name what the client really speaks if its very first bytes tell."""

@@ -240,15 +240,13 @@ class Proxy:
             if self._drain_asked.is_set():
                 return
             self._accept_scopes.add(scope)
-            while True:
+            while listener.fileno() >= 0:  # it may be closed between a wait and the accept
                 await trio.lowlevel.wait_readable(listener)
                 try:
                     client, address = listener.accept()
                 except BlockingIOError:
                     continue
                 except OSError as error:
-                    if listener.fileno() < 0:
-                        return  # closed meanwhile: this is the end
                     if error.errno in ACCEPT_CAPACITY_ERRNOS:
                         await self._no_descriptors(listener, error)
                     continue  # the client is gone before we accepted it (ECONNABORTED and the like)

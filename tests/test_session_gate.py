@@ -275,3 +275,17 @@ def test_renewals_of_many_connections_share_one_allowance() -> None:
         new.one.exchange.renew(900.0, 1100.0, 0.0)  # logs in, and is to do so again at once
         passed += bool(new.send(produce(1, 1 * MB), 1000.0))
     assert passed == 10  # ten seconds' worth
+
+
+def test_a_connection_that_was_held_is_expected_back_like_any() -> None:
+    of = indebted()
+    first, second = Fed(of), Fed(of)
+    for one in (first, second):
+        one.send(produce(1, 100 * KB), 1000.0)
+    at_ms, _ = first.wait(1000.0)
+    # 10 s that Kafka asks for, until the 2 MB have left the window, are more than its own second and the other's.
+    assert first.one.mute_until_ms >= at_ms + 2000.0
+    gate = next(of.groups(Kind.PRODUCE))._gate  # type: ignore[attr-defined]
+    assert gate.ahead_ms(1.0) >= 1900.0, "the second waits, the first comes back"
+    first.one.close(at_ms)
+    assert gate.ahead_ms(1.0) <= 1100.0
