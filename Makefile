@@ -96,7 +96,7 @@ ALONE = { [ $$? -eq 1 ] && [ -n "$${CI:-}" ] && echo "· what failed, once more,
 	timeout --signal=INT --kill-after=20 200 $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
 test-apiserver: $(VENV)/.dev ## The chart and the webhook with a real Kubernetes API server (the first time builds it with Go: minutes)
-	@echo "· kube-apiserver and etcd, built if need be"; nice $(BIN)/python -m tests.apiserver_tools
+	@echo "· kube-apiserver and etcd, built if need be"; nice $(BIN)/python -m tests.support.apiserver_tools
 	@$(BIN)/python -m pytest tests/apiserver/with_apiserver.py $(PYTEST_ARGS)
 
 test-object-store: $(VENV)/.s3 ## Reports from and to an object store: an S3 server on this machine (fetches Hadoop's connector)
@@ -112,7 +112,7 @@ load: $(VENV)/.dev ## 2 000 connections at once: held, shared fairly, and what o
 	@$(BIN)/python -m benchmarks.load $(LOAD_ARGS)
 
 faults: $(VENV)/.dev ## Every fault of docs/faults.md, two minutes of soak (about 15 minutes)
-	@KQUOTA_FAULTS=all $(BIN)/python -m pytest tests/test_faults.py tests/test_faults_system.py tests/test_soak.py $(PYTEST_ARGS)
+	@KQUOTA_FAULTS=all $(BIN)/python -m pytest tests/broker/test_faults.py tests/broker/test_faults_system.py tests/broker/test_soak.py $(PYTEST_ARGS)
 
 soak: $(VENV)/.dev ## Half an hour of churning clients, reloads and faults: nothing may grow (SOAK_MINUTES=30, SOAK_ARGS="--plot FILE")
 	@$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES) $(SOAK_ARGS)
@@ -129,7 +129,7 @@ schema: $(VENV)/.dev ## Generate proxy/wire/schema.py anew from Kafka's publishe
 
 chart: $(VENV)/.dev ## Generate what the chart has from the configuration model, and its golden and plain renders
 	@$(BIN)/python -m deploy.chart
-	@$(BIN)/python -m tests.chart_tools
+	@$(BIN)/python -m tests.support.chart_tools
 
 image-lock: $(VENV)/.dev ## Pin what goes into the image, with SHA-256 sums, from pyproject.toml and deploy/constraints.txt
 	@$(PIP) install -c deploy/constraints.txt uv

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from deploy.kafka import KafkaCluster
-    from tests.certificates import Authority
+    from tests.support.certificates import Authority
 
     JavaTool = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -95,7 +95,7 @@ def data_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr("proxy.connection.lane_for", lambda *_: None)
         monkeypatch.setattr("proxy.reactor.loop_for", lambda *_: None)
     elif not lane.COMPILED:
-        pytest.skip(f"the lane is not compiled: {lane.WHY_NOT}")  # in CI tests/test_lane_build.py fails then
+        pytest.skip(f"the lane is not compiled: {lane.WHY_NOT}")  # in CI tests/system/test_lane_build.py fails then
     return kind
 
 
@@ -144,18 +144,18 @@ def kafka3() -> Iterator[KafkaCluster]:
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     """Issues the certificates of the secured cluster and of its clients."""
-    from tests.certificates import Authority
+    from tests.support.certificates import Authority
 
     return Authority(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module")
 def kafka_secure(authority: Authority) -> Iterator[KafkaCluster]:
-    """One broker, the default version, with SASL_PLAINTEXT, SASL_SSL and SSL listeners and ACLs: tests/secure_tools.py.
+    """One broker, the default version, with SASL_PLAINTEXT, SASL_SSL and SSL listeners and ACLs (secure_tools.py).
 
     `bootstrap` is the operator's plain listener, `bootstrap_of("SASL_SSL")` and so on are what clients use.
     """
-    from tests.secure_tools import secure_cluster
+    from tests.support.secure_tools import secure_cluster
 
     with secure_cluster(authority) as cluster:
         yield cluster
