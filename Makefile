@@ -19,7 +19,7 @@ INSTALL := KQUOTA_PURE=1 $(PIP) install -c deploy/constraints.txt
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help lane accuracy analysis demo test test-apiserver check audit bench load faults soak fuzz schema chart image-lock clean test-object-store report
+.PHONY: help lane accuracy analysis demo test test-unit test-integration test-apiserver check audit bench load faults soak fuzz schema chart image-lock clean test-object-store report
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -86,14 +86,22 @@ check: $(VENV)/.dev ## Format, lint, types (strict), import rules, generated fil
 	@echo "· mypy --strict"; $(BIN)/mypy
 	@echo "· import rules"; $(BIN)/lint-imports --no-cache > .venv/imports.log || { cat .venv/imports.log; exit 1; }
 
-test: check ## check, then every test against real brokers and real clients
-	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) || $(ALONE)
+test: check ## check, then the unit tests, then every other test with real brokers and real clients
+	@unit=0; $(UNIT) $(PYTEST_ARGS) || unit=$$?; $(NONE_OR_PASSED) $$unit; \
+		rest=0; $(REST) $(PYTEST_ARGS) || rest=$$?; $(NONE_OR_PASSED) $$rest; [ $$unit$$rest != 55 ]
 
-# Of thousands of tests with brokers, JVMs and clocks on two cores, one may fail for what others did to the machine, or to
-# its process. In CI such a one is run again in a process of its own, with nothing beside it, and has to pass there.
-# Only after a whole run (pytest's exit code 1), and never for long: what fails by the dozen is broken.
-ALONE = { [ $$? -eq 1 ] && [ -n "$${CI:-}" ] && echo "· what failed, once more, by itself" && \
-	timeout --signal=INT --kill-after=20 200 $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
+test-unit: $(VENV)/.dev ## The unit tests alone: no processes, no network, no waiting (under a minute)
+	@$(UNIT) $(PYTEST_ARGS)
+
+test-integration: $(VENV)/.dev ## All tests but the unit tests: sockets, processes, brokers, Spark
+	@$(REST) $(PYTEST_ARGS)
+
+# By folder, so that only those files are imported, and by marker as well, so that a file in PYTEST_ARGS runs once.
+UNIT = $(BIN)/python -m pytest -n 2 --dist worksteal -o testpaths=tests/unit -m unit
+REST = $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder -m 'not unit' \
+	-o testpaths='tests/loopback tests/system tests/broker tests/spark'
+# pytest's exit code 5 says that PYTEST_ARGS chose none of these tests; it is an error where they chose none at all.
+NONE_OR_PASSED = leave() { case $$1 in 0|5) ;; *) exit $$1;; esac; }; leave
 
 test-apiserver: $(VENV)/.dev ## The chart and the webhook with a real Kubernetes API server (the first time builds it with Go: minutes)
 	@echo "· kube-apiserver and etcd, built if need be"; nice $(BIN)/python -m tests.support.apiserver_tools

@@ -95,7 +95,6 @@ def test_the_document_has_a_place_for_the_table() -> None:
     assert text.count(accuracy.BEGIN) == 1
 
 
-@pytest.mark.broker
 def test_a_short_run(kafka: KafkaCluster, tmp_path: Path) -> None:
     result = accuracy.measure(accuracy.QUICK, kafka, tmp_path, lambda _: None)
     assert len(result.figures) == 4

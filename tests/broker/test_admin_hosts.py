@@ -296,7 +296,6 @@ def running(kafka: KafkaCluster) -> Iterator[Sidecar]:
         yield one
 
 
-@pytest.mark.broker
 def test_the_sidecar_knows_its_names_and_probes_pass(running: Sidecar) -> None:
     with httpx.Client(base_url=running.admin, timeout=10) as client:
         for path in ("/healthz", "/readyz", "/metrics"):
@@ -305,7 +304,6 @@ def test_the_sidecar_knows_its_names_and_probes_pass(running: Sidecar) -> None:
             assert client.get(path, headers={"host": "evil.example"}).status_code == 421
 
 
-@pytest.mark.broker
 def test_a_list_in_the_configuration_counts(kafka: KafkaCluster) -> None:
     with sidecar(kafka.bootstrap, []) as one, httpx.Client(base_url=one.admin, timeout=10) as client:
         config = yaml.safe_load(one.config.read_text())
@@ -317,7 +315,6 @@ def test_a_list_in_the_configuration_counts(kafka: KafkaCluster) -> None:
         assert client.get("/quotas", headers={"host": "other.example.com"}).status_code == 421
 
 
-@pytest.mark.broker
 def test_a_command_that_is_refused_says_why(running: Sidecar) -> None:
     port = running.admin.rsplit(":", 1)[1]
     # 127.0.0.1 by a name that public DNS cannot have, and that the sidecar does not know
@@ -407,7 +404,6 @@ REBOUND = "--host-resolver-rules=MAP *.example 127.0.0.1"
 """Names of others lead to this machine, as after a rebinding."""
 
 
-@pytest.mark.broker
 @pytest.mark.parametrize("page", ["127.0.0.1", "other.example"], ids=["same site", "another site"])
 def test_a_page_of_another_origin_reads_nothing(running: Sidecar, page: str) -> None:
     from selenium.webdriver.common.by import By
@@ -424,7 +420,6 @@ def test_a_page_of_another_origin_reads_nothing(running: Sidecar, page: str) -> 
         wait_for("the status", lambda: text(driver, "#status").startswith("ready"))
 
 
-@pytest.mark.broker
 def test_a_name_that_was_rebound_to_the_sidecar_reads_nothing(running: Sidecar) -> None:
     """For the browser it is the page's own origin: only the sidecar can tell."""
     port = running.admin.rsplit(":", 1)[1]

@@ -357,7 +357,6 @@ def end_of(address: str, frames: list[bytes]) -> bytes:
             return came
 
 
-@pytest.mark.broker
 def test_a_broker_closes_and_the_sidecar_charges_nobody(wanted: Sidecar, kafka_secure: KafkaCluster) -> None:
     """20 connections with 100 kB each and no login. The broker closes at the first request, with and without us."""
     (direct,) = kafka_secure.bootstrap_of("SASL_PLAINTEXT")
@@ -376,7 +375,6 @@ def test_a_broker_closes_and_the_sidecar_charges_nobody(wanted: Sidecar, kafka_s
     assert '"reason": "login_missing"' in wanted.log.read_text()
 
 
-@pytest.mark.broker
 def test_a_login_that_a_broker_has_begun_ends_there_too(wanted: Sidecar, kafka_secure: KafkaCluster) -> None:
     """Directly it is answered with an error first (ILLEGAL_SASL_STATE in the layout of Produce)."""
     (direct,) = kafka_secure.bootstrap_of("SASL_PLAINTEXT")
@@ -393,7 +391,6 @@ def test_a_login_that_a_broker_has_begun_ends_there_too(wanted: Sidecar, kafka_s
     assert wanted.metric("kquota_bytes_total") == 0
 
 
-@pytest.mark.broker
 def test_a_listener_without_a_login_goes_on_where_one_was_expected(
     kafka_secure: KafkaCluster, topic: str, tmp_path: Path
 ) -> None:

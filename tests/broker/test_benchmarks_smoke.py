@@ -543,7 +543,6 @@ def test_every_plan_has_every_kind_of_scenario(plan: Any) -> None:
 # ---- a real run ----------------------------------------
 
 
-@pytest.mark.broker
 @pytest.mark.timeout(240)
 def test_a_tiny_run_measures_kquota_beside_direct(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = os.sched_getaffinity(0)

@@ -13,8 +13,6 @@ from deploy.kafka import KafkaCluster
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import Sidecar, sidecar
 
-pytestmark = pytest.mark.broker
-
 RATE = 20_000
 """Bytes/s, ours and the broker's alike."""
 PART = 20_000

@@ -283,7 +283,6 @@ def test_on_a_terminal_lines_are_for_people(tmp_path: Path) -> None:
     assert b"{" not in shown.split(b"kquota is up")[0]
 
 
-@pytest.mark.broker
 def test_admin_port_in_front_of_a_real_broker(kafka: KafkaCluster, topic: str) -> None:
     from kafka import KafkaProducer
 

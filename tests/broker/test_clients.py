@@ -48,7 +48,6 @@ def test_a_load_too_short_for_a_steady_rate_is_told() -> None:
         timeline.steady_rate()
 
 
-@pytest.mark.broker
 @pytest.mark.parametrize("name", sorted(PRODUCERS))
 def test_producers_and_consumers_tell_what_they_did(name: str, kafka: KafkaCluster, topic: str) -> None:
     load = Load(kafka.bootstrap, topic, f"client-{name}", records=300, limit_s=60)
@@ -67,7 +66,6 @@ def test_producers_and_consumers_tell_what_they_did(name: str, kafka: KafkaClust
         assert any("throttle-time-max" in key for key in read.throttle)
 
 
-@pytest.mark.broker
 def test_a_client_that_cannot_finish_is_stopped_and_says_so(kafka: KafkaCluster, topic: str) -> None:
     PRODUCERS["confluent-kafka"](Load(kafka.bootstrap, topic, "half", records=10))
     waiting = {

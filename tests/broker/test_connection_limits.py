@@ -17,8 +17,6 @@ import yaml
 from deploy.kafka import KafkaCluster
 from tests.support.sidecars import Sidecar, sidecar
 
-pytestmark = pytest.mark.broker
-
 API_VERSIONS_0 = struct.pack(">ihhih", 10, 18, 0, 99, -1)
 """ApiVersions v0, correlation id 99, null client-id."""
 STORM_FROM = "127.0.0.2"

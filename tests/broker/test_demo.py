@@ -298,7 +298,6 @@ def demo(seconds: int, *more: str) -> Iterator[Demo]:
         running.process.communicate()
 
 
-@pytest.mark.broker
 @pytest.mark.timeout(120 + REPORT_LIMIT_S)
 def test_the_demo_holds_every_client_to_its_limit(tmp_path: Path) -> None:
     with demo(19, "--usage", str(tmp_path)) as running:
@@ -353,7 +352,6 @@ def test_make_report_reads_what_make_demo_leaves() -> None:
     assert "kquota report noisy --input demo-usage --output demo-reports" in commands
 
 
-@pytest.mark.broker
 @pytest.mark.timeout(90)
 def test_ctrl_c_ends_everything_without_a_trace() -> None:
     with demo(seconds=60) as running:

@@ -15,8 +15,6 @@ from deploy.cli import app
 from deploy.kafka import KafkaCluster
 from tests.support.sidecars import Sidecar, sidecar
 
-pytestmark = pytest.mark.broker
-
 RATE = 50_000
 QUOTAS = [
     {"user": "web", "client-id": "etl", "producer_byte_rate": RATE, "candidate": {"producer_byte_rate": RATE // 2}},

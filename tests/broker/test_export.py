@@ -99,7 +99,6 @@ def create_topic(cluster: KafkaCluster, topic: str, **configs: str) -> None:
         admin.close()
 
 
-@pytest.mark.broker
 def test_records_agree_with_what_clients_sent_with_metrics_and_with_the_topic(
     kafka: KafkaCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +155,6 @@ def test_records_agree_with_what_clients_sent_with_metrics_and_with_the_topic(
     assert first.key == rows[0]["instance"].encode()
 
 
-@pytest.mark.broker
 def test_kill_9_loses_at_most_one_interval_and_leaves_no_half_file(
     kafka: KafkaCluster, topic: str, tmp_path: Path
 ) -> None:
@@ -199,7 +197,6 @@ def test_kill_9_loses_at_most_one_interval_and_leaves_no_half_file(
     assert sum(1 for at_s in sent if at_s < last_s - 0.5) <= recorded <= len(sent)
 
 
-@pytest.mark.broker
 def test_a_topic_that_takes_nothing_slows_nobody_and_gets_its_records_later(
     kafka: KafkaCluster, topic: str, tmp_path: Path
 ) -> None:
@@ -250,7 +247,6 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(disk)], check=True)
 
 
-@pytest.mark.broker
 def test_a_full_disk_slows_nobody_and_the_loss_is_counted(kafka: KafkaCluster, topic: str, full_disk: Path) -> None:
     export = {"directory": str(full_disk), "interval_s": 1, "buffer_bytes": 6000}
     with sidecar(kafka.bootstrap, export=export) as proxy:
@@ -406,7 +402,6 @@ def test_where_records_come_from() -> None:
     assert Origin().instance != Origin().instance
 
 
-@pytest.mark.broker
 def test_libraries_that_ignore_throttle_times_are_told_from_those_that_wait(
     kafka: KafkaCluster, topic: str, tmp_path: Path
 ) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
-import pytest
 import yaml
 
 from tests.corpus.job import wait_for
@@ -30,8 +29,6 @@ from tests.support.sidecars import sidecar
 
 if TYPE_CHECKING:
     from deploy.kafka import KafkaCluster
-
-pytestmark = pytest.mark.broker
 
 NAME_SERVER = "127.77.0.53"
 NAME = "kafka.example"

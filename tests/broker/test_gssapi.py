@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from deploy.kafka import KafkaCluster, SecureListener, Security, run_tool
 from deploy.kafka.cluster import BROKER_HEAP
 from deploy.kafka.tools import QUICK_JVM, TOOL_HEAP
 from tests.corpus.job import wait_for
 from tests.support.kerberos import realm
 from tests.support.sidecars import sidecar
-
-pytestmark = pytest.mark.broker
 
 SERVICE, CLIENT, FALLBACK = "kafka/localhost", "alice", "kerberos-users"
 RECORDS = [f"record {number}" for number in range(20)]

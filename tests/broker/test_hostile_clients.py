@@ -25,7 +25,7 @@ from tests.support.attackers import KINDS, ONCE
 from tests.support.fault_tools import create_topic
 from tests.support.sidecars import Sidecar, sidecar
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 ATTACK_S = 1.0
 LONG_ATTACKS_S = {"slow_before_login": 2.5, "slow_writers": 2.5, "many_connections": 2.5, "slow_reader": 5.0}

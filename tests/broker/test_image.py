@@ -35,7 +35,7 @@ from tests.support.webhook_tools import VALUES as WEBHOOK_VALUES
 from tests.support.webhook_tools import Webhook, admission_review, sidecar_template, write_certificate
 
 if TYPE_CHECKING:
-    from tests.conftest import JavaTool
+    from tests.support.brokers import JavaTool
 
 UID = 65532
 LIMIT_S = 60.0
@@ -314,7 +314,6 @@ def _write(config: Path, text: str) -> None:
     os.replace(config / "..swap", config / "..data")
 
 
-@pytest.mark.broker
 def test_the_image_serves_as_the_chart_runs_it(
     image: Builder, config: Path, kafka: KafkaCluster, topic: str, java_tool: JavaTool, tmp_path: Path
 ) -> None:
@@ -438,7 +437,6 @@ def test_the_image_for_redirect_rules_has_nft_and_no_more(dockerfile: tuple[dict
     assert dockerfile[1]["redirect"].last("ENTRYPOINT").arguments == ["kquota", "redirect"]
 
 
-@pytest.mark.broker
 def test_a_transparent_pod_as_the_chart_has_it(image: Builder, tmp_path: Path, topic: str) -> None:
     """Both images in one network namespace: the init container sets the rules, as root with NET_ADMIN alone, and the
     sidecar, as a user without any capability, holds a client back that knows of neither."""
@@ -512,7 +510,6 @@ def test_a_transparent_pod_as_the_chart_has_it(image: Builder, tmp_path: Path, t
         assert process.returncode == 0, output
 
 
-@pytest.mark.broker
 def test_smoke_sees_clients_sent_around_the_sidecar(kafka: KafkaCluster, capsys: pytest.CaptureFixture[str]) -> None:
     """Without the sidecar between: the broker's own address is none of the sidecar's ports."""
     from deploy import smoke

@@ -34,8 +34,6 @@ from deploy.kafka import java as java_module
 from deploy.kafka.jars import LockedJar, read_lock
 from deploy.kafka.probe import brokers_seen_by
 
-pytestmark = pytest.mark.broker
-
 REPOSITORY = Path(__file__).parents[2]
 # Nothing listens on port 1, so every request through this "proxy" fails at once: for our code there is no network.
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")

@@ -12,8 +12,6 @@ from deploy.kafka import KafkaCluster
 from tests.support.certificates import Authority
 from tests.support.secure_tools import CLOSED, PASSWORDS
 
-pytestmark = pytest.mark.broker
-
 
 def send(cluster: KafkaCluster, listener: str, topic: str, **settings: Any) -> None:
     producer = KafkaProducer(

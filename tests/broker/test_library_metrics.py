@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 
-import pytest
 from confluent_kafka import Producer
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -13,8 +12,6 @@ from deploy.kafka import KafkaCluster
 from tests.corpus.job import wait_for
 from tests.support.clients import Load, in_background, produce_java_perf
 from tests.support.sidecars import Sidecar, sidecar
-
-pytestmark = pytest.mark.broker
 
 RATE = 50_000
 """Bytes/s. A batch of 20 000 B takes 400 ms of it: a mute that is watched."""

@@ -78,7 +78,6 @@ def test_frames_say_who_asks() -> None:
     assert struct.unpack_from(">h", fetch_frame("t"), 6) == (4,)
 
 
-@pytest.mark.broker
 @pytest.mark.timeout(300)
 def test_300_connections_are_held_and_share_fairly() -> None:
     result = run(QUICK)

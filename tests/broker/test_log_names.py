@@ -299,7 +299,6 @@ def test_the_table_of_top_shows_the_same() -> None:
     assert CLIENT_SHOWN in console.file.getvalue()
 
 
-@pytest.mark.broker
 def test_a_client_with_such_a_name_in_the_console_log_of_a_sidecar(kafka: KafkaCluster) -> None:
     """The name comes over the wire; the log, `top` and `explain` of the running sidecar show the same text."""
     quotas = [{"client-id": "<default>", "producer_byte_rate": 1000}]

@@ -15,8 +15,6 @@ from tests.support.raw_client import RawClient
 from tests.support.session_tools import request
 from tests.support.sidecars import Sidecar, sidecar
 
-pytestmark = pytest.mark.broker
-
 CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(range(192))
 API_VERSIONS_0 = struct.pack(">ihhih", 10, 18, 0, 99, -1)
 

@@ -11,8 +11,6 @@ from tests.corpus.job import wait_for
 from tests.support.raw_client import RawClient, decode, fetch_message, produce_message
 from tests.support.sidecars import sidecar
 
-pytestmark = pytest.mark.broker
-
 RATE = 40_000
 HUGE = 1e12
 """A quota that never throttles: brokers measure clients that have one."""

@@ -35,8 +35,6 @@ from tests.support.sidecars import Sidecar, sidecar
 if TYPE_CHECKING:
     from deploy.kafka import KafkaCluster
 
-pytestmark = pytest.mark.broker
-
 RATE, WINDOWS = 20, 1
 BURST = RATE * WINDOWS
 LIMITED, FREE = "limited", "free"

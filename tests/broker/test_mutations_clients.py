@@ -24,9 +24,7 @@ from tests.support.sidecars import Sidecar, sidecar
 
 if TYPE_CHECKING:
     from deploy.kafka import KafkaCluster
-    from tests.conftest import JavaTool
-
-pytestmark = pytest.mark.broker
+    from tests.support.brokers import JavaTool
 
 RATE = 20
 LIMIT_S = 60.0

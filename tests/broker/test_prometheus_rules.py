@@ -139,7 +139,6 @@ def value(url: str, query: str) -> float | None:
     return float(found[0]["value"][1]) if found else None
 
 
-@pytest.mark.broker
 def test_a_real_prometheus_scrapes_the_sidecar_and_evaluates_every_rule(
     kafka: KafkaCluster, topic: str, tmp_path: Path
 ) -> None:

@@ -31,7 +31,6 @@ def calls(trace: Path, begin: int) -> Counter[str]:
     return found
 
 
-@pytest.mark.broker
 def test_system_calls_for_a_small_request(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     quotas = [{"client-id": "<default>", "producer_byte_rate": 10**12, "consumer_byte_rate": 10**12}]

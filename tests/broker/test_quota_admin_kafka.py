@@ -21,9 +21,7 @@ from tests.support.sidecars import Sidecar, sidecar
 
 if TYPE_CHECKING:
     from deploy.kafka import GuardedProcess, KafkaCluster
-    from tests.conftest import JavaTool
-
-pytestmark = pytest.mark.broker
+    from tests.support.brokers import JavaTool
 
 Pairs = Sequence[tuple[str, str | None]]
 Ops = Sequence[tuple[str, float | None]]

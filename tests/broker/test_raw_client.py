@@ -22,7 +22,6 @@ from tests.support.raw_client import (
 )
 
 
-@pytest.mark.broker
 @pytest.mark.parametrize("version", range(3, 14))
 def test_produce_at_every_version_and_fetch_it_back(version: int, kafka: KafkaCluster, topic: str) -> None:
     with RawClient(kafka.bootstrap[0], "raw-test") as client:
@@ -35,7 +34,6 @@ def test_produce_at_every_version_and_fetch_it_back(version: int, kafka: KafkaCl
         assert [check_record(value) for value in fetched_values(answer.message)] == [0, 1, 2]
 
 
-@pytest.mark.broker
 @pytest.mark.parametrize("version", [7, 12, 13, 17])
 def test_fetch_sessions(version: int, kafka_391: KafkaCluster, topic: str) -> None:
     with RawClient(kafka_391.bootstrap[0]) as client:
@@ -50,7 +48,6 @@ def test_fetch_sessions(version: int, kafka_391: KafkaCluster, topic: str) -> No
         assert (idle.error_code, idle.session_id, idle.responses) == (0, full.session_id, [])
 
 
-@pytest.mark.broker
 def test_pipelined_requests_are_answered_in_order(kafka: KafkaCluster, topic: str) -> None:
     with RawClient(kafka.bootstrap[0]) as client:
         known = client.topic(topic)

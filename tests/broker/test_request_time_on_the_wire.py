@@ -18,8 +18,6 @@ from tests.support.clients import CONSUMERS, PRODUCERS, Load
 from tests.support.raw_client import Frame, RawClient, Topic, fetch_message, produce_message
 from tests.support.sidecars import Sidecar, sidecar
 
-pytestmark = pytest.mark.broker
-
 WINDOW_MS = 1000
 """The longest delay of a request quota."""
 FACTOR = 10.0

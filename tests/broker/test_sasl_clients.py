@@ -29,8 +29,6 @@ from tests.support.secure_tools import CLOSED, PASSWORDS, login, token
 from tests.support.session_tools import request
 from tests.support.sidecars import Sidecar, sidecar
 
-pytestmark = pytest.mark.broker
-
 PLAIN, TLS = "SASL_PLAINTEXT", "SASL_SSL"
 CLIENTS = ("kafka-python", "aiokafka", "confluent-kafka", "java-console")
 RECORDS, RECORD_BYTES = 3, 100

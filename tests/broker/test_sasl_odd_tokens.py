@@ -428,7 +428,6 @@ def accepted(address: str, message: bytes) -> bool:
             return False
 
 
-@pytest.mark.broker
 def test_what_a_broker_accepts_and_the_sidecar_does_not(secured: Sidecar, kafka_secure: KafkaCluster) -> None:
     """Kafka's reader of unsecured tokens (Jackson) forgives byte order marks, UTF-16, trailing bytes, and takes null
     and true for their names. Whoever it lets in by such a token has no login through the sidecar; nor by any other."""

@@ -15,8 +15,6 @@ from deploy.kafka.security import MECHANISMS
 from tests.support.secure_tools import PASSWORDS, token
 from tests.support.sidecars import Sidecar, sidecar
 
-pytestmark = pytest.mark.broker
-
 LISTENER = "SASL_PLAINTEXT"
 
 

@@ -17,7 +17,6 @@ MINUTES = float(os.environ.get("KQUOTA_SOAK_MINUTES", "2"))
 REST = Held(12, 22, 0, 0)
 
 
-@pytest.mark.broker
 @pytest.mark.timeout(60 * MINUTES + 480)
 def test_nothing_grows_and_nothing_stays_behind() -> None:
     """In a process of its own: the client libraries leave sockets to the garbage collector when faults strike them."""

@@ -74,7 +74,6 @@ def test_what_is_there_at_the_start_is_not_walked_again() -> None:
         gc.unfreeze()
 
 
-@pytest.mark.broker
 def test_memory_of_an_idle_sidecar_and_of_idle_connections(kafka: KafkaCluster) -> None:
     with sidecar(kafka.bootstrap, log={"level": "info", "format": "json"}) as proxy:
         for _ in range(3):

@@ -13,7 +13,7 @@ from deploy.kafka import KafkaCluster
 from tests.support.clients import CONSUMERS, PRODUCERS, Client, Load, Timeline, in_background
 from tests.support.sidecars import Sidecar, sidecar
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 RATE = 1_000_000
 CLIENTS = ("kafka-python", "aiokafka", "confluent-kafka", "java-console")

@@ -95,7 +95,6 @@ def test_invented_names_cannot_flood_the_log_nor_memory(books: Ledger) -> None:
     assert values["left_out"] > 2 * MOST_EPISODES
 
 
-@pytest.mark.broker
 def test_a_real_sidecar_writes_them(kafka: KafkaCluster, topic: str) -> None:
     quotas = [{"client-id": "greedy", "producer_byte_rate": 20_000}]
     with sidecar(kafka.bootstrap, quotas) as running:

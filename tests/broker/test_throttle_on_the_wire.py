@@ -14,8 +14,6 @@ from proxy.wire.messages import request_header
 from tests.support.raw_client import Frame, RawClient, Topic, fetch_message, fetched_values, produce_message
 from tests.support.sidecars import Sidecar, sidecar
 
-pytestmark = pytest.mark.broker
-
 RATE = 20_000
 """Bytes/s for every client-id, each with a counter of its own. The window holds 10 s: 200 000 B pass, 220 000 B are
 220 000 / 10 s = 22 000 B/s, (22 000 - 20 000) / 20 000 * 10 s = 1 s over."""

@@ -32,8 +32,6 @@ from tests.support.secure_tools import PASSWORDS, allow_all_but_closed, security
 from tests.support.session_tools import decode, encode, kio_message
 from tests.support.sidecars import Sidecar, sidecar
 
-pytestmark = pytest.mark.broker
-
 LIMIT_S = 60.0
 RULES = r"RULE:^.*CN=([^,\\]+),OU=(eng|ops)[,+].*$/$1@$2/U, RULE:^CN=(\w+)\.(\w+).*$/$2-$1-$4/L, RULE:^UID=(.*)$/x/"
 """The first takes names apart, the second has a group that there is not, the third replaces what it finds."""

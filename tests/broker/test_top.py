@@ -196,7 +196,6 @@ def test_errors_are_one_sentence(admin: tuple[str, dict[str, Answer]]) -> None:
     assert "use, throttled, rate, name" in wrong.stderr
 
 
-@pytest.mark.broker
 def test_a_throttled_client_of_a_real_cluster_is_seen(kafka: KafkaCluster, topic: str) -> None:
     quotas = [{"client-id": "greedy", "producer_byte_rate": 20_000}]
     with sidecar(kafka.bootstrap, quotas) as running, RawClient(f"127.0.0.1:{running.port}", "greedy") as client:

@@ -26,8 +26,6 @@ from tests.corpus.job import wait_for
 from tests.support.raw_client import RawClient
 from tests.support.sidecars import sidecar
 
-pytestmark = pytest.mark.broker
-
 CLUSTERS = ("kafka", "kafka_391", "kafka3")
 VERSIONS = {"kafka": "4.2.0", "kafka_391": "3.9.1", "kafka3": "4.2.0"}
 MARK = "KQUOTA_TEST_CORPUS"

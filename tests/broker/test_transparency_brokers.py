@@ -29,8 +29,6 @@ from tests.support.fault_tools import Consuming, Producing, check_promises, leas
 from tests.support.raw_client import RawClient, Topic, fetch_message, produce_message
 from tests.support.sidecars import Sidecar, sidecar
 
-pytestmark = pytest.mark.broker
-
 MARK = "KQUOTA_TEST_TRAFFIC"
 NOT_LEADER_OR_FOLLOWER = 6
 PRODUCE_VERSIONS = range(3, 14)

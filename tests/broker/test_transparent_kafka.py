@@ -37,8 +37,6 @@ from tests.support.clients import (
 from tests.support.namespaces import CABLE, Network, network
 from tests.support.sidecars import Sidecar, sidecar
 
-pytestmark = pytest.mark.broker
-
 LISTEN, MARK, KAFKA = 15001, 1337, 9092
 FIRST, SECOND, THIRD = ("10.77.0.11", KAFKA), ("fd77::12", KAFKA), ("10.77.0.13", KAFKA)
 NEW, MOVED = ("10.77.0.14", KAFKA), ("10.77.0.15", KAFKA)

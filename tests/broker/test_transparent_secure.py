@@ -22,8 +22,6 @@ from tests.support.namespaces import Namespace
 from tests.support.secure_tools import PASSWORDS, login
 from tests.support.sidecars import Sidecar, sidecar
 
-pytestmark = pytest.mark.broker
-
 LISTEN, MARK = 15001, 1337
 HERE, BROKER = "10.77.0.2", "10.77.0.21"
 RATE, LOAD_BYTES, RECORD_BYTES = 200_000, 1_000_000, 10_000

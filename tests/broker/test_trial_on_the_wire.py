@@ -12,8 +12,6 @@ from proxy.wire.messages import framed, request_header
 from tests.support.raw_client import RawClient, fetch_message, fetched_values, produce_message
 from tests.support.sidecars import Sidecar, sidecar
 
-pytestmark = pytest.mark.broker
-
 LIVE = 10_000_000
 TRIED = 20_000
 """Bytes/s. The window holds 200 000 B of it: 230 000 B are (23 000 - 20 000) / 20 000 * 10 s = 1.5 s over."""

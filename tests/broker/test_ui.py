@@ -16,8 +16,6 @@ from tests.support.programs import program
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import Sidecar, sidecar
 
-pytestmark = pytest.mark.broker
-
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
 TURNED = "abc\u202egnol\u2066\u200f\u061c\u2028\x9b\x1b\x7f"
 """A name that a browser would write from right to left, with characters that nobody sees."""

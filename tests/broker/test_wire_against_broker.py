@@ -14,8 +14,6 @@ from tests.support.wire_tools import kafka_python_frame, kafka_python_messages
 if TYPE_CHECKING:
     from deploy.kafka import KafkaCluster
 
-pytestmark = pytest.mark.broker
-
 # Questions that change nothing; asked with kafka-python's default values.
 READ_ONLY = (
     "ListOffsets", "Metadata", "OffsetFetch", "FindCoordinator", "DescribeGroups", "ListGroups", "ApiVersions",

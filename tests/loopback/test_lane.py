@@ -33,6 +33,7 @@ from quota.group import Admission
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 from quota.window import WindowGroup
+from tests.support.examples import examples
 from tests.support.session_tools import FETCH, METADATA, encode, kio_message, produce, request, response, translate
 from tests.unit.test_session_fetch import fetch_body
 
@@ -40,9 +41,7 @@ pytestmark = pytest.mark.skipif(not lane.COMPILED, reason=f"the lane is not comp
 
 BUFFER_BYTES = 16_384
 SPLICE_MIN_BYTES = 4_096
-FEW = settings(
-    deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+FEW = settings(max_examples=examples(120), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 # ---- quotas ----------------------------------------------------------------------------------------------------------

@@ -192,7 +192,6 @@ def consumed(bootstrap: Sequence[str], topic: str) -> list[dict[str, Any]]:
         consumer.close()
 
 
-@pytest.mark.broker
 def test_a_kill_9_loses_nothing_and_repeats_nothing(
     spark: SparkSession,
     kafka_secure: KafkaCluster,

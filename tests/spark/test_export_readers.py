@@ -21,7 +21,6 @@ LIMIT_S = 60.0
 NUMBERS = ("records", "produce_bytes", "fetch_bytes", "requests", "request_seconds")
 
 
-@pytest.mark.broker
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning")
 def bytes_in(directory: Path) -> dict[str, list[float]]:
     """client-id -> bytes produced and fetched, in the files that are complete."""

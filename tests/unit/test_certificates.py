@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.certificates import CertificateError, in_pem, not_after_s, subject
+from tests.support.examples import examples
 
 
 def certificate(name: x509.Name, end: datetime) -> bytes:
@@ -40,7 +41,7 @@ def test_the_end_in_both_spellings(year: int) -> None:
     assert not_after_s(certificate(NAME, end)) == end.timestamp()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(st.data())
 def test_whatever_is_no_certificate_is_an_error_of_one_kind(data: st.DataObject) -> None:
     broken = bytearray(GOOD)

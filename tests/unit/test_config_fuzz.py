@@ -13,6 +13,7 @@ from config.model import Config, Identity, Listen, Log, QuotaEntry, Upstream
 from config.problems import ConfigError
 from config.table import to_table
 from quota.entity import Kind
+from tests.support.examples import examples
 
 GOOD = b"""mode: rewrite
 listen: {host: 127.0.0.1, port: 9092, broker_ports: 19092-19191}
@@ -63,7 +64,6 @@ def try_to_load(data: bytes) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(deadline=None)
 @example(b"\x00")
 @example(b"!!python/object/apply:os.system ['true']")
 @example(b"a: !!binary 'x'\n")
@@ -84,7 +84,7 @@ def test_any_bytes(data: bytes) -> None:
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 def test_a_good_file_with_bytes_changed(data: Any) -> None:
     changed = bytearray(GOOD)
     for _ in range(data.draw(st.integers(1, 5))):
@@ -96,6 +96,6 @@ def test_a_good_file_with_bytes_changed(data: Any) -> None:
 
 
 @given(shaped)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 def test_any_values_in_any_place(value: Any) -> None:
     try_to_load(yaml.safe_dump(value, allow_unicode=False).encode())

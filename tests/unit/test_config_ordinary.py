@@ -15,6 +15,7 @@ from config.problems import ConfigError
 from config.table import to_table
 from quota.entity import DEFAULT
 from quota.table import Entry
+from tests.support.examples import examples
 
 HEAD = 'upstream: {bootstrap: ["kafka:9092"]}\n'
 
@@ -74,7 +75,7 @@ ALIKE = st.builds(alike, ROW, st.lists(st.sampled_from(NAMES), max_size=3))
 
 
 @given(st.lists(ALIKE, min_size=1, max_size=4).map(lambda groups: [row for group in groups for row in group]))
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=examples(300))
 def test_an_entry_is_what_the_model_makes_of_it(rows: list[list[tuple[str, str]]]) -> None:
     lines = ["  - " + "\n    ".join(f"{key}: {value}" for key, value in row) + "\n" for row in rows]
     written = HEAD + "quotas:\n" + "".join(lines)

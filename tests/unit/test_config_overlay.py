@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from config.load import load_bytes
@@ -41,7 +41,6 @@ limits = st.fixed_dictionaries(
 
 
 @given(st.dictionaries(entities, limits, max_size=5))
-@settings(deadline=None)
 @example({(("ip", None),): {"connection_creation_rate": None}, (("ip", "::1"),): {"connection_creation_rate": 5.0}})
 @example({(("user", "<default>"),): {PRODUCE: 1.0}, (("user", None),): {PRODUCE: None}})
 @example({(("user", "12"),): {PRODUCE: 5e-7}, (("user", "null"),): {PRODUCE: 1000.0000005}})
@@ -144,7 +143,6 @@ def test_the_entries_in_force_are_those_of_the_file_with_the_overlay(tmp_path: P
 
 
 @given(st.binary(max_size=200))
-@settings(deadline=None)
 @example(b"quotas: [{user: {name: [a]}, producer_byte_rate: 1}]")
 @example(b"quotas: [{? {a: b} : c}]")
 @example(b"quotas: [{user: &a [*a]}]")
@@ -158,7 +156,6 @@ def test_any_bytes_are_an_overlay_or_a_problem_with_a_place(data: bytes) -> None
 
 
 @given(st.dictionaries(entities, limits, max_size=3), st.lists(st.tuples(entities, limits), max_size=8))
-@settings(deadline=None)
 def test_alterations_do_what_they_say_whatever_the_file_has(in_file: Overlay, alterations: Any) -> None:
     """Against a model that is obviously right: a table of limits in which keys are set and deleted."""
     model = {entity: {key: value for key, value in of.items() if value is not None} for entity, of in in_file.items()}

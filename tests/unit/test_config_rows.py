@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import config.rows as rows_module
@@ -184,7 +184,6 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES, max_size=12), st.booleans())
-@settings(deadline=None)
 def test_files_put_together_of_anything(pieces: list[str], headed: bool) -> None:
     written = ("quotas:\n" if headed else "") + "".join(pieces)
     assert repr(outcome(written.encode())) == repr(by_nodes(written))
@@ -197,7 +196,6 @@ PAIRS = st.lists(st.tuples(st.text("abz_-<", max_size=4), TEXTS), min_size=1, ma
 
 
 @given(PAIRS, st.lists(TEXTS, max_size=4), st.booleans(), st.booleans())
-@settings(deadline=None)
 def test_anything_as_keys_and_values(pairs: list[tuple[str, str]], firsts: list[str], flow: bool, quoted: bool) -> None:
     """Several rows that differ in their first value alone."""
     written = "quotas:\n"
@@ -213,7 +211,6 @@ FIRSTS = ["a", "'a, b: c'", '"a, b: c"', "'a, b: c", '"a', "a, b: c", "a, d: e",
 
 
 @given(st.lists(st.sampled_from(FIRSTS), max_size=6), st.booleans(), st.booleans())
-@settings(deadline=None)
 def test_rows_with_ends_that_are_known(firsts: list[str], flow: bool, alone: bool) -> None:
     end = "}\n" if flow else "\n"
     between = ", " if flow else "\n    "
@@ -264,7 +261,6 @@ JUNK = st.text(st.sampled_from(" -:#{}[]'\"|>&*!?%\n,ab<~=@\té\u2028"), min_siz
 
 
 @given(st.sampled_from(["quotas:\n", "quotas:\n  entries:\n", "a: |\n", ""]), FORMS, FORMS, JUNK, st.integers(0, 400))
-@settings(deadline=None)
 def test_anything_anywhere_in_rows(head: str, form: str, other: str, junk: str, at: int) -> None:
     written = head + rows(4, form) + rows(3, other)
     written = written[:at] + junk + written[at:]

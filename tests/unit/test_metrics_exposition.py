@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import tracemalloc
 
 import pytest
@@ -133,12 +132,6 @@ async def test_names_and_help_follow_prometheus_rules() -> None:
         for sample in family.samples:
             assert family.type != "counter" or sample.name.endswith("_total"), sample.name
             assert family.type != "gauge" or not sample.name.endswith("_total"), sample.name
-    promtool = shutil.which("promtool")
-    if promtool is not None:  # says the same and more; the assertions above hold without it
-        checked = await trio.run_process(
-            [promtool, "check", "metrics"], stdin=text, capture_stdout=True, capture_stderr=True, check=False
-        )
-        assert (checked.returncode, checked.stderr.decode()) == (0, "")
 
 
 @pytest.mark.trio

@@ -24,6 +24,7 @@ from quota.connections import (
 )
 from quota.entity import DEFAULT
 from quota.rate import SampledRate, throttle_ms
+from tests.support.examples import examples
 
 IP, USER = Scope.IP, Scope.USER
 A, B = "10.0.0.1", "10.0.0.2"
@@ -274,7 +275,7 @@ def test_an_address_and_a_user_of_the_same_name_are_two() -> None:
 # ---- against a plain model, and memory ---------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(
     st.lists(st.tuples(st.integers(0, 700), st.sampled_from([A, B])), max_size=120),
     st.integers(1, 8),
@@ -300,7 +301,7 @@ def test_forgetting_changes_no_decision(steps: list[tuple[int, str]], limit: int
             gate.gate.leave(decision)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(
     st.lists(
         st.tuples(

@@ -14,6 +14,7 @@ from quota.entity import DEFAULT, LONGEST_NAME, GroupKey, Kind, bounded_name
 from quota.group import Group
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
+from tests.support.examples import examples
 
 PRODUCE, FETCH, REQUEST, MUTATION = Kind
 HOUR_MS = 3_600_000
@@ -129,7 +130,7 @@ steps = st.lists(
 
 @pytest.mark.parametrize("smooth", [True, False])
 @given(story=steps, limit=st.integers(1, 60), cap=st.sampled_from([None, 5000]))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_forgetting_as_early_as_possible_changes_no_decision(
     smooth: bool, story: list[tuple[int, str, int]], limit: int, cap: int | None
 ) -> None:

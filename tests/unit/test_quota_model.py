@@ -17,6 +17,7 @@ from quota.entity import Kind
 from quota.ledger import Ledger
 from quota.rate import MAX_THROTTLE_MS, SampledRate
 from quota.table import RATE_FIELD, Entry, QuotaTable
+from tests.support.examples import examples
 
 HALF = Fraction(1, 2)
 SAMPLES, WINDOW_MS = 11, 1000
@@ -99,7 +100,7 @@ def table_of(kind: Kind, limit: int) -> QuotaTable:
 
 @pytest.mark.parametrize("kind", [Kind.PRODUCE, Kind.FETCH, Kind.REQUEST])
 @given(story=steps, limit=st.integers(1, 2000))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_windows_decide_as_the_model_does(kind: Kind, story: list[tuple[int, str, int]], limit: int) -> None:
     ledger = kafka_ledger(kind, limit)
     account = ledger.account("u", "c")
@@ -150,7 +151,7 @@ mutation_steps = st.lists(
 
 
 @given(story=mutation_steps, limit=st.integers(1, 20))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_buckets_decide_as_the_model_does(story: list[tuple[int, str, int]], limit: int) -> None:
     kind = Kind.MUTATION
     ledger, model, now = kafka_ledger(kind, limit), BucketModel(), 0

@@ -11,6 +11,7 @@ from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.rate import SampledRate
 from quota.table import Entry, QuotaTable
+from tests.support.examples import examples
 
 PRODUCE, FETCH = Kind.PRODUCE, Kind.FETCH
 
@@ -137,7 +138,7 @@ def test_no_delay_exceeds_the_cap(traffic: list[tuple[int, int]], limit: int, ca
 
 
 @given(traffic=amounts, limit=st.integers(1, 2000))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_a_refund_undoes_a_charge(traffic: list[tuple[int, int]], limit: int) -> None:
     table = QuotaTable([Entry(user="u", consumer_byte_rate=limit)])
     one, two = (Ledger(table, max_throttle_ms=None, smooth=False) for _ in range(2))

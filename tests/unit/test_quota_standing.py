@@ -13,6 +13,7 @@ from quota.group import Group
 from quota.ledger import Ledger
 from quota.standing import free_ms, standing
 from quota.table import Entry, QuotaTable
+from tests.support.examples import examples
 
 LIMITS = Entry(
     client_id=DEFAULT,
@@ -89,7 +90,7 @@ def test_a_counter_without_a_limit_waits_for_nothing() -> None:
     assert standing(group, 0).free_ms == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(
     kind=st.sampled_from(list(Kind)),
     charges=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 20_000)), min_size=1, max_size=25),

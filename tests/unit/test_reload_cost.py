@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import trio
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import config.source as source_module
@@ -162,7 +162,6 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.booleans())
-@settings(deadline=None)
 def test_whatever_can_be_written_is_read_as_from_nodes(value: Any, flow: bool) -> None:
     written = yaml.safe_dump(value, default_flow_style=flow, allow_unicode=True)
     found = outcome(written.encode())

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz import seeds
 from tests.fuzz.targets import _step, client_stream, session
+from tests.support.examples import examples
 
 SMALL = [each for each in seeds.exchanges() if len(each.request) + len(each.response) < 1500]
 
@@ -53,18 +54,18 @@ def conversations(draw: st.DrawFn) -> bytes:
 
 
 @given(st.integers(0, 7), st.lists(steps, max_size=6))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 def test_anything_in_any_order(mode: int, script: list[bytes]) -> None:
     session(bytes((mode,)) + b"".join(script))
 
 
 @given(st.integers(0, 7), conversations())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 def test_conversations_with_something_wrong_in_them(mode: int, script: bytes) -> None:
     session(bytes((mode,)) + script)
 
 
 @given(st.integers(1, 255), st.lists(frames("request"), min_size=1, max_size=5))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 def test_what_a_client_says_means_the_same_however_it_is_cut(cut: int, said: list[bytes]) -> None:
     client_stream(bytes((cut,)) + b"".join(said))

@@ -19,6 +19,7 @@ from proxy.wire import apis, requests, schema
 from proxy.wire.frames import MAX_FRAME_BYTES, WireError, diagnose
 from proxy.wire.primitives import uvarint
 from proxy.wire.software import client_software
+from tests.support.examples import examples
 from tests.support.wire_tools import (
     TRAILING,
     every_way,
@@ -391,7 +392,7 @@ def test_client_software() -> None:
 # ---- anything -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400))
 @given(data=st.binary(max_size=80), small=st.booleans())
 def test_garbage_raises_nothing_but_wire_errors(data: bytes, small: bool) -> None:
     frame = framed(data) if small else data

@@ -17,6 +17,7 @@ from proxy.wire.frames import WireError
 from proxy.wire.responses import NeedMore, NodeAddress, Rewritten
 from proxy.wire.software import client_software
 from proxy.wire.walk import Walker
+from tests.support.examples import examples
 from tests.support.wire_tools import (
     THROTTLE_MS,
     framed,
@@ -272,7 +273,7 @@ def test_endpoints_longer_than_their_tagged_field() -> None:
         responses.rewrite_addresses(0, 10, frame, 0, len(frame), shorter)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600))
 @given(data=st.binary(min_size=5, max_size=120), pair=st.sampled_from(ADDRESSES))
 def test_garbage_raises_nothing_but_wire_errors(data: bytes, pair: tuple[int, int]) -> None:
     frame = framed(data)
@@ -286,7 +287,7 @@ def test_garbage_raises_nothing_but_wire_errors(data: bytes, pair: tuple[int, in
         responses.patch_throttle(bytearray(frame), 0, len(frame), key, pair[1] % 5, 5)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600))
 @given(pair=st.sampled_from(ADDRESSES), seed=st.integers(0, 30), at=st.floats(0, 1), byte=st.integers(0, 255))
 def test_one_wrong_byte_never_breaks_the_frame(pair: tuple[int, int], seed: int, at: float, byte: int) -> None:
     """What is returned is a frame: its size is true, whatever the wrong byte made of the contents."""
