@@ -20,8 +20,7 @@ from proxy.settings import ProxySettings
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.loopback.test_reactor import Reader, in_trio, pair, serving
-from tests.support.session_tools import FETCH, produce, produce_response, request, response
-from tests.unit.test_session_fetch import fetch_body
+from tests.support.session_tools import FETCH, fetch_body, produce, produce_response, request, response
 
 LARGE_BYTES = 8_000_000
 PART_BYTES = 4_000

@@ -11,7 +11,7 @@ import trio
 from proxy.settings import StallLimits
 from proxy.wire.primitives import uvarint
 from tests.loopback.test_limits import ends, honest
-from tests.loopback.test_proxy_shell import answer, closed_reason, connect, frame_api, through, until
+from tests.support.scripted_broker import answer, closed_reason, connect, frame_api, through, until
 from tests.support.session_tools import (
     FETCH,
     METADATA,

@@ -16,13 +16,14 @@ from proxy.session import Session
 from proxy.wire.frames import WireError
 from quota.entity import Kind
 from quota.ledger import Ledger
-from tests.loopback.test_proxy_shell import connect, read_frame, through
+from tests.support.scripted_broker import connect, read_frame, through
 from tests.support.session_tools import (
     FETCH,
     METADATA,
     THREE_WAYS,
     Cut,
     answers,
+    fetch_body,
     from_broker,
     from_client,
     ledger,
@@ -32,7 +33,6 @@ from tests.support.session_tools import (
     response,
     session,
 )
-from tests.unit.test_session_fetch import fetch_body
 
 CREATE_TOPICS = 19
 VERSION = 7

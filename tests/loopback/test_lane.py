@@ -34,8 +34,17 @@ from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 from quota.window import WindowGroup
 from tests.support.examples import examples
-from tests.support.session_tools import FETCH, METADATA, encode, kio_message, produce, request, response, translate
-from tests.unit.test_session_fetch import fetch_body
+from tests.support.session_tools import (
+    FETCH,
+    METADATA,
+    encode,
+    fetch_body,
+    kio_message,
+    produce,
+    request,
+    response,
+    translate,
+)
 
 pytestmark = pytest.mark.skipif(not lane.COMPILED, reason=f"the lane is not compiled: {lane.WHY_NOT}")
 

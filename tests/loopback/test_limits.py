@@ -17,7 +17,7 @@ from proxy.kernel import send_queue
 from proxy.reserve import KEPT_FREE, Reserve, most_connections
 from proxy.server import Proxy
 from proxy.settings import SizeLimits, StallLimits
-from tests.loopback.test_proxy_shell import answer, closed_reason, connect, never_answer, read_frame, through, until
+from tests.support.scripted_broker import answer, closed_reason, connect, never_answer, read_frame, through, until
 from tests.support.session_tools import API_VERSIONS, produce, produce_response, request
 
 QUICK = StallLimits(pre_auth_timeout_s=60.0, stall_timeout_s=0.5, min_bytes_per_s=1000.0)

@@ -19,7 +19,7 @@ from quota.connections import ConnectionEntry, ConnectionLimits, Scope
 from quota.entity import DEFAULT
 from quota.ledger import Ledger
 from quota.table import QuotaTable
-from tests.loopback.test_proxy_shell import answer, connect, read_frame, through
+from tests.support.scripted_broker import answer, connect, read_frame, through
 from tests.support.session_tools import produce, produce_response
 
 IP, USER = Scope.IP, Scope.USER

@@ -22,9 +22,8 @@ from proxy.sockets import LEAST_READ_BYTES, SHARE_S, next_read_bytes
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
-from tests.loopback.test_proxy_shell import answer, connect, read_frame, through, until
-from tests.support.session_tools import FETCH, produce, produce_response, request, response
-from tests.unit.test_session_fetch import fetch_body
+from tests.support.scripted_broker import answer, connect, read_frame, through, until
+from tests.support.session_tools import FETCH, fetch_body, produce, produce_response, request, response
 
 PROJECT = Path(__file__).parents[2]
 OURS = tuple(f"{PROJECT / package}{os.sep}" for package in ("proxy", "quota"))

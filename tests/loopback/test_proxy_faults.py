@@ -19,7 +19,7 @@ from proxy.settings import ProxySettings
 from proxy.sweeper import Sweeper
 from quota.ledger import Ledger
 from quota.table import QuotaTable
-from tests.loopback.test_proxy_shell import (
+from tests.support.scripted_broker import (
     ScriptedBroker,
     answer,
     closed_reason,

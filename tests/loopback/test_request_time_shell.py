@@ -11,7 +11,7 @@ from proxy.request_time import HANDOVER_MS
 from quota.entity import ANONYMOUS, Kind
 from quota.ledger import Ledger
 from quota.table import QuotaTable
-from tests.loopback.test_proxy_shell import answer, connect, read_frame, through
+from tests.support.scripted_broker import answer, connect, read_frame, through
 from tests.support.session_tools import produce, produce_response
 
 BUSY_S = 0.05

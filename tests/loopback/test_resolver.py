@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from proxy.resolver import MOST_LOOKUPS, Resolver
-from tests.loopback.test_proxy_shell import until
+from tests.support.scripted_broker import until
 
 ANSWER = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 9092))]
 LIMIT_S = 20

@@ -21,8 +21,8 @@ from proxy.identity import IdentityPolicy
 from proxy.server import Proxy
 from proxy.tls import ClientTls, KeyPair, ServerTls, TlsFilesError
 from quota.principal import PrincipalRules
-from tests.loopback.test_proxy_shell import answer, closed_reason, never_answer, read_frame, through, until
 from tests.support.certificates import Authority, Issued
+from tests.support.scripted_broker import answer, closed_reason, never_answer, read_frame, through, until
 from tests.support.session_tools import produce, produce_response
 
 Stream = trio.abc.Stream

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import struct
+import uuid
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
@@ -20,6 +22,7 @@ from quota.table import Entry, QuotaTable
 
 PRODUCE, FETCH, METADATA, API_VERSIONS = 0, 1, 3, 18
 MB = 1_000_000
+TOPIC_ID = uuid.UUID(int=7)
 
 
 def request(api_key: int, version: int, correlation_id: int, body: bytes, client_id: str = "c") -> bytes:
@@ -61,6 +64,50 @@ def decode(cls: Any, data: bytes) -> Any:
     message, used = entity_reader(cls)(data, 0)
     assert used == len(data)
     return message
+
+
+def fetch_body(
+    version: int,
+    *,
+    max_bytes: int = 50_000_000,
+    min_bytes: int = 1,
+    session_id: int = 0,
+    epoch: int = -1,
+    partitions: dict[int, int] | None = None,
+    forget: tuple[int, ...] = (),
+) -> bytes:
+    """A consumer's FetchRequest for one topic: partition -> fetch offset."""
+    kio = kio_message("fetch", version, "request")
+    name: dict[str, Any] = {"topic_id": TOPIC_ID} if version >= 13 else {"topic": "t"}
+    offsets = partitions or {}
+    topics = (
+        (
+            kio.FetchTopic(
+                **name,
+                partitions=tuple(
+                    kio.FetchPartition(partition=index, fetch_offset=offset, partition_max_bytes=1 << 20)
+                    for index, offset in offsets.items()
+                ),
+            ),
+        )
+        if offsets
+        else ()
+    )
+    more: dict[str, Any] = {}
+    if version < 15:
+        more["replica_id"] = -1
+    if version >= 7:
+        more |= {"session_id": session_id, "session_epoch": epoch}
+        more["forgotten_topics_data"] = (kio.ForgottenTopic(**name, partitions=forget),) if forget else ()
+    return encode(
+        kio.FetchRequest(
+            max_wait=datetime.timedelta(milliseconds=500),
+            min_bytes=min_bytes,
+            max_bytes=max_bytes,
+            topics=topics,
+            **more,
+        )
+    )
 
 
 def ledger(

@@ -26,8 +26,8 @@ from proxy.settings import ProxySettings, Transparent
 from proxy.transparent import Destination, Destinations, is_own_address, read_sockaddr_in, read_sockaddr_in6
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
-from tests.loopback.test_proxy_shell import Handler, ScriptedBroker, answer, read_frame, until
 from tests.support.namespaces import Namespace
+from tests.support.scripted_broker import Handler, ScriptedBroker, answer, read_frame, until
 from tests.support.session_tools import produce, produce_response
 
 LIMIT_S = 30

@@ -18,9 +18,9 @@ from proxy.tls import ClientTls, KeyPair, ServerTls
 from quota.entity import DEFAULT
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
-from tests.loopback.test_proxy_shell import read_frame, until
 from tests.support.certificates import Authority
 from tests.support.namespaces import Namespace
+from tests.support.scripted_broker import read_frame, until
 from tests.support.session_tools import produce, produce_response
 from tests.system.test_transparent import KAFKA, LISTEN, MARK, RULES, ask, connect
 

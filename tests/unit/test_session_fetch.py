@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import struct
-import uuid
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from tests.support.session_tools import (
     FETCH,
     answers,
     decode,
-    encode,
+    fetch_body,
     from_broker,
     from_client,
     kio_message,
@@ -30,51 +29,6 @@ from tests.support.session_tools import (
 
 VERSIONS = range(4, version_range(FETCH)[1] + 1)  # type: ignore[index]
 SESSION_VERSIONS = range(7, VERSIONS.stop)
-TOPIC_ID = uuid.UUID(int=7)
-
-
-def fetch_body(
-    version: int,
-    *,
-    max_bytes: int = 50_000_000,
-    min_bytes: int = 1,
-    session_id: int = 0,
-    epoch: int = -1,
-    partitions: dict[int, int] | None = None,
-    forget: tuple[int, ...] = (),
-) -> bytes:
-    """A consumer's FetchRequest for one topic: partition -> fetch offset."""
-    kio = kio_message("fetch", version, "request")
-    name: dict[str, Any] = {"topic_id": TOPIC_ID} if version >= 13 else {"topic": "t"}
-    offsets = partitions or {}
-    topics = (
-        (
-            kio.FetchTopic(
-                **name,
-                partitions=tuple(
-                    kio.FetchPartition(partition=index, fetch_offset=offset, partition_max_bytes=1 << 20)
-                    for index, offset in offsets.items()
-                ),
-            ),
-        )
-        if offsets
-        else ()
-    )
-    more: dict[str, Any] = {}
-    if version < 15:
-        more["replica_id"] = -1
-    if version >= 7:
-        more |= {"session_id": session_id, "session_epoch": epoch}
-        more["forgotten_topics_data"] = (kio.ForgottenTopic(**name, partitions=forget),) if forget else ()
-    return encode(
-        kio.FetchRequest(
-            max_wait=datetime.timedelta(milliseconds=500),
-            min_bytes=min_bytes,
-            max_bytes=max_bytes,
-            topics=topics,
-            **more,
-        )
-    )
 
 
 def sent_request(frame: bytes, client_version: int) -> Any:

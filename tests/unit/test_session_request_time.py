@@ -20,6 +20,7 @@ from tests.support.session_tools import (
     Cut,
     answers,
     byte_by_byte,
+    fetch_body,
     from_broker,
     from_client,
     ledger,
@@ -29,7 +30,6 @@ from tests.support.session_tools import (
     response,
     session,
 )
-from tests.unit.test_session_fetch import fetch_body
 
 HEARTBEAT, JOIN_GROUP, WRITE_TXN_MARKERS = 12, 11, 27
 three_ways = pytest.mark.parametrize("cut", THREE_WAYS)
