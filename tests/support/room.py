@@ -1,7 +1,7 @@
 """What a unit test may not do: start processes, use a network, sleep on a real clock.
 
-CPython tells audit hooks (PEP 578) of all three before they happen, whichever way they are reached. The one exception
-is trio, which waits in its own loop.
+CPython tells audit hooks (PEP 578) of processes and sockets before they happen, whichever way they are reached. Of
+sleeps it tells from version 3.13 on, and never of those in trio's loop: `time.sleep` and `trio.sleep` are replaced.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -25,7 +26,6 @@ PROCESSES: Final = frozenset(
 )
 ADDRESSES: Final = frozenset(("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg"))
 NAMES: Final = frozenset(("socket.getaddrinfo", "socket.gethostbyname", "socket.getnameinfo"))
-NUMERIC: Final = socket.AI_NUMERICHOST
 
 
 class NotAUnitTestError(AssertionError):
@@ -54,6 +54,7 @@ class Guard:
         self._test = test
         try:
             with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(time, "sleep", self._sleep(time.sleep))
                 patch.setattr(trio, "sleep", self._trio_sleep(trio.sleep))
                 yield
         finally:
@@ -65,13 +66,24 @@ class Guard:
         return taken
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        if self._test and threading.get_ident() not in self._others and (what := refusal(event, args)):
+        if self._watched() and (what := refusal(event, args)):
             self._refuse(*what)
+
+    def _watched(self) -> bool:
+        return self._test != "" and threading.get_ident() not in self._others
 
     def _refuse(self, what: str, room: str) -> None:
         message = f"{self._test}: {what}, which a unit test may not: it belongs into tests/{room}, see tests/README.md"
         self._refused.append(message)
         raise NotAUnitTestError(message)
+
+    def _sleep(self, sleep: Callable[[float], None]) -> Callable[[float], None]:
+        def watched(seconds: float) -> None:
+            if seconds > SLEEP_LIMIT_S and self._watched():
+                self._refuse(f"time.sleep({seconds})", "loopback")
+            sleep(seconds)
+
+        return watched
 
     def _trio_sleep(self, sleep: Any) -> Any:
         async def watched(seconds: float) -> None:
@@ -90,6 +102,4 @@ def refusal(event: str, args: tuple[Any, ...]) -> tuple[str, str] | None:
         return f"uses the network ({event}: {args[1]!r})", "loopback"
     if event in NAMES:
         return f"asks for a name ({event}: {args[0]!r})", "loopback"
-    if event == "time.sleep" and args[0] > SLEEP_LIMIT_S:
-        return f"time.sleep({args[0]})", "loopback"
     return None
