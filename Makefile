@@ -19,7 +19,7 @@ INSTALL := KQUOTA_PURE=1 $(PIP) install -c deploy/constraints.txt
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help lane accuracy analysis demo test test-unit test-integration test-apiserver check audit bench load faults soak fuzz schema chart image-lock clean test-object-store report
+.PHONY: help lane accuracy evasion analysis demo test test-unit test-integration test-apiserver check audit bench load faults soak fuzz schema chart image-lock clean test-object-store report
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -120,6 +120,9 @@ bench: $(VENV)/.bench ## Direct vs HAProxy vs Envoy vs kquota, as ratios of one 
 
 accuracy: $(VENV)/.dev ## Achieved over limit from 0.1 to 100 MB/s, for 1, 8 and 64 connections (about 13 minutes; ACCURACY_ARGS)
 	@$(BIN)/python -m benchmarks.accuracy $(ACCURACY_ARGS)
+
+evasion: $(VENV)/.dev ## Attacks on every quota, and honest clients far above theirs: achieved over limit (about 15 minutes; EVASION_ARGS)
+	@$(BIN)/python -m benchmarks.evasion --store $(EVASION_ARGS)
 
 load: $(VENV)/.dev ## 2 000 connections at once: held, shared fairly, and what others notice (LOAD_ARGS=--quick for a short one)
 	@$(BIN)/python -m benchmarks.load $(LOAD_ARGS)

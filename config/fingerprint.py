@@ -11,6 +11,9 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from config.bounds import MAX_FILE_BYTES
+from quota.files import read_file
+
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
@@ -27,7 +30,7 @@ class Fingerprint:
 def fingerprint(path: str | Path) -> Fingerprint:
     """Read a file now. Never raises for a file that is missing or unreadable: that is a state like any other."""
     try:
-        data = Path(path).read_bytes()
+        data = read_file(path, MAX_FILE_BYTES)
     except OSError as error:
         return Fingerprint(None, error.strerror or str(error))
     return Fingerprint(hashlib.sha256(data).hexdigest(), None, data)

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from config.bounds import MAX_FILE_BYTES, MAX_PROBLEMS, first_of
 from config.model import LIMIT_NAMES, Config, QuotaEntry, Upstream
 from config.ordinary import OrdinaryEntries
 from config.problems import MISSING, ConfigError, Place, Problem
@@ -20,6 +21,7 @@ from config.transparent import Transparent
 from config.types import DEFAULT_WORD
 from quota.connections import ConnectionEntry
 from quota.entity import ANONYMOUS, DEFAULT
+from quota.files import read_file
 from quota.pause import Pause, without_pause
 from quota.table import Entry
 
@@ -34,7 +36,7 @@ def load(path: str | Path, *, on_paper: bool = False) -> Config:
     `on_paper`: nothing will be connected to (explain, simulate), so a file may leave out `upstream`.
     """
     try:
-        data = Path(path).read_bytes()
+        data = read_file(path, MAX_FILE_BYTES)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(
@@ -69,7 +71,7 @@ def load_bytes(file: str, data: bytes, *, on_paper: bool = False, pause: Pause =
         + _find_half_a_tls(config, source)
     )
     if problems:
-        raise ConfigError(_in_file_order(problems))
+        raise ConfigError(first_of(_in_file_order(problems)))
     return config.with_source(source)
 
 
@@ -271,11 +273,12 @@ def validate(model: type[_M], source: Source) -> _M:
         return model.model_validate(source.values)
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=True)
-        raise ConfigError(_in_file_order([_problem(model, source, item) for item in details])) from None
+        told = _in_file_order([_problem(model, source, item) for item in details[:MAX_PROBLEMS]])
+        raise ConfigError(first_of(told, len(details) - len(told))) from None
 
 
 def _in_file_order(problems: list[Problem]) -> list[Problem]:
-    return sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0))
+    return sorted(problems, key=lambda problem: (problem.line is None, problem.line or 0, problem.column or 0))
 
 
 def _problem(model: type[BaseModel], source: Source, item: ErrorDetails) -> Problem:

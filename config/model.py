@@ -388,13 +388,15 @@ class Config(_Model):
         "client-id quotas do not see them.",
     )
     max_mute: Annotated[int, duration_ms(0, 24 * _HOUR_MS, "a duration", bare_unit=None)] = Field(
-        default=30_000,
-        description="The longest that one throttle holds a client; the rest is carried over. 0: no cap, as Kafka.",
-        json_schema_extra={"default": "30s"},
+        default=120_000,
+        description="The longest throttle that one response tells, and mutes its connection for. What is owed beyond "
+        "it is paid all the same, before more is forwarded. 0: no cap; pacing: kafka has none either.",
+        json_schema_extra={"default": "2m"},
     )
     pacing: Annotated[str, choice("a way of pacing", "smooth", "kafka")] = Field(
         default="smooth",
-        description="smooth: a client over its quota gets its rate evenly; kafka: Kafka's formula alone.",
+        description="smooth: a client over its quota gets its rate evenly, and what its group owes is paid before more "
+        "is forwarded; kafka: exactly as a broker, whose mutes hold single connections only.",
     )
     limits: Limits = Field(default_factory=Limits)
     drain_timeout_s: Annotated[int, duration_ms(0, _HOUR_MS, "a duration", bare_unit="s")] = Field(

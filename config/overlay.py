@@ -16,10 +16,11 @@ from typing import Annotated, Any, Final
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
+from config.bounds import MAX_FILE_BYTES, first_of
 from config.load import validate
 from config.model import LIMIT_NAMES, Config
 from config.problems import ConfigError, Place, Problem
-from config.source import MAX_FILE_BYTES, parse
+from config.source import parse
 from config.table import to_table
 from config.types import DEFAULT_WORD, Value, wrong
 from quota.admin import (
@@ -35,6 +36,7 @@ from quota.admin import (
     entity_text,
 )
 from quota.entity import DEFAULT, Default
+from quota.files import read_file
 from quota.overlay import Overlay, laid_over
 from quota.table import QuotaTable
 
@@ -99,7 +101,7 @@ class _OverlayFile(BaseModel):
 def load_overlay(path: str | Path) -> Overlay:
     """The overlay in a file; empty when there is none yet. Raises ConfigError."""
     try:
-        data = Path(path).read_bytes()
+        data = read_file(path, MAX_FILE_BYTES)
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -139,7 +141,7 @@ def parse_overlay(file: str, data: bytes) -> Overlay:
                 problems.append(source.problem((*place, name), error.message))
         overlay[entity] = limits
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(first_of(problems))
     return overlay
 
 

@@ -27,6 +27,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
+from config.bounds import MAX_VALUES, TooMuchError
+
 _MOST_INDENT: Final = 8
 _MOST_KEYS: Final = 8
 _KEY: Final = "([a-z][a-z_-]{0,40})"
@@ -59,6 +61,8 @@ class Rows:
         self.text = text
         """What the parser gets."""
         self._token = os.urandom(8).hex()  # nobody can have written it
+        self.values = 0
+        """Rows, their keys and their values."""
         self._runs: list[list[Any]] = []
         self._ends: dict[str, Row] = {}
         """Text behind the first pair or two of a row, with the pairs that it is."""
@@ -113,6 +117,9 @@ class Rows:
             if row is not None:
                 entry = None if entry_of is None else entry_of(row, value_of)
                 run.append(self._mapping(row) if entry is None else entry)
+                self.values += 1 + len(row)
+                if self.values > MAX_VALUES:
+                    raise TooMuchError
             last = end
             if known is None:
                 end = match.end()

@@ -20,20 +20,27 @@ from yaml.events import (
     StreamEndEvent,
 )
 
+from config.bounds import (
+    MAX_ALIASED_VALUES,
+    MAX_DEPTH,
+    MAX_NUMBER_CHARS,
+    MAX_PROBLEMS,
+    MAX_VALUES,
+    TooMuchError,
+    check_text,
+    count_values,
+    first_of,
+)
 from config.problems import MISSING, ConfigError, Missing, Place, Problem, place_text, value_text
 from config.rows import EntryOf, Rows
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml when the wheel has it: about ten times faster
 
-MAX_FILE_BYTES = 16 * 1024 * 1024
-"""Far above any real file (10 000 quota entries are about 1 MB)."""
-_MAX_DEPTH = 32
 _TEXT = "tag:yaml.org,2002:str"
 _MERGE = "tag:yaml.org,2002:merge"
 _MERGE_KEY = "<<"
 _QUOTES = "\"'"
 _STEP = 200
-_MAX_ALIASED_VALUES = 200_000  # aliases can make a short file huge ("billion laughs")
 
 Position = tuple[int, int]
 """Line and column, both 1-based, as editors count."""
@@ -109,13 +116,11 @@ def parse(file: str, data: bytes, entry_of: EntryOf | None = None) -> Source:
     Raises ConfigError for text that is no YAML, for repeated keys and for absurd sizes.
     """
     source = Source(file)
-    if len(data) > MAX_FILE_BYTES:
-        raise ConfigError([source.problem((), f"expected a file of at most {MAX_FILE_BYTES} bytes")])
     try:
-        text = data.decode("utf-8-sig")
+        text = check_text(file, data)
         try:
             source.values = plain_values(text, entry_of)
-        except (_NotPlainError, yaml.YAMLError, ValueError, RecursionError):
+        except (_NotPlainError, TooMuchError, yaml.YAMLError, ValueError):
             return _parse_nodes(source, text)
         source.text = text
     except UnicodeDecodeError as error:
@@ -127,23 +132,30 @@ def parse(file: str, data: bytes, entry_of: EntryOf | None = None) -> Source:
         raise ConfigError([Problem(file, place_text(()), line, column, None, f"expected YAML: {reason}")]) from error
     except yaml.YAMLError as error:
         raise ConfigError([source.problem((), f"expected YAML: {' '.join(str(error).split())}")]) from error
-    except RecursionError as error:
-        raise ConfigError([source.problem((), f"expected at most {_MAX_DEPTH} levels of nesting")]) from error
     return source
 
 
 def _parse_nodes(source: Source, text: str) -> Source:
     """Values from nodes: for aliases, merge keys, tags, and for everything that there is something to say about."""
+    written = _count(source.file, text)  # before the composer, which may not be given everything
     loader = _Loader(text)
     try:
         source._root = node = loader.get_single_node()
-        builder = _Builder(source, loader, len(text) // 2 + _MAX_ALIASED_VALUES)
+        builder = _Builder(source, loader, written + MAX_ALIASED_VALUES)
         source.values = None if node is None else builder.build(node, (), 0)
     finally:
         loader.dispose()
     if builder.problems:
-        raise ConfigError(builder.problems)
+        raise ConfigError(first_of(builder.problems, builder.more))
     return source
+
+
+def _count(file: str, text: str) -> int:
+    loader = _Loader(text)
+    try:
+        return count_values(file, loader.get_event)
+    finally:
+        loader.dispose()
 
 
 def _compose(text: str) -> yaml.Node | None:
@@ -175,6 +187,8 @@ def plain_values(text: str, entry_of: EntryOf | None = None) -> Any:
         next_event()  # the document's end
         if type(next_event()) is not StreamEndEvent:
             raise _NotPlainError  # another document
+        if rows.values > reader.left:
+            raise TooMuchError
         if not rows.put_back(values):
             raise _NotPlainError
         return values
@@ -191,22 +205,29 @@ class _Plain:
         self.special = loader.yaml_implicit_resolvers
         """By first character: what may be something else than text."""
         assert None not in self.special
+        self.left = MAX_VALUES - 1
+        """How many values may still come."""
         self.known: dict[str, Any] = {}
         """Values of the unquoted scalars that were looked at; none of them can be changed."""
 
     def value(self, event: Any, depth: int) -> Any:
         """The value that begins with an event."""
-        if depth > _MAX_DEPTH or event.anchor is not None or event.tag is not None:
+        if event.anchor is not None or event.tag is not None:
             raise _NotPlainError
         kind = type(event)
         if kind is ScalarEvent:
             return self.scalar(event)
+        if depth >= MAX_DEPTH:
+            raise _NotPlainError
         if kind is MappingStartEvent:
             return self._mapping(depth)
         if kind is not SequenceStartEvent:
             raise _NotPlainError
         result = []
         while type(event := self.next_event()) is not SequenceEndEvent:
+            self.left -= 1
+            if self.left < 0:
+                raise TooMuchError
             result.append(self.value(event, depth + 1))
         return result
 
@@ -220,6 +241,9 @@ class _Plain:
             key = event.value if type(event) is ScalarEvent else None
             if key is None or key in result or key == _MERGE_KEY or event.anchor is not None or event.tag is not None:
                 raise _NotPlainError
+            self.left -= 2
+            if self.left < 0:
+                raise TooMuchError
             event = next_event()
             if type(event) is not ScalarEvent or event.anchor is not None or event.tag is not None:
                 result[key] = self.value(event, depth + 1)
@@ -245,7 +269,7 @@ class _Plain:
         value = self.known.get(text, MISSING)
         if isinstance(value, Missing):
             tag = self.loader.resolve(yaml.ScalarNode, text, (True, False))
-            value = text if tag == _TEXT else self.loader.construct_object(yaml.ScalarNode(tag, text))
+            value = text if tag == _TEXT else _constructed(self.loader, yaml.ScalarNode(tag, text))
             self.known[text] = value
         return value
 
@@ -256,14 +280,22 @@ class _Builder:
     def __init__(self, source: Source, loader: Any, most_values: int) -> None:
         self.source = source
         self.loader = loader
-        self.most_values = most_values  # a value takes two bytes at least, so without aliases it is never reached
+        self.most_values = most_values
         self.problems: list[Problem] = []
+        self.more = 0
+        """Problems besides."""
         self.count = 0
+
+    def _note(self, problem: Problem) -> None:
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(problem)
+        else:
+            self.more += 1
 
     def build(self, node: yaml.Node, place: Place, depth: int) -> Any:
         """The value of a node, which stands at `place`."""
         self.count += 1
-        if depth > _MAX_DEPTH or self.count > self.most_values:
+        if depth > MAX_DEPTH or self.count > self.most_values:
             raise yaml.YAMLError("the file nests too deeply or expands to too many values (aliases?)")
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, place, depth)
@@ -272,10 +304,10 @@ class _Builder:
         if node.tag == _TEXT:
             return node.value
         try:
-            return self.loader.construct_object(node)
+            return _constructed(self.loader, node)
         except ValueError as error:  # for instance the "date" 2024-13-45
             text = f"expected a value, or quotes around it: {error}"
-            self.problems.append(self._problem(place, node, text, node.value))
+            self._note(self._problem(place, node, text, node.value))
             return None
 
     def _mapping(self, node: yaml.MappingNode, place: Place, depth: int) -> dict[Any, Any]:
@@ -288,12 +320,12 @@ class _Builder:
             if key_node.tag == _MERGE:
                 continue
             if not isinstance(key_node, yaml.ScalarNode):
-                self.problems.append(self._problem(place, key_node, "expected plain names as keys"))
+                self._note(self._problem(place, key_node, "expected plain names as keys"))
                 continue
             key = key_node.value
             if key in own:
                 text = f"expected each key once; it is already there at line {_position(own[key])[0]}"
-                self.problems.append(self._problem((*place, key), key_node, text))
+                self._note(self._problem((*place, key), key_node, text))
                 continue
             own[key] = key_node
             if value_node.tag == _TEXT and isinstance(value_node, yaml.ScalarNode):  # most of a file of quotas
@@ -308,7 +340,7 @@ class _Builder:
         for part in _merged(node):
             value = self.build(part, place, depth + 1)
             if not isinstance(value, dict):
-                self.problems.append(self._problem(place, node, "expected << to name a mapping"))
+                self._note(self._problem(place, node, "expected << to name a mapping"))
                 continue
             for key, inner in value.items():
                 into.setdefault(key, inner)
@@ -317,6 +349,16 @@ class _Builder:
         line, column = _position(node)
         shown = None if isinstance(value, Missing) else value_text(value)
         return Problem(self.source.file, place_text(place), line, column, shown, expected)
+
+
+def _constructed(loader: Any, node: yaml.Node) -> Any:
+    """The value of a scalar that is no text. Raises ValueError and YAMLError."""
+    if len(node.value) > MAX_NUMBER_CHARS:
+        raise ValueError(f"it has {len(node.value)} characters, at most {MAX_NUMBER_CHARS} are taken")
+    try:
+        return loader.construct_object(node)
+    except (ArithmeticError, AttributeError, LookupError):  # PyYAML's, for !!bool maybe, !!timestamp soon, year 0
+        raise ValueError(f"it is no {node.tag.removeprefix('tag:yaml.org,2002:')}") from None
 
 
 def _position(node: yaml.Node) -> Position:
@@ -341,7 +383,7 @@ def _find(root: yaml.Node | None, place: Place) -> tuple[yaml.Node | None, yaml.
 def _step(node: yaml.Node | None, part: str | int, depth: int) -> tuple[yaml.Node | None, yaml.Node | None]:
     if isinstance(node, yaml.SequenceNode) and isinstance(part, int):
         return (None, node.value[part]) if part < len(node.value) else (None, None)
-    if not isinstance(node, yaml.MappingNode) or depth > _MAX_DEPTH:
+    if not isinstance(node, yaml.MappingNode) or depth > MAX_DEPTH:
         return None, None
     for key, value in node.value:
         if isinstance(key, yaml.ScalarNode) and key.value == part and key.tag != _MERGE:

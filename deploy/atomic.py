@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,10 +18,13 @@ def replace_file(path: Path, data: bytes) -> None:
     temporary = path.with_name(path.name + ".tmp")
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        # O_NONBLOCK: a FIFO of this name has no reader, and opening it would wait for one.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         descriptor = os.open(temporary, flags, 0o644)
         try:
             with open(descriptor, "wb") as file:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise OSError(errno.EINVAL, "it is no regular file", str(temporary))
                 with suppress(FileNotFoundError):
                     os.fchmod(descriptor, os.stat(path).st_mode & 0o777)
                 file.write(data)

@@ -70,7 +70,8 @@ def _listeners(config: Config) -> str:
 def summary_text(file: str, config: Config, table: QuotaTable) -> str:
     """The summary that `kquota check` prints; `table` has the limits in force. Raises ConfigError."""
     up = config.upstream
-    cap = f"at most {readable_ms(config.max_mute)}" if config.max_mute else "without a cap"
+    capped = config.max_mute and config.pacing == "smooth"  # exactly as a broker there is no cap
+    cap = f"at most {readable_ms(config.max_mute)}" if capped else "without a cap"
     identity, listen_tls = config.identity, config.listen.tls
     if identity.static_elsewhere and identity.static is not None:
         user = f"as {identity.static.file or identity.static.directory} says"
@@ -94,6 +95,7 @@ def summary_text(file: str, config: Config, table: QuotaTable) -> str:
             f"{config.controller_window_num} samples of {config.controller_window_size_seconds} s, "
             f"{config.controller_mutation_algorithm}",
         ],
+        ["limits are", "of each sidecar: n of them can use up to n times a limit"],
         ["empty client-id", config.empty_client_id],
         ["largest request", readable_bytes(config.limits.max_frame_bytes)],
         *_administration(config),

@@ -71,6 +71,12 @@ class _Steps:
         self._inside = 0
         self._usual = (0, 0, 0)
 
+    @property
+    def busy(self) -> bool:
+        """Some thread is at it."""
+        with self._lock:
+            return bool(self._inside)
+
     def __enter__(self) -> None:
         with self._lock:
             if not self._inside:
@@ -90,13 +96,22 @@ _STEPS: Final = _Steps()
 
 async def beside_traffic(work: Callable[..., _Result], *arguments: Any) -> _Result:
     """What `work` makes of the arguments, in a thread; the collector sees no more than 1000 new objects at a time
-    meanwhile. Raises what `work` raises."""
+    meanwhile. Raises what `work` raises.
+
+    Who is cancelled does not wait, and `work` goes on: it may change nothing. See `is_computing`.
+    """
 
     def work_in_steps() -> _Result:
         with _STEPS:
             return work(*arguments)
 
-    return await trio.to_thread.run_sync(work_in_steps)
+    return await trio.to_thread.run_sync(work_in_steps, abandon_on_cancel=True)
+
+
+def is_computing() -> bool:
+    """Whether a thread of `beside_traffic` is at work. If the process is to end, it has to end at once then: Python's
+    orderly end unwinds such a thread, which not all compiled code survives (seen: SIGABRT)."""
+    return _STEPS.busy
 
 
 def pauses() -> Pause:

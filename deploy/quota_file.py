@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -20,7 +21,8 @@ from config.table import to_table
 from deploy.atomic import replace_file
 from deploy.heap import beside_traffic, pauses
 from deploy.quota_source import MOST_LOGGED, QuotaSource
-from deploy.watch import POLL_S, settled
+from deploy.reading import PATIENCE_S, Aside, FileReader, StuckError
+from deploy.watch import POLL_S
 from quota.admin import Changes, Entity, entity_text
 from quota.overlay import Overlay, altered, laid_over
 from quota.table import QuotaTable
@@ -45,14 +47,16 @@ class FileSource(QuotaSource):
     that a slow one holds up nobody but administrators. Raises ConfigError for an overlay that cannot be used.
     """
 
-    def __init__(self, path: Path, config: Config, *, poll_s: float = POLL_S) -> None:
-        """`path` is the configuration file's."""
+    def __init__(self, path: Path, config: Config, *, poll_s: float = POLL_S, patience_s: float = PATIENCE_S) -> None:
+        """`path` is the configuration file's. `patience_s`: how long a file system may take to answer."""
         self._file = path
         self._path = None if config.quota_settings.overlay is None else Path(config.quota_settings.overlay)
         self._seen = Fingerprint(None) if self._path is None else fingerprint(self._path)
         self._overlay: Overlay = {} if self._path is None else _parsed(self._path, self._seen)
         self._in_file = to_table(config)
         self._poll_s = poll_s
+        self._patience_s = patience_s
+        self._writing = Aside(patience_s)
         self._changing = trio.Lock()
         """Held while the overlay or the file's limits are being altered or read anew."""
         self._jobs, self._next_job = trio.open_memory_channel[_Job](MOST_WAITING)
@@ -63,17 +67,16 @@ class FileSource(QuotaSource):
         """Carry out alterations, and notice when the overlay file is edited, until cancelled."""
         if self._path is None:
             await trio.sleep_forever()
-        if self.rule == "apply" and not os.access(self._path.parent, os.W_OK | os.X_OK):
-            log.warning(
-                "the directory of the overlay cannot be written to: quotas cannot be altered", file=str(self._path)
-            )
+        reader = FileReader(self._path, self._patience_s)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch, self._path)
+            nursery.start_soon(self._watch, reader)
+            if self.rule == "apply":
+                nursery.start_soon(self._try_directory, self._path)
             async for job in self._next_job:
                 reason: str | None = "an error of the sidecar's own, see its log"
                 try:
                     async with self._changing:
-                        reason = await self._alter(self._path, job)
+                        reason = await self._alter(reader, job)
                 except Exception:  # a bug of ours must not end the traffic
                     log.exception("quotas cannot be altered")
                 finally:
@@ -112,9 +115,10 @@ class FileSource(QuotaSource):
 
     # ---- overlay ----------------------------------------------------------------------------------------------------
 
-    async def _alter(self, path: Path, job: _Job) -> str | None:
+    async def _alter(self, reader: FileReader, job: _Job) -> str | None:
         """Carry out one alteration; returns why not."""
-        mistakes = await self._look(path)
+        path = reader.path
+        mistakes = await self._look(reader)
         if mistakes is not None:
             return f"{path} was edited and is broken: {mistakes}"
         overlay = altered(self._overlay, self._in_file, job.changes)
@@ -123,7 +127,9 @@ class FileSource(QuotaSource):
             if len(data) > MOST_BYTES:
                 return f"{path} would become larger than {MOST_BYTES} bytes"
             try:
-                await trio.to_thread.run_sync(replace_file, path, data)
+                # A writer that is left alone (no answer, or the end) leaves the old file or the new one, whole. Should
+                # it be the new one after all, the next look finds it.
+                await self._writing.run(replace_file, path, data)
             except OSError as error:
                 log.error("quotas not altered, the overlay cannot be written", file=str(path), error=str(error))
                 return f"{path} cannot be written: {error.strerror or error}"
@@ -133,18 +139,28 @@ class FileSource(QuotaSource):
         log.info("quotas altered", user=job.user, entities=len(job.changes), changes=changes)
         return None
 
-    async def _watch(self, path: Path) -> None:
+    async def _try_directory(self, path: Path) -> None:
+        with suppress(StuckError):  # which everything else will tell of
+            if not await self._writing.run(os.access, path.parent, os.W_OK | os.X_OK):
+                log.warning(
+                    "the directory of the overlay cannot be written to: quotas cannot be altered", file=str(path)
+                )
+
+    async def _watch(self, reader: FileReader) -> None:
         while True:
             await trio.sleep(self._poll_s)
             async with self._changing:
-                await self._look(path)
+                await self._look(reader)
 
-    async def _look(self, path: Path) -> str | None:
+    async def _look(self, reader: FileReader) -> str | None:
         """Read the overlay file if somebody else has changed it. Returns what is wrong with it."""
-        found = await trio.to_thread.run_sync(fingerprint, path)
-        if (found.digest, found.error) == (self._seen.digest, self._seen.error):
+        path = reader.path
+        found = await reader.read()
+        if not self._seen_already(found):
+            found = await reader.settled(found)
+        if self._seen_already(found):  # perhaps a file that keeps changing, which has been told of once
             return None if self.state.overlay_successful else "see the log"
-        self._seen = found = await settled(path, found)
+        self._seen = found
         try:
             overlay = await beside_traffic(_parsed, path, found)
         except ConfigError as error:
@@ -159,6 +175,9 @@ class FileSource(QuotaSource):
             await self._use(overlay)
             log.info("overlay read", file=str(path), entities=len(overlay))
         return None
+
+    def _seen_already(self, found: Fingerprint) -> bool:
+        return (found.digest, found.error) == (self._seen.digest, self._seen.error)
 
     async def _use(self, overlay: Overlay) -> None:
         """Put the file's limits in force with this overlay; a table of 10 000 takes 0.1 s to build, so aside."""

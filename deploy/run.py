@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -22,7 +23,7 @@ from deploy import logs
 from deploy.admin import AdminApp, AdminServer, bind, not_ready
 from deploy.admin_guard import Hosts
 from deploy.export import new_exporter
-from deploy.heap import let_go, settle, share_fairly, uncollected
+from deploy.heap import is_computing, let_go, settle, share_fairly, uncollected
 from deploy.history import History
 from deploy.metrics import Metrics, Status, kquota_version
 from deploy.metrics.held import held_families
@@ -353,7 +354,12 @@ def main(path: Path) -> int:
         for reason in reasons:
             log.error("cannot run", error=reason)
         return 1
-    return 1 if sidecar.interrupted else 0
+    code = 1 if sidecar.interrupted else 0
+    if is_computing():  # a file is being loaded whose values are of no use any more
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _os_errors(error: BaseException) -> Iterable[str]:

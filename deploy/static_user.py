@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 from pathlib import Path
 from typing import Final
 
 from config.identity import StaticIdentity, template_fields
+from quota.files import read_file
 
 MOST_BYTES: Final = 65_536
 """Files of identity are small; more is something else."""
@@ -63,15 +65,9 @@ class StaticUser:
 
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise _wrong(path, f"has more than {MOST_BYTES} bytes")
-        return data.decode()
+        return read_file(path, MOST_BYTES).decode()
     except UnicodeDecodeError:
         raise _wrong(path, "expected text in UTF-8") from None
-    except StaticUserError:
-        raise
     except OSError as error:
         raise _wrong(path, f"cannot be read: {error.strerror or error}") from None
 
@@ -96,7 +92,7 @@ def _field(directory: Path, name: str) -> str:
         if key not in labels:
             raise _wrong(path, f"there is no label {key}")
         value = labels[key]
-    elif name in ("service_account", "namespace") and not path.exists():
+    elif name in ("service_account", "namespace") and not os.path.lexists(path):
         value = _from_token(directory / "token")[name == "service_account"]
     else:
         value = _text(path).strip()
@@ -112,7 +108,7 @@ def _from_token(path: Path) -> tuple[str, str]:
     try:
         claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
         match = _SUBJECT.fullmatch(claims["sub"])
-    except (ValueError, IndexError, KeyError, TypeError):
+    except (ValueError, IndexError, KeyError, TypeError, RecursionError):
         match = None
     if match is None:
         raise _wrong(path, "expected the token of a service account")

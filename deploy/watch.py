@@ -10,20 +10,18 @@ from pathlib import Path
 import structlog
 import trio
 
-from config.fingerprint import Fingerprint, fingerprint
+from config.fingerprint import Fingerprint
 from config.load import load_bytes, warnings_of
 from config.model import Config
 from config.problems import ConfigError
 from config.table import to_table
 from deploy.heap import beside_traffic, pauses
+from deploy.reading import PATIENCE_S, SETTLE_S, FileReader
 from quota.table import QuotaTable
 
 log = structlog.get_logger("kquota.config")
 
 POLL_S = 1.0
-SETTLE_S = 0.1
-"""A file that is being written is read again until two readings agree, so that no half of it is ever loaded."""
-MOST_SETTLING = 20
 MOST_LOGGED = 10
 
 
@@ -55,9 +53,11 @@ class Watcher:
         *,
         poll_s: float = POLL_S,
         settle_s: float = SETTLE_S,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         """`config` is what runs, read when the file looked like `seen`; `apply` puts another one in force."""
         self._path = path
+        self._reader = FileReader(path, patience_s)
         self._running = config.restart_settings()
         self._seen = seen
         self._state = state
@@ -77,9 +77,15 @@ class Watcher:
                 await self._forced.wait()
             forced = self._forced.is_set()
             self._forced = trio.Event()
-            found = await trio.to_thread.run_sync(fingerprint, self._path)
-            if forced or (found.digest, found.error) != (self._seen.digest, self._seen.error):
-                await self._reload(await settled(self._path, found, self._settle_s))
+            found = await self._reader.read()
+            if not forced and self._seen_already(found):
+                continue
+            found = await self._reader.settled(found, self._settle_s)
+            if forced or not self._seen_already(found):  # a file that keeps changing has been told of once
+                await self._reload(found)
+
+    def _seen_already(self, found: Fingerprint) -> bool:
+        return (found.digest, found.error) == (self._seen.digest, self._seen.error)
 
     async def _reload(self, found: Fingerprint) -> None:
         unchanged = found.digest is not None and found.digest == self._seen.digest
@@ -129,17 +135,6 @@ class Watcher:
             problems=problems[:MOST_LOGGED],
             **more,
         )
-
-
-async def settled(path: Path, found: Fingerprint, settle_s: float = SETTLE_S) -> Fingerprint:
-    """What a file holds once two readings agree; `found` is the first one."""
-    for _ in range(MOST_SETTLING):
-        await trio.sleep(settle_s)
-        again = await trio.to_thread.run_sync(fingerprint, path)
-        if (again.digest, again.error) == (found.digest, found.error):
-            break
-        found = again
-    return again
 
 
 def _load(file: str, data: bytes) -> tuple[Config, QuotaTable, list[str]]:

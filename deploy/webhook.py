@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +24,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from deploy import logs
+from deploy.reading import Aside, StuckError
 from deploy.webhook_review import ReviewError, Template, TemplateError, review
+from proxy.tls import MAX_PEM_BYTES
+from quota.files import in_memory, read_file
 
 log = structlog.get_logger("kquota.webhook")
 
@@ -31,6 +35,8 @@ MOST_BODY_BYTES: Final = 8 * 1024 * 1024
 """etcd keeps objects of up to 1.5 MiB; a review holds up to two of them, and more."""
 CERTIFICATE_POLL_S: Final = 5.0
 GRACE_S: Final = 5.0
+MOST_TEMPLATE_BYTES: Final = 1024 * 1024
+"""As much as a ConfigMap takes."""
 
 
 class Certificate:
@@ -43,10 +49,10 @@ class Certificate:
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.context.set_alpn_protocols(["h2", "http/1.1"])
         self._seen = self._read()
-        self.context.load_cert_chain(cert, key)
+        _load(self.context, *self._seen)
 
     def _read(self) -> tuple[bytes, bytes]:
-        return self._cert.read_bytes(), self._key.read_bytes()
+        return read_file(self._cert, MAX_PEM_BYTES), read_file(self._key, MAX_PEM_BYTES)
 
     def refresh(self) -> bool:
         """Take over changed files; False: nothing new. Keeps the old certificate if the new one is no good."""
@@ -55,14 +61,20 @@ class Certificate:
             if found == self._seen:
                 return False
             # A trial first: a certificate without its key must not replace the good pair.
-            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(self._cert, self._key)
-            self.context.load_cert_chain(self._cert, self._key)
+            _load(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), *found)
+            _load(self.context, *found)
         except OSError as error:  # ssl.SSLError among them
             log.warning("certificate not taken over", error=str(error))
             return False
         self._seen = found
         log.info("certificate renewed")
         return True
+
+
+def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+    """Of what was looked at: OpenSSL reads files only, and would wait for whatever has taken their place since."""
+    with in_memory(certificate) as certificate_path, in_memory(key) as key_path:
+        context.load_cert_chain(certificate_path, key_path)
 
 
 class _Https(HypercornConfig):
@@ -90,17 +102,18 @@ class WebhookApp:
 
     def __init__(self, template: Path) -> None:
         self._template = template
+        self._aside = Aside()
         self.asgi = Starlette(
             routes=[Route("/mutate", self._mutate, methods=["POST"]), Route("/healthz", self._healthz)]
         )
 
     def read(self) -> Template:
         """The template as its file is now. Raises OSError, TemplateError."""
-        return Template.parse(self._template.read_bytes())
+        return Template.parse(read_file(self._template, MOST_TEMPLATE_BYTES))
 
     async def _healthz(self, request: Request) -> Response:
         try:
-            self.read()
+            await self._aside.run(self.read)
         except (OSError, TemplateError) as error:
             return PlainTextResponse(f"{error}\n", 503)
         return PlainTextResponse("ok\n")
@@ -112,7 +125,7 @@ class WebhookApp:
             if len(body) > MOST_BODY_BYTES:
                 return PlainTextResponse(f"expected at most {MOST_BODY_BYTES} bytes\n", 413)
         try:
-            decision = review(bytes(body), self.read())
+            decision = review(bytes(body), await self._aside.run(self.read))
         except ReviewError as error:
             log.warning("not answered", error=str(error))
             return PlainTextResponse(f"{error}\n", 400)
@@ -127,9 +140,11 @@ async def _serve(app: WebhookApp, certificate: Certificate, host: str, port: int
     async with trio.open_nursery() as nursery:
 
         async def follow() -> None:
+            aside = Aside()
             while True:
                 await trio.sleep(CERTIFICATE_POLL_S)
-                await trio.to_thread.run_sync(certificate.refresh)
+                with suppress(StuckError):  # tried again
+                    await aside.run(certificate.refresh)
 
         async def asked_to_end() -> None:
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:

@@ -63,7 +63,7 @@ class Template:
                 annotations=dict(given["annotations"]),
                 grace_s=int(given["terminationGracePeriodSeconds"]),
             )
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise TemplateError(f"expected the template that the chart renders: {error!r}") from error
 
 
@@ -92,7 +92,7 @@ def review(body: bytes, template: Template) -> Decision:
         name = metadata.get("name") or metadata.get("generateName") or "?"
         skipped = reason_to_skip(pod, template)
         patch = _label(pod, SKIPPED_LABEL, skipped) if skipped else injection(pod, template)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, ReviewError):
             raise
         raise ReviewError(f"expected an AdmissionReview of a Pod: {error!r}") from error

@@ -31,6 +31,8 @@ _VERSIONS: Final = Struct(">ihi")
 """ApiVersions response of version 0 behind its size: correlation id, error code, how many APIs follow."""
 _VERSION_BYTES: Final = 6
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024
+_SECRETS: Final = trio.CapacityLimiter(4)
+"""Threads that read the secret's file: no more of them hang when its file system does not answer."""
 
 
 class ClusterError(Exception):
@@ -148,7 +150,8 @@ async def _open(host: str, port: int, tls: ClientTls | None) -> trio.abc.Stream:
 
 
 async def _log_in(stream: trio.abc.Stream, credentials: Credentials) -> None:
-    conversation = login(credentials, CLIENT_ID)
+    secret = await trio.to_thread.run_sync(credentials.secret, abandon_on_cancel=True, limiter=_SECRETS)
+    conversation = login(credentials, CLIENT_ID, secret)
     request = next(conversation)
     while True:
         await stream.send_all(request)

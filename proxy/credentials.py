@@ -10,7 +10,7 @@ import base64
 import hashlib
 import hmac
 import secrets
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,7 @@ from proxy.wire.frames import WireError
 from proxy.wire.messages import framed, request_header
 from proxy.wire.primitives import string
 from proxy.wire.sasl import SASL_AUTHENTICATE, SASL_HANDSHAKE, Answer, answer, error_code
+from quota.files import read_file
 
 MAX_SECRET_BYTES: Final = 65_536
 MOST_ITERATIONS: Final = 65_536
@@ -48,27 +49,25 @@ class Credentials:
     def secret(self) -> str:
         """What the file says now. Raises LoginError."""
         try:
-            with self.secret_file.open("rb") as file:
-                data = file.read(MAX_SECRET_BYTES + 1)
-            text = data.decode()
+            text = read_file(self.secret_file, MAX_SECRET_BYTES).decode()
         except OSError as error:
             raise LoginError(f"{self.secret_file}: {error.strerror}") from None
         except UnicodeDecodeError:
             raise LoginError(f"{self.secret_file} is not UTF-8 text") from None
-        if len(data) > MAX_SECRET_BYTES:
-            raise LoginError(f"{self.secret_file} has more than {MAX_SECRET_BYTES} bytes")
         text = text.removesuffix("\n").removesuffix("\r")
         if not text:
             raise LoginError(f"{self.secret_file} is empty")
         return text
 
 
-def login(credentials: Credentials, client_id: str) -> Generator[bytes, bytes, None]:
+def login(credentials: Credentials, client_id: str, secret: str | None = None) -> Generator[bytes, bytes, None]:
     """The conversation of a login: yields whole request frames, is sent the whole response frames, and then ends.
+    `secret` is what the file says, if it was read already: reading waits for the file system.
 
     Raises LoginError when the broker refuses, or does not prove that it knows the password (SCRAM).
     """
     name = credentials.mechanism
+    read = credentials.secret if secret is None else lambda: secret
     head = request_header(SASL_HANDSHAKE, _VERSION, 1, client_id)
     reply = yield framed(head + string(name))
     try:
@@ -78,12 +77,12 @@ def login(credentials: Credentials, client_id: str) -> Generator[bytes, bytes, N
     if error:
         raise LoginError(f"the broker does not take {name} (error {error})")
     if name in _HASHES:
-        yield from _scram(credentials, client_id)
+        yield from _scram(credentials, client_id, read)
     elif name == "PLAIN":
         user = credentials.username or ""
-        yield from _message(client_id, f"\0{user}\0{credentials.secret()}".encode())
+        yield from _message(client_id, f"\0{user}\0{read()}".encode())
     else:
-        last = yield from _message(client_id, b"n,,\1auth=Bearer %b\1\1" % credentials.secret().encode())
+        last = yield from _message(client_id, b"n,,\1auth=Bearer %b\1\1" % read().encode())
         if last.token:  # a challenge; to be answered so that the broker says what it has against the token
             yield from _message(client_id, b"\1")
             raise LoginError("the broker does not accept the token")
@@ -101,13 +100,13 @@ def _message(client_id: str, token: bytes) -> Generator[bytes, bytes, Answer]:
     return found
 
 
-def _scram(credentials: Credentials, client_id: str) -> Generator[bytes, bytes, None]:
+def _scram(credentials: Credentials, client_id: str, read: Callable[[], str]) -> Generator[bytes, bytes, None]:
     """RFC 5802 without channel binding."""
     name = (credentials.username or "").replace("=", "=3D").replace(",", "=2C")
     nonce = secrets.token_urlsafe(24)
     first = f"n={name},r={nonce}"
     server_first = (yield from _message(client_id, f"n,,{first}".encode())).token
-    final, signature = scram_final(_HASHES[credentials.mechanism], credentials.secret(), first, nonce, server_first)
+    final, signature = scram_final(_HASHES[credentials.mechanism], read(), first, nonce, server_first)
     server_final = (yield from _message(client_id, final)).token
     if not hmac.compare_digest(server_final, b"v=" + base64.b64encode(signature)):
         raise LoginError("the broker does not prove that it knows the password")

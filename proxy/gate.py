@@ -44,17 +44,19 @@ def lets_through(
 ) -> bool:
     """Whether the request in `buf`, of which the bytes up to `end` are there (`whole`: all of it), may be forwarded. If
     not, `exchange.mute_until_ms` is when to ask again."""
-    api_key = header.api_key
+    api_key, ledger = header.api_key, exchange.ledger
     for kind in GATES.get(api_key, ONLY_REQUEST_TIME):
-        group = account.meters[kind].group
+        meter = account.meters[kind]
+        group = meter.group
         produce = kind is Kind.PRODUCE
-        asks = group is not None and group.may_hold
+        # A client that is new, or whose limits are, may be led to a counter that owes already.
+        asks = meter.generation != ledger.generation or (group is not None and group.may_hold)
         if not asks and not (produce and (not whole or exchange.owed_until_ms)):
             continue
         if kind is Kind.MUTATION and header.api_version >= STRICT_FROM[api_key]:
             continue  # refused topic by topic, by its handler
         amount = header.size if produce else 0
-        wait_ms, group = exchange.ledger.hold(account, kind, exchange, amount, now_ms, whole=whole)
+        wait_ms, group = ledger.hold(account, kind, exchange, amount, now_ms, whole=whole)
         if produce:
             exchange.promised = group
             wait_ms = max(wait_ms, exchange.put_off_ms(now_ms))

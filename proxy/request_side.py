@@ -204,7 +204,7 @@ class RequestSide:
             if self.walker.stopped:
                 return out
         backlog, self._backlog = self._backlog, None
-        return out if backlog is None else out + self._walk(memoryview(backlog), now_ms)
+        return out if backlog is None else out + self._walk(memoryview(backlog), now_ms, backlog)
 
     def take(self, view: memoryview, now_ms: float) -> list[Buffer]:
         """Take bytes read from the client; returns the buffers to send to the broker, in order."""
@@ -224,7 +224,8 @@ class RequestSide:
             self._now_ms = now_ms
             self._complete()
 
-    def _walk(self, view: memoryview, now_ms: float) -> list[Buffer]:
+    def _walk(self, view: memoryview, now_ms: float, backlog: bytearray | None = None) -> list[Buffer]:
+        """`backlog` is where the bytes of `view` are kept, if they are kept already."""
         self._now_ms = now_ms
         logins = self._exchange.logins
         judge = self._judge if logins is None or not logins.watch.raw else self._judge_raw
@@ -233,7 +234,8 @@ class RequestSide:
         if walker.stopped and walker.held is not None:
             self._backlog, walker.held = walker.held + view[taken:], None
         elif taken < len(view):
-            self._backlog = bytearray(view[taken:])
+            # Nothing is copied each time that a request which waits is judged again.
+            self._backlog = bytearray(view[taken:]) if taken or backlog is None else backlog
         return out
 
     def _complete(self) -> tuple[()]:

@@ -247,6 +247,8 @@ class Proxy:
                 except BlockingIOError:
                     continue
                 except OSError as error:
+                    if listener.fileno() < 0:
+                        return  # closed meanwhile: this is the end
                     if error.errno in ACCEPT_CAPACITY_ERRNOS:
                         await self._no_descriptors(listener, error)
                     continue  # the client is gone before we accepted it (ECONNABORTED and the like)

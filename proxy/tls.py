@@ -16,10 +16,15 @@ from typing import Final, NoReturn
 
 from proxy.certificates import CertificateError, in_pem, not_after_s, subject
 from proxy.channel import TlsSocket
+from quota.files import in_memory, read_file
 from quota.principal import PrincipalRules
 
 CLIENT_AUTH: Final = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 """Kafka's ssl.client.auth."""
+
+
+MAX_PEM_BYTES: Final = 4 * 1024 * 1024
+"""Of a file with certificates or a key; all authorities that a system trusts are some 250 kB."""
 
 
 class TlsFilesError(OSError):
@@ -82,19 +87,21 @@ class TlsSide:
     def _refuse(self, name: str, path: Path, reason: str) -> NoReturn:
         raise TlsFilesError(f"{self._setting}.{name} {path}: {reason}") from None
 
-    def _read(self, name: str, path: Path) -> list[bytes]:
+    def _read(self, name: str, path: Path) -> tuple[bytes, list[bytes]]:
+        """The file, and the certificates in it."""
         try:
-            found = in_pem(path.read_text("utf-8", "replace"))
+            data = read_file(path, MAX_PEM_BYTES)
+            found = in_pem(data.decode("utf-8", "replace"))
         except OSError as error:
             self._refuse(name, path, f"cannot be read: {error.strerror or error}")
         except CertificateError as error:
             self._refuse(name, path, str(error))
         if not found:
             self._refuse(name, path, "expected certificates in PEM form (-----BEGIN CERTIFICATE-----)")
-        return found
+        return data, found
 
     def _trust(self, context: ssl.SSLContext, name: str, path: Path) -> None:
-        found = self._read(name, path)
+        _, found = self._read(name, path)
         try:
             context.load_verify_locations(cadata=b"".join(found))
         except (ssl.SSLError, ValueError) as error:
@@ -102,7 +109,7 @@ class TlsSide:
 
     def _own(self, context: ssl.SSLContext, pair: KeyPair, *, first: bool) -> float:
         """Take the pair into `context`. Returns when its chain ceases to be good."""
-        chain = self._read("certificate_file", pair.certificate)
+        certificates, chain = self._read("certificate_file", pair.certificate)
         try:
             expires_at_s = min(map(not_after_s, chain))
         except CertificateError as error:
@@ -111,13 +118,15 @@ class TlsSide:
             # At the start there is nothing better: then the expiry is only told (log, metric, alert).
             self._refuse("certificate_file", pair.certificate, f"has expired at {utc(expires_at_s)}")
         try:
-            key = pair.key.read_bytes()
+            key = read_file(pair.key, MAX_PEM_BYTES)
         except OSError as error:
             self._refuse("key_file", pair.key, f"cannot be read: {error.strerror or error}")
         if b"PRIVATE KEY-----" not in key:
             self._refuse("key_file", pair.key, "expected a private key in PEM form (-----BEGIN PRIVATE KEY-----)")
         try:
-            context.load_cert_chain(pair.certificate, pair.key, password=_no_password)
+            # OpenSSL reads files only, and would wait for whatever has taken their place since.
+            with in_memory(certificates) as certificate_path, in_memory(key) as key_path:
+                context.load_cert_chain(certificate_path, key_path, password=_no_password)
         except _EncryptedKeyError:
             self._refuse("key_file", pair.key, "is encrypted; expected a private key without a password")
         except ssl.SSLError as error:

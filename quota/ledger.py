@@ -174,6 +174,11 @@ class Ledger:
         """The last throttles and their causes."""
 
     @property
+    def generation(self) -> int:
+        """Of the table in force: a meter of another one has yet to be led to its counter."""
+        return self._generation
+
+    @property
     def table(self) -> QuotaTable:
         """The limits in force."""
         return self._table

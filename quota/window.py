@@ -16,8 +16,8 @@ _LEARN: Final = 1 / 16
 MOST_RENEWING_BYTES: Final = 40 * 1024 * 1024
 """What may pass unpaid so that clients can log in again: twice what lies in socket buffers before one connection's
 login (`proxy.exchange.MOST_PASSING_BYTES`), and some more, as requests pass whole."""
-MOST_RENEWING_BUSY_MS: Final = 10_000
-"""The same for request time, in milliseconds of the limit."""
+MOST_RENEWING_MS: Final = 10_000
+"""And no more than the limit allows in this time; the same for request time."""
 UNKNOWN_BATCH_BYTES: Final = 1_000_000
 """What a fetch is taken to bring at least, if it asks for as much, before any response has shown it: brokers send one
 whole batch however little is asked for (KIP-74), and batches may have up to 1 MB (`max.message.bytes`)."""
@@ -305,13 +305,12 @@ class WindowGroup(Group):
         if limit is None:
             return True
         if self._bounded_ms is None:
-            cost, most, back_per_s = float(size_bytes), MOST_RENEWING_BYTES, limit
+            cost, back_per_s, most = float(size_bytes), limit, float(MOST_RENEWING_BYTES)
+            if self.pays:
+                most = min(most, limit * MOST_RENEWING_MS / 1000.0)
         else:
-            cost, most, back_per_s = (
-                (self._typical or 0.0) * self._scale / limit * 1000.0,
-                MOST_RENEWING_BUSY_MS,
-                1000.0,
-            )
+            cost = (self._typical or 0.0) * self._scale / limit * 1000.0
+            back_per_s, most = 1000.0, float(MOST_RENEWING_MS)
         passed, since = self._renewed
         passed = max(passed - (now - since) * back_per_s / 1000.0, 0.0) + cost
         if passed > most:

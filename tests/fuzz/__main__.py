@@ -22,7 +22,7 @@ from tests.fuzz import blind
 INSTRUMENTED = ("config", "proxy.exchange", "proxy.fetch", "proxy.framing", "proxy.intercept", "proxy.mutation_request",
     "proxy.mutations", "proxy.quota_admin", "proxy.request_side", "proxy.request_time", "proxy.response_side",
     "proxy.certificates", "proxy.login", "proxy.sasl", "proxy.session", "proxy.sizes", "proxy.wire",
-    "quota.admin")  # fmt: skip
+    "quota.admin", "quota.files")  # fmt: skip
 """Modules whose branches guide the fuzzer. The arithmetic of quotas is not one of them: it sees no bytes."""
 SLOWEST_INPUT_S = 10
 MOST_MEMORY_MB = 1024

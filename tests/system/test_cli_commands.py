@@ -59,8 +59,9 @@ def test_check_prints_what_the_file_means(good: str) -> None:
   listen            127.0.0.1:9092, brokers on ports 19092-19191
   upstream          kafka-0.kafka:9092
   user              web for every connection
-  window            11 samples of 1 s, pacing smooth, one throttle holds a client at most 30 s
+  window            11 samples of 1 s, pacing smooth, one throttle holds a client at most 120 s
   mutation window   11 samples of 1 s, token_bucket
+  limits are        of each sidecar: n of them can use up to n times a limit
   empty client-id   share_default
   largest request   100 MiB
   quotas from       this file

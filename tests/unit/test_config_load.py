@@ -65,7 +65,7 @@ def test_defaults_are_kafkas() -> None:
     assert (config.window_num, config.window_size_seconds) == (11, 1)  # quota.window.num, quota.window.size.seconds
     assert config.limits.max_frame_bytes == 104_857_600  # socket.request.max.bytes
     assert config.connections_max_idle_ms == 600_000  # connections.max.idle.ms
-    assert config.max_mute == 30_000
+    assert config.max_mute == 120_000
     assert config.empty_client_id == "share_default"
     assert (config.listen.host, config.listen.port, config.admin and config.admin.host) == (
         "127.0.0.1",

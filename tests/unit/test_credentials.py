@@ -96,7 +96,11 @@ def test_answers_that_cannot_be_read(tmp_path: Path, garbage: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(b"", "is empty"), (b"\xff", "not UTF-8"), (b"x" * (MAX_SECRET_BYTES + 1), "more than")],
+    [
+        (b"", "is empty"),
+        (b"\xff", "not UTF-8"),
+        (b"x" * (MAX_SECRET_BYTES + 1), "it has 65537 bytes; at most 65536 are read"),
+    ],
 )
 def test_files_that_are_no_secret(tmp_path: Path, content: bytes, says: str) -> None:
     with pytest.raises(LoginError, match=says):

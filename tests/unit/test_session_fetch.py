@@ -150,19 +150,18 @@ def test_the_response_is_charged_as_kafka_does() -> None:
         assert book.account("ANONYMOUS", "c").meters[Kind.FETCH].amount == 604
 
 
-def test_a_fetch_too_large_to_hold_is_throttled_by_its_response() -> None:
-    _, one = over_quota()
+def test_a_fetch_too_large_to_be_looked_at_whole_waits() -> None:
+    """It could not be answered in place of the broker without losing what it says."""
+    book, one = over_quota()
     huge = fetch_body(12, session_id=77, epoch=3, partitions=dict.fromkeys(range(3000), 0))
     assert len(huge) > MAX_HELD_REQUEST_BYTES
     frame = request(FETCH, 12, 1, huge)
-    got = from_client(one, frame)
-    assert len(got) == len(frame)  # forwarded, asking for as little as can be
-    assert sent_request(got, 12).max_bytes == 1
-    body = struct.pack(">ihi", 0, 0, 77) + b"\1\0"
-    sent = from_broker(one, response(FETCH, 12, 1, body), 0.0)
-    throttle_ms = int.from_bytes(sent[9:13], "big")
-    assert throttle_ms >= 2000
-    assert one.mute_until_ms == throttle_ms
+    assert from_client(one, frame) == b""
+    assert not one.inflight
+    assert one.mute_until_ms == 2000.0
+    got = b"".join(bytes(buffer) for buffer in one.resume(20_000.0))
+    assert len(got) == len(frame)
+    assert book.account("ANONYMOUS", "c").meters[Kind.FETCH].held == 1
 
 
 def test_a_claim_to_be_a_follower_earns_nothing() -> None:

@@ -42,11 +42,7 @@
 {{- end -}}
 
 {{- define "kquota.drainSeconds" -}}
-{{- $written := ternary .Values.config.max_mute "30s" (hasKey .Values.config "max_mute") -}}{{/* 0: no cap */}}
 {{- $drain := include "kquota.seconds" (list .Values.config.drain_timeout_s) | int -}}
-{{- if le $drain (include "kquota.seconds" (list $written) | int) -}}
-{{- fail (printf "config.drain_timeout_s (%v) must be longer than config.max_mute (%v): a throttled client's answers would be cut off" .Values.config.drain_timeout_s $written) -}}
-{{- end -}}
 {{- $drain -}}
 {{- end -}}
 

@@ -1,0 +1,79 @@
+"""What counts as achieved, from a staircase of (time, amount so far).
+
+Kafka's empty window lets a window's worth pass at once, and a request that is let through is paid for afterwards. So
+
+    t0        the first of it
+    begin     the first step at or after t0 + the window (11 samples of 1 s by default): the first burst is over
+    end       the last step of the run
+    achieved  (amount from the step at `begin` on, without the step at `end`) / (limit * (end - begin))
+
+From a step to a step, with one of the two counted: 20 MB every 40 s at 0.5 MB/s are 1.00, wherever the 130 s of a run
+begin and end in between. Requests that were let through in the first window and take longer to be paid for than that
+give nothing afterwards: then `begin` is when they have been paid. Where fewer than half of the seconds after the first
+window lie between two steps, all that came after the first window is counted over all of the time after it.
+
+`burst` is by how many windows' worth the amount was ahead of the limit at most. A request of more than a window's
+worth is ahead by itself; a second one at the same time shows that it was not held back for the first one's debt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Staircase = Sequence[tuple[float, float]]
+LEAST_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Achieved:
+    """Of one row."""
+
+    achieved: float
+    """In limits, after the first window."""
+    seconds: float
+    """Over so long."""
+    burst: float
+    """In windows."""
+    total: float
+    """Bytes, percent-seconds, partitions, from the first one on."""
+    overall: float
+    """(total - a window's worth) / (limit * whole time): the first window included."""
+
+
+def steps(staircase: Staircase) -> list[tuple[float, float]]:
+    """Only where it rises: (time, how much of it)."""
+    found, before = [], 0.0
+    for at, amount in staircase:
+        if amount > before:
+            found.append((at, amount - before))
+            before = amount
+    return found
+
+
+def judge(staircase: Staircase, limit: float, window_s: float, until_s: float) -> Achieved:
+    """`until_s`: when the run was over; times are of one clock."""
+    rises = steps(staircase)
+    if not rises:
+        return Achieved(0.0, 0.0, 0.0, 0.0, 0.0)
+    start = rises[0][0]
+    total = sum(amount for _, amount in rises)
+    so_far = burst = 0.0
+    for at, amount in rises:
+        so_far += amount
+        burst = max(burst, so_far - limit * (at - start))
+    later = [(at, amount) for at, amount in rises if at >= start + window_s]
+    begin, end = start + window_s, until_s
+    counted = sum(amount for _, amount in later)
+    if len(later) > 1 and later[-1][0] - later[0][0] >= LEAST_SHARE * (until_s - begin):
+        begin, end = later[0][0], later[-1][0]
+        counted -= later[-1][1]
+    seconds = max(end - begin, 1e-9)
+    whole = max(until_s - start, 1e-9)
+    return Achieved(
+        counted / (limit * seconds),
+        seconds,
+        burst / (limit * window_s),
+        total,
+        max(total - limit * window_s, 0.0) / (limit * whole),
+    )

@@ -1,0 +1,190 @@
+"""Honest clients far above their limits: six libraries offer 20 times what they may, for minutes.
+
+Nothing may fail, get lost or come twice. Each library has a topic, a client-id and a limit of its own. Its application
+is paced at 20 limits and held up by its library when that is full (`BUFFER_BYTES`): at the limit what is held back is
+delivered within 10 s, far below the shortest delivery timeout.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from benchmarks.evasion.honest_client import LIBRARIES
+from benchmarks.evasion.rows import BOUND
+from benchmarks.evasion.stage import Stage, charged, sidecars
+from tests.support import go_tools
+
+LIMIT = 100_000
+OFFER = 20
+RECORD_BYTES = 1000
+BUFFER_BYTES = 1_000_000
+SECONDS = 180.0
+GO_LIBRARIES = {"franz-go": "franz", "sarama": "sarama"}
+NAMES = (*LIBRARIES, *GO_LIBRARIES)
+END_LIMIT_S = 180.0
+
+
+@dataclass
+class Honest:
+    """What became of one library's records."""
+
+    library: str
+    sent: int = 0
+    acknowledged: int = 0
+    lost: int = 0
+    """Acknowledged, and not in the topic."""
+    repeated: int = 0
+    """In the topic more than once."""
+    errors: list[str] = field(default_factory=list)
+    achieved: float = 0.0
+    """What the sidecar counted, without the first window, over the limit."""
+    missing: str = ""
+    """Why it could not be tried."""
+
+    @property
+    def passed(self) -> bool:
+        """No errors, nothing lost, nothing twice, and held to the limit."""
+        fine = not (self.errors or self.lost or self.repeated or self.missing)
+        return fine and self.acknowledged == self.sent > 0 and self.achieved <= BOUND
+
+
+def command_of(library: str) -> list[str]:
+    """How its client is started.
+
+    Raises:
+        NoGoError: it is written in Go, and there is no Go here that could build it.
+    """
+    if library not in GO_LIBRARIES:
+        return [sys.executable, "-m", "benchmarks.evasion.honest_client"]
+    package = GO_LIBRARIES[library]
+    sources = go_tools.MODULES / "honest"
+    text = "".join(file.read_text() for file in sorted(sources.rglob("*.go")))
+    stamp = f"-X=main.source={abs(hash_of(text)):x}"  # built anew when the sources have changed
+    return [str(go_tools.program("honest", f"kquota/tests/go/honest/{package}", stamp))]
+
+
+def hash_of(text: str) -> int:
+    """The same in every process."""
+    import zlib
+
+    return zlib.crc32(text.encode())
+
+
+def run(on: Stage, libraries: Sequence[str], seconds: float, say: Callable[[str], None]) -> list[Honest]:
+    """All of them at the same time."""
+    results = {name: Honest(name) for name in libraries}
+    commands = {}
+    for name in libraries:
+        try:
+            commands[name] = command_of(name)
+        except go_tools.NoGoError as error:
+            results[name].missing = str(error)
+    prefix = f"honest{len(on.prepared)}-"
+    rows = [
+        SimpleNamespace(
+            name=name,
+            attack="produce",
+            door="plain",
+            user="",
+            flavour="",
+            quotas=[{"client-id": prefix + name, "producer_byte_rate": LIMIT}],
+        )
+        for name in commands
+    ]
+    on.prepare(rows, prefix)  # type: ignore[arg-type]
+    say(f"{len(commands)} honest libraries at {OFFER} times their limit, {seconds:g} s ...")
+    with sidecars(on, rows, owners={}, window_num=11) as running:  # type: ignore[arg-type]
+        children = {}
+        for name, command in commands.items():
+            work = {
+                "bootstrap": [running["plain"].bootstrap],
+                "topic": prefix + name,
+                "client_id": prefix + name,
+                "per_s": OFFER * LIMIT / RECORD_BYTES,
+                "seconds": seconds,
+                "record_bytes": RECORD_BYTES,
+                "buffer_bytes": BUFFER_BYTES,
+            }
+            if name in LIBRARIES:
+                work["library"] = name
+            children[name] = _start(command, work)
+        began = time.monotonic()
+        time.sleep(seconds)
+        at_end = charged(running, rows, prefix)  # type: ignore[arg-type]
+        took = time.monotonic() - began
+        acknowledged: dict[str, list[int]] = {}
+        for name, child in children.items():
+            acknowledged[name] = _finish(results[name], child)
+            results[name].achieved = (at_end[name] - 11 * LIMIT) / (LIMIT * (took - 11))
+    for name in commands:
+        numbers = Counter(_numbers(on.cluster.bootstrap, prefix + name))
+        result = results[name]
+        result.acknowledged = len(acknowledged[name])
+        result.lost = sum(number not in numbers for number in acknowledged[name])
+        result.repeated = sum(count > 1 for count in numbers.values())
+    for result in results.values():
+        say(in_words(result))
+    return list(results.values())
+
+
+def _start(command: list[str], work: dict[str, Any]) -> subprocess.Popen[str]:
+    child = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+    )
+    assert child.stdin is not None
+    child.stdin.write(json.dumps(work) + "\n")
+    child.stdin.flush()
+    return child
+
+
+def _finish(result: Honest, child: subprocess.Popen[str]) -> list[int]:
+    """The numbers that were acknowledged."""
+    try:
+        out, _ = child.communicate(timeout=END_LIMIT_S)
+        told = json.loads(out)
+    except (subprocess.TimeoutExpired, ValueError) as error:
+        child.kill()
+        child.wait()
+        result.errors.append(f"its program ended badly: {error!r}"[:300])
+        return []
+    result.sent, result.errors = told["sent"], told["errors"] or []
+    return list(told["acked"] or [])
+
+
+def _numbers(bootstrap: list[str], topic: str) -> list[int]:
+    """Of all records in a topic."""
+    from kafka import KafkaConsumer, TopicPartition
+
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False)
+    try:
+        partition = TopicPartition(topic, 0)
+        consumer.assign([partition])
+        consumer.seek(partition, 0)
+        end, numbers = consumer.end_offsets([partition])[partition], []
+        while consumer.position(partition) < end:
+            for records in consumer.poll(timeout_ms=1000).values():
+                numbers += [int(record.value[:12]) for record in records]
+        return numbers
+    finally:
+        consumer.close()
+
+
+def in_words(one: Honest) -> str:
+    """A line for the terminal."""
+    if one.missing:
+        return f"FAIL {one.library}: not tried: {one.missing}"
+    verdict = "PASS" if one.passed else "FAIL"
+    return (
+        f"{verdict} {one.library}: {one.sent} sent, {one.acknowledged} acknowledged, {one.lost} lost, "
+        f"{one.repeated} twice, {len(one.errors)} errors, {one.achieved:.3f} of the limit"
+        + (f"; {Counter(one.errors).most_common(2)}" if one.errors else "")
+    )

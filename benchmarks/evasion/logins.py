@@ -1,0 +1,89 @@
+"""SASL logins of the attackers: SaslHandshake 1 and SaslAuthenticate 2 with the messages of each mechanism."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import os
+import struct
+import time
+from collections.abc import Generator
+
+from benchmarks.evasion.frames import compact, framed, header
+
+SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
+Steps = Generator[bytes, bytes, None]
+"""Yields what the client says, is sent what the broker answers."""
+
+
+def handshake(mechanism: str, client_id: str) -> bytes:
+    """SaslHandshake 1."""
+    name = mechanism.encode()
+    body = struct.pack(">h", len(name)) + name
+    return framed(header(SASL_HANDSHAKE, 1, client_id, flexible=False) + body)
+
+
+def authenticate(token: bytes, client_id: str) -> bytes:
+    """SaslAuthenticate 2."""
+    return framed(header(SASL_AUTHENTICATE, 2, client_id, flexible=True) + compact(token) + b"\0")
+
+
+def handshake_error(payload: bytes) -> int:
+    """Error code of a SaslHandshake answer."""
+    return int(struct.unpack_from(">h", payload, 4)[0])
+
+
+def authenticated(payload: bytes) -> tuple[int, bytes]:
+    """Error code and the broker's message in a SaslAuthenticate answer (whose messages are short)."""
+    (error,) = struct.unpack_from(">h", payload, 5)
+    position = 7 + 1 + max(payload[7] - 1, 0)  # past the error message, shorter than 127 bytes
+    size = payload[position]
+    if size >= 0x80:
+        size = (size & 0x7F) | payload[position + 1] << 7
+        position += 1
+    return int(error), payload[position + 1 : position + size]
+
+
+def steps(mechanism: str, user: str, password: str, *, token_s: float = 1800.0, by_token: bool = False) -> Steps:
+    """The client's messages of one login."""
+    if mechanism == "PLAIN":
+        return _plain(user, password)
+    if mechanism == "OAUTHBEARER":
+        return _bearer(user, token_s)
+    return _scram(mechanism.removeprefix("SCRAM-").replace("-", "").lower(), user, password, by_token=by_token)
+
+
+def _plain(user: str, password: str) -> Steps:
+    yield f"\0{user}\0{password}".encode()
+
+
+def _bearer(user: str, token_s: float) -> Steps:
+    now_s = int(time.time()) - 1  # a broker allows no token that was issued after its own clock's last millisecond
+    claims = {"sub": user, "iat": now_s, "exp": now_s + token_s}
+    parts = (base64.urlsafe_b64encode(json.dumps(one).encode()).rstrip(b"=") for one in ({"alg": "none"}, claims))
+    told = yield b"n,,\1auth=Bearer " + b".".join(parts) + b".\1\1"
+    if told:  # RFC 7628: what is wrong with the token; the failure itself would follow
+        raise ValueError(f"the broker does not take the token: {told!r}")
+
+
+_salted: dict[tuple[str, str, bytes, int], bytes] = {}
+"""Salting takes milliseconds, and an attacker who logs in again and again does it once."""
+
+
+def _scram(algorithm: str, user: str, password: str, *, by_token: bool) -> Steps:
+    bare = f"n={user},r={os.urandom(12).hex()}".encode() + (b",tokenauth=true" if by_token else b"")
+    first = yield b"n,," + bare
+    parts = dict(part.split(b"=", 1) for part in first.split(b","))
+    salt, rounds = base64.b64decode(parts[b"s"]), int(parts[b"i"])
+    key = (algorithm, password, salt, rounds)
+    if key not in _salted:
+        _salted[key] = hashlib.pbkdf2_hmac(algorithm, password.encode(), salt, rounds)
+    client_key = hmac.digest(_salted[key], b"Client Key", algorithm)
+    without_proof = b"c=biws,r=" + parts[b"r"]
+    signature = hmac.digest(
+        hashlib.new(algorithm, client_key).digest(), b",".join((bare, first, without_proof)), algorithm
+    )
+    proof = bytes(one ^ other for one, other in zip(client_key, signature, strict=True))
+    yield without_proof + b",p=" + base64.b64encode(proof)

@@ -1,0 +1,334 @@
+"""A run: batch by batch the attackers are let loose, while what reaches the broker is noted from beside the sidecar."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from benchmarks.evasion.arithmetic import Achieved, Staircase, judge
+from benchmarks.evasion.rows import BATCHES, BOUND, Row
+from benchmarks.evasion.stage import NEIGHBOUR, PASSWORD, Stage, charged, sidecars, topic_counts
+from tests.support.sidecars import Sidecar
+
+WINDOW_NUM = 11
+ALONE_S = 30.0
+SLOWED = 1.5
+"""The neighbour's p99 beside the attacks is at most so many times that of alone."""
+SAMPLE_S = 0.25
+MARGIN_S = 5.0
+"""The neighbour ends before the attackers do."""
+NICE = {"attackers": ("nice", "-n", "5")}
+"""They stand for other machines, whose CPU is not the broker's."""
+Say = Callable[[str], None]
+
+
+@dataclass
+class Outcome:
+    """Of a row."""
+
+    row: Row
+    figures: Achieved
+    charged: float | None
+    """What the sidecar itself counted in all; None without a sidecar."""
+    seen: dict[str, Any]
+    """What the attackers saw."""
+    source: str
+    """Where the figures come from."""
+
+    @property
+    def passed(self) -> bool:
+        """Was it held to its limit, and did it try at all?"""
+        row = self.row
+        if not row.bounded:
+            return True
+        tried = self.figures.total > 0 and (self.figures.achieved > 0 or not row.one_at_least)
+        return tried and self.figures.achieved <= BOUND
+
+
+@dataclass
+class Batch:
+    """Rows that ran at the same time."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    names: tuple[str, ...] = ()
+    direct: bool = False
+    alone: dict[str, Any] = field(default_factory=dict)
+    beside: dict[str, Any] = field(default_factory=dict)
+    """The neighbour's latencies: [p50, p99, requests] by way."""
+    unclean: str = ""
+    """How a sidecar ended that did not end well when it was told to."""
+
+
+class Watch(threading.Thread):
+    """Notes at the broker's own listener, again and again, how far each row has come."""
+
+    def __init__(self, on: Stage, rows: Sequence[Row], prefix: str) -> None:
+        super().__init__(daemon=True)
+        self._on, self._prefix = on, prefix
+        self._produce = [row.name for row in rows if row.attack == "produce"]
+        self._mutate = [row.name for row in rows if row.attack == "mutations" and row.flavour != "ids"]
+        self.records: dict[str, list[tuple[float, float]]] = {name: [] for name in self._produce}
+        self.topics: dict[str, list[tuple[float, float]]] = {name: [] for name in self._mutate}
+        self._done = threading.Event()
+
+    def run(self) -> None:
+        """Until `end`."""
+        from kafka import KafkaConsumer, TopicPartition
+
+        consumer = KafkaConsumer(bootstrap_servers=self._on.cluster.bootstrap, client_id="watch")
+        partitions = {TopicPartition(self._prefix + name, 0): name for name in self._produce}
+        last = False
+        try:
+            while not last:
+                last = self._done.wait(SAMPLE_S)
+                if partitions:
+                    ends = consumer.end_offsets(list(partitions))
+                    now = time.monotonic()
+                    for partition, name in partitions.items():
+                        self.records[name].append((now, ends[partition]))  # its topic was made for this batch
+                if self._mutate:
+                    known = Counter(topic.rpartition("-x")[0] for topic in consumer.topics())
+                    now = time.monotonic()
+                    for name in self._mutate:
+                        self.topics[name].append((now, known[self._prefix + name]))
+        finally:
+            consumer.close()
+
+    def end(self) -> None:
+        """One last look."""
+        self._done.set()
+        self.join()
+
+
+class Meter(threading.Thread):
+    """Notes what the sidecars say was charged, of the rows for which the broker tells nothing by itself."""
+
+    def __init__(self, running: dict[str, Sidecar], rows: Sequence[Row], prefix: str) -> None:
+        super().__init__(daemon=True)
+        self._running, self._rows, self._prefix = running, rows, prefix
+        self.seen: dict[str, list[tuple[float, float]]] = {row.name: [] for row in rows}
+        self._done = threading.Event()
+
+    def run(self) -> None:
+        """Until `end`."""
+        while not self._done.wait(1.0):
+            if not self._rows:
+                continue
+            told, now = charged(self._running, self._rows, self._prefix), time.monotonic()
+            for name, amount in told.items():
+                self.seen[name].append((now, amount))
+
+    def end(self) -> None:
+        """No more."""
+        self._done.set()
+        self.join()
+
+
+@contextmanager
+def _child(module: str, work: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+    command = [*NICE.get(module, ()), sys.executable, "-m", f"benchmarks.evasion.{module}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(work) + "\n")
+            process.stdin.flush()
+            yield process
+        finally:
+            process.kill()
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"{process.args} has ended without an answer")
+    return line
+
+
+def _neighbour(ways: list[tuple[str, int]], seconds: float) -> dict[str, Any]:
+    work = {"addresses": ways, "topic": NEIGHBOUR, "seconds": seconds}
+    with _child("neighbour", work) as process:
+        return dict(json.loads(_line(process)))
+
+
+def run_batch(
+    on: Stage,
+    rows: Sequence[Row],
+    seconds: float,
+    *,
+    direct: bool = False,
+    window_num: int = WINDOW_NUM,
+    neighbour: bool = True,
+    settings: dict[str, Any] | None = None,
+) -> Batch:
+    """Rows at the same time, through sidecars or straight to the broker, which then has their quotas itself."""
+    prefix = "d-" if direct else f"e{len(on.prepared)}-"
+    ids = on.prepare(rows, prefix)
+    tokens = {row.name: on.token_of(row.user) for row in rows if row.relogin == "renew"}
+    if direct:
+        on.limit_at_the_broker(rows, prefix)
+        return _attack(on, rows, seconds, prefix, ids, tokens, None, window_num, neighbour)
+    named = _with_prefix(rows, prefix)
+    owners = {tokens[row.name][0]: row.user for row in rows if row.name in tokens}
+    batch = Batch()
+    try:
+        with sidecars(on, named, owners=owners, window_num=window_num, settings=settings) as running:
+            batch = _attack(on, rows, seconds, prefix, ids, tokens, running, window_num, neighbour)
+    except AssertionError as error:
+        if not batch.outcomes:
+            raise
+        batch.unclean = str(error)  # what was measured before stays
+    return batch
+
+
+def _with_prefix(rows: Sequence[Row], prefix: str) -> list[Any]:
+    """The rows with client-ids as they will be on the wire."""
+
+    class Named:
+        def __init__(self, row: Row) -> None:
+            self.door = row.door
+            self.quotas = [
+                quota | ({"client-id": prefix + row.name} if quota.get("client-id") == row.name else {})
+                for quota in row.quotas
+            ]
+
+    return [Named(row) for row in rows]
+
+
+def _attack(
+    on: Stage,
+    rows: Sequence[Row],
+    seconds: float,
+    prefix: str,
+    ids: dict[str, str],
+    tokens: dict[str, tuple[str, str]],
+    running: dict[str, Sidecar] | None,
+    window_num: int,
+    neighbour: bool,
+) -> Batch:
+    batch = Batch()
+    doors = {
+        door: on.broker(door) if running is None else ("127.0.0.1", running[door].port)
+        for door in {"plain"} | {row.door for row in rows}
+    }
+    ways = [doors["plain"], on.broker("plain")]
+    work = {
+        "doors": doors,
+        "rows": [asdict(row) for row in rows],
+        "topics": ids,
+        "seconds": seconds,
+        "prefix": prefix,
+        "password": PASSWORD,
+        "authority": str(on.authority.certificate),
+        "tokens": tokens,
+    }
+    reads = any(row.attack in ("fetch", "share") for row in rows)
+    beans = on.folder / f"{prefix}bytes-out.csv"
+    watch = Watch(on, rows, prefix)
+    metered = [] if running is None else [row for row in rows if row.attack == "requests"]
+    meter = Meter(running or {}, metered, prefix)
+    with on.bytes_out(beans) if reads else nullcontext(), _child("attackers", work) as process:
+        if reads:
+            time.sleep(3)  # until its first line is there
+        _line(process)
+        if neighbour:
+            batch.alone = _neighbour(ways, min(ALONE_S, seconds))
+        watch.start()
+        meter.start()
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        if neighbour:
+            batch.beside = _neighbour(ways, max(seconds - MARGIN_S, 2.0))
+        seen = {one["name"]: one for one in json.loads(_line(process))}
+        until = time.monotonic()
+        watch.end()
+        meter.end()
+        if reads:
+            time.sleep(1.5)
+    told = {} if running is None else charged(running, rows, prefix)
+    sent = topic_counts(beans, [prefix + row.name for row in rows]) if reads else {}
+    clocks = time.time() - time.monotonic()
+    for row in rows:
+        stairs: Staircase
+        if row.attack == "produce":
+            size, source = seen[row.name]["frame_bytes"], "log"
+            stairs = [(at, count * size) for at, count in watch.records[row.name]]
+        elif row.attack in ("fetch", "share"):
+            source = "broker's metrics"
+            stairs = [(at - clocks, amount) for at, amount in sent.get(prefix + row.name, ())]
+        elif row.attack == "mutations":
+            source = "cluster's topics" if row.flavour != "ids" else "answers"
+            stairs = watch.topics[row.name] if row.flavour != "ids" else seen[row.name]["series"]
+        else:
+            source, stairs = "sidecar", meter.seen.get(row.name, ())
+        figures = judge(stairs, row.limit, float(window_num), until)
+        seen[row.name].pop("series")
+        batch.outcomes.append(Outcome(row, figures, told.get(row.name), seen[row.name], source))
+    return batch
+
+
+def run(on: Stage, rows: Sequence[Row], seconds: float, say: Say, *, direct: bool = False) -> list[Batch]:
+    """All of the rows, batch by batch."""
+    found = []
+    for names in BATCHES:
+        together = [row for row in rows if row.batch in names]
+        if direct:
+            together = [row for row in together if row.attack in ("produce", "mutations")]
+        if not together:
+            continue
+        say(f"{len(together)} attacks at the same time ({', '.join(names)}), {seconds:g} s ...")
+        batch = run_batch(on, together, seconds, direct=direct)
+        batch.names, batch.direct = names, direct
+        found.append(batch)
+        for one in batch.outcomes:
+            say(in_words(one))
+        say(f"neighbour: {slowed(batch)}")
+    return found
+
+
+def slowed(batch: Batch) -> str:
+    """The neighbour's latency beside the attacks and alone."""
+    said = []
+    for way in ("sidecar", "broker"):
+        alone, beside = batch.alone.get(way), batch.beside.get(way)
+        if not alone or not beside:
+            said.append(f"{way}: no figures")
+            continue
+        said.append(
+            f"{way}: p50 {alone[0]:.2f} -> {beside[0]:.2f} ms, p99 {alone[1]:.2f} -> {beside[1]:.2f} ms "
+            f"({beside[1] / alone[1]:.2f} times)"
+        )
+    failures = len(batch.beside.get("failures", ()))
+    return "; ".join(said) + (f"; {failures} times it was not answered" if failures else "")
+
+
+def slows_others(batch: Batch) -> bool:
+    """Is the neighbour slower beside the attacks than `SLOWED` allows, by more than the way without sidecar is?"""
+    if not batch.alone.get("sidecar") or batch.beside.get("failures"):
+        return bool(batch.alone)
+    ratios = [batch.beside[way][1] / batch.alone[way][1] for way in ("sidecar", "broker")]
+    return ratios[0] > SLOWED * max(ratios[1], 1.0)
+
+
+def in_words(one: Outcome) -> str:
+    """A line for the terminal."""
+    figures = one.figures
+    verdict = "PASS" if one.passed else "FAIL"
+    if not one.row.bounded:
+        verdict = "open"
+    counted = "" if one.charged is None or not figures.total else f", charged/arrived {one.charged / figures.total:.3f}"
+    errors = f", errors {dict(one.seen['errors'])}" if one.seen["errors"] else ""
+    return (
+        f"{verdict} {figures.achieved:7.3f} over {figures.seconds:5.1f} s, burst {figures.burst:6.2f}, overall "
+        f"{figures.overall:6.3f}  {one.row.name}: {one.row.title} ({one.seen['requests']} requests on "
+        f"{one.seen['connections']} connections{counted}{errors})"
+    )

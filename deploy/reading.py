@@ -1,0 +1,74 @@
+"""Reading files beside the traffic: in a thread that nothing waits for, neither a reload nor the end of the process.
+
+`quota.files` sees to it that no FIFO and no device holds up who reads. What is left is a file system that does not
+answer, such as one on a network: then a thread hangs in the kernel, and nothing can end it but an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import trio
+
+from config.fingerprint import Fingerprint, fingerprint
+
+PATIENCE_S: Final = 10.0
+"""After so long without an answer a file counts as one that cannot be read."""
+SETTLE_S: Final = 0.1
+"""A file that is being written is read again until two readings agree, so that no half of it is ever loaded."""
+MOST_SETTLING: Final = 20
+_Result = TypeVar("_Result")
+
+
+class StuckError(OSError):
+    """The file system has not answered."""
+
+
+class Aside:
+    """Runs what reads some files, one after the other, each in a thread of trio's; those end with the process.
+
+    A thread that hangs keeps the only turn. So there is never more than one of them, others who read other files have
+    turns of their own, and everything is well again as soon as the file system answers.
+    """
+
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self._patience_s = patience_s
+        self.no_answer = f"no answer from the file system within {patience_s:g} s"
+        self._turn = trio.CapacityLimiter(1)
+
+    async def run(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
+        """What `work` returns or raises; StuckError when it takes too long, and then it goes on nevertheless. Who is
+        cancelled does not wait."""
+        with trio.move_on_after(self._patience_s):
+            return await trio.to_thread.run_sync(work, *arguments, abandon_on_cancel=True, limiter=self._turn)
+        raise StuckError(self.no_answer)
+
+
+class FileReader:
+    """Reads one file beside the traffic."""
+
+    def __init__(self, path: Path, patience_s: float = PATIENCE_S) -> None:
+        self.path = path
+        self.aside = Aside(patience_s)
+
+    async def read(self) -> Fingerprint:
+        """What the file holds now. Never raises for one that cannot be read."""
+        try:
+            return await self.aside.run(fingerprint, self.path)
+        except StuckError as error:
+            return Fingerprint(None, str(error))
+
+    async def settled(self, found: Fingerprint, settle_s: float = SETTLE_S) -> Fingerprint:
+        """What the file holds once two readings agree; `found` is the first one. A file that never is the same twice
+        is one that cannot be read."""
+        if found.error == self.aside.no_answer:
+            return found  # asked again soon enough
+        for _ in range(MOST_SETTLING):
+            await trio.sleep(settle_s)
+            again = await self.read()
+            if (again.digest, again.error) == (found.digest, found.error):
+                return again
+            found = again
+        return Fingerprint(None, f"it keeps changing: {MOST_SETTLING + 1} readings, and no two in a row were the same")

@@ -1,0 +1,74 @@
+"""Small files that others write: read without ever waiting for them, and never more of them than was agreed.
+
+What is at a path may be a FIFO, which nobody writes to, a device that never ends, or far too large, by mistake or on
+purpose. So a file is looked at before it is opened and again before it is read, and reading stops at a bound. Here,
+below `config` and `proxy`, because both read such files and neither knows the other.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+_KINDS: Final = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
+_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+"""Without O_NONBLOCK, opening a FIFO waits for a writer: somebody may put one there after the first look."""
+_STEP_BYTES: Final = 1 << 20
+
+
+def read_file(path: str | Path, most_bytes: int) -> bytes:
+    """The content of a regular file, links followed. Raises OSError; its `strerror` says why in words for people.
+
+    Blocks only as long as the file system itself does not answer, for instance one on a network.
+    """
+    # A look by name first: opening some devices does something.
+    _check(os.stat(path), path, most_bytes)
+    descriptor = os.open(path, _FLAGS)
+    try:
+        found = os.fstat(descriptor)
+        _check(found, path, most_bytes)
+        parts = [os.read(descriptor, found.st_size + 1)]  # all of it, but for files of /proc and those that grow
+        left_bytes = most_bytes + 1 - len(parts[0])
+        while left_bytes > 0:
+            part = os.read(descriptor, min(_STEP_BYTES, left_bytes))
+            if not part:
+                return b"".join(parts)  # no copy of a single one
+            parts.append(part)
+            left_bytes -= len(part)
+    finally:
+        os.close(descriptor)
+    raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes, which is the most that is read", str(path))
+
+
+def _check(found: os.stat_result, path: str | Path, most_bytes: int) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(found.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+        raise OSError(errno.EINVAL, f"it is {kind}; a regular file was expected", str(path))
+    if found.st_size > most_bytes:
+        raise OSError(errno.EFBIG, f"it has {found.st_size} bytes; at most {most_bytes} are read", str(path))
+
+
+@contextmanager
+def in_memory(data: bytes) -> Iterator[str]:
+    """A path at which a library finds these bytes, in memory that only this process has: for libraries that read files
+    and nothing else (OpenSSL a private key), so that what they get is what was looked at. Raises OSError."""
+    descriptor = os.memfd_create("kquota", os.MFD_CLOEXEC)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)

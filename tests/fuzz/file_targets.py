@@ -1,0 +1,113 @@
+"""What is in the place of a file, and how deep a file nests: bytes say what is put there. What must hold is the same as
+for any other input, and that nothing waits."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from config.bounds import MAX_DEPTH
+from config.fingerprint import fingerprint
+from config.identity import StaticIdentity
+from config.load import load, load_bytes
+from config.overlay import load_overlay, parse_overlay
+from config.problems import ConfigError
+from config.source import parse
+from deploy.static_user import StaticUser, StaticUserError
+from proxy.credentials import Credentials, LoginError
+from quota.files import read_file
+from tests.fuzz.targets import target
+from tests.support.hostile_files import KINDS, put, take_away
+
+MOST_CPU_S = 5.0
+MOST_S = 30.0
+"""Far more than any of this takes, and less than waiting would."""
+_OPENING = b'[~{~- ~? ~{a: ~[{a: ~&a [~!!seq [~[[],~\n- ~? - ~"a": [~[? ~-\n~'
+_OTHER = b"]~}~a~: ~,~\n~ ~*a~<<: ~| \n~\"~'~#~%TAG !a! b\n~\n--- ~1:"
+OPENERS = tuple((_OPENING + _OTHER).split(b"~"))
+"""What is repeated: it opens, closes or fills something."""
+_MOST_TEXT_BYTES = 150_000
+"""50 000 brackets ended the process."""
+
+
+def _nested_seeds() -> list[bytes]:
+    return [bytes((opener, 255)) + bytes((14, 255)) for opener in range(len(OPENERS))] + [bytes((4, 31, 16, 0, 15, 31))]
+
+
+@target("nesting", _nested_seeds, ("config.bounds", "config.source", "config.rows"), max_bytes=64)
+def nesting(data: bytes) -> None:
+    """Pairs of bytes: what opens, closes or fills something, and how often, up to 65 536 times."""
+    text = bytearray()
+    for which, count in zip(data[::2], data[1::2], strict=False):
+        text += OPENERS[which % len(OPENERS)] * (count * count + 1)
+        if len(text) > _MOST_TEXT_BYTES:
+            break
+    del text[_MOST_TEXT_BYTES:]
+    began_s = time.thread_time()
+    with suppress(ConfigError):
+        load_bytes("q.yaml", bytes(text))
+    with suppress(ConfigError):
+        assert _depth(parse("q.yaml", bytes(text)).values) <= MAX_DEPTH
+    with suppress(ConfigError):
+        parse_overlay("o.yaml", bytes(text))
+    assert time.thread_time() - began_s < MOST_CPU_S
+
+
+def _depth(value: object) -> int:
+    """Of lists and mappings in each other; aliases may have put them together, so the whole may be large."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
+
+
+@cache
+def _directory() -> Path:
+    kept = tempfile.TemporaryDirectory(prefix="kquota-fuzz-")
+    _KEPT.append(kept)  # it goes with the process
+    return Path(kept.name)
+
+
+_KEPT: list[tempfile.TemporaryDirectory[str]] = []
+_PUT: tuple[str | None, ...] = (None, *KINDS)
+
+
+def _file_seeds() -> list[bytes]:
+    texts = (b"", b'upstream: {bootstrap: ["kafka:9092"]}\nquotas: []\n', b"web\n", b"[" * 300)
+    return [bytes((kind, bound)) + text for kind in range(len(_PUT)) for bound in (0, 255) for text in texts]
+
+
+@target("files", _file_seeds, ("quota.files", "config.fingerprint", "config.load", "config.overlay"), max_bytes=512)
+def hostile_files(data: bytes) -> None:
+    """The first byte says what is there (a regular file with the rest of the bytes, or one of the kinds that are none),
+    the second one how many bytes may be read. Everything that reads files is given it."""
+    if len(data) < 2:
+        return
+    kind, most_bytes, content = _PUT[data[0] % len(_PUT)], 2 * data[1], data[2:]
+    path = _directory() / "namespace"
+    take_away(path)
+    if kind is None:
+        path.write_bytes(content)
+    else:
+        put(kind, path)
+    began_s = time.monotonic()
+    found = None
+    with suppress(OSError):
+        found = read_file(path, most_bytes)
+    assert found == (content if kind is None and len(content) <= most_bytes else None)
+    looked = fingerprint(path)
+    assert (looked.data == content and looked.error is None) if kind is None else (looked.data is None and looked.error)
+    readers: tuple[Callable[[], object], ...] = (
+        lambda: load(path),
+        lambda: load_overlay(path),
+        StaticUser(StaticIdentity(file=str(path))).read,
+        StaticUser(StaticIdentity(template="{namespace}", directory=str(path.parent))).read,
+        Credentials("PLAIN", "me", path).secret,
+    )
+    for read in readers:
+        with suppress(ConfigError, StaticUserError, LoginError):
+            read()
+            assert kind is None
+    assert time.monotonic() - began_s < MOST_S

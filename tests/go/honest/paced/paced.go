@@ -1,0 +1,91 @@
+// Package paced is what the honest producers have in common: numbered records at a steady offer, and what became of them.
+package paced
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"time"
+)
+
+// Work is read from standard input.
+type Work struct {
+	Bootstrap   []string `json:"bootstrap"`
+	Topic       string   `json:"topic"`
+	ClientID    string   `json:"client_id"`
+	PerS        float64  `json:"per_s"`
+	Seconds     float64  `json:"seconds"`
+	RecordBytes int      `json:"record_bytes"`
+	BufferBytes int      `json:"buffer_bytes"`
+}
+
+// Result is written to standard output.
+type Result struct {
+	mutex  sync.Mutex
+	Sent   int      `json:"sent"`
+	Acked  []int    `json:"acked"`
+	Errors []string `json:"errors"`
+}
+
+// Acknowledged notes a record that the broker has.
+func (r *Result) Acknowledged(number int) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	r.Acked = append(r.Acked, number)
+}
+
+// Failed notes what the library gave up.
+func (r *Result) Failed(err error) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	r.Errors = append(r.Errors, err.Error())
+}
+
+// Read reads the work, or ends the program.
+func Read() Work {
+	var work Work
+	if err := json.NewDecoder(os.Stdin).Decode(&work); err != nil {
+		fmt.Fprintln(os.Stderr, "no work on standard input:", err)
+		os.Exit(2)
+	}
+	return work
+}
+
+const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+
+// Record is the numbered record: twelve digits, then what libraries that compress cannot make smaller.
+func (w Work) Record(number int) []byte {
+	record := make([]byte, 0, w.RecordBytes)
+	record = fmt.Appendf(record, "%012d ", number)
+	for len(record) < w.RecordBytes {
+		record = append(record, letters[rand.IntN(len(letters))])
+	}
+	return record
+}
+
+// Offer calls send at the work's rate until its time is over; send may block, and what was missed is not made up for.
+func (w Work) Offer(result *Result, send func(number int, value []byte)) {
+	begin := time.Now()
+	due := begin
+	step := time.Duration(float64(time.Second) / w.PerS)
+	for time.Since(begin).Seconds() < w.Seconds {
+		if wait := time.Until(due); wait > 0 {
+			time.Sleep(wait)
+		} else if wait < -time.Second {
+			due = time.Now()
+		}
+		due = due.Add(step)
+		send(result.Sent, w.Record(result.Sent))
+		result.Sent++
+	}
+}
+
+// Write tells what became of it.
+func (r *Result) Write() {
+	if err := json.NewEncoder(os.Stdout).Encode(r); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
