@@ -19,7 +19,7 @@ INSTALL := KQUOTA_PURE=1 $(PIP) install -c deploy/constraints.txt
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help lane accuracy evasion analysis demo test test-apiserver check audit bench load faults soak fuzz schema chart image-lock clean test-object-store report
+.PHONY: help lane accuracy evasion analysis demo test test-unit test-integration test-apiserver check audit bench load faults soak fuzz schema chart image-lock clean test-object-store report
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -86,17 +86,30 @@ check: $(VENV)/.dev ## Format, lint, types (strict), import rules, generated fil
 	@echo "· mypy --strict"; $(BIN)/mypy
 	@echo "· import rules"; $(BIN)/lint-imports --no-cache > .venv/imports.log || { cat .venv/imports.log; exit 1; }
 
-test: check ## check, then every test against real brokers and real clients
-	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS) || $(ALONE)
+# pytest's 5 says that PYTEST_ARGS chose none of its tests: an error only where they chose none of the others either.
+test: check ## check, then the unit tests, then every other test with real brokers and real clients
+	@unit=0; $(UNIT) $(PYTEST_ARGS) || unit=$$?; [ $$unit = 0 ] || [ $$unit = 5 ] || exit $$unit; \
+		rest=0; $(REST) $(PYTEST_ARGS) || $(ALONE) || rest=$$?; [ $$rest = 0 ] || { [ $$rest = 5 ] && [ $$unit = 0 ]; }
 
-# Of thousands of tests with brokers, JVMs and clocks on two cores, one may fail for what others did to the machine, or to
+test-unit: $(VENV)/.dev ## The unit tests alone: no processes, no network, no waiting (under a minute)
+	@$(UNIT) $(PYTEST_ARGS)
+
+test-integration: $(VENV)/.dev ## All tests but the unit tests: sockets, processes, brokers, Spark
+	@$(REST) $(PYTEST_ARGS) || $(ALONE)
+
+# By folder, so that only those files are imported, and by marker as well, so that a file in PYTEST_ARGS runs once.
+UNIT = $(BIN)/python -m pytest -n 2 --dist worksteal -o testpaths=tests/unit -m unit
+REST = $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder -m 'not unit' \
+	-o testpaths='tests/loopback tests/system tests/broker tests/spark'
+
+# Of these thousands of tests with brokers, JVMs and clocks on two cores, one may fail for what others did to the machine, or to
 # its process. In CI such a one is run again in a process of its own, with nothing beside it, and has to pass there.
-# Only after a whole run (pytest's exit code 1), and never for long: what fails by the dozen is broken.
-ALONE = { [ $$? -eq 1 ] && [ -n "$${CI:-}" ] && echo "· what failed, once more, by itself" && \
-	timeout --signal=INT --kill-after=20 200 $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
+# Only after a whole run (pytest's exit code 1), and never for long: what fails by the dozen is broken. No unit test has that.
+ALONE = { code=$$?; if [ $$code -ne 1 ] || [ -z "$${CI:-}" ]; then (exit $$code); else echo "· what failed, once more, by itself" && \
+	timeout --signal=INT --kill-after=20 200 $(BIN)/python -m pytest --last-failed --last-failed-no-failures none -m 'not unit'; fi; }
 
 test-apiserver: $(VENV)/.dev ## The chart and the webhook with a real Kubernetes API server (the first time builds it with Go: minutes)
-	@echo "· kube-apiserver and etcd, built if need be"; nice $(BIN)/python -m tests.apiserver_tools
+	@echo "· kube-apiserver and etcd, built if need be"; nice $(BIN)/python -m tests.support.apiserver_tools
 	@$(BIN)/python -m pytest tests/apiserver/with_apiserver.py $(PYTEST_ARGS)
 
 test-object-store: $(VENV)/.s3 ## Reports from and to an object store: an S3 server on this machine (fetches Hadoop's connector)
@@ -115,7 +128,7 @@ load: $(VENV)/.dev ## 2 000 connections at once: held, shared fairly, and what o
 	@$(BIN)/python -m benchmarks.load $(LOAD_ARGS)
 
 faults: $(VENV)/.dev ## Every fault of docs/faults.md, two minutes of soak (about 15 minutes)
-	@KQUOTA_FAULTS=all $(BIN)/python -m pytest tests/test_faults.py tests/test_faults_system.py tests/test_soak.py $(PYTEST_ARGS)
+	@KQUOTA_FAULTS=all $(BIN)/python -m pytest tests/broker/test_faults.py tests/broker/test_faults_system.py tests/broker/test_soak.py $(PYTEST_ARGS)
 
 soak: $(VENV)/.dev ## Half an hour of churning clients, reloads and faults: nothing may grow (SOAK_MINUTES=30, SOAK_ARGS="--plot FILE")
 	@$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES) $(SOAK_ARGS)
@@ -132,7 +145,7 @@ schema: $(VENV)/.dev ## Generate proxy/wire/schema.py anew from Kafka's publishe
 
 chart: $(VENV)/.dev ## Generate what the chart has from the configuration model, and its golden and plain renders
 	@$(BIN)/python -m deploy.chart
-	@$(BIN)/python -m tests.chart_tools
+	@$(BIN)/python -m tests.support.chart_tools
 
 image-lock: $(VENV)/.dev ## Pin what goes into the image, with SHA-256 sums, from pyproject.toml and deploy/constraints.txt
 	@$(PIP) install -c deploy/constraints.txt uv

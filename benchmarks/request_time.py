@@ -333,7 +333,7 @@ def compare(
 
     Before each run it waits at most `patience_s` for other programs on the machine to be done.
     """
-    from tests.sidecars import sidecar  # the real `kquota run`; needs what the tests need
+    from tests.support.sidecars import sidecar  # the real `kquota run`; needs what the tests need
 
     rows: list[dict[str, Any]] = []
     with measuring_cluster(brokers) as cluster, sidecar(cluster.bootstrap) as running:

@@ -6,7 +6,7 @@ Nothing is decided here that the Python code would not decide alike, and it stay
 whatever is not ordinary (another API, a mute, a login, a limit that is exceeded, a frame whose head is not there yet, an
 address to be rewritten, a drain, TLS) is left to it, and it finds all state where it would have put it itself. This
 module keeps no state of its own but what it has looked up, and when which requests come in pairs, which changes when they
-are read and nothing else. tests/test_lane.py sends the same streams through both.
+are read and nothing else. tests/loopback/test_lane.py sends the same streams through both.
 
 Objects of Python classes with `__slots__` are read and written in place (`get`, `put`): an attribute lookup is short,
 but with the caches full of other programs' data each of its steps is waited for (docs/performance.md).

@@ -1,8 +1,8 @@
 """Kafka's administration of client quotas (KIP-546): what entities there are, what may be set, how they are found.
 
 The rules are those of a KRaft controller (``ClientQuotaControlManager``) and of the brokers' image of its data
-(``ClientQuotasImage``); error codes are theirs, messages are our own. ``tests/test_quota_admin_kafka.py`` puts the same
-requests to a real broker and compares.
+(``ClientQuotasImage``); error codes are theirs, messages are our own.
+``tests/broker/test_quota_admin_kafka.py`` puts the same requests to a real broker and compares.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Shared fixtures: real Kafka clusters, started when the first test asks and stopped at the end of the session.
+"""Rooms: the folder says which kind a test is, and is its marker. tests/README.md tells which kind goes where.
 
 Nothing heavy is imported here, so that a run of unit tests alone stays quick.
 """
@@ -8,25 +8,20 @@ from __future__ import annotations
 import gc
 import os
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import hypothesis
 import pytest
 import structlog
 
-from proxy import lane
-
 if TYPE_CHECKING:
-    import subprocess
+    from tests.support.certificates import Authority
 
-    from pyspark.sql import SparkSession
+HERE: Final = Path(__file__).parent
 
-    from deploy.kafka import KafkaCluster
-    from tests.certificates import Authority
-
-    JavaTool = Callable[..., subprocess.CompletedProcess[str]]
-
+ROOMS: Final = ("unit", "loopback", "system", "broker", "spark")
 
 LONG: Final = (
     "test_soak",
@@ -49,35 +44,76 @@ SPARK_LIMIT_S = 900
 """A test that is ended in the middle of a word with Java takes all later ones of its worker with it: better late."""
 
 
+QUARANTINE: Final[dict[str, str]] = {}
+"""Tests that fail now and then, and why they may for now: node id without parameters -> reason. Each has two more
+tries, and the end of a run tells of them. It is for tests of the rooms without RERUNS."""
+
+RERUNS: Final = {"broker": 2} | ({"system": 1, "spark": 1} if os.environ.get("CI") else {})
+"""More tries in the rooms where brokers, JVMs and other processes stumble on a small, busy machine; the summary tells
+of each (R). A defect of ours fails each time. Elsewhere whatever is not in QUARANTINE passes the first time."""
+
+hypothesis.settings.register_profile("dev", deadline=None)
+# The same examples in every run: a change fails for what it changed, and not for what chance found in old code.
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None, print_blob=True)
+hypothesis.settings.register_profile("nightly", deadline=None, max_examples=2000, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Warnings are errors; the one exception is a client library's own habit, named here."""
     # kafka-python reads its schemas with a function that Python 3.11 deprecates and Python 3.13 takes back.
     config.addinivalue_line("filterwarnings", "ignore:(read|open)_text is deprecated:DeprecationWarning")
 
 
+def room_of(path: Path) -> str | None:
+    """The room that a file is in."""
+    first = path.relative_to(HERE).parts[0] if path.is_relative_to(HERE) else ""
+    return first if first in ROOMS else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real brokers and clients on a small, busy machine stumble now and then: two more tries, told in the summary.
-
-    In CI every other test has one more, as many of them start processes and wait for them. A defect of ours fails each
-    time; one that comes and goes shows as R in the summary of run after run.
-
-    Whatever a Spark session collects comes over a socket that PySpark leaves to the garbage collector to close
+    """Whatever a Spark session collects comes over a socket that PySpark leaves to the garbage collector to close
     (`pyspark.util._load_from_socket`), and so does kafka-python with its wake-up pair when no broker answers
-    (`kafka.net.selector`). For files with a session or with brokers, and only for them, that is no error.
+    (`kafka.net.selector`). For tests with a session or with brokers, and only for them, that is no error.
     """
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
-    leaving = {
-        item.path for item in items if "spark" in getattr(item, "fixturenames", ()) or item.get_closest_marker("broker")
-    }
     for item in items:
-        if item.path in leaving:
+        room = room_of(item.path)
+        if room is not None:
+            item.add_marker(room)
+        if room in ("broker", "spark"):
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
         if "spark" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SPARK_LIMIT_S))
-        if item.get_closest_marker("broker") is not None:
-            item.add_marker(pytest.mark.flaky(reruns=2))
-        elif os.environ.get("CI"):
-            item.add_marker(pytest.mark.flaky(reruns=1))
+        if reruns := 2 if quarantined(item.nodeid) is not None else RERUNS.get(room or "", 0):
+            item.add_marker(pytest.mark.flaky(reruns=reruns))
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays: the collections of garbage between files need not look at it."""
+    gc.collect()
+    gc.freeze()
+
+
+def quarantined(nodeid: str) -> str | None:
+    """Why this test is in quarantine; None: it is not."""
+    return QUARANTINE.get(nodeid.partition("[")[0])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many tests of this run are in quarantine, and which of them needed another try."""
+    reports = [
+        (outcome, report)
+        for outcome in ("passed", "failed", "rerun")
+        for report in terminalreporter.stats.get(outcome, ())
+        if quarantined(report.nodeid) is not None
+    ]
+    again = sorted({report.nodeid for outcome, report in reports if outcome == "rerun"})
+    there = {report.nodeid for _, report in reports}
+    if there:
+        terminalreporter.write_line(f"in quarantine: {len(there)}, of which {len(again)} needed another try")
+        for nodeid in again:
+            terminalreporter.write_line(f"  {nodeid}: {quarantined(nodeid)}")
 
 
 @pytest.fixture(autouse=True)
@@ -85,18 +121,6 @@ def logs_as_they_were() -> Iterator[None]:
     """Sidecars that run inside a test set up the process's logs (`deploy.logs`): the next test finds them as ever."""
     yield
     structlog.reset_defaults()
-
-
-@pytest.fixture(params=["compiled", "pure"])
-def data_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Proxies of this process with their compiled lane, and without: the test runs once with each."""
-    kind: str = request.param
-    if kind == "pure":
-        monkeypatch.setattr("proxy.connection.lane_for", lambda *_: None)
-        monkeypatch.setattr("proxy.reactor.loop_for", lambda *_: None)
-    elif not lane.COMPILED:
-        pytest.skip(f"the lane is not compiled: {lane.WHY_NOT}")  # in CI tests/test_lane_build.py fails then
-    return kind
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -110,89 +134,9 @@ def nothing_is_left_to_the_garbage_collector() -> Iterator[None]:
     gc.collect()
 
 
-@contextmanager
-def _cluster(brokers: int, version: str) -> Iterator[KafkaCluster]:
-    from deploy.kafka import KafkaCluster
-
-    # pytest captures this: it is shown only when the start fails.
-    with KafkaCluster.start(brokers, version, progress=print) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="session")
-def kafka() -> Iterator[KafkaCluster]:
-    """One broker, the default version. Shared: use topics and groups of your own, see `topic`."""
-    with _cluster(1, "4.2.0") as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def kafka_391() -> Iterator[KafkaCluster]:
-    """One broker of the last 3.9 release, which still serves the old protocol versions. It, and those below, ends with
-    the file that wants it: a broker that nobody asks anything takes 4 % of a core."""
-    with _cluster(1, "3.9.1") as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def kafka3() -> Iterator[KafkaCluster]:
-    """Three brokers, the default version. Whoever stops one starts it again before the test ends."""
-    with _cluster(3, "4.2.0") as cluster:
-        yield cluster
-
-
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     """Issues the certificates of the secured cluster and of its clients."""
-    from tests.certificates import Authority
+    from tests.support.certificates import Authority
 
     return Authority(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def kafka_secure(authority: Authority) -> Iterator[KafkaCluster]:
-    """One broker, the default version, with SASL_PLAINTEXT, SASL_SSL and SSL listeners and ACLs: tests/secure_tools.py.
-
-    `bootstrap` is the operator's plain listener, `bootstrap_of("SASL_SSL")` and so on are what clients use.
-    """
-    from tests.secure_tools import secure_cluster
-
-    with secure_cluster(authority) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="session")
-def java_tool() -> JavaTool:
-    """`deploy.kafka.run_tool`: Kafka's own Java programs."""
-    from deploy.kafka import run_tool
-
-    return run_tool
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
-    """A topic name no other test uses, so that tests can share a cluster."""
-    import re
-    import uuid
-
-    return f"{re.sub('[^a-zA-Z0-9._-]', '-', request.node.name)[:60]}-{uuid.uuid4().hex[:8]}"
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """One small Spark for all tests of the jobs. Without a Java that can run it they fail: they are never skipped."""
-    from analysis.session import open_session
-
-    small = {
-        "spark.sql.shuffle.partitions": "2",
-        "spark.default.parallelism": "2",
-        # Queries over a handful of rows: compiling them takes longer than interpreting them. What is submitted to a
-        # cluster (test_analysis_cluster.py) is compiled.
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.sql.adaptive.enabled": "false",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    }
-    session = open_session("local[2]", "1g", small)
-    yield session
-    session.stop()

@@ -23,8 +23,8 @@ import pytest
 
 from deploy.kafka.ports import free_ports
 from quota.record import to_line
-from tests.spark_tools import QUICK, record
-from tests.test_analysis_cli import ROOT, kquota
+from tests.spark.test_analysis_cli import ROOT, kquota
+from tests.support.spark_tools import QUICK, record
 
 SERVER = ROOT / ".venv/s3/bin/moto_server"
 START_LIMIT_S = 60.0

@@ -24,11 +24,11 @@ from typing import Any
 import httpx
 import yaml
 
-from tests.fault_rig import Rig, between_links
-from tests.fault_tools import Consuming, Held, Producing, check_promises, create_topic, held_again, stored
-from tests.faults import FROM_TARGET, TO_TARGET, Link
-from tests.sidecars import Sidecar
-from tests.soak_clients import TOPICS, Churn, churning
+from tests.support.fault_rig import Rig, between_links
+from tests.support.fault_tools import Consuming, Held, Producing, check_promises, create_topic, held_again, stored
+from tests.support.faults import FROM_TARGET, TO_TARGET, Link
+from tests.support.sidecars import Sidecar
+from tests.support.soak_clients import TOPICS, Churn, churning
 
 QUOTAS = [{"client-id": "<default>", "producer_byte_rate": 400_000, "consumer_byte_rate": 1_600_000}]
 STEADY = "soak-steady"

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.evasion.honest_client import LIBRARIES
 from benchmarks.evasion.rows import BOUND
 from benchmarks.evasion.stage import Stage, charged, sidecars
-from tests import go_tools
+from tests.support import go_tools
 
 LIMIT = 100_000
 OFFER = 20

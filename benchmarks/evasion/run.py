@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.evasion.arithmetic import Achieved, Staircase, judge
 from benchmarks.evasion.rows import BATCHES, BOUND, Row
 from benchmarks.evasion.stage import NEIGHBOUR, PASSWORD, Stage, charged, sidecars, topic_counts
-from tests.sidecars import Sidecar
+from tests.support.sidecars import Sidecar
 
 WINDOW_NUM = 11
 ALONE_S = 30.0

@@ -19,9 +19,9 @@ from benchmarks.runner import BROKER_SETTINGS, SHM
 from deploy.kafka import DEFAULT_LISTENERS, KafkaCluster, SecureListener, Security, run_tool, start_tool
 from deploy.kafka.jmx import JMX, _address
 from deploy.kafka.tools import QUICK_JVM
-from tests.certificates import Authority, Issued
-from tests.raw_client import RawClient
-from tests.sidecars import Sidecar, sidecar
+from tests.support.certificates import Authority, Issued
+from tests.support.raw_client import RawClient
+from tests.support.sidecars import Sidecar, sidecar
 
 PASSWORD = "pw-evasion-7a10"
 REAUTH_MS = 60_000

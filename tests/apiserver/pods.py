@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.apiserver_tools import ApiServer
+from tests.support.apiserver_tools import ApiServer
 
 NAMESPACE = "orders"
 CONTROLLERS = "system:serviceaccount:kube-system:"

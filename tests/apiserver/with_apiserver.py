@@ -27,8 +27,9 @@ import yaml
 from deploy.chart import CHART
 from deploy.kafka.ports import free_ports
 from tests.apiserver import pods
-from tests.apiserver_tools import VERSION, ApiServer, api_server, crds
-from tests.chart_tools import (
+from tests.corpus.job import wait_for
+from tests.support.apiserver_tools import VERSION, ApiServer, api_server, crds
+from tests.support.chart_tools import (
     HELM_3,
     HELM_4,
     PLAIN,
@@ -40,9 +41,8 @@ from tests.chart_tools import (
     pod_specs,
     render_text,
 )
-from tests.corpus.job import wait_for
-from tests.crd_schemas import schemas
-from tests.webhook_tools import REVIEWS, VALUES
+from tests.support.crd_schemas import schemas
+from tests.support.webhook_tools import REVIEWS, VALUES
 
 PATHS = {
     "Certificate": ("cert-manager.io/v1", "certificates"),
@@ -130,7 +130,7 @@ def test_every_pod_is_admitted_where_only_restricted_pods_are(api: ApiServer, te
 
 def test_the_schemas_in_tests_are_those_of_the_published_definitions() -> None:
     for file, text in schemas().items():
-        assert file.read_text() == text, f"{file.name}: run `python -m tests.crd_schemas`"
+        assert file.read_text() == text, f"{file.name}: run `python -m tests.support.crd_schemas`"
 
 
 def test_the_api_server_does_refuse(api: ApiServer) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.corpus.job import Job, wait_for
-from tests.raw_client import RawClient
+from tests.support.raw_client import RawClient
 
 FOREVER = {"retention.ms": "-1"}
 """Records here have old timestamps, and half a minute after its start a broker begins to delete what is too old."""

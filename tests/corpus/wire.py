@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.corpus.job import Job, item, wait_for
 from tests.corpus.tools import broker_addresses, create_topic, leave_out
-from tests.raw_client import RawClient, fetch_message, fetched_values, produce_message
+from tests.support.raw_client import RawClient, fetch_message, fetched_values, produce_message
 
 CHANGING = ("topic_id", "leader_epoch", "controller_id")
 

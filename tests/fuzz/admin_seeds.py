@@ -9,8 +9,8 @@ from kio.static.constants import EntityType
 from proxy.mutations import MUTATION_APIS
 from proxy.wire import schema
 from proxy.wire.apis import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS, METADATA
-from tests.session_tools import encode
-from tests.wire_tools import kio_class, kio_versions, sample
+from tests.support.session_tools import encode
+from tests.support.wire_tools import kio_class, kio_versions, sample
 
 ADMIN_APIS = (DESCRIBE_CLIENT_QUOTAS, ALTER_CLIENT_QUOTAS, *sorted(MUTATION_APIS))
 """In the order in which the first byte of an input names them."""

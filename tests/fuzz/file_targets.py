@@ -21,7 +21,7 @@ from deploy.static_user import StaticUser, StaticUserError
 from proxy.credentials import Credentials, LoginError
 from quota.files import read_file
 from tests.fuzz.targets import target
-from tests.hostile_files import KINDS, put, take_away
+from tests.support.hostile_files import KINDS, put, take_away
 
 MOST_CPU_S = 5.0
 MOST_S = 30.0

@@ -11,8 +11,8 @@ from proxy.errors import SessionError
 from proxy.wire import sasl
 from proxy.wire.frames import WireError
 from proxy.wire.messages import framed
-from tests import sasl_tools
 from tests.fuzz.targets import _held, _ledger, _pieces, _session, target
+from tests.support import sasl_tools
 
 STEPS = (sasl_tools.PLAIN_STEPS, sasl_tools.SCRAM_STEPS, sasl_tools.OAUTH_STEPS)
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "OAUTHBEARER", "GSSAPI")

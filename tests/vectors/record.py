@@ -23,7 +23,7 @@ from kio.static.constants import EntityType
 from deploy.kafka import KafkaCluster
 from proxy.wire import responses
 from proxy.wire.apis import api_name
-from tests.wire_tools import framed, kafka_python_frame, kafka_python_messages, kio_class, kio_frame
+from tests.support.wire_tools import framed, kafka_python_frame, kafka_python_messages, kio_class, kio_frame
 
 TOPIC = "vectors"
 HERE = Path(__file__).parent

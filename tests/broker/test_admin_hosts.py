@@ -1,0 +1,438 @@
+"""The admin port answers requests for hosts of its own, and no pages of other origins: headers, and a real browser."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import h2.config
+import h2.connection
+import h2.events
+import httpx
+import pytest
+import structlog
+import trio
+import yaml
+
+from config.load import load_bytes
+from config.problems import ConfigError
+from deploy import logs
+from deploy.admin import AdminApp, AdminServer, bind
+from deploy.admin_guard import Hosts
+from deploy.kafka import KafkaCluster
+from deploy.metrics import Metrics, Status
+from deploy.run import now_ms
+from deploy.watch import ReloadState
+from proxy.observer import Counters
+from quota.ledger import Ledger
+from quota.table import QuotaTable
+from tests.broker.test_ui import FLAGS, text
+from tests.corpus.job import wait_for
+from tests.loopback.test_admin_http import FakeProxy
+from tests.support.sidecars import Sidecar, sidecar
+
+OWN = ("shop-0", "", "kquota.lan")
+LISTED = ("kquota.example.com", "*.corp.example.com", "Shop-KQuota.shop-prod.svc.other.domain")
+PATHS = (
+    *("/", "/metrics", "/healthz", "/readyz", "/quotas", "/throttled", "/explain", "/connections"),
+    *("/libraries", "/history", "/ui", "/ui/", "/ui/app.js", "/nothing"),
+)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        # what the kubelet and Prometheus ask for: the pod's address and the port
+        "10.1.2.3:9404", "10.1.2.3", "[fd00::1]:9404", "[fd00::1]", "[FE80::1%25eth0]:9404",
+        "127.0.0.1:41234", "[::1]:9",
+        # kubectl port-forward, people on the pod
+        "localhost:9404", "localhost", "LOCALHOST:1", "localhost.:9404",
+        # names of the pod, as it knows itself and as cluster DNS has them
+        "shop-0", "shop-0:9404", "SHOP-0.", "kquota.lan:9404", "shop-0.shop.prod.svc:9404",
+        "shop-0.shop.prod.svc.cluster.local", "10-1-2-3.prod.pod.cluster.local:9404", "10-1-2-3.prod.pod",
+        "fd00--1.prod.pod.cluster.local", "10-1-2-3.shop.prod.svc.cluster.local.",
+        # the list
+        "kquota.example.com", "kquota.example.com:443", "KQUOTA.example.com.", "a.corp.example.com",
+        "b.a.corp.example.com:80", "shop-kquota.shop-prod.svc.other.domain",
+    ],
+)  # fmt: skip
+def test_hosts_that_are_ours(host: str) -> None:
+    assert Hosts(LISTED, OWN).allow(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example", "evil.example:9404", "localhost.evil.example", "shop-0.evil.example", "shop-0.shop.prod",
+        "shop-0.shop.prod.svc.evil.example", "shop-0.svc.evil.com", "evil.shop.prod.svc.cluster.local", "shop-0.svc",
+        "10-1-2-3.evil.example", "10-1-2-3.prod.pod.evil.example", "10.1.2.3.evil.example",
+        "10-1-2.prod.pod.cluster.local",
+        "corp.example.com", "evilcorp.example.com", "kquota.example.com.evil.example", "xkquota.example.com",
+        "evil.example/localhost", "localhost@evil.example", "evil.example#localhost", "localhost:9404:1", "localhost:x",
+        "", ":9404", "[evil]", "[::1", "::1", "127.1", "0x7f.0.0.1", "2130706433",
+        "localhost, evil.example", "local host",
+        "localhost\n", "locaIhost", "ⅼocalhost", "١٠.1.2.3", "*",
+        "*.corp.example.com",
+    ],
+)  # fmt: skip
+def test_hosts_that_are_not(host: str) -> None:
+    assert not Hosts(LISTED, OWN).allow(host)
+    assert Hosts(["*"]).allow(host)
+
+
+def test_without_a_list_and_names_there_are_addresses_and_localhost() -> None:
+    assert Hosts([]).allow("10.0.0.1:1")
+    assert Hosts([]).allow("localhost")
+    assert not Hosts([]).allow("shop-0")
+
+
+@pytest.mark.parametrize("entry", LISTED)
+def test_the_list_is_taken_by_the_configuration(entry: str) -> None:
+    text = json.dumps({"upstream": {"bootstrap": ["k:9092"]}, "admin": {"allowed_hosts": [entry]}})
+    config = load_bytes("k.yaml", text.encode())
+    assert config.admin is not None
+    assert config.admin.allowed_hosts == [entry.lower()]
+
+
+@pytest.mark.parametrize(
+    "entry", ["http://x", "x:9404", "", "*.", "**", "a.*.b", "*x", ".x", "x.", "a b", "-a", "a/b", 7]
+)
+def test_what_cannot_be_a_host_in_the_list_is_told(entry: Any) -> None:
+    text = json.dumps({"upstream": {"bootstrap": ["k:9092"]}, "admin": {"allowed_hosts": ["fine", entry]}})
+    with pytest.raises(ConfigError) as caught:
+        load_bytes("k.yaml", text.encode())
+    (problem,) = caught.value.problems
+    assert problem.place == "admin.allowed_hosts[1]"
+    assert problem.expected.startswith("expected a host name without scheme and port, such as kquota.example.com")
+
+
+@asynccontextmanager
+async def admin(*listed: str) -> AsyncIterator[int]:
+    """An admin port; yields its number."""
+    ledger = Ledger(QuotaTable([]))
+    status = Status(ready=True, cluster_reached=True, draining=False)
+    metrics = Metrics(ledger, Counters(), ReloadState(), lambda: status, max_groups=10)
+    listener = bind("127.0.0.1", 0)
+    app = AdminApp(ledger, FakeProxy(), metrics, now_ms, hosts=Hosts(listed, OWN))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(AdminServer(listener, app.asgi).serve)
+        yield int(listener.getsockname()[1])
+        nursery.cancel_scope.cancel()
+
+
+async def ask(port: int, raw: bytes) -> tuple[int, dict[str, str], str]:
+    with trio.fail_after(20):
+        stream = await trio.open_tcp_stream("127.0.0.1", port)
+        async with stream:
+            await stream.send_all(raw)
+            answer = b"".join([piece async for piece in stream])
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status, *headers = head.decode().split("\r\n")
+    pairs = (line.split(": ", 1) for line in headers)
+    return int(status.split()[1]), {name.lower(): value for name, value in pairs}, body.decode()
+
+
+async def get(
+    port: int, path: str = "/quotas", host: str | None = None, method: str = "GET", **headers: str
+) -> tuple[int, dict[str, str], str]:
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {host or f'127.0.0.1:{port}'}", "Connection: close"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return await ask(port, "\r\n".join([*lines, "", ""]).encode())
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("path", PATHS)
+async def test_no_path_answers_to_a_host_that_is_not_ours(path: str) -> None:
+    async with admin() as port:
+        status, headers, body = await get(port, path, "evil.example:9404")
+        assert status == 421
+        assert body == (
+            "This admin port does not answer to the host evil.example:9404: it answers to addresses, localhost and "
+            "the pod's own names; others have to be in admin.allowed_hosts of its configuration.\n"
+        )
+        assert headers["content-type"].startswith("text/plain")
+        # who rebinds a name can read this answer, and the pod's name is no business of theirs
+        assert "shop-0" not in body + str(headers)
+        assert (await get(port, path, "shop-0"))[0] == (await get(port, path))[0] in (200, 307, 404)
+
+
+@pytest.mark.trio
+async def test_requests_without_a_host_come_from_no_browser_and_are_answered() -> None:
+    async with admin() as port:
+        assert (await ask(port, b"GET /healthz HTTP/1.0\r\n\r\n"))[0] == 200
+        assert (await ask(port, b"GET /healthz HTTP/1.0\r\nHost: evil.example\r\n\r\n"))[0] == 421
+        # HTTP/1.1 wants exactly one
+        assert (await ask(port, b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n"))[0] == 400
+        two = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\nConnection: close\r\n\r\n"
+        assert (await ask(port, two))[0] == 400
+        assert (await ask(port, b"GET /healthz HTTP/1.1\r\nHost:\r\nConnection: close\r\n\r\n"))[0] == 421
+        # Of a request line with a whole URL the path counts, of Host the host.
+        whole = b"GET http://localhost/healthz HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n"
+        assert (await ask(port, whole))[0] == 421
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(("authority", "status"), [("localhost", 200), ("evil.example", 421)])
+async def test_http_2_has_no_other_door(authority: str, status: int) -> None:
+    async with admin() as port:
+        stream = await trio.open_tcp_stream("127.0.0.1", port)
+        async with stream:
+            connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+            connection.initiate_connection()
+            request = {":method": "GET", ":path": "/healthz", ":scheme": "http", ":authority": authority}
+            connection.send_headers(1, list(request.items()), end_stream=True)
+            await stream.send_all(connection.data_to_send())
+            found: dict[str, str] = {}
+            with trio.fail_after(20):
+                while not found:
+                    for event in connection.receive_data(bytes(await stream.receive_some(65_536))):
+                        if isinstance(event, h2.events.ResponseReceived):
+                            found = {bytes(name).decode(): bytes(value).decode() for name, value in event.headers}
+        assert found[":status"] == str(status)
+
+
+@pytest.mark.trio
+async def test_a_refused_host_is_in_the_log_once_and_harmless() -> None:
+    out = io.StringIO()
+    logs.configure("info", "console", out)
+    try:
+        async with admin() as port:
+            for _ in range(3):
+                await get(port, host="evil.example")
+            for number in range(100):
+                await get(port, host=f"{number}.evil.example")
+            _, _, body = await get(port, host="evil\x9b31m\x7f")
+    finally:
+        structlog.reset_defaults()
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 20
+    assert "request for a host that is not ours refused host=evil.example setting=admin.allowed_hosts" in lines[0]
+    assert body.isprintable() or body.rstrip("\n").isprintable()
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS"])
+@pytest.mark.parametrize("path", PATHS)
+async def test_no_answer_allows_other_origins(path: str, method: str) -> None:
+    async with admin() as port:
+        asks: list[Mapping[str, str]] = [
+            {},
+            {"Origin": f"http://127.0.0.1:{port}"},
+            {"Origin": "https://evil.example"},
+            {"Origin": "https://evil.example", "Access-Control-Request-Method": "GET"},
+        ]
+        for given in asks:
+            status, headers, _ = await get(port, path, method=method, **given)
+            assert not any(name.startswith("access-control-") for name in headers)
+            assert headers["cross-origin-resource-policy"] == "same-origin"
+            assert headers["x-content-type-options"] == "nosniff"
+            assert headers["x-frame-options"] == "DENY"
+            assert "frame-ancestors 'none'" in headers["content-security-policy"]
+            assert headers["referrer-policy"] == "no-referrer"
+            assert (status == 403) is ("evil" in str(given))
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://127.0.0.1:{port}", 200),
+        ("HTTP://127.0.0.1:{port}", 200),
+        ("https://127.0.0.1:{port}", 200),  # behind a proxy that ends TLS
+        ("http://127.0.0.1", 403),
+        ("http://127.0.0.1:3000", 403),
+        ("http://localhost:{port}", 403),
+        ("https://evil.example", 403),
+        ("null", 403),
+        ("", 403),
+    ],
+)
+async def test_an_origin_has_to_be_the_host(origin: str, status: int) -> None:
+    async with admin() as port:
+        assert (await get(port, Origin=origin.format(port=port)))[0] == status
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("site", "mode", "dest", "method", "status"),
+    [
+        ("none", "navigate", "document", "GET", 200),  # typed by the person
+        ("same-origin", "cors", "empty", "GET", 200),  # our own page
+        ("cross-site", "navigate", "document", "GET", 200),  # a link in a chat or a runbook
+        ("same-site", "navigate", "document", "HEAD", 200),
+        ("cross-site", "navigate", "document", "POST", 403),
+        ("cross-site", "navigate", "iframe", "GET", 403),
+        ("cross-site", "navigate", "object", "GET", 403),
+        ("cross-site", "no-cors", "script", "GET", 403),
+        ("cross-site", "no-cors", "image", "GET", 403),
+        ("cross-site", "cors", "empty", "GET", 403),
+        ("same-site", "no-cors", "empty", "GET", 403),  # another port of the same host
+        ("something-new", "cors", "empty", "GET", 403),
+    ],
+)
+async def test_what_browsers_say_about_where_a_request_comes_from(
+    site: str, mode: str, dest: str, method: str, status: int
+) -> None:
+    given = {"Sec_Fetch_Site": site, "Sec_Fetch_Mode": mode, "Sec_Fetch_Dest": dest}
+    async with admin() as port:
+        found, _, body = await get(port, method=method, **given)
+        assert found == status
+        if status == 403:
+            assert body == "This admin port does not answer to pages of other origins.\n"
+
+
+@pytest.fixture(scope="module")
+def running(kafka: KafkaCluster) -> Iterator[Sidecar]:
+    quotas = [{"client-id": "<default>", "producer_byte_rate": 20_000}]
+    with sidecar(kafka.bootstrap, quotas) as one:
+        yield one
+
+
+def test_the_sidecar_knows_its_names_and_probes_pass(running: Sidecar) -> None:
+    with httpx.Client(base_url=running.admin, timeout=10) as client:
+        for path in ("/healthz", "/readyz", "/metrics"):
+            assert client.get(path).status_code == 200  # by address, as the kubelet and Prometheus do
+            assert client.get(path, headers={"host": socket.gethostname()}).status_code == 200
+            assert client.get(path, headers={"host": "evil.example"}).status_code == 421
+
+
+def test_a_list_in_the_configuration_counts(kafka: KafkaCluster) -> None:
+    with sidecar(kafka.bootstrap, []) as one, httpx.Client(base_url=one.admin, timeout=10) as client:
+        config = yaml.safe_load(one.config.read_text())
+        config["admin"]["allowed_hosts"] = ["kquota.example.com"]
+        one.config.write_text(yaml.safe_dump(config))
+        one.stop()
+        one.start_again()
+        assert client.get("/quotas", headers={"host": "kquota.example.com"}).status_code == 200
+        assert client.get("/quotas", headers={"host": "other.example.com"}).status_code == 421
+
+
+def test_a_command_that_is_refused_says_why(running: Sidecar) -> None:
+    port = running.admin.rsplit(":", 1)[1]
+    # 127.0.0.1 by a name that public DNS cannot have, and that the sidecar does not know
+    program = (
+        "import socket, sys; real = socket.getaddrinfo\n"
+        "socket.getaddrinfo = lambda host, *rest, **more: real('127.0.0.1', *rest, **more)\n"
+        "from deploy.cli import main; main()"
+    )
+    command = [sys.executable, "-c", program, "top", "--once", "--admin", f"http://rebound.example:{port}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "HTTP 421; This admin port does not answer to the host rebound.example" in done.stderr
+    assert "admin.allowed_hosts" in done.stderr
+
+
+PAGE = b"""<!doctype html><title>other</title><script>
+const admin = new URLSearchParams(location.search).get("admin");
+const said = {};
+const tries = {
+  cors: () => fetch(admin + "/quotas").then((a) => a.text()),
+  opaque: () => fetch(admin + "/quotas", {mode: "no-cors"}).then((a) => a.text())
+    .then((t) => t || Promise.reject("opaque")),
+  preflight: () => fetch(admin + "/quotas", {headers: {"x-more": "1"}}).then((a) => a.text()),
+  post: () => fetch(admin + "/quotas", {method: "POST", body: "x"}).then((a) => a.text()),
+  xhr: () => new Promise((yes, no) => { const x = new XMLHttpRequest(); x.open("GET", admin + "/connections");
+    x.onload = () => yes(x.responseText); x.onerror = () => no("error"); x.send(); }),
+  script: () => new Promise((yes, no) => { const s = document.createElement("script"); s.src = admin + "/ui/app.js";
+    s.onload = () => yes("ran"); s.onerror = () => no("error"); document.head.append(s); }),
+  style: () => new Promise((yes, no) => { const s = document.createElement("link"); s.rel = "stylesheet";
+    s.href = admin + "/ui/app.css"; s.onload = () => yes("applied"); s.onerror = () => no("error");
+    document.head.append(s); }),
+  frame: () => new Promise((yes, no) => { const f = document.createElement("iframe"); f.src = admin + "/ui/";
+    f.onload = () => { try { f.contentWindow.document.title; yes("same origin?"); } catch { no("cross-origin"); } };
+    document.documentElement.append(f); }),
+};
+Promise.all(Object.entries(tries).map(async ([name, attempt]) => {
+  try { said[name] = "READ: " + await attempt(); } catch (error) { said[name] = "refused: " + error; }
+})).then(() => { document.title = "done"; document.documentElement.dataset.said = JSON.stringify(said); });
+</script><a id="link">to the sidecar</a><script>document.getElementById("link").href = admin + "/ui/";</script>"""
+
+
+@contextmanager
+def other_origin() -> Iterator[int]:
+    """A web server of somebody else; yields its port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-type", "text/html; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(PAGE)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
+def chromium(*flags: str) -> Iterator[Any]:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    from tests.support.programs import program
+
+    found, driver_program = program("chromium", "chromium"), program("chromedriver", "chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = found
+    for argument in (*FLAGS, *flags):
+        options.add_argument(argument)
+    driver = webdriver.Chrome(options=options, service=Service(driver_program))
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+REBOUND = "--host-resolver-rules=MAP *.example 127.0.0.1"
+"""Names of others lead to this machine, as after a rebinding."""
+
+
+@pytest.mark.parametrize("page", ["127.0.0.1", "other.example"], ids=["same site", "another site"])
+def test_a_page_of_another_origin_reads_nothing(running: Sidecar, page: str) -> None:
+    from selenium.webdriver.common.by import By
+
+    with other_origin() as port, chromium(REBOUND) as driver:
+        driver.get(f"http://{page}:{port}/?admin={running.admin}")
+        wait_for("all attempts", lambda: driver.title == "done")
+        said = json.loads(driver.execute_script("return document.documentElement.dataset.said"))
+        assert len(said) == 8
+        assert {name: answer for name, answer in said.items() if not answer.startswith("refused")} == {}
+        # To follow a link is the person's own doing, and works.
+        driver.find_element(By.ID, "link").click()
+        wait_for("the page", lambda: driver.title == "kquota")
+        wait_for("the status", lambda: text(driver, "#status").startswith("ready"))
+
+
+def test_a_name_that_was_rebound_to_the_sidecar_reads_nothing(running: Sidecar) -> None:
+    """For the browser it is the page's own origin: only the sidecar can tell."""
+    port = running.admin.rsplit(":", 1)[1]
+    with chromium(REBOUND) as driver:
+        driver.get(f"http://rebound.example:{port}/ui/")
+        assert "does not answer to the host rebound.example" in text(driver, "body")
+        read = "return fetch('/quotas').then(async (a) => [a.status, await a.text()])"
+        status, answer = driver.execute_script(read)
+        assert status == 421
+        assert "groups" not in answer
+        # By the address the same page and the same question are answered.
+        driver.get(f"{running.admin}/ui/")
+        assert driver.title == "kquota"
+        status, answer = driver.execute_script(read)
+        assert status == 200
+        assert "groups" in json.loads(answer)

@@ -1,0 +1,422 @@
+"""Before the login, on a listener that wants one: nobody is charged, and nothing passes unless the broker takes it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deploy.kafka import KafkaCluster
+from proxy.before_login import FREE_VERSIONS
+from proxy.errors import CloseReason, SessionError
+from proxy.session import Session
+from proxy.wire.messages import metadata_request
+from quota.entity import Kind
+from quota.ledger import Ledger
+from tests.corpus.job import wait_for
+from tests.support.raw_client import ClosedByPeerError, RawClient
+from tests.support.sasl_tools import (
+    PLAIN_STEPS,
+    SCRAM_STEPS,
+    authenticate,
+    authenticate_response,
+    handshake,
+    handshake_response,
+    log_in,
+)
+from tests.support.secure_tools import PASSWORDS
+from tests.support.session_tools import (
+    API_VERSIONS,
+    METADATA,
+    THREE_WAYS,
+    Cut,
+    from_broker,
+    from_client,
+    ledger,
+    produce,
+    produce_response,
+    request,
+    response,
+    session,
+)
+from tests.support.sidecars import Sidecar, sidecar
+
+BROKERS = struct.pack(">iih9sihi", 1, 1, 9, b"localhost", 9092, -1, 0)
+"""Body of a Metadata v1 response: one broker (without a rack), no controller, no topics."""
+NO_BROKERS = struct.pack(">iii", 0, -1, 0)
+"""What a broker answers in the middle of a login, before it closes."""
+
+
+def question(correlation_id: int) -> bytes:
+    """What the broker is asked in place of the client's request."""
+    return metadata_request(1, correlation_id, "kquota")
+
+
+def takes_requests(correlation_id: int) -> bytes:
+    """The answer of a broker that needs no login."""
+    return response(METADATA, 1, correlation_id, BROKERS)
+
+
+def identified(of: Ledger, **settings: bool) -> Session:
+    """A session whose user is who has logged in, and FALLBACK who need not."""
+    one = session(of, **settings)
+    one.when_authenticated(lambda login: one.identify((login.name or "?") if login else "FALLBACK"))
+    return one
+
+
+def clients(of: Ledger) -> set[tuple[str, str]]:
+    """Whom the ledger knows of."""
+    return {account.identity for account in of.accounts()}
+
+
+# ---- nobody is charged ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", THREE_WAYS)
+@pytest.mark.parametrize("api_key", [0, 1, 3, 10, 17 + 2, 999])
+def test_a_request_before_the_login_is_charged_to_nobody_and_goes_nowhere(api_key: int, cut: Cut) -> None:
+    of = ledger(produce_rate=1000, fetch_rate=1000, request_percentage=0.001)
+    one = identified(of, login_expected=True)
+    first = request(API_VERSIONS, 0, 1, b"")
+    assert from_client(one, first, cut=cut) == first
+    from_broker(one, response(API_VERSIONS, 0, 1, struct.pack(">hi", 0, 0)), 900.0)
+    sent = produce(2, 100_000) if api_key == 0 else request(api_key, 0, 2, b"\0" * 100)
+    # Byte by byte it is asked as soon as the header is there. The shell reads nothing further then.
+    out = b""
+    for part in cut(sent):
+        if one.must_wait:
+            break
+        out += from_client(one, part, 1000.0)
+    assert out == question(2)
+    assert one.must_wait
+    assert not one.client_at_boundary, "draining waits for it"
+    with pytest.raises(SessionError) as caught:
+        one.broker_ended()
+    assert caught.value.reason is CloseReason.LOGIN_MISSING
+    assert caught.value.kind is None
+    one.close(2000.0)
+    assert clients(of) == set()
+    assert (one.mute_until_ms, one.client_ids, one.user) == (0.0, [], "ANONYMOUS")
+    assert sum(one.exchange.counters.requests.values()) == 1, "ApiVersions alone"
+
+
+def test_twenty_connections_do_not_throttle_a_client_that_need_not_log_in() -> None:
+    """2 MB before logins, at 1 MB/s of the user that stands for all without a name."""
+    of = ledger(produce_rate=100_000, smooth=False)
+    for _ in range(20):
+        one = identified(of, login_expected=True)
+        assert from_client(one, produce(1, 100_000), 100.0) == question(1)
+        with pytest.raises(SessionError):
+            one.broker_ended()
+        one.close(150.0)
+    real = identified(of)
+    real.identify("FALLBACK")
+    from_client(real, produce(1, 100_000), 200.0)
+    assert real.mute_until_ms == 0.0
+    assert {a.identity.user: a.meters[Kind.PRODUCE].amount for a in of.accounts()} == {"FALLBACK": 100_000}
+
+
+def test_what_follows_the_first_request_is_not_looked_at() -> None:
+    of = ledger()
+    one = identified(of, login_expected=True)
+    assert from_client(one, b"".join(produce(number, 1000) for number in range(50))) == question(0)
+    assert one.must_wait
+    assert len(one.inflight) == 1
+    assert clients(of) == set()
+
+
+def test_a_huge_request_does_not_pass() -> None:
+    """A frame of 100 MB, of which the first bytes have come: none of it goes to the broker, and no more is read."""
+    one = identified(ledger(), login_expected=True)
+    head = produce(1, 2000)
+    huge = struct.pack(">i", 100_000_000) + head[4:]
+    assert from_client(one, huge) == question(1)
+    assert one.must_wait
+
+
+# ---- listeners that need no login although it was expected ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", THREE_WAYS)
+@pytest.mark.parametrize("acks", [-1, 0, 1])
+def test_where_the_broker_takes_requests_they_are_judged_as_any(acks: int, cut: Cut) -> None:
+    of = ledger(produce_rate=1000, smooth=False)
+    one = identified(of, login_expected=True)
+    told = []
+    one.when_authenticated(lambda login: (told.append(login), one.identify("FALLBACK"))[0])
+    sent = produce(7, 30_000, acks=acks)
+    parts = list(cut(sent))
+    while not one.must_wait:
+        assert from_client(one, parts.pop(0)) in (b"", question(7))
+    assert clients(of) == set()
+    assert from_broker(one, takes_requests(7), 10.0) == b"", "the client does not hear of the question"
+    assert (told, one.must_wait, one.has_backlog) == ([None], False, True)
+    out = b"".join(bytes(part) for part in one.resume(20.0))
+    for part in parts:
+        out += from_client(one, part, 20.0)
+    assert out == sent
+    assert clients(of) == {("FALLBACK", "c")}
+    (account,) = of.accounts()
+    assert account.meters[Kind.PRODUCE].amount == 30_000
+    assert one.mute_until_ms > 20.0
+    assert one.client_ids == ["c"]
+    if acks:
+        assert from_broker(one, produce_response(7), 30.0) != b""
+    # Once is enough.
+    again = request(METADATA, 1, 8, struct.pack(">i", 0))
+    assert from_client(one, again, one.mute_until_ms) == again
+
+
+def test_all_that_was_read_together_follows_in_order() -> None:
+    of = ledger()
+    one = identified(of, login_expected=True)
+    sent = b"".join(produce(number, 1000 + number) for number in range(5))
+    assert from_client(one, sent + sent[:700]) == question(0)
+    from_broker(one, takes_requests(0))
+    assert b"".join(bytes(part) for part in one.resume(1.0)) == sent + sent[:700]
+    assert [pending.correlation_id for pending in one.inflight] == [0, 1, 2, 3, 4, 0]
+
+
+def test_a_limit_of_connections_may_end_it_then() -> None:
+    def refuse(_login: object) -> None:
+        raise SessionError(CloseReason.USER_MAX_CONNECTIONS, "no further connection")
+
+    one = session(ledger(), login_expected=True)
+    one.when_authenticated(refuse)
+    from_client(one, produce(1, 100))
+    with pytest.raises(SessionError) as caught:
+        from_broker(one, takes_requests(1))
+    assert caught.value.reason is CloseReason.USER_MAX_CONNECTIONS
+
+
+@pytest.mark.parametrize("body", [b"", b"\0\0", NO_BROKERS, struct.pack(">i", -1)])
+def test_an_answer_without_brokers_is_no_leave(body: bytes) -> None:
+    of = ledger()
+    one = identified(of, login_expected=True)
+    from_client(one, produce(1, 100))
+    with pytest.raises(SessionError) as caught:
+        from_broker(one, response(METADATA, 1, 1, body))
+    assert caught.value.reason is CloseReason.LOGIN_MISSING
+    assert clients(of) == set()
+
+
+def test_api_versions_are_free_so_often_and_no_oftener() -> None:
+    """Where the broker wants no login it answers any number of them: that is no way around a limit of request time."""
+    of = ledger(request_percentage=100.0)
+    one = identified(of, login_expected=True)
+    for number in range(FREE_VERSIONS):
+        sent = request(API_VERSIONS, 0, number, b"")
+        assert from_client(one, sent) == sent
+        from_broker(one, response(API_VERSIONS, 0, number, struct.pack(">hi", 0, 0)))
+    assert clients(of) == set()
+    sent = request(API_VERSIONS, 0, 9, b"")
+    assert from_client(one, sent) == question(9)
+    from_broker(one, takes_requests(9))
+    assert b"".join(bytes(part) for part in one.resume(1.0)) == sent
+    assert clients(of) == {("FALLBACK", "c")}
+
+
+# ---- in and after a login -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("login_expected", [False, True])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_request_in_the_middle_of_a_login_is_charged_to_nobody(steps: int, login_expected: bool) -> None:
+    """The broker has begun a login, so its listener wants one, whatever the sidecar was told."""
+    of = ledger()
+    one = identified(of, login_expected=login_expected)
+    log_in(one, "SCRAM-SHA-256", SCRAM_STEPS[:steps])
+    assert from_client(one, produce(5, 100)) == question(5)
+    with pytest.raises(SessionError) as caught:
+        from_broker(one, response(METADATA, 1, 5, NO_BROKERS))
+    assert caught.value.reason is CloseReason.LOGIN_MISSING
+    assert clients(of) == set()
+
+
+@pytest.mark.parametrize("login_expected", [False, True])
+def test_a_second_handshake_does_not_make_the_fallback_user_pay(login_expected: bool) -> None:
+    """A broker answers it ILLEGAL_SASL_STATE as well, and closes a moment later; what comes in between is nobody's."""
+    of = ledger()
+    one = identified(of, login_expected=login_expected)
+    log_in(one, "PLAIN", ())
+    from_client(one, handshake("PLAIN", correlation_id=2))
+    from_broker(one, handshake_response(34, correlation_id=2))
+    assert from_client(one, produce(3, 100_000)) == question(3)
+    assert clients(of) == set()
+
+
+@pytest.mark.parametrize("error", [33, 58])
+def test_after_a_refused_login_nobody_is_charged(error: int) -> None:
+    of = ledger()
+    one = identified(of)
+    from_client(one, handshake("PLAIN"))
+    from_broker(one, handshake_response(33 if error == 33 else 0))
+    if error == 58:
+        from_client(one, authenticate(PLAIN_STEPS[0][0]))
+        from_broker(one, authenticate_response(58))
+    assert from_client(one, produce(3, 100_000)) == question(3)
+    assert clients(of) == set()
+
+
+def test_a_broker_that_expects_no_login_has_said_so() -> None:
+    """ILLEGAL_SASL_STATE to the first SaslHandshake: there is nothing to ask."""
+    of = ledger()
+    one = identified(of, login_expected=True)
+    from_client(one, handshake("PLAIN"))
+    from_broker(one, handshake_response(34))
+    assert from_client(one, produce(3, 100)) == produce(3, 100)
+    assert clients(of) == {("FALLBACK", "c")}
+
+
+@pytest.mark.parametrize("version", [-1, 2])
+def test_after_the_login_no_question_is_asked(version: int) -> None:
+    of = ledger()
+    one = identified(of, login_expected=True)
+    log_in(one, "PLAIN", PLAIN_STEPS, version=version, lifetime_ms=60_000 if version > 0 else 0)
+    assert from_client(one, produce(3, 100)) == produce(3, 100)
+    from_broker(one, produce_response(3))
+    if version > 0:  # and in the middle of another login it is whose it was: the broker decides
+        log_in(one, "PLAIN", ())
+        assert from_client(one, produce(4, 100)) == produce(4, 100)
+    assert clients(of) == {("alice", "c")}
+
+
+@given(
+    frames=st.lists(
+        st.sampled_from(
+            [
+                request(API_VERSIONS, 0, 1, b""),
+                request(API_VERSIONS, 99, 1, b""),
+                handshake("PLAIN"),
+                handshake("PLAIN", 0),
+                authenticate(PLAIN_STEPS[0][0]),
+                produce(2, 500),
+                produce(2, 500, acks=0),
+                request(METADATA, 1, 3, struct.pack(">i", 0)),
+            ]
+        ),
+        max_size=8,
+    ),
+    error=st.sampled_from([0, 33, 58]),
+)
+def test_whatever_comes_before_an_accepted_login_the_ledger_stays_empty(frames: list[bytes], error: int) -> None:
+    """A broker that takes no request without a login; the requests that reach it are ApiVersions and logins."""
+    of = ledger(produce_rate=1000, request_percentage=1.0)
+    one = identified(of, login_expected=True)
+    passed = 0
+    try:
+        for frame in frames:
+            passed += len(from_client(one, frame, 10.0))
+            while one.inflight and one.inflight[0].local_answer is None:
+                pending = one.inflight[0]
+                if pending.api_version == -1:
+                    break
+                if pending.asked is not None:
+                    one.broker_ended()
+                body = {
+                    API_VERSIONS: struct.pack(">hi", 0, 0),
+                    17: struct.pack(">hi", error, 0),
+                    36: b"\0\x3a\0\1" + bytes(9),
+                }[pending.api_key]
+                from_broker(one, response(pending.api_key, pending.api_version, pending.correlation_id, body), 5000.0)
+            if one.must_wait:
+                break
+            list(one.resume(20.0))
+    except SessionError as error_:
+        assert error_.reason in (CloseReason.LOGIN_MISSING, CloseReason.CLIENT_MALFORMED)  # noqa: PT017 - either is right
+    assert clients(of) == set()
+    assert one.mute_until_ms == 0.0
+    assert passed < 1000
+
+
+# ---- a real broker --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wanted(kafka_secure: KafkaCluster) -> Iterator[Sidecar]:
+    """Before a listener that wants a login; who has none would be held to 100 kB/s."""
+    quotas = [{"user": "<default>", "producer_byte_rate": 100_000, "request_percentage": 1}]
+    with sidecar(kafka_secure.bootstrap_of("SASL_PLAINTEXT"), quotas, identity={"static": {"user": "web"}}) as running:
+        yield running
+
+
+def end_of(address: str, frames: list[bytes]) -> bytes:
+    """What came on a connection after these frames were sent, until it was closed."""
+    came = b""
+    with RawClient(address) as client:
+        try:
+            for frame in frames:
+                client.send(frame)
+            while True:
+                came += client.read_frame().payload
+        except (ClosedByPeerError, OSError):
+            return came
+
+
+def test_a_broker_closes_and_the_sidecar_charges_nobody(wanted: Sidecar, kafka_secure: KafkaCluster) -> None:
+    """20 connections with 100 kB each and no login. The broker closes at the first request, with and without us."""
+    (direct,) = kafka_secure.bootstrap_of("SASL_PLAINTEXT")
+    for frame in (produce(1, 100_000), request(METADATA, 1, 1, struct.pack(">i", 0))):
+        assert end_of(direct, [frame]) == end_of(wanted.bootstrap, [frame]) == b""
+    for _ in range(20):
+        assert end_of(wanted.bootstrap, [request(API_VERSIONS, 0, 1, b""), produce(2, 100_000)])[:4] == b"\0\0\0\1"
+    wait_for(
+        "the connections that ended for want of a login",
+        lambda: wanted.metric("kquota_connections_closed_total", reason="login_missing") == 22,
+        10.0,
+    )
+    assert wanted.metric("kquota_bytes_total") == 0
+    assert wanted.metric("kquota_throttle_seconds_total") == 0
+    assert wanted.metric("kquota_requests_total", api="Produce") == 0
+    assert '"reason": "login_missing"' in wanted.log.read_text()
+
+
+def test_a_login_that_a_broker_has_begun_ends_there_too(wanted: Sidecar, kafka_secure: KafkaCluster) -> None:
+    """Directly it is answered with an error first (ILLEGAL_SASL_STATE in the layout of Produce)."""
+    (direct,) = kafka_secure.bootstrap_of("SASL_PLAINTEXT")
+    before = wanted.metric("kquota_connections_closed_total", reason="login_missing")
+    frames = [handshake("PLAIN"), produce(2, 5000)]
+    for address in (direct, wanted.bootstrap):
+        came = end_of(address, frames)
+        assert came[:6] == b"\0\0\0\1\0\0", "the handshake is answered, without an error"
+    wait_for(
+        "one more",
+        lambda: wanted.metric("kquota_connections_closed_total", reason="login_missing") == before + 1,
+        10.0,
+    )
+    assert wanted.metric("kquota_bytes_total") == 0
+
+
+def test_a_listener_without_a_login_goes_on_where_one_was_expected(
+    kafka_secure: KafkaCluster, topic: str, tmp_path: Path
+) -> None:
+    """The sidecar has a login of its own, so it expects one of clients; the listener behind it takes none.
+
+    kafka-python's producer, one that sends without acknowledgement, is served and charged as who has no name.
+    """
+    from kafka import KafkaProducer
+
+    password = tmp_path / "password"
+    password.write_text(PASSWORDS["kquota"])
+    own = {"mechanism": "PLAIN", "username": "kquota", "password_file": str(password)}
+    upstream = {"bootstrap": kafka_secure.bootstrap, "metadata_refresh_ms": 1000, "sasl": own}
+    quotas = [{"user": "<default>", "producer_byte_rate": 50_000_000}]
+    with sidecar(kafka_secure.bootstrap, quotas, not_ready="cluster", upstream=upstream) as running:
+        for acks in (1, 0):
+            settings = {"bootstrap_servers": running.bootstrap, "client_id": f"acks-{acks}", "acks": acks}
+            producer = KafkaProducer(**settings)
+            producer.send(topic, b"x" * 1000)
+            producer.flush(30)
+            producer.close()
+        for acks in (1, 0):
+            of_client = {"user": "ANONYMOUS", "client_id": f"acks-{acks}", "kind": "produce"}
+            wait_for(
+                f"what was sent with acks={acks}",
+                lambda of=of_client: running.metric("kquota_bytes_total", **of) > 1000,
+                10.0,
+            )
+        assert running.metric("kquota_connections_closed_total", reason="login_missing") == 0

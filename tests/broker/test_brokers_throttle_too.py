@@ -1,0 +1,81 @@
+"""A broker with quotas of its own beside ours: the longer throttle counts, once, and metrics tell the two apart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest
+
+from deploy.kafka import KafkaCluster
+from tests.support.raw_client import RawClient, produce_message
+from tests.support.sidecars import Sidecar, sidecar
+
+RATE = 20_000
+"""Bytes/s, ours and the broker's alike."""
+PART = 20_000
+PARTS = 13
+"""13 requests of 20 kB are 260 kB. The window holds 10 s at the rate, 200 kB: the eleventh request is over it by 20 kB,
+which is (22 000 - 20 000) / 20 000 * 10 s = 1 s of delay, then the twelfth, then the thirteenth."""
+
+
+def set_quota(cluster: KafkaCluster, client_id: str, producer_byte_rate: float | None) -> None:
+    """A quota that the broker itself enforces; None: no more."""
+    entity = AlterClientQuotasRequest.EntryData.EntityData(version=1, entity_type="client-id", entity_name=client_id)
+    set_to = AlterClientQuotasRequest.EntryData.OpData(
+        version=1, key="producer_byte_rate", value=producer_byte_rate or 0.0, remove=producer_byte_rate is None
+    )
+    entry = AlterClientQuotasRequest.EntryData(version=1, entity=[entity], ops=[set_to])
+    with RawClient(cluster.bootstrap[0]) as client:
+        answer = client.ask(AlterClientQuotasRequest(version=1, entries=[entry], validate_only=False)).message
+    assert [each.error_code for each in answer.entries] == [0]
+
+
+@pytest.fixture(scope="module")
+def limited(kafka: KafkaCluster) -> Iterator[Sidecar]:
+    for client_id in ("theirs", "both"):
+        set_quota(kafka, client_id, RATE)
+    ours = [{"client-id": client_id, "producer_byte_rate": RATE} for client_id in ("ours", "both")]
+    with sidecar(kafka.bootstrap, ours, pacing="kafka") as running:
+        yield running
+    for client_id in ("theirs", "both"):  # other tests look at all quotas of this cluster
+        set_quota(kafka, client_id, None)
+
+
+def push(address: str, client_id: str, topic: str) -> tuple[float, list[int]]:
+    """Produce as fast as answers come; the seconds that took until the last answer, and the throttle times told."""
+    with RawClient(address, client_id) as client:
+        message = produce_message(9, client.topic(topic), [b"x" * (PART - 200)])
+        began = time.monotonic()
+        told = [client.ask(message, 60).message.throttle_time_ms for _ in range(PARTS)]
+        return time.monotonic() - began, told
+
+
+def test_two_throttles_at_once_cost_no_more_than_one(kafka: KafkaCluster, limited: Sidecar, topic: str) -> None:
+    with RawClient(kafka.bootstrap[0]) as client:
+        client.topic(topic)
+    address = f"127.0.0.1:{limited.port}"
+    clients = ("ours", "theirs", "both")
+    with ThreadPoolExecutor(len(clients)) as pool:
+        runs = dict(zip(clients, pool.map(lambda one: push(address, one, topic), clients), strict=True))
+    for client_id, (seconds, told) in runs.items():
+        assert max(told) >= 1000, client_id
+        assert seconds >= 1.0, client_id  # the thirteenth request waits at least for the twelfth's second
+    alone = max(runs["ours"][0], runs["theirs"][0])
+    assert runs["both"][0] < 1.2 * alone + 0.5, runs
+
+    def seconds(name: str, client_id: str) -> float:
+        return limited.metric(name, client_id=client_id, user="ANONYMOUS")
+
+    ours, theirs = "kquota_throttle_seconds_total", "kquota_broker_throttle_seconds_total"
+    assert seconds(ours, "ours") > 0
+    assert seconds(ours, "theirs") == 0
+    assert seconds(theirs, "theirs") == pytest.approx(sum(runs["theirs"][1]) / 1000)
+    assert seconds(ours, "both") > 0
+    assert seconds(theirs, "both") > 0
+    assert seconds(theirs, "ours") == 0
+    assert limited.metric("kquota_broker_throttled_requests_total", client_id="theirs", user="ANONYMOUS") == sum(
+        each > 0 for each in runs["theirs"][1]
+    )

@@ -1,0 +1,175 @@
+"""Limits of connections with the real sidecar, a real broker and real clients."""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import trio
+import yaml
+
+from deploy.kafka import KafkaCluster
+from tests.support.sidecars import Sidecar, sidecar
+
+API_VERSIONS_0 = struct.pack(">ihhih", 10, 18, 0, 99, -1)
+"""ApiVersions v0, correlation id 99, null client-id."""
+STORM_FROM = "127.0.0.2"
+"""Linux lets any address of 127/8 connect, so that two peers can be told apart on one machine."""
+RATE = 20
+
+
+def until(condition: Callable[[], object], limit_s: float = 30.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "never came"
+        time.sleep(0.1)
+
+
+def set_quotas(running: Sidecar, *quotas: dict[str, Any]) -> None:
+    """Change the file and wait until it is in force."""
+    before = running.metric("kquota_config_reloads_total")
+    config = yaml.safe_load(running.config.read_text()) | {"quotas": list(quotas)}
+    running.config.write_text(yaml.safe_dump(config))
+    until(lambda: running.metric("kquota_config_reloads_total") > before)
+
+
+def said(running: Sidecar, event: str) -> list[dict[str, Any]]:
+    """Log lines of one event."""
+    lines = (json.loads(line) for line in running.log.read_text().splitlines() if line.startswith("{"))
+    return [line for line in lines if line["message"] == event]
+
+
+@contextmanager
+def producer(running: Sidecar, topic: str) -> Iterator[Callable[[], int]]:
+    """A kafka-python producer that has connected; calling it sends one record and returns its offset."""
+    from kafka import KafkaProducer
+
+    made = KafkaProducer(bootstrap_servers=running.bootstrap, client_id="worker", linger_ms=0, acks=1)
+
+    def send() -> int:
+        return int(made.send(topic, b"x").get(timeout=30).offset)
+
+    try:
+        send()
+        yield send
+    finally:
+        made.close()
+
+
+def test_a_client_above_the_cap_fails_with_a_reason_while_others_work(kafka: KafkaCluster, topic: str) -> None:
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    def list_topics(running: Sidecar, timeout_s: float) -> set[str]:
+        client = AdminClient({"bootstrap.servers": running.bootstrap})
+        return set(client.list_topics(timeout=timeout_s).topics)
+
+    with sidecar(kafka.bootstrap, identity={"sources": ["static"], "static": "web"}) as running:
+        with producer(running, topic) as send:
+            assert running.metric("kquota_user_connections", user="web") >= 1
+            set_quotas(running, {"user": "web", "max_connections": 1})
+            with pytest.raises(KafkaException):
+                list_topics(running, 3)
+            assert send() >= 1  # who was there works on
+            assert running.metric("kquota_connections_closed_total", reason="user_max_connections") >= 1
+            assert (
+                running.metric("kquota_connections_refused_total", reason="user_max_connections", mode="enforce") >= 1
+            )
+            (line, *_) = said(running, "connection refused")
+            assert (line["reason"], line["name"]) == ("user_max_connections", "web")
+            assert line["observed"] >= line["limit"] == 1
+
+            (refused,) = running.get("/throttled")["refused"]
+            assert (refused["reason"], refused["name"], refused["limit"]) == ("user_max_connections", "web", 1)
+            standing = running.get("/explain")["connections"][0]
+            assert standing["refused"] == [refused | {"ago_ms": standing["refused"][0]["ago_ms"]}]
+
+            set_quotas(running, {"user": "web", "max_connections": 20})
+            assert topic in list_topics(running, 30)
+            assert send() >= 2
+        until(lambda: running.metric("kquota_user_connections", user="web") == 0)
+
+
+def test_clients_over_the_rate_come_back_and_all_of_them_are_served(kafka: KafkaCluster) -> None:
+    """Five connections a second for a user, ten clients at once: librdkafka backs off and tries again."""
+    from confluent_kafka.admin import AdminClient
+
+    quotas = [{"user": "web", "connection_creation_rate": 5}]
+    identity = {"sources": ["static"], "static": "web"}
+    with sidecar(kafka.bootstrap, quotas, identity=identity, **{"quota.window.num": 2}) as running:
+
+        def brokers(_: int) -> int:
+            return len(AdminClient({"bootstrap.servers": running.bootstrap}).list_topics(timeout=60).brokers)
+
+        with ThreadPoolExecutor(10) as pool:
+            found = list(pool.map(brokers, range(10)))
+        assert found == [1] * 10
+        refused = running.metric("kquota_connections_refused_total", reason="user_connection_rate", mode="enforce")
+        assert refused >= 1
+        assert running.metric("kquota_connections_closed_total", reason="user_connection_rate") <= refused
+
+
+@pytest.mark.trio
+async def test_a_storm_is_held_to_the_rate_and_another_address_is_not_touched(kafka: KafkaCluster) -> None:
+    """100 connections a second from one address, 20 allowed, Kafka's test windows (2 samples of 1 s)."""
+    duration_s, interval_s = 5.0, 0.01
+    outcomes: list[bool] = []
+    held_s: list[float] = []
+    settings = {"quota.window.num": 2}
+    quotas = [{"ip": STORM_FROM, "connection_creation_rate": RATE}]
+
+    async def attempt(port: int, source: str) -> bool:
+        """Whether a connection is served: it asks for ApiVersions and gets an answer."""
+        with trio.socket.socket() as client:
+            await client.bind((source, 0))
+            await client.connect(("127.0.0.1", port))
+            began = trio.current_time()
+            try:
+                await client.send(API_VERSIONS_0)
+                answer = await client.recv(4)
+            except OSError:  # closed with our request unread
+                answer = b""
+            if not answer:
+                held_s.append(trio.current_time() - began)
+            return bool(answer)
+
+    async def storm(port: int) -> None:
+        outcomes.append(await attempt(port, STORM_FROM))
+
+    def start() -> Any:
+        context = sidecar(kafka.bootstrap, quotas, **settings)
+        return context, context.__enter__()
+
+    context, running = await trio.to_thread.run_sync(start)
+    try:
+        others = []
+        async with trio.open_nursery() as nursery:
+            began = trio.current_time()
+            while trio.current_time() - began < duration_s:
+                nursery.start_soon(storm, running.port)
+                await trio.sleep(interval_s)
+                if len(others) < (trio.current_time() - began) / 0.2:
+                    others.append(await attempt(running.port, "127.0.0.1"))
+        took_s = trio.current_time() - began
+        served = sum(outcomes)
+        refused = await trio.to_thread.run_sync(
+            lambda: running.metric("kquota_connections_closed_total", reason="ip_connection_rate")
+        )
+        text = f"{served} of {len(outcomes)} served in {took_s:.2f} s, held {max(held_s):.3f} s at most"
+        print(text)
+        # The window is 1 to 2 s long: what it admits at once, and then the rate.
+        assert served <= RATE * (took_s + 2), text
+        assert served >= 0.8 * min(RATE * (duration_s - 1), len(outcomes)), text
+        assert refused == len(outcomes) - served
+        assert others
+        assert all(others), text
+
+        assert 1 <= len(said(running, "connection refused")) <= 1 + took_s / 10
+    finally:
+        await trio.to_thread.run_sync(lambda: context.__exit__(None, None, None))

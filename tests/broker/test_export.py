@@ -1,0 +1,434 @@
+"""Usage records of the real sidecar: they agree with what clients sent and with /metrics, whatever happens to disk,
+topic, clock or process."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from config.load import load_bytes
+from deploy.export import Clocks, Exporter, Origin, new_exporter, partition_of
+from deploy.export_topic import TopicSink, connector
+from deploy.export_worker import Batch, SinkError, Worker
+from deploy.kafka import KafkaCluster
+from deploy.kafka.ports import free_ports
+from quota import record
+from quota.entity import Kind
+from quota.ledger import Ledger
+from quota.table import QuotaTable
+from tests.support.sidecars import sidecar
+
+LIMIT_S = 60.0
+RATE = 100_000
+
+
+def until(done: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> None:
+    deadline = time.monotonic() + limit_s
+    while not done():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def rows_of(directory: Path) -> list[record.Row]:
+    """The records of all complete files, each one right."""
+    lines = itertools.chain.from_iterable(path.read_bytes().splitlines() for path in directory.rglob("usage-*.jsonl"))
+    return sorted(map(record.from_line, lines), key=lambda row: (row["instance"], row["sequence"]))
+
+
+def produce(bootstrap: str, client_id: str, topic: str, sizes: list[int]) -> None:
+    from kafka import KafkaProducer
+
+    with KafkaProducer(bootstrap_servers=bootstrap, client_id=client_id, batch_size=0) as producer:
+        for size in sizes:
+            producer.send(topic, b"x" * size).get(LIMIT_S)
+
+
+def consume(bootstrap: str, topic: str, count: int, client_id: str = "reader") -> list[Any]:
+    from kafka import KafkaConsumer
+
+    consumer = KafkaConsumer(
+        topic,
+        bootstrap_servers=bootstrap,
+        client_id=client_id,
+        auto_offset_reset="earliest",
+        consumer_timeout_ms=20_000,
+    )
+    try:
+        return list(itertools.islice(consumer, count))
+    finally:
+        consumer.close()
+
+
+def consume_once(bootstrap: str, topic: str, sequences: set[int]) -> dict[int, record.Row]:
+    """Records by sequence, until all are there. At least once: a busy broker may confirm too late and get one again."""
+    from kafka import KafkaConsumer
+
+    found: dict[int, record.Row] = {}
+    consumer = KafkaConsumer(
+        topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=int(LIMIT_S * 1000)
+    )
+    try:
+        for one in consumer:
+            row = record.from_line(one.value)
+            assert found.setdefault(row["sequence"], row) == row, "a repeat is the same again"
+            if found.keys() >= sequences:
+                break
+    finally:
+        consumer.close()
+    return found
+
+
+def create_topic(cluster: KafkaCluster, topic: str, **configs: str) -> None:
+    from kafka import KafkaAdminClient
+    from kafka.admin import NewTopic
+
+    admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap)
+    try:
+        admin.create_topics([NewTopic(topic, 1, 1, topic_configs=configs)])
+    finally:
+        admin.close()
+
+
+def test_records_agree_with_what_clients_sent_with_metrics_and_with_the_topic(
+    kafka: KafkaCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KQUOTA_POD_NAMESPACE", "shop")
+    export = {"directory": str(tmp_path), "interval_s": 1, "rotate_s": 2, "kafka_topic": f"{topic}-usage", "pod": "p-1"}
+    quotas = [{"client-id": "slow", "producer_byte_rate": RATE}]
+    sizes = [50_000] * 24  # 1.2 MB: the window of 10 s at 100 kB/s is full at 1 MB
+    names = [(kind, client) for kind in ("produce", "fetch") for client in ("slow", "free", "reader")]
+    with sidecar(kafka.bootstrap, quotas, export=export) as proxy:
+        produce(proxy.bootstrap, "slow", topic, sizes)
+        produce(proxy.bootstrap, "free", topic, sizes[:5])
+        assert len(consume(proxy.bootstrap, topic, 29)) == 29
+        until(lambda: proxy.metric("kquota_connections_open") == 0, "clients have gone")
+        time.sleep(1.1)  # /metrics shares answers for a second
+        moved = {(k, c): proxy.metric("kquota_bytes_total", kind=k, client_id=c) for k, c in names}
+        requests = proxy.metric("kquota_requests_total")
+        throttled = proxy.metric("kquota_throttled_requests_total", cause="produce", client_id="slow")
+        waited_s = proxy.metric("kquota_throttle_seconds_total", cause="produce", client_id="slow")
+        until(lambda: proxy.metric("kquota_export_records_total", sink="topic") > 0, "records on the topic")
+        assert proxy.metric("kquota_export_last_success_timestamp_seconds", sink="files") == pytest.approx(
+            time.time(), abs=LIMIT_S
+        )
+    rows = rows_of(tmp_path)
+    assert list(tmp_path.rglob(".*")) == []
+    assert [row["sequence"] for row in rows] == list(range(1, len(rows) + 1))
+    sums: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        for name, value in row.items():
+            if isinstance(value, int | float):
+                sums[row["client_id"], name] += value
+    assert {(k, c): sums[c, f"{k}_bytes"] for k, c in names} == moved
+    assert sum(sums[client, "requests"] for client in {row["client_id"] for row in rows}) == requests
+    for client, sent in (("slow", sizes), ("free", sizes[:5])):
+        assert sums[client, "requests_produce"] == len(sent)
+        overhead = sums[client, "produce_bytes"] - sum(sent)
+        assert 0 < overhead < 300 * len(sent)
+        assert sums[client, "connections_opened"] >= 1
+        assert sums[client, "requests_metadata"] >= 1
+        assert sums[client, "request_seconds"] > 0
+    assert sums["reader", "fetch_bytes"] > sum(sizes)
+    assert sums["reader", "requests_fetch"] >= 1
+    assert sums["slow", "throttle_produce_count"] == throttled >= 1
+    assert sums["slow", "throttle_produce_seconds"] == pytest.approx(waited_s)
+    slow = [row for row in rows if row["client_id"] == "slow" and row["produce_bytes"]]
+    assert {row["produce_limit"] for row in slow} == {RATE}
+    assert max(row["produce_group_utilisation_peak"] for row in slow) >= 1.0
+    assert max(row["produce_rate_max"] for row in slow) > RATE
+    assert {(row["client_library"], row["namespace"], row["pod"]) for row in rows} == {("kafka-python", "shop", "p-1")}
+    for before, after in itertools.pairwise(sorted({(row["start_ms"], row["end_ms"]) for row in rows})):
+        assert before[1] <= after[0], "intervals do not overlap"
+    found = consume_once(",".join(kafka.bootstrap), f"{topic}-usage", {row["sequence"] for row in rows})
+    assert found == {row["sequence"]: row for row in rows}
+    (first,) = consume(",".join(kafka.bootstrap), f"{topic}-usage", 1)
+    assert first.key == rows[0]["instance"].encode()
+
+
+def test_kill_9_loses_at_most_one_interval_and_leaves_no_half_file(
+    kafka: KafkaCluster, topic: str, tmp_path: Path
+) -> None:
+    from kafka import KafkaProducer
+
+    export = {"directory": str(tmp_path), "interval_s": 1, "rotate_s": 3}
+    sent = []
+    with sidecar(kafka.bootstrap, export=export) as proxy:
+        producer = KafkaProducer(bootstrap_servers=proxy.bootstrap, client_id="c", batch_size=0)
+        until_s = time.monotonic() + 6
+        while time.monotonic() < until_s:
+            producer.send(topic, b"x" * 1000).get(LIMIT_S)
+            sent.append(time.time())
+            time.sleep(0.01)
+        killed_s = time.time()
+        proxy.kill()
+        producer.close(timeout=0)
+    readable = [path for path in tmp_path.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    assert readable, "some files were complete"
+    for path in readable:
+        assert path.read_bytes().endswith(b"\n")
+        for line in path.read_bytes().splitlines():
+            record.from_line(line)
+    assert list(tmp_path.rglob(".*.open")), "it was killed over an open file"
+    with sidecar(kafka.bootstrap, export=export) as proxy:
+        produce(proxy.bootstrap, "c", topic, [1000])
+    assert list(tmp_path.rglob(".*")) == []
+    rows = rows_of(tmp_path)
+    assert len({(row["instance"], row["sequence"]) for row in rows}) == len(rows)
+    by_instance: dict[str, list[record.Row]] = {}
+    for row in sorted(rows, key=lambda row: row["end_ms"]):
+        by_instance.setdefault(row["instance"], []).append(row)
+    first, second = by_instance.values()
+    assert [row["sequence"] for row in first] == list(range(1, len(first) + 1))
+    assert sum(row["requests_produce"] for row in second) == 1
+    # One interval of a second, and what a busy machine needs to write it down.
+    last_s = first[-1]["end_ms"] / 1000
+    assert killed_s - last_s < 1.0 + 2.0
+    recorded = sum(row["requests_produce"] for row in first)
+    assert sum(1 for at_s in sent if at_s < last_s - 0.5) <= recorded <= len(sent)
+
+
+def test_a_topic_that_takes_nothing_slows_nobody_and_gets_its_records_later(
+    kafka: KafkaCluster, topic: str, tmp_path: Path
+) -> None:
+    """The topic's limit on the size of messages refuses every record, until it is raised."""
+    dead = f"{topic}-usage"
+    create_topic(kafka, dead, **{"max.message.bytes": "500"})
+    export = {"directory": str(tmp_path), "interval_s": 1, "rotate_s": 2, "kafka_topic": dead}
+    with sidecar(kafka.bootstrap, export=export) as proxy:
+        produce(proxy.bootstrap, "c", topic, [1000])
+        until(lambda: proxy.metric("kquota_export_errors_total", sink="topic") > 0, "an error is counted")
+        until(lambda: proxy.metric("kquota_export_lag_seconds", sink="topic") > 1, "the lag grows")
+        began = time.monotonic()
+        produce(proxy.bootstrap, "c", topic, [1000] * 100)
+        assert time.monotonic() - began < LIMIT_S / 2
+        until(lambda: proxy.metric("kquota_export_records_total", sink="files") >= 2, "files go on")
+        alter(kafka, dead, "max.message.bytes", "1000000")
+        # By now the next try is up to 30 s away, and may take as long as brokers have to confirm it.
+        until(
+            lambda: proxy.metric("kquota_export_lag_seconds", sink="topic") == 0, "the topic has caught up", 3 * LIMIT_S
+        )
+        assert proxy.metric("kquota_export_dropped_total") == 0
+    rows = {row["sequence"]: row for row in rows_of(tmp_path)}
+    assert consume_once(",".join(kafka.bootstrap), dead, set(rows)) == rows
+
+
+def alter(cluster: KafkaCluster, topic: str, name: str, value: str) -> None:
+    from deploy.kafka import run_tool
+
+    entity = ["--entity-type", "topics", "--entity-name", topic, "--alter", "--add-config", f"{name}={value}"]
+    run_tool("kafka.admin.ConfigCommand", ["--bootstrap-server", cluster.bootstrap[0], *entity])
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system without room; as another user than root, a directory that may not be written."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.geteuid() != 0:
+        disk.chmod(0o500)
+        yield disk
+        disk.chmod(0o700)
+        return
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "kquota-test", str(disk)], check=True)
+    try:
+        (disk / "filler").write_bytes(b"x" * 60_000)
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_slows_nobody_and_the_loss_is_counted(kafka: KafkaCluster, topic: str, full_disk: Path) -> None:
+    export = {"directory": str(full_disk), "interval_s": 1, "buffer_bytes": 6000}
+    with sidecar(kafka.bootstrap, export=export) as proxy:
+        for _ in range(4):
+            began = time.monotonic()
+            produce(proxy.bootstrap, "c", topic, [1000] * 20)
+            assert time.monotonic() - began < LIMIT_S / 2
+            time.sleep(1.0)
+        until(lambda: proxy.metric("kquota_export_errors_total", sink="files") > 0, "an error is counted")
+        until(lambda: proxy.metric("kquota_export_dropped_total", sink="files") > 0, "the loss is counted")
+        assert proxy.metric("kquota_export_pending_bytes") <= 6000
+    assert len(rows_of(full_disk)) <= 1, "what had room, and that whole"
+
+
+def test_a_topic_whose_brokers_are_gone_is_an_error_in_bounded_time() -> None:
+    (port,) = free_ports(1)
+    sink = TopicSink("usage", "i", connector([f"127.0.0.1:{port}"]))
+    began = time.monotonic()
+    with pytest.raises(SinkError, match="topic usage"):
+        sink.write(Batch([b"1\n"], 1, 0, ""))
+    sink.close()
+    assert time.monotonic() - began < 30
+
+
+class Memory:
+    """A sink that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self.written = threading.Event()
+
+    def write(self, batch: Batch) -> None:
+        self.batches.append(batch)
+        self.written.set()
+
+    def tick(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def rows(self) -> list[record.Row]:
+        return [record.from_line(line) for batch in self.batches for line in batch.lines]
+
+
+class Times:
+    """Two clocks that the test sets."""
+
+    def __init__(self) -> None:
+        self.monotonic_s = 1000.0
+        self.wall_s = 1_785_585_600.0  # 2026-08-01 12:00:00 UTC
+
+    def clocks(self) -> Clocks:
+        return Clocks(lambda: self.monotonic_s, lambda: self.wall_s)
+
+    def advance(self, seconds: float) -> None:
+        self.monotonic_s += seconds
+        self.wall_s += seconds
+
+
+def use(ledger: Ledger, now_s: float) -> None:
+    """A client's request of 100 bytes."""
+    account = ledger.account("u", "c")
+    ledger.wake(account)
+    ledger.charge(account, Kind.PRODUCE, 100, now_s * 1000)
+
+
+CONSTANTS = {"instance": "i", "kquota_version": "1"}
+
+
+def test_a_clock_that_is_set_back_makes_intervals_overlap_and_nothing_else() -> None:
+    times, memory, ledger = Times(), Memory(), Ledger(QuotaTable())
+    worker = Worker("memory", memory, 10**6)
+    exporter = Exporter(ledger, [worker], 10.0, CONSTANTS, clocks=times.clocks())
+    worker.start()
+    for step_s in (0.0, 0.0, -7200.0, 0.0, 3600.0):
+        use(ledger, times.monotonic_s)
+        times.advance(10.0)
+        times.wall_s += step_s
+        list(exporter._sampler.tick(times.monotonic_s * 1000))
+        list(exporter._close())
+    worker.end(LIMIT_S)
+    assert worker.done.wait(LIMIT_S)
+    rows = memory.rows()
+    assert [row["sequence"] for row in rows] == [1, 2, 3, 4, 5]
+    assert [row["duration_s"] for row in rows] == [10.0] * 5
+    assert [row["produce_bytes"] for row in rows] == [100] * 5
+    assert [row["produce_rate_max"] for row in rows] == [10.0] * 5
+    base = 1_785_585_600_000
+    starts = [row["start_ms"] - base for row in rows]
+    assert starts == [0, 10_000, 20_000 - 7_200_000, 30_000 - 7_200_000, 40_000 - 3_600_000]
+    assert all(row["end_ms"] - row["start_ms"] == 10_000 for row in rows)
+    assert [batch.partition[-2:] for batch in memory.batches] == ["12", "12", "10", "10", "11"]
+
+
+@pytest.mark.parametrize(
+    ("wall_s", "left_s"), [(1_785_585_600.0, 10.0), (1_785_585_603.0, 7.0), (1_785_585_607.0, 13.0)]
+)
+def test_intervals_end_on_the_wall_clock_s_raster(wall_s: float, left_s: float) -> None:
+    times = Times()
+    times.wall_s = wall_s
+    exporter = Exporter(Ledger(QuotaTable()), [], 10.0, CONSTANTS, clocks=times.clocks())
+    assert exporter._end_of_interval() - times.monotonic_s == pytest.approx(left_s)
+
+
+def test_an_interval_that_begins_a_moment_before_the_hour_belongs_to_the_hour() -> None:
+    assert partition_of(1_785_585_599_999) == "date=2026-08-01/hour=11"
+    assert partition_of((1_785_585_599_998 + 1_785_585_609_998) / 2) == "date=2026-08-01/hour=12"
+
+
+async def test_the_loop_writes_the_interval_that_had_begun_when_it_ends() -> None:
+    memory, ledger = Memory(), Ledger(QuotaTable())
+    exporter = Exporter(ledger, [Worker("memory", memory, 10**6)], 300.0, CONSTANTS)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(exporter.run)
+        await trio.sleep(0.1)
+        use(ledger, trio.current_time())
+        await exporter.finish()
+    (row,) = memory.rows()
+    assert row["produce_bytes"] == 100
+    assert exporter.state().sinks["memory"].records == 1
+
+
+async def test_a_failure_of_ours_is_counted_and_the_next_interval_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, ledger = Memory(), Ledger(QuotaTable())
+    exporter = Exporter(ledger, [Worker("memory", memory, 10**6)], 1.0, CONSTANTS)
+    tick = exporter._sampler.tick
+    calls = itertools.count()
+
+    def fails_once(now_ms: float) -> Iterator[None]:
+        if next(calls) == 0:
+            raise ZeroDivisionError
+        return tick(now_ms)
+
+    monkeypatch.setattr(exporter._sampler, "tick", fails_once)
+    use(ledger, trio.current_time())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(exporter.run)
+        assert await trio.to_thread.run_sync(memory.written.wait, LIMIT_S)
+        await exporter.finish()
+    assert exporter.state().failures == 1
+    assert sum(row["produce_bytes"] for row in memory.rows()) == 100
+
+
+def test_where_records_come_from() -> None:
+    config = load_bytes(
+        "k.yaml", b'{upstream: {bootstrap: ["k:9092"]}, export: {directory: /tmp/u, cluster_id: prod, interval_s: 5}}'
+    )
+    assert config.export is not None
+    environment = {"KQUOTA_CLUSTER_ID": "other", "KQUOTA_POD_NAME": "p", "KQUOTA_POD_NAMESPACE": ""}
+    constants = Origin("i", environment).constants(config.export, "1")
+    assert constants == {"instance": "i", "kquota_version": "1", "cluster_id": "prod", "namespace": None, "pod": "p"}
+    assert Origin("i", {}).constants(config.export, "1")["pod"]
+    assert new_exporter(load_bytes("k.yaml", b'upstream: {bootstrap: ["k:9092"]}'), Ledger(QuotaTable()), "1") is None
+    assert Origin().instance != Origin().instance
+
+
+def test_libraries_that_ignore_throttle_times_are_told_from_those_that_wait(
+    kafka: KafkaCluster, topic: str, tmp_path: Path
+) -> None:
+    """librdkafka has no regard for throttle times (KIP-219), kafka-python waits as it is told."""
+    from confluent_kafka import Producer
+
+    quotas = [{"client-id": name, "producer_byte_rate": RATE} for name in ("rdkafka", "python")]
+    with sidecar(kafka.bootstrap, quotas, export={"directory": str(tmp_path), "interval_s": 1}) as proxy:
+        hasty = Producer({"bootstrap.servers": proxy.bootstrap, "client.id": "rdkafka", "linger.ms": 0})
+        until_s = time.monotonic() + 8
+        hasty.produce(topic, b"x" * 900_000)  # most of what the window of 10 s holds
+        while time.monotonic() < until_s:
+            hasty.produce(topic, b"x" * 10_000)
+            hasty.poll(0.05)
+        hasty.purge()
+        hasty.flush(1)
+        del hasty  # that ends its connections
+        produce(proxy.bootstrap, "python", topic, [900_000] + [50_000] * 8)
+        until(lambda: proxy.metric("kquota_export_records_total", sink="files") >= 2, "records")
+    mutes: Counter[str] = Counter()
+    ignored: Counter[str] = Counter()
+    libraries = {}
+    for row in rows_of(tmp_path):
+        mutes[row["client_id"]] += row["mutes"]
+        ignored[row["client_id"]] += row["mutes_ignored"]
+        libraries[row["client_id"]] = row["client_library"]
+    assert libraries == {"rdkafka": "confluent-kafka-python", "python": "kafka-python"}, "as they call themselves"
+    assert mutes["python"] > 1
+    assert ignored["python"] == 0
+    assert ignored["rdkafka"] > 0, mutes

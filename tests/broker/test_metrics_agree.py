@@ -1,0 +1,57 @@
+"""What /metrics says of a client is what that client sent and was told, and what a broker measured of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from deploy.kafka import KafkaCluster
+from deploy.kafka.jmx import JMX, attributes
+from tests.broker.test_brokers_throttle_too import set_quota
+from tests.corpus.job import wait_for
+from tests.support.raw_client import RawClient, decode, fetch_message, produce_message
+from tests.support.sidecars import sidecar
+
+RATE = 40_000
+HUGE = 1e12
+"""A quota that never throttles: brokers measure clients that have one."""
+CLIENT = "agree"
+
+
+def test_bytes_throttle_and_utilisation_agree(topic: str) -> None:
+    with KafkaCluster.start(1, jvm=("-Xmx512m", *JMX), progress=print) as cluster:
+        set_quota(cluster, CLIENT, HUGE)
+        quotas = [{"client-id": CLIENT, "producer_byte_rate": RATE}]
+        with (
+            sidecar(cluster.bootstrap, quotas, pacing="kafka") as running,
+            RawClient(f"127.0.0.1:{running.port}", CLIENT) as client,
+        ):
+            name = client.topic(topic)
+            sent_bytes = told_ms = 0.0
+            throttled = 0
+            for _ in range(30):  # 30 of 20 kB are 600 kB: 400 kB fit into the window, then 20 kB take 0.5 s each
+                message = produce_message(9, name, [b"x" * 19_900])
+                frame = client.frame(message)
+                client.send(frame)
+                told = decode(message, client.read_frame().payload).throttle_time_ms
+                sent_bytes += len(frame) - 4
+                told_ms += told
+                throttled += told > 0
+            of = {"client_id": CLIENT, "user": "ANONYMOUS"}
+            group = {"client_id": CLIENT, "kind": "produce"}
+            wait_for("all bytes", lambda: running.metric("kquota_bytes_total", kind="produce", **of) == sent_bytes)
+            assert running.metric("kquota_throttled_requests_total", cause="produce", **of) == throttled > 3
+            # Told is what was left when the broker had answered; counted is the whole delay.
+            counted_ms = running.metric("kquota_throttle_seconds_total", cause="produce", **of) * 1000.0
+            assert told_ms <= counted_ms <= told_ms * 1.15 + 50 * throttled
+            ours = running.metric("kquota_quota_observed", **group)
+            assert running.metric("kquota_quota_utilisation_ratio", **group) == pytest.approx(ours / RATE, rel=0.05)
+            theirs = attributes(cluster.nodes[0], "kafka.server:type=Produce,client-id=*", "byte-rate")
+            (byte_rate,) = theirs.values()
+            ours_then = running.metric("kquota_quota_observed", **group)
+            assert min(ours, ours_then) * 0.85 <= byte_rate <= max(ours, ours_then) * 1.15
+            fetched = client.ask(fetch_message(11, name))
+            # Kafka charges 4 + the body, which is the response without its size and its header of 4.
+            # An exposition younger than a second is given again.
+            wait_for(
+                "the fetch", lambda: running.metric("kquota_bytes_total", kind="fetch", **of) == len(fetched.payload)
+            )

@@ -1,0 +1,433 @@
+"""The partition-mutation quota in front of real brokers, request by request: Kafka's cases E8 to E18.
+
+Rate 20 with one window of 1 s makes a burst of 20, so that refusals last a quarter of a second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from kio.serial import entity_reader, entity_writer
+
+from proxy.wire import topics as wire
+from proxy.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, STRICT_FROM
+from tests.support.mutation_tools import (
+    EXISTS,
+    INVALID_REQUEST,
+    THROTTLED,
+    UNKNOWN_TOPIC,
+    create,
+    delete,
+    partitions,
+)
+from tests.support.raw_client import RawClient
+from tests.support.sidecars import Sidecar, sidecar
+
+if TYPE_CHECKING:
+    from deploy.kafka import KafkaCluster
+
+RATE, WINDOWS = 20, 1
+BURST = RATE * WINDOWS
+LIMITED, FREE = "limited", "free"
+BROKERS = {"kafka": "4.2.0", "kafka_391": "3.9.1"}
+OLDEST = {
+    "kafka": {CREATE_TOPICS: 2, DELETE_TOPICS: 1, CREATE_PARTITIONS: 0},
+    "kafka_391": {CREATE_TOPICS: 0, DELETE_TOPICS: 0, CREATE_PARTITIONS: 0},
+}
+NEWEST = {CREATE_TOPICS: 7, DELETE_TOPICS: 6, CREATE_PARTITIONS: 3}
+
+
+def versions(api_key: int) -> list[Any]:
+    """(broker, version) for every version of both brokers."""
+    return [
+        pytest.param(broker, version, id=f"{BROKERS[broker]}-v{version}")
+        for broker in BROKERS
+        for version in range(OLDEST[broker][api_key], NEWEST[api_key] + 1)
+    ]
+
+
+@contextmanager
+def limited_sidecar(cluster: KafkaCluster, **settings: Any) -> Iterator[Sidecar]:
+    quotas = [{"client-id": LIMITED, "controller_mutation_rate": RATE}]
+    with sidecar(cluster.bootstrap, quotas, **{"controller.quota.window.num": WINDOWS, **settings}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def proxies(request: pytest.FixtureRequest) -> Iterator[dict[str, Sidecar]]:
+    """A sidecar per broker, started when the first test asks for it."""
+    running: dict[str, Any] = {}
+
+    class Lazy(dict[str, Sidecar]):
+        def __missing__(self, broker: str) -> Sidecar:
+            context = limited_sidecar(request.getfixturevalue(broker))
+            self[broker] = found = context.__enter__()
+            running[broker] = context
+            return found
+
+    lazy = Lazy()
+    yield lazy
+    for context in running.values():
+        context.__exit__(None, None, None)
+
+
+class Raw:
+    """One client of a sidecar; its tokens are full again whenever a test begins."""
+
+    def __init__(self, proxy: Sidecar, client_id: str = LIMITED) -> None:
+        self.proxy, self.client_id = proxy, client_id
+
+    def ask(self, message: Any, client_id: str | None = None) -> Any:
+        """The decoded answer; each request has a connection of its own, so that no mute is in the way."""
+        with RawClient(self.proxy.bootstrap, client_id or self.client_id) as client:
+            return client.ask(message).message
+
+    def counts(self, *names: str) -> dict[str, int]:
+        """Partitions of these topics, asked until the broker has caught up with its controller."""
+        return counts_of(self.proxy.bootstrap, names)
+
+
+def counts_of(bootstrap: str, names: tuple[str, ...]) -> dict[str, int]:
+    from kafka.protocol.metadata import MetadataRequest
+
+    topics = [MetadataRequest.MetadataRequestTopic(version=9, name=name) for name in names]
+    message = MetadataRequest(
+        version=9,
+        topics=topics,
+        allow_auto_topic_creation=False,
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=False,
+    )
+    with RawClient(bootstrap, FREE) as client:
+        found = client.ask(message).message.topics
+    return {topic.name: len(topic.partitions) for topic in found if topic.error_code == 0}
+
+
+def settled(bootstrap: str, expected: dict[str, int], names: tuple[str, ...]) -> None:
+    """Wait until the broker has these topics, of all that are named."""
+    deadline = time.monotonic() + 30
+    while (found := counts_of(bootstrap, names)) != expected:
+        assert time.monotonic() < deadline, f"{found}, expected {expected}"
+        time.sleep(0.1)
+
+
+def errors(message: Any) -> dict[str, int]:
+    """Error by topic."""
+    (results,) = (getattr(message, name) for name in ("topics", "responses", "results") if hasattr(message, name))
+    return {one.name: one.error_code for one in results}
+
+
+def pair() -> tuple[str, str]:
+    """Two topic names that nobody else uses; the first one is the first in any order."""
+    stem = uuid.uuid4().hex[:12]
+    return f"a-{stem}", f"b-{stem}"
+
+
+def charged(proxy: Sidecar) -> float:
+    """Everything that the limited client was charged, refunds taken off."""
+    (group,) = (one for one in proxy.get("/quotas")["groups"] if one["kind"] == "mutation" and one["limit"])
+    return float(group["totals"]["amount"])
+
+
+def refill(proxy: Sidecar) -> None:
+    """Wait until the tokens of the limited client are back: earlier tests have used them."""
+    deadline = time.monotonic() + 30
+    while True:
+        groups = [one for one in proxy.get("/quotas")["groups"] if one["kind"] == "mutation" and one["limit"]]
+        if all(one["observed"] >= BURST for one in groups):
+            return
+        assert time.monotonic() < deadline, groups
+        time.sleep(0.1)
+
+
+def check_permissive(message: Any, first: str, second: str, took_s: float) -> None:
+    """All is done; 20 - 50 = -30 tokens are 1500 ms, of which passes what the broker takes."""
+    assert errors(message) == {first: 0, second: 0}
+    assert message.throttle_time_ms <= 1500
+    assert message.throttle_time_ms > 0 or took_s > 1.4
+
+
+def check_strict(message: Any, first: str, second: str) -> None:
+    """25 + 25 partitions with 20 tokens: the first is accepted, the second refused until 5 tokens have come: 250 ms."""
+    assert errors(message) == {first: 0, second: THROTTLED}
+    assert 0 <= message.throttle_time_ms <= 250
+
+
+@pytest.mark.parametrize(("broker", "version"), versions(CREATE_TOPICS))
+def test_create(proxies: dict[str, Sidecar], broker: str, version: int) -> None:
+    raw, (first, second) = Raw(proxies[broker]), pair()
+    refill(raw.proxy)
+    began = time.monotonic()
+    answer = raw.ask(create(version, {first: 25, second: 25}))
+    took_s = time.monotonic() - began
+    if version >= STRICT_FROM[CREATE_TOPICS]:  # E8
+        check_strict(answer, first, second)
+        refused = next(topic for topic in answer.topics if topic.name == second)
+        assert refused.error_message == wire.REFUSAL_TEXT
+        settled(raw.proxy.bootstrap, {first: 25}, (first, second))
+        time.sleep(answer.throttle_time_ms / 1000)
+        again = raw.ask(create(version, {second: 25}))
+        assert errors(again) == {second: 0}
+        assert again.throttle_time_ms == 0
+    elif version >= 2:  # E9
+        check_permissive(answer, first, second, took_s)
+    else:
+        assert errors(answer) == {first: 0, second: 0}
+    settled(raw.proxy.bootstrap, {first: 25, second: 25}, (first, second))
+    unlimited = raw.ask(delete(6, [first, second]), FREE)
+    assert (errors(unlimited), unlimited.throttle_time_ms) == ({first: 0, second: 0}, 0)  # E13
+
+
+@pytest.mark.parametrize(("broker", "version"), versions(DELETE_TOPICS))
+def test_delete(proxies: dict[str, Sidecar], broker: str, version: int) -> None:
+    raw, (first, second) = Raw(proxies[broker]), pair()
+    unlimited = raw.ask(create(7, {first: 25, second: 25}), FREE)
+    assert (errors(unlimited), unlimited.throttle_time_ms) == ({first: 0, second: 0}, 0)  # E10
+    settled(raw.proxy.bootstrap, {first: 25, second: 25}, (first, second))
+    refill(raw.proxy)
+    began = time.monotonic()
+    answer = raw.ask(delete(version, [first, second]))
+    took_s = time.monotonic() - began
+    if version >= STRICT_FROM[DELETE_TOPICS]:  # E11
+        check_strict(answer, first, second)
+        settled(raw.proxy.bootstrap, {second: 25}, (first, second))
+        time.sleep(answer.throttle_time_ms / 1000)
+        again = raw.ask(delete(version, [second]))
+        assert (errors(again), again.throttle_time_ms) == ({second: 0}, 0)
+    elif version >= 1:  # E12
+        check_permissive(answer, first, second, took_s)
+    else:
+        assert errors(answer) == {first: 0, second: 0}
+    settled(raw.proxy.bootstrap, {}, (first, second))
+
+
+@pytest.mark.parametrize(("broker", "version"), versions(CREATE_PARTITIONS))
+def test_partitions(proxies: dict[str, Sidecar], broker: str, version: int) -> None:
+    raw, (first, second) = Raw(proxies[broker]), pair()
+    raw.ask(create(7, {first: 1, second: 1}), FREE)
+    settled(raw.proxy.bootstrap, {first: 1, second: 1}, (first, second))
+    refill(raw.proxy)
+    began = time.monotonic()
+    answer = raw.ask(partitions(version, {first: 26, second: 26}))
+    took_s = time.monotonic() - began
+    if version >= STRICT_FROM[CREATE_PARTITIONS]:  # E14
+        check_strict(answer, first, second)
+        settled(raw.proxy.bootstrap, {first: 26, second: 1}, (first, second))
+        time.sleep(answer.throttle_time_ms / 1000)
+        again = raw.ask(partitions(version, {second: 26}))
+        assert (errors(again), again.throttle_time_ms) == ({second: 0}, 0)
+    else:  # E15
+        check_permissive(answer, first, second, took_s)
+    settled(raw.proxy.bootstrap, {first: 26, second: 26}, (first, second))
+    unlimited = raw.ask(partitions(version, {first: 27}), FREE)
+    assert (errors(unlimited), unlimited.throttle_time_ms) == ({first: 0}, 0)  # E16
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+def test_default_counts_and_what_the_broker_refuses(proxies: dict[str, Sidecar], broker: str) -> None:
+    raw, (first, second) = Raw(proxies[broker]), pair()
+    refill(raw.proxy)
+    errors(raw.ask(create(7, {second: 1})))  # so that the counter exists
+    errors(raw.ask(delete(6, [second])))
+    settled(raw.proxy.bootstrap, {}, (first, second))
+    before = charged(raw.proxy)
+    answer = raw.ask(create(7, [(first, -1), (second, 2), (second, 2), ("not a name", 9)]))
+    assert errors(answer) == {first: 0, second: INVALID_REQUEST, "not a name": 17}
+    (count,) = (topic.num_partitions for topic in answer.topics if topic.name == first)
+    assert charged(raw.proxy) == before + count
+    assert errors(raw.ask(create(4, {first: -1}))) == {first: EXISTS}
+    assert errors(raw.ask(delete(6, [first, "nowhere"]))) == {first: 0, "nowhere": UNKNOWN_TOPIC}
+    assert charged(raw.proxy) == before + 2 * count
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+def test_a_topic_is_deleted_by_its_id(proxies: dict[str, Sidecar], broker: str) -> None:
+    raw, (first, second) = Raw(proxies[broker]), pair()
+    created = raw.ask(create(7, {first: 25, second: 25}), FREE)
+    ids = [topic.topic_id for topic in created.topics]
+    refill(raw.proxy)
+    answer = raw.ask(delete(6, [], ids))  # at once: the broker itself may not have heard of them
+    assert sorted(errors(answer).values()) == [0, THROTTLED]
+    assert {topic.topic_id for topic in answer.responses} == set(ids)
+    (left,) = (topic.name for topic in answer.responses if topic.error_code)
+    settled(raw.proxy.bootstrap, {left: 25} if left else {}, (first, second))
+
+
+# ---- the same refusals from a broker ---------------------------------------------------------------------------------
+
+
+def use_up(cluster: KafkaCluster) -> str:
+    """A client-id that the broker itself refuses everything, for minutes."""
+    from kafka.protocol.admin import AlterClientQuotasRequest as Alter
+
+    client_id = f"own-{uuid.uuid4().hex[:8]}"
+    entry = Alter.EntryData
+    quota = entry(
+        version=1,
+        entity=[entry.EntityData(version=1, entity_type="client-id", entity_name=client_id)],
+        ops=[entry.OpData(version=1, key="controller_mutation_rate", value=0.01, remove=False)],
+    )
+    deadline = time.monotonic() + 30
+    with RawClient(cluster.bootstrap[0], client_id) as client:
+        assert client.ask(Alter(version=1, entries=[quota], validate_only=False)).message.entries[0].error_code == 0
+    while True:  # until the controller knows it, and has been overdrawn
+        name = f"used-{uuid.uuid4().hex[:8]}"
+        with RawClient(cluster.bootstrap[0], client_id) as client:
+            if errors(client.ask(create(7, {name: 5})).message) == {name: THROTTLED}:
+                return client_id
+        assert time.monotonic() < deadline
+
+
+def body_of(address: str, client_id: str, message: Any) -> bytes:
+    """What follows the response header, which is flexible in all strict versions."""
+    with RawClient(address, client_id) as client:
+        client.send(client.frame(message))
+        return client.read_frame().payload[5:]
+
+
+def comparable(api_key: int, version: int, body: bytes) -> bytes:
+    """A response without throttle time and messages, its topics in order, encoded again."""
+    from tests.support.wire_tools import kio_class
+
+    message, size = entity_reader(kio_class(api_key, version))(body, 0)
+    assert size == len(body)
+    field = {CREATE_TOPICS: "topics", DELETE_TOPICS: "responses", CREATE_PARTITIONS: "results"}[api_key]
+    results = sorted(getattr(message, field), key=lambda one: one.name)
+    assert {one.error_code.value for one in results} == {THROTTLED}
+    results = [dataclasses.replace(one, error_message=None) for one in results]
+    message = dataclasses.replace(message, throttle_time=type(message.throttle_time)(0), **{field: tuple(results)})
+    sink = io.BytesIO()
+    entity_writer(type(message))(sink, message)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+def test_refusals_are_a_brokers_own_to_the_byte(request: pytest.FixtureRequest, broker: str) -> None:
+    # Two topics, both refused: by the broker for its own quota, and by the sidecar for ours. The answers differ in the
+    # throttle time, in the message (a controller sends none) and in the order of deletes, which a broker shuffles.
+    cluster: KafkaCluster = request.getfixturevalue(broker)
+    names = pair()
+    with RawClient(cluster.bootstrap[0], FREE) as client:
+        ids = [topic.topic_id for topic in client.ask(create(7, dict.fromkeys(names, 1))).message.topics]
+    settled(cluster.bootstrap[0], dict.fromkeys(names, 1), names)
+    new = pair()
+    messages = [create(version, dict.fromkeys(new, 3)) for version in (6, 7)]
+    messages += [
+        delete(5, list(names)),
+        delete(6, list(names)),
+        delete(6, [], ids),
+        partitions(3, dict.fromkeys(names, 9)),
+    ]
+    theirs = use_up(cluster)
+    with sidecar(cluster.bootstrap, [{"client-id": "ours", "controller_mutation_rate": 0.01}]) as proxy:
+        body_of(proxy.bootstrap, "ours", create(7, {pair()[0]: 5}))
+        for message in messages:
+            key, version = message.API_KEY, message.API_VERSION
+            expected = body_of(cluster.bootstrap[0], theirs, message)
+            got = body_of(proxy.bootstrap, "ours", message)
+            assert comparable(key, version, got) == comparable(key, version, expected)
+            assert int.from_bytes(got[:4]) > 0
+    settled(cluster.bootstrap[0], dict.fromkeys(names, 1), (*names, *new))
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+def test_a_brokers_own_refusals_cost_nothing_here(request: pytest.FixtureRequest, broker: str) -> None:
+    cluster: KafkaCluster = request.getfixturevalue(broker)
+    theirs, (first, second) = use_up(cluster), pair()
+    with sidecar(cluster.bootstrap, [{"client-id": "<default>", "controller_mutation_rate": RATE}]) as proxy:
+        answer = Raw(proxy, theirs).ask(create(7, {first: 5, second: 5}))
+        assert errors(answer) == {first: THROTTLED, second: THROTTLED}
+        assert answer.throttle_time_ms > 100_000  # the broker's: hundreds of seconds at 0.01 per second
+        assert charged(proxy) == 0
+
+
+# ---- the limit changes, and another way of counting ------------------------------------------------------------------
+
+
+def test_setting_and_unsetting_the_quota(kafka: KafkaCluster) -> None:
+    # E17, E18: no tokens before there is a quota; then those of the rate in force; none again without one
+    def put(entries: list[dict[str, Any]]) -> None:
+        config = yaml.safe_load(proxy.config.read_text())
+        before = proxy.log.read_text().count("configuration reloaded")
+        proxy.config.write_text(yaml.safe_dump(config | {"quotas": entries}))
+        proxy.process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + 30
+        while proxy.log.read_text().count("configuration reloaded") == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def limits() -> list[float]:
+        return [one["limit"] for one in proxy.get("/quotas")["groups"] if one["kind"] == "mutation" and one["limit"]]
+
+    other = {"client-id": "other", "producer_byte_rate": 1_000_000}
+    with sidecar(kafka.bootstrap, [other], **{"controller.quota.window.num": 10}) as proxy:
+        raw, (first, second) = Raw(proxy), pair()
+        assert raw.ask(create(7, {first: 1})).throttle_time_ms == 0
+        assert "kquota_quota_tokens" not in {line.split("{")[0] for line in proxy.metrics().splitlines()}
+        put([other, {"client-id": LIMITED, "controller_mutation_rate": 0.02}])
+        assert errors(raw.ask(create(7, {first: 1, second: 3}))) == {first: EXISTS, second: 0}
+        assert limits() == [0.02]
+        deadline = time.monotonic() + 30
+        while not (tokens := proxy.metric("kquota_quota_tokens", kind="mutation")):  # which are a little old
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert tokens == pytest.approx(-2.8, abs=1)  # 0.2 in hand, 3 used; 0.02 more in each second
+        assert errors(raw.ask(delete(6, [second]))) == {second: THROTTLED}
+        put([other, {"client-id": LIMITED, "controller_mutation_rate": 4000}])
+        assert limits() == [4000]
+        assert errors(raw.ask(delete(6, [second]))) == {second: 0}
+        put([other])
+        assert limits() == []
+        assert errors(raw.ask(delete(6, [first]))) == {first: 0}
+
+
+def test_windowed_bursts_on_the_wire(kafka: KafkaCluster) -> None:
+    # Q = 0.05, S = 10 windows of W = 1 s: 0.5 in all. 5 partitions: 9 windows of 0.05 and one of 4.55, R = 0.5, so the
+    # next is refused for (0.5 - 0.05) / 0.05 * 10 s = 90 s, less what has left the windows by then.
+    quotas = [{"client-id": LIMITED, "controller_mutation_rate": 0.05}]
+    settings = {"controller_mutation_algorithm": "windowed_burst", "controller.quota.window.num": 10}
+    with sidecar(kafka.bootstrap, quotas, max_mute=0, **settings) as proxy:
+        raw, (first, second) = Raw(proxy), pair()
+        accepted = raw.ask(create(7, {first: 5}))
+        assert (errors(accepted), accepted.throttle_time_ms) == ({first: 0}, 0)
+        refused = raw.ask(create(7, {second: 1}))
+        assert errors(refused) == {second: THROTTLED}
+        assert 80_000 < refused.throttle_time_ms <= 90_000
+        # The window that holds the debt is forgotten after 10 s, sooner than the throttle time has it.
+        deadline = time.monotonic() + 60
+        while errors(raw.ask(create(7, {second: 1}))) != {second: 0}:
+            assert time.monotonic() < deadline
+            time.sleep(1)
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+def test_changes_made_around_the_sidecar_count(request: pytest.FixtureRequest, broker: str) -> None:
+    cluster: KafkaCluster = request.getfixturevalue(broker)
+    direct, (first, second) = cluster.bootstrap[0], pair()
+
+    def around(message: Any, expected: dict[str, int]) -> None:
+        with RawClient(direct, FREE) as client:
+            assert set(errors(client.ask(message).message).values()) == {0}
+        settled(direct, expected, (first, second))
+
+    with sidecar(cluster.bootstrap, [{"client-id": LIMITED, "controller_mutation_rate": 1000}]) as proxy:
+        raw = Raw(proxy)
+        raw.ask(create(7, {first: 9, second: 9}))  # 18
+        settled(direct, {first: 9, second: 9}, (first, second))
+        around(delete(6, [first]), {second: 9})
+        around(create(7, {first: 2}), {first: 2, second: 9})
+        around(partitions(3, {second: 12}), {first: 2, second: 12})
+        assert errors(raw.ask(partitions(3, {first: 5, second: 13}))) == {first: 0, second: 0}  # 3 + 1
+        around(partitions(3, {first: 6}), {first: 6, second: 13})
+        assert errors(raw.ask(delete(6, [first]))) == {first: 0}  # 6
+        assert errors(raw.ask(delete(5, [second]))) == {second: 0}  # 13
+        assert charged(proxy) == 18 + 4 + 6 + 13

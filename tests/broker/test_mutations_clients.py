@@ -1,0 +1,202 @@
+"""Real admin clients over the mutation quota: what each of them sees, and that it gets there in the end.
+
+Rate 20 with one window of 1 s makes a burst of 20. Whatever the way, nothing may be done twice: in the end the sidecar
+has charged exactly the partitions that came and went.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from tests.broker.test_mutations_brokers import counts_of, settled
+from tests.support.mutation_tools import create, partitions
+from tests.support.raw_client import RawClient
+from tests.support.sidecars import Sidecar, sidecar
+
+if TYPE_CHECKING:
+    from deploy.kafka import KafkaCluster
+    from tests.support.brokers import JavaTool
+
+RATE = 20
+LIMIT_S = 60.0
+TOPICS = "org.apache.kafka.tools.TopicCommand"
+SOURCE = Path(__file__).parents[1] / "java" / "AdminOverQuota.java"
+
+
+@pytest.fixture(params=["kafka", "kafka_391"])
+def proxy(request: pytest.FixtureRequest) -> Iterator[Sidecar]:
+    """A sidecar of the test's own, whose tokens are full and whose totals are 0."""
+    cluster: KafkaCluster = request.getfixturevalue(request.param)
+    quotas = [{"user": "<default>", "controller_mutation_rate": RATE}]  # all are one user, and share a counter
+    # kafka-topics --alter does not end before the throttle time is over, in front of a broker's own quota as well.
+    with sidecar(cluster.bootstrap, quotas, max_mute="3s", **{"controller.quota.window.num": 1}) as running:
+        yield running
+
+
+@pytest.fixture
+def names() -> list[str]:
+    """Three names that nobody else uses."""
+    stem = uuid.uuid4().hex[:12]
+    return [f"{letter}-{stem}" for letter in "abc"]
+
+
+def charged(proxy: Sidecar) -> float:
+    """Partitions charged to all clients, refunds taken off."""
+    groups = proxy.get("/quotas")["groups"]
+    return float(sum(group["totals"]["amount"] for group in groups if group["kind"] == "mutation"))
+
+
+# ---- kafka-python: raises, and refuses to send until the throttle time is over ---------------------------------------
+
+
+def persistently(step: Callable[[], Any]) -> None:
+    """Call `step` as an application would, until it is not throttled."""
+    from kafka.errors import NodeNotReadyError, ThrottlingQuotaExceededError
+
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        try:
+            step()
+        except (ThrottlingQuotaExceededError, NodeNotReadyError):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)  # throttled; or within the throttle time, when the client sends nothing
+        else:
+            return
+
+
+def test_kafka_python(proxy: Sidecar, names: list[str]) -> None:
+    from kafka import KafkaAdminClient
+    from kafka.admin import NewPartitions, NewTopic
+    from kafka.errors import ThrottlingQuotaExceededError
+
+    began = time.monotonic()
+    admin = KafkaAdminClient(bootstrap_servers=proxy.bootstrap, client_id="python-admin")
+    try:
+        with pytest.raises(ThrottlingQuotaExceededError) as refused:
+            admin.create_topics([NewTopic(name, 25, 1) for name in names])
+        assert "The throttling quota has been exceeded." in str(refused.value)
+        # 25 of 20 tokens: the first topic is there, the others are not. The application asks for what is missing.
+        settled(proxy.bootstrap, {names[0]: 25}, tuple(names))
+        for name in names[1:]:
+            persistently(lambda name=name: admin.create_topics([NewTopic(name, 25, 1)]))  # type: ignore[misc]
+        settled(proxy.bootstrap, dict.fromkeys(names, 25), tuple(names))
+        for name in names:
+            persistently(lambda name=name: admin.create_partitions({name: NewPartitions(50)}))  # type: ignore[misc]
+        settled(proxy.bootstrap, dict.fromkeys(names, 50), tuple(names))
+        for name in names:
+            persistently(lambda name=name: admin.delete_topics([name]))  # type: ignore[misc]
+        settled(proxy.bootstrap, {}, tuple(names))
+    finally:
+        admin.close()
+    assert charged(proxy) == 3 * (25 + 25 + 50)
+    # Of these 300 the last 50 were accepted when the tokens were back at 0: 250 less the 20 in hand, at 20 per second.
+    assert time.monotonic() - began >= 11.4
+
+
+# ---- confluent-kafka (librdkafka): speaks old versions, so it is only slowed down ------------------------------------
+
+
+def test_confluent_kafka(proxy: Sidecar, names: list[str]) -> None:
+    from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": proxy.bootstrap, "client.id": "librdkafka-admin"})
+
+    def all_of(futures: dict[str, Any]) -> None:
+        for future in futures.values():
+            future.result(timeout=LIMIT_S)
+
+    began = time.monotonic()
+    all_of(admin.create_topics([NewTopic(name, 10, 1) for name in names]))  # 20 - 30: 500 ms
+    all_of(admin.create_partitions([NewPartitions(name, 20) for name in names]))
+    settled(proxy.bootstrap, dict.fromkeys(names, 20), tuple(names))
+    all_of(admin.delete_topics(names))
+    settled(proxy.bootstrap, {}, tuple(names))
+    all_of(admin.create_topics([NewTopic(names[0], 1, 1)]))
+    # 30 + 30 + 60 partitions were used before the last request could be read: with 20 in hand, 100 came at 20 per s.
+    assert time.monotonic() - began >= 4.9
+    assert charged(proxy) == 30 + 30 + 60 + 1
+
+
+# ---- Java ------------------------------------------------------------------------------------------------------------
+
+
+def set_rate(proxy: Sidecar, rate: float) -> None:
+    """Another limit, by a reload; returns when it is in force."""
+    config = yaml.safe_load(proxy.config.read_text())
+    config["quotas"][0]["controller_mutation_rate"] = rate
+    before = proxy.log.read_text().count("configuration reloaded")
+    proxy.config.write_text(yaml.safe_dump(config))
+    proxy.process.send_signal(signal.SIGHUP)
+    deadline = time.monotonic() + LIMIT_S
+    while proxy.log.read_text().count("configuration reloaded") == before:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_kafka_topics(proxy: Sidecar, names: list[str], java_tool: JavaTool) -> None:
+    # kafka-topics asks once and says that it was refused; the next one, when the tokens are back, does it.
+    first, second, third = names
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return java_tool(TOPICS, ["--bootstrap-server", proxy.bootstrap, *arguments], check=False)
+
+    rounds = [
+        (create(7, {first: 9}), ["--create", "--topic", second, "--partitions", "7"]),
+        (create(7, {third: 1}), ["--alter", "--topic", first, "--partitions", "12"]),
+        (partitions(3, {second: 8}), ["--delete", "--topic", first]),
+    ]
+    for accepted, refused in rounds:
+        set_rate(proxy, 0.01)  # nothing in hand, and nothing comes within a test
+        with RawClient(proxy.bootstrap) as client:
+            client.ask(accepted)
+        before = counts_of(proxy.bootstrap, (first, second))
+        done = run(*refused)
+        assert done.returncode == 1
+        assert "The throttling quota has been exceeded." in done.stdout + done.stderr
+        assert counts_of(proxy.bootstrap, (first, second)) == before
+        set_rate(proxy, 1000)
+        assert run(*refused).returncode == 0
+    settled(proxy.bootstrap, {second: 8, third: 1}, (first, second, third))
+    assert charged(proxy) == 9 + 7 + 1 + 3 + 1 + 12
+
+
+def test_a_java_program_that_makes_its_topic_waits_by_itself(
+    kafka: KafkaCluster, names: list[str], java_tool: JavaTool
+) -> None:
+    quotas = [{"user": "<default>", "controller_mutation_rate": 8}]
+    with sidecar(kafka.bootstrap, quotas, **{"controller.quota.window.num": 1}) as proxy:
+        with RawClient(proxy.bootstrap) as client:
+            client.ask(create(7, {names[0]: 100}))  # 8 - 100 tokens: 11.5 s, longer than a JVM takes to start
+        # EndToEndLatency creates its topic with the admin client's defaults, and has nothing to do until it is there.
+        done = java_tool("org.apache.kafka.tools.EndToEndLatency", [proxy.bootstrap, names[1], "5", "1", "100"])
+        assert "Avg latency" in done.stdout
+        assert counts_of(proxy.bootstrap, (names[1],)) == {names[1]: 1}
+        assert charged(proxy) == 101
+        assert proxy.metric("kquota_throttled_requests_total", cause="mutation") >= 1
+
+
+def test_the_java_admin_client_retries_by_itself(proxy: Sidecar, java_tool: JavaTool) -> None:
+    from deploy.kafka.java import find_java
+
+    modules = subprocess.run([str(find_java()), "--list-modules"], capture_output=True, text=True, check=True).stdout
+    if "jdk.compiler" not in modules:
+        pytest.skip("no JDK: this Java cannot run a source file (EndToEndLatency shows the same for CreateTopics)")
+    stem = uuid.uuid4().hex[:12]
+    done = java_tool(str(SOURCE), [proxy.bootstrap, stem, "4", "25"], check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    steps = dict(line.split() for line in done.stdout.splitlines())
+    # Each step moves 100 partitions at 20 per second, the last one 200; what overdraws costs the next one. Of the
+    # first 100, 20 are in hand and the last 25 are not waited for; 55 more take 2.75 s.
+    assert int(steps["created"]) >= 2500
+    assert sum(map(int, steps.values())) >= 16_000  # 400 - 20 in hand - 50 overdrawn at the end, at 20 per second
+    settled(proxy.bootstrap, {}, tuple(f"{stem}-{number}" for number in range(4)))
+    assert charged(proxy) == 100 + 100 + 200

@@ -1,0 +1,65 @@
+"""System calls of the real sidecar for each small request, counted by strace in front of a real broker."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from deploy.kafka import KafkaCluster
+from tests.support.programs import program
+from tests.support.raw_client import RawClient, produce_message
+from tests.support.sidecars import sidecar
+
+REQUESTS = 300
+CALL = re.compile(r"^(\d+) +(?:<\.\.\. )?(\w+)(?:\(| resumed>)")
+
+
+def calls(trace: Path, begin: int) -> Counter[str]:
+    """System calls by name in what strace wrote from a position on; of calls in two parts only the first counts."""
+    found: Counter[str] = Counter()
+    with trace.open() as lines:
+        lines.seek(begin)
+        for line in lines:
+            match = CALL.match(line)
+            if match is not None and "resumed>" not in line:
+                found[match[2]] += 1
+    return found
+
+
+def test_system_calls_for_a_small_request(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    quotas = [{"client-id": "<default>", "producer_byte_rate": 10**12, "consumer_byte_rate": 10**12}]
+    # -D: strace stands beside, and the process that we started and will signal is the sidecar itself
+    strace = [program("strace", "strace"), "-D", "-f", "-o", str(trace)]
+    probe = subprocess.run([*strace, "true"], capture_output=True, text=True)
+    if probe.returncode or not trace.stat().st_size:
+        pytest.skip(f"processes cannot be traced here, only test_proxy_cost counts: {probe.stderr.strip()}")
+    with (
+        sidecar(kafka.bootstrap, quotas, before=strace, log={"level": "info", "format": "json"}) as proxy,
+        RawClient(("127.0.0.1", proxy.port)) as client,
+    ):
+        frame = client.frame(produce_message(9, client.topic(topic), [b"x" * 100]))
+        client.send(frame)
+        client.read_frame(30)
+        time.sleep(1)  # strace writes what it has seen
+        begin = trace.stat().st_size
+        for _ in range(REQUESTS):
+            client.send(frame)
+            client.read_frame(30)
+        time.sleep(1)
+        found = calls(trace, begin)
+    each = {name: count / REQUESTS for name, count in found.items()}
+    told = f"{ {name: round(count, 2) for name, count in sorted(each.items(), key=lambda item: -item[1])} }"
+    print(told)  # shown when an assertion fails
+    # Two reads, two writes and two waits are the least; 6.5 in all when this was written.
+    assert each["recvfrom"] <= 2.6, told
+    assert each.get("sendto", 0) + each.get("sendmsg", 0) <= 2.1, told
+    assert each["epoll_wait"] <= 3.5, told
+    assert each.get("epoll_ctl", 0) <= 0.3, told
+    # Beside the traffic stand polls of files, /readyz and housekeeping, by the second and not by the request.
+    assert sum(each.values()) <= 10, told

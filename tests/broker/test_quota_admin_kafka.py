@@ -1,0 +1,536 @@
+"""Quota administration compared with a real broker, and done with Kafka's own tools through the sidecar."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from config.overlay import load_overlay
+from tests.support.raw_client import ClosedByPeerError, RawClient, produce_message
+from tests.support.sidecars import Sidecar, sidecar
+
+if TYPE_CHECKING:
+    from deploy.kafka import GuardedProcess, KafkaCluster
+    from tests.support.brokers import JavaTool
+
+Pairs = Sequence[tuple[str, str | None]]
+Ops = Sequence[tuple[str, float | None]]
+PRODUCE, FETCH, TIME, MUTATIONS, RATE = (
+    "producer_byte_rate",
+    "consumer_byte_rate",
+    "request_percentage",
+    "controller_mutation_rate",
+    "connection_creation_rate",
+)
+CONFIGS = "kafka.admin.ConfigCommand"
+
+
+def applying(directory: Path, entries: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """`quotas` of a sidecar that applies alterations."""
+    return {
+        "entries": list(entries),
+        "alter": "apply",
+        "alter_principals": ["ANONYMOUS"],
+        "overlay": str(directory / "overlay.yaml"),
+    }
+
+
+def alter(
+    client: RawClient, entries: Sequence[tuple[Pairs, Ops]], *, version: int = 1, validate_only: bool = False
+) -> list[tuple[int, str | None, dict[str, str | None]]]:
+    from kafka.protocol.admin import AlterClientQuotasRequest as Request
+
+    parts = [
+        Request.EntryData(
+            entity=[Request.EntryData.EntityData(entity_type=kind, entity_name=name) for kind, name in entity],
+            ops=[Request.EntryData.OpData(key=key, value=value or 0.0, remove=value is None) for key, value in ops],
+        )
+        for entity, ops in entries
+    ]
+    answer = client.ask(Request(version=version, entries=parts, validate_only=validate_only)).message
+    return [
+        (entry.error_code, entry.error_message, {part.entity_type: part.entity_name for part in entry.entity})
+        for entry in answer.entries
+    ]
+
+
+def describe(
+    client: RawClient, components: Sequence[tuple[str, int, str | None]] = (), *, strict: bool = False, version: int = 1
+) -> tuple[int, dict[frozenset[tuple[str, str | None]], dict[str, float]] | None]:
+    from kafka.protocol.admin import DescribeClientQuotasRequest as Request
+
+    parts = [Request.ComponentData(entity_type=kind, match_type=how, match=name) for kind, how, name in components]
+    answer = client.ask(Request(version=version, components=parts, strict=strict)).message
+    if answer.entries is None:
+        return answer.error_code, None
+    return answer.error_code, {
+        frozenset((part.entity_type, part.entity_name) for part in entry.entity): {
+            value.key: value.value for value in entry.values
+        }
+        for entry in answer.entries
+    }
+
+
+@contextmanager
+def quotas_removed_afterwards(bootstrap: str) -> Iterator[RawClient]:
+    """A client of the broker itself; the cluster is shared, and whatever quotas others have left are removed, too."""
+
+    def remove_all() -> None:
+        deadline = time.monotonic() + 20
+        while (left := describe(client)[1]) and time.monotonic() < deadline:
+            for entity, limits in left.items():
+                alter(client, [(list(entity), [(key, None) for key in limits])])
+            time.sleep(0.1)  # the broker learns of it from the controller a little later
+
+    with RawClient(bootstrap) as client:
+        remove_all()
+        try:
+            yield client
+        finally:
+            remove_all()
+
+
+U: Pairs = [("user", "u")]
+ALTERATIONS: dict[str, Sequence[tuple[Pairs, Ops]]] = {
+    "set": [(U, [(PRODUCE, 1e6), (FETCH, 2e6)])],
+    "change one": [(U, [(PRODUCE, 1.5e6)])],
+    "remove one, and one that is not there": [(U, [(PRODUCE, None), (TIME, None)])],
+    "mixed": [(U, [(PRODUCE, 2e6), (FETCH, None), (TIME, 12.3)])],
+    "every key": [([("client-id", "c")], [(PRODUCE, 1e6), (FETCH, 1e6), (TIME, 250.5), (MUTATIONS, 0.5)])],
+    "user and client-id": [([("user", "u"), ("client-id", "c")], [(PRODUCE, 1e6)])],
+    "defaults": [
+        ([("user", None)], [(PRODUCE, 9e8)]),
+        ([("client-id", None)], [(PRODUCE, 9e8)]),
+        ([("user", None), ("client-id", None)], [(PRODUCE, 9e8)]),
+        ([("user", "u"), ("client-id", None)], [(PRODUCE, 9e8)]),
+    ],
+    "a user really called <default>": [([("user", "<default>")], [(PRODUCE, 7e6)])],
+    "user with spaces": [([("user", "user with spaces")], [(PRODUCE, 20000.0)])],
+    "any Unicode": [([("user", "Ü ☃ \U0001f600 \x00 \n")], [(PRODUCE, 20000.0)])],
+    "the longest name": [([("user", "x" * 32_767)], [(PRODUCE, 20000.0)])],
+    "zero": [(U, [(PRODUCE, 0.0)])],
+    "negative": [(U, [(PRODUCE, -1.0)])],
+    "minus infinity": [(U, [(TIME, -math.inf)])],
+    "a billionth": [(U, [(PRODUCE, 1e-9)])],
+    "within the tolerance": [(U, [(PRODUCE, 1000.0000005)])],
+    "beyond it": [(U, [(PRODUCE, 2e-6)])],
+    "a little less than whole": [(U, [(PRODUCE, 999.9999999)])],
+    "a half": [(U, [(PRODUCE, 10000.5)])],
+    "2^63": [(U, [(PRODUCE, 2.0**63)])],
+    "2^64": [(U, [(PRODUCE, 2.0**64)])],
+    "infinite bytes": [(U, [(PRODUCE, math.inf)])],
+    "huge percentage": [(U, [(TIME, 1e308)])],
+    "tiny percentage": [(U, [(TIME, 1e-300)])],
+    "bad key": [(U, [("bad", 1.0)])],
+    "empty key": [(U, [("", 1.0)])],
+    "bad key beside a good one": [(U, [(MUTATIONS, 77.0), ("bad", 1.0)])],
+    "bad key removed": [(U, [("bad", None)])],
+    "a key of addresses": [(U, [(RATE, 1.0)])],
+    "no keys": [(U, [])],
+    "nobody": [([], [(PRODUCE, 1.0)])],
+    "empty user": [([("user", "")], [(PRODUCE, 1.0)])],
+    "empty client-id": [([("client-id", "")], [(PRODUCE, 1.0)])],
+    "empty type": [([("", "x")], [(PRODUCE, 1.0)])],
+    "other type": [([("other", "x")], [(PRODUCE, 1.0)])],
+    "type in capitals": [([("User", "x")], [(PRODUCE, 1.0)])],
+    "user and address": [([("user", "u"), ("ip", "1.2.3.4")], [(PRODUCE, 1.0)])],
+    "client-id and address": [([("client-id", "c"), ("ip", "1.2.3.4")], [(RATE, 1.0)])],
+    "type twice": [([("user", "x"), ("user", "y")], [(PRODUCE, 7e6)])],
+    "key twice": [(U, [(PRODUCE, 1.0), (PRODUCE, 2.0)])],
+    "key set and removed": [(U, [(PRODUCE, 1.0), (PRODUCE, None)])],
+    "entity twice": [([("user", "twice")], [(PRODUCE, 5e6)]), ([("user", "twice")], [(FETCH, 6e6)])],
+    "entity again after a mistake": [([("user", "again")], [("bad", 1.0)]), ([("user", "again")], [(FETCH, 6e6)])],
+    "entity twice, types in another order": [
+        ([("user", "a"), ("client-id", "b")], [(PRODUCE, 5e6)]),
+        ([("client-id", "b"), ("user", "a")], [(FETCH, 6e6)]),
+    ],
+    "one good, one bad": [([("user", "m1")], [("bad", 1.0)]), ([("user", "m2")], [(PRODUCE, 7e6)])],
+    "nothing at all": [],
+    "address": [([("ip", "1.2.3.4")], [(RATE, 100.0)])],
+    "address changed": [([("ip", "1.2.3.4")], [(RATE, 150.0)])],
+    "IPv6 address": [([("ip", "::1")], [(RATE, 2.0**31 - 1)])],
+    "default address": [([("ip", None)], [(RATE, 2e6)])],
+    "address, too many": [([("ip", "1.2.3.4")], [(RATE, 2.0**31)])],
+    "address, a half": [([("ip", "1.2.3.4")], [(RATE, 1.5)])],
+    "address, a key of users": [([("ip", "1.2.3.4")], [(PRODUCE, 1.0)])],
+    "empty address": [([("ip", "")], [(RATE, 1.0)])],
+    "no host because of spaces": [([("ip", "not a valid host because it has spaces")], [(RATE, 1.0)])],
+    "no host of that name": [([("ip", "RFC2606.invalid")], [(RATE, 1.0)])],
+    "addresses removed": [([("ip", "1.2.3.4")], [(RATE, None)]), ([("ip", None)], [(RATE, None)])],
+}
+FILTERS: dict[str, tuple[Sequence[tuple[str, int, str | None]], bool]] = {
+    "everything": ([], False),
+    "nothing": ([], True),
+    "a user, open": ([("user", 0, "u")], False),
+    "a user, strict": ([("user", 0, "u")], True),
+    "nobody of that name": ([("user", 0, "nobody")], False),
+    "empty name": ([("user", 0, "")], False),
+    "default user": ([("user", 1, None)], False),
+    "default user, strict": ([("user", 1, None)], True),
+    "any user": ([("user", 2, None)], False),
+    "any user, strict": ([("user", 2, None)], True),
+    "any client-id of a user": ([("user", 0, "u"), ("client-id", 2, None)], True),
+    "any address": ([("ip", 2, None)], False),
+    "exactly nothing": ([("user", 0, None)], False),
+    "default with a name": ([("user", 1, "u")], False),
+    "any with a name": ([("user", 2, "u")], False),
+    "unknown way to match": ([("user", 3, None)], False),
+    "empty type": ([("", 0, "u")], False),
+    "other type": ([("other", 0, "u")], False),
+    "type twice": ([("user", 0, "u"), ("user", 2, None)], False),
+    "other type twice": ([("other", 0, "u"), ("other", 2, None)], False),
+    "address and user": ([("ip", 2, None), ("user", 2, None)], False),
+    "address and other type": ([("ip", 2, None), ("other", 2, None)], False),
+}
+
+
+@pytest.mark.parametrize(("cluster", "version"), [("kafka", 0), ("kafka", 1), ("kafka_391", 1)])
+def test_answers_are_a_brokers(request: pytest.FixtureRequest, tmp_path: Path, cluster: str, version: int) -> None:
+    """G1 to G12: the same requests, one after the other; error codes and the quotas afterwards are the same."""
+    kafka: KafkaCluster = request.getfixturevalue(cluster)
+    with (
+        quotas_removed_afterwards(kafka.bootstrap[0]) as broker,
+        sidecar(kafka.bootstrap, quotas=applying(tmp_path)) as proxy,
+        RawClient(proxy.bootstrap) as ours,
+    ):
+        assert describe(broker) == describe(ours) == (0, {})
+        for what, entries in ALTERATIONS.items():
+            for validate_only in (True, False):
+                theirs, mine = (
+                    [
+                        (code, bool(message), sorted(entity.items()))
+                        for code, message, entity in alter(
+                            client, entries, version=version, validate_only=validate_only
+                        )
+                    ]
+                    for client in (broker, ours)
+                )
+                key: Callable[[Any], str] = repr
+                assert sorted(mine, key=key) == sorted(theirs, key=key), what
+                assert describe(ours, version=version) == _eventually(broker, ours, version), what
+        for what, (components, strict) in FILTERS.items():
+            theirs_found = describe(broker, components, strict=strict, version=version)
+            assert describe(ours, components, strict=strict, version=version) == theirs_found, what
+
+
+def _eventually(broker: RawClient, ours: RawClient, version: int) -> Any:
+    """What the broker shows once it has learnt of the change from the controller, as it does a little later."""
+    deadline, wanted = time.monotonic() + 10, describe(ours, version=version)
+    while (found := describe(broker, version=version)) != wanted and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+# ---- Kafka's own tool -----------------------------------------------------------------------------------------------
+
+
+class Tool:
+    """`kafka-configs` of Kafka 4.2.0."""
+
+    def __init__(self, java_tool: JavaTool, bootstrap: str) -> None:
+        self._run = java_tool
+        self._bootstrap = bootstrap
+
+    def __call__(self, *arguments: str) -> str:
+        """Run it; what it prints."""
+        return self._run(CONFIGS, ["--bootstrap-server", self._bootstrap, *arguments]).stdout.strip()
+
+    def refused(self, *arguments: str) -> str:
+        """Run it and see it fail; what it complains of."""
+        found = self._run(CONFIGS, ["--bootstrap-server", self._bootstrap, *arguments], check=False)
+        assert found.returncode != 0, found.stdout
+        return found.stderr
+
+
+def user(name: str | None, *what: str) -> tuple[str, ...]:
+    return (*what, "--entity-type", "users", *(["--entity-default"] if name is None else ["--entity-name", name]))
+
+
+def test_kafka_configs_sets_describes_and_deletes(kafka: KafkaCluster, java_tool: JavaTool, tmp_path: Path) -> None:
+    entries = [{"user": "<default>", FETCH: 4_000_000}, {"user": "shade", PRODUCE: 1, "mode": "shadow"}]
+    with sidecar(kafka.bootstrap, quotas=applying(tmp_path, entries)) as proxy, RawClient(kafka.bootstrap[0]) as broker:
+        configs = Tool(java_tool, proxy.bootstrap)
+        configs(*user("user with spaces", "--alter"), "--add-config", f"{PRODUCE}=1000000,{TIME}=50.5")
+        configs(*user("<default>", "--alter"), "--add-config", f"{PRODUCE}=7")
+        assert configs("--describe", "--entity-type", "users").splitlines() == [
+            "Quota configs for the default user-principal are consumer_byte_rate=4000000.0",
+            "Quota configs for user-principal 'user with spaces' are producer_byte_rate=1000000.0, "
+            "request_percentage=50.5",
+            "Quota configs for user-principal '<default>' are producer_byte_rate=7.0",
+        ]
+        configs(*user("user with spaces", "--alter"), "--delete-config", TIME)
+        configs(*user(None, "--alter"), "--delete-config", FETCH)
+        configs(*user(None, "--alter"), "--entity-type", "clients", "--entity-default", "--add-config", f"{FETCH}=9")
+        both = configs("--describe", "--entity-type", "users", "--entity-type", "clients")
+        assert both == (
+            "Quota configs for the default user-principal, the default client-id are consumer_byte_rate=9.0"
+        )
+        assert configs(*user("user with spaces", "--describe")) == (
+            "Quota configs for user-principal 'user with spaces' are producer_byte_rate=1000000.0"
+        )
+        configs("--alter", "--entity-type", "ips", "--entity-name", "127.0.0.9", "--add-config", f"{RATE}=10")
+        assert configs("--describe", "--entity-type", "ips") == (
+            "Quota configs for ip '127.0.0.9' are connection_creation_rate=10.0"
+        )
+        complaint = configs.refused(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=-5")
+        text = "InvalidRequestException: expected producer_byte_rate to be a finite number above 0, got -5"
+        assert text in complaint
+        assert "Invalid config(s): request_percentage" in configs.refused(
+            *user("user with spaces", "--alter"), "--delete-config", TIME
+        )
+        assert describe(broker) == (0, {})  # the broker has seen nothing of it
+        (tmp_path / "seen.yaml").write_text((tmp_path / "overlay.yaml").read_text())
+    assert [line for line in (tmp_path / "seen.yaml").read_text().splitlines() if not line.startswith("#")] == [
+        "quotas:",
+        "- {user: user with spaces, producer_byte_rate: 1000000}",
+        "- user: {name: <default>}",
+        "  producer_byte_rate: 7",
+        "- {user: <default>, consumer_byte_rate: null}",
+        "- {user: <default>, client-id: <default>, consumer_byte_rate: 9}",
+        "- {ip: 127.0.0.9, connection_creation_rate: 10}",
+    ]
+
+
+def test_kafka_configs_is_told_where_quotas_are_managed(kafka: KafkaCluster, java_tool: JavaTool) -> None:
+    with sidecar(kafka.bootstrap, quotas=[{"user": "alice", PRODUCE: 5}]) as proxy:
+        configs = Tool(java_tool, proxy.bootstrap)
+        complaint = configs.refused(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=10")
+        assert (
+            f"PolicyViolationException: not through this kquota sidecar: quotas are managed in the file {proxy.config}"
+            in complaint
+        )
+        assert "producer_byte_rate=5.0" in configs(*user("alice", "--describe"))
+        assert proxy.metric("kquota_quota_alterations_total", outcome="denied") == 1
+
+
+def test_kafka_configs_of_a_user_who_is_not_listed(kafka: KafkaCluster, java_tool: JavaTool, tmp_path: Path) -> None:
+    quotas = applying(tmp_path) | {"alter_principals": ["admin"]}
+    with sidecar(kafka.bootstrap, quotas=quotas) as proxy:
+        configs = Tool(java_tool, proxy.bootstrap)
+        complaint = configs.refused(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=10")
+        assert "ClusterAuthorizationException: user ANONYMOUS may not alter quotas through this kquota" in complaint
+        assert configs(*user("alice", "--describe")) == ""
+    assert not (tmp_path / "overlay.yaml").exists()
+
+
+# ---- the cluster's quotas -------------------------------------------------------------------------------------------
+
+
+def limit_of(proxy: Sidecar, kind: str, name: str) -> float | None:
+    """The limit that the sidecar applies to a user, as `kquota explain --admin` shows it."""
+    answer = proxy.get(f"/explain?user={name}&client_id=c")
+    found = next(one for one in answer["kinds"] if one["kind"] == kind)
+    return None if found["limit"] is None else float(found["limit"])
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_the_clusters_quotas_are_enforced_as_they_change(kafka: KafkaCluster, java_tool: JavaTool, topic: str) -> None:
+    """Set at the broker by kafka-configs. The broker would enforce them too: for ANONYMOUS, who is everybody here. So
+    the sidecar calls everybody `alice`, a user whom the broker never sees."""
+    configs = Tool(java_tool, kafka.bootstrap[0])
+    quotas = {"source": "cluster", "poll_interval_s": 0.5}
+    with (
+        quotas_removed_afterwards(kafka.bootstrap[0]) as broker,
+        sidecar(kafka.bootstrap, quotas=quotas, identity={"sources": ["static"], "static": "alice"}) as proxy,
+        RawClient(proxy.bootstrap, "c") as ours,
+    ):
+        produce = producing(proxy, topic)
+        assert produce(50_000) == 0
+        configs(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=2000,{FETCH}=3000")
+        configs("--alter", "--entity-type", "ips", "--entity-name", "10.1.2.3", "--add-config", f"{RATE}=10")
+        wait_for(lambda: limit_of(proxy, "produce", "alice") == 2000)
+        assert limit_of(proxy, "fetch", "alice") == 3000
+        assert produce(50_000) > 1000
+        wait_for(lambda: describe(ours) == describe(broker))
+        assert len(describe(ours)[1] or {}) == 2
+        assert proxy.metric("kquota_quota_limit", kind="produce", user="alice") == 2000
+        configs(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=9223372036854775807")
+        wait_for(lambda: limit_of(proxy, "produce", "alice") == 2.0**63)
+        configs(*user("alice", "--alter"), "--delete-config", f"{PRODUCE},{FETCH}")
+        wait_for(lambda: limit_of(proxy, "produce", "alice") is None)
+        assert proxy.metric("kquota_quota_source_changes_total") >= 3
+        assert proxy.metric("kquota_quota_source_last_poll_successful") == 1
+        assert "PolicyViolationException: not through this kquota sidecar: quotas are managed in the cluster" in Tool(
+            java_tool, proxy.bootstrap
+        ).refused(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=1")
+
+
+def test_what_is_forwarded_comes_back_from_the_cluster_at_once(kafka: KafkaCluster, java_tool: JavaTool) -> None:
+    quotas = {"source": "cluster", "poll_interval_s": "1h", "alter": "forward"}
+    with quotas_removed_afterwards(kafka.bootstrap[0]) as broker, sidecar(kafka.bootstrap, quotas=quotas) as proxy:
+        configs = Tool(java_tool, proxy.bootstrap)
+        configs(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=1000000")
+        wait_for(lambda: limit_of(proxy, "produce", "alice") == 1_000_000)
+        assert describe(broker)[1] == {frozenset({("user", "alice")}): {PRODUCE: 1_000_000.0}}
+        assert "greater than 0" in configs.refused(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=0")
+        assert proxy.metric("kquota_quota_alterations_total", outcome="forwarded") == 2
+
+
+def test_a_cluster_whose_acls_hide_its_quotas(java_tool: JavaTool) -> None:
+    """Neither clients nor the sidecar see more than the cluster lets them."""
+    from kafka import KafkaAdminClient
+    from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
+
+    from deploy.kafka import KafkaCluster
+
+    overrides = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "true",
+    }
+    with KafkaCluster.start(1, overrides=overrides) as kafka:
+        client = KafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+        try:
+            cluster = ResourcePattern(ResourceType.CLUSTER, "kafka-cluster")
+            allow, deny = ACLPermissionType.ALLOW, ACLPermissionType.DENY
+            rules = [(ACLOperation.ALL, allow), (ACLOperation.DESCRIBE_CONFIGS, deny)]
+            client.create_acls([ACL("User:ANONYMOUS", "*", what, how, cluster) for what, how in rules])
+        finally:
+            client.close()
+        with sidecar(kafka.bootstrap, quotas=[{"user": "alice", PRODUCE: 5}]) as proxy:
+            configs = Tool(java_tool, proxy.bootstrap)
+            assert "ClusterAuthorizationException" in configs.refused("--describe", "--entity-type", "users")
+            with RawClient(proxy.bootstrap) as ours, RawClient(kafka.bootstrap[0]) as broker:
+                for version in (0, 1):
+                    assert describe(ours, version=version) == describe(broker, version=version) == (31, None)
+        reason = "does not tell its quotas: cluster_authorization_failed"
+        with sidecar(kafka.bootstrap, {"source": "cluster", "poll_interval_s": 0.2}, not_ready=reason) as proxy:
+            assert proxy.metric("kquota_quota_source_poll_failures_total") > 0
+            assert proxy.metric("kquota_quota_source_last_poll_successful") == 0
+            assert proxy.metric("kquota_ready") == 0
+
+
+# ---- applied at once, kept for ever ---------------------------------------------------------------------------------
+
+
+def producing(proxy: Sidecar, topic: str) -> Callable[[int], int]:
+    """A function that produces so many bytes through the sidecar, each time on a connection of its own, and returns the
+    throttle time that it is told."""
+
+    def produce(size_bytes: int) -> int:
+        with RawClient(proxy.bootstrap, "c") as client:
+            answer = client.ask(produce_message(9, client.topic(topic), [b"v" * size_bytes]))
+            return int(answer.message.throttle_time_ms)
+
+    return produce
+
+
+def test_a_producer_is_throttled_at_once_and_still_after_a_restart(
+    kafka: KafkaCluster, tmp_path: Path, topic: str
+) -> None:
+    with sidecar(kafka.bootstrap, quotas=applying(tmp_path)) as proxy, RawClient(proxy.bootstrap, "admin") as admin:
+        produce = producing(proxy, topic)
+        assert produce(50_000) == 0
+        assert alter(admin, [([("client-id", "c")], [(PRODUCE, 2000.0)])]) == [(0, None, {"client-id": "c"})]
+        # 50 000 B in a window of 10 s are 5000 B/s: (5000 - 2000) / 2000 * 10 s = 15 s
+        assert produce(50_000) >= 10_000
+        assert limit_of(proxy, "produce", "ANONYMOUS") == 2000
+        assert proxy.metric("kquota_quota_alterations_total", outcome="applied") == 1
+        assert proxy.metric("kquota_quota_overlay_entities") == 1
+    with sidecar(kafka.bootstrap, quotas=applying(tmp_path)) as proxy, RawClient(proxy.bootstrap, "admin") as admin:
+        assert limit_of(proxy, "produce", "ANONYMOUS") == 2000
+        produce = producing(proxy, topic)
+        assert produce(50_000) >= 10_000
+        assert alter(admin, [([("client-id", "c")], [(PRODUCE, None)])]) == [(0, None, {"client-id": "c"})]
+        assert produce(50_000) == 0
+        assert describe(admin) == (0, {})
+
+
+def test_administrators_at_the_same_time_all_get_what_they_set(kafka: KafkaCluster, tmp_path: Path) -> None:
+    with sidecar(kafka.bootstrap, quotas=applying(tmp_path)) as proxy:
+
+        def administrate(number: int) -> None:
+            with RawClient(proxy.bootstrap) as client:
+                for turn in range(20):
+                    entity: Pairs = [("user", f"user {number}"), ("client-id", str(turn))]
+                    assert alter(client, [(entity, [(PRODUCE, number * 100.0 + turn + 1)])])[0][0] == 0
+
+        with ThreadPoolExecutor(5) as pool:
+            list(pool.map(administrate, range(5)))
+        expected = {
+            frozenset({("user", f"user {number}"), ("client-id", str(turn))}): {PRODUCE: number * 100.0 + turn + 1}
+            for number in range(5)
+            for turn in range(20)
+        }
+        with RawClient(proxy.bootstrap) as client:
+            assert describe(client)[1] == expected
+    assert len(load_overlay(tmp_path / "overlay.yaml")) == 100
+
+
+def test_the_main_file_may_be_edited_and_the_overlay_stays(kafka: KafkaCluster, tmp_path: Path) -> None:
+    entries = [{"user": "alice", PRODUCE: 10, FETCH: 20}]
+    with sidecar(kafka.bootstrap, quotas=applying(tmp_path, entries)) as proxy, RawClient(proxy.bootstrap) as admin:
+        alter(admin, [([("user", "alice")], [(PRODUCE, 11.0), (FETCH, None)])])
+        text = proxy.config.read_text()
+        proxy.config.write_text(
+            text.replace("consumer_byte_rate: 20", "consumer_byte_rate: 21\n    request_percentage: 5")
+        )
+        alice = frozenset({("user", "alice")})
+        wait_for(lambda: describe(admin)[1] == {alice: {PRODUCE: 11.0, TIME: 5.0}})
+
+
+def test_no_moment_is_bad_for_a_crash(kafka: KafkaCluster, tmp_path: Path) -> None:
+    """SIGKILL in the middle of alterations, again and again: what was acknowledged is there, or something newer."""
+    overlay, last, acknowledged = tmp_path / "overlay.yaml", 0, 0
+    for round_number in range(4):
+        process: GuardedProcess | None = None
+        with pytest.raises(AssertionError), sidecar(kafka.bootstrap, quotas=applying(tmp_path)) as proxy:  # noqa: PT012
+            process = proxy.process
+            with RawClient(proxy.bootstrap) as admin:
+                _, found = describe(admin)
+                if round_number:
+                    kept = (found or {})[frozenset({("user", "alice")})][PRODUCE]
+                    assert acknowledged <= kept <= last
+                fatal = last + 5  # from this alteration on it is killed, a moment later each time
+                with suppress(OSError, ClosedByPeerError):
+                    while True:
+                        last += 1
+                        if last == fatal:
+                            threading.Timer(0.004 * round_number, process.kill).start()
+                        others = [([("user", f"user {number}")], [(PRODUCE, float(last))]) for number in range(200)]
+                        answers = alter(admin, [([("user", "alice")], [(PRODUCE, float(last))]), *others])
+                        assert {code for code, _, _ in answers} == {0}
+                        acknowledged = last
+            process.wait(10)
+            assert process.returncode == 128 + signal.SIGKILL
+        assert len(load_overlay(overlay)) == 201
+    assert acknowledged > 4
+
+
+def test_kafka_pythons_admin_client(kafka: KafkaCluster, tmp_path: Path) -> None:
+    """It has no methods for quotas (3.0), but knows both messages, and finds broker and versions itself."""
+    from kafka import KafkaAdminClient
+    from kafka.protocol.admin import AlterClientQuotasRequest as Alter
+    from kafka.protocol.admin import DescribeClientQuotasRequest as Describe
+
+    def altering(name: str | None, value: float | None) -> Any:
+        op = Alter.EntryData.OpData(key=PRODUCE, value=value or 0.0, remove=value is None)
+        entity = Alter.EntryData.EntityData(entity_type="user", entity_name=name)
+        return Alter(entries=[Alter.EntryData(entity=[entity], ops=[op])], validate_only=False)
+
+    with sidecar(kafka.bootstrap, quotas=applying(tmp_path)) as proxy:
+        client = KafkaAdminClient(bootstrap_servers=proxy.bootstrap)
+        try:
+            send = partial(client._manager.run, client._manager.send)
+            for name, value, code in ((None, 5.0, 0), ("alice", 6.0, 0), ("alice", -1.0, 42), (None, None, 0)):
+                assert [entry.error_code for entry in send(altering(name, value)).entries] == [code]
+            (entry,) = send(Describe(components=[], strict=False)).entries
+            assert [(part.entity_type, part.entity_name) for part in entry.entity] == [("user", "alice")]
+            assert [(value.key, value.value) for value in entry.values] == [(PRODUCE, 6.0)]
+        finally:
+            client.close()

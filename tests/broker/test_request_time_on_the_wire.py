@@ -1,0 +1,237 @@
+"""The request quota with real brokers and real clients: who is throttled and told so, and how good the estimate is."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from benchmarks.request_time import TRAFFICS, compare
+from deploy.kafka import EmbeddedKafkaError, KafkaCluster
+from deploy.kafka.jmx import attributes
+from proxy.kernel import round_trip_ms
+from tests.broker.test_throttle_on_the_wire import in_attempts, watch_mute
+from tests.support.clients import CONSUMERS, PRODUCERS, Load
+from tests.support.raw_client import Frame, RawClient, Topic, fetch_message, produce_message
+from tests.support.sidecars import Sidecar, sidecar
+
+WINDOW_MS = 1000
+"""The longest delay of a request quota."""
+FACTOR = 10.0
+"""docs/request-time.md: how far the estimate may be off on a machine that has other things to do."""
+COMPARED = ("metadata", "metadata-8", "produce-1", "produce-1-large", "produce-all", "consumer-idle", "rebalance")
+TRIES = 5
+PATIENCE_S = 5.0
+
+
+def metadata_message() -> Any:
+    from kafka.protocol.metadata import MetadataRequest
+
+    return MetadataRequest(
+        version=10,
+        topics=[],
+        allow_auto_topic_creation=False,
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=False,
+    )
+
+
+def find_coordinator_message() -> Any:
+    from kafka.protocol.metadata import FindCoordinatorRequest
+
+    return FindCoordinatorRequest(version=3, key="g", key_type=0)
+
+
+def api_versions_message() -> Any:
+    from kafka.protocol.metadata import ApiVersionsRequest
+
+    return ApiVersionsRequest(version=3, client_software_name="raw", client_software_version="1")
+
+
+def ask_until(client: RawClient, message: Callable[[], Any], enough_ms: int = 1, limit: int = 20_000) -> Frame:
+    """Ask the same again and again until the answer tells a throttle of so much."""
+    for _ in range(limit):
+        answer = client.ask(message())
+        assert 0 <= answer.message.throttle_time_ms <= WINDOW_MS
+        if answer.message.throttle_time_ms >= enough_ms:
+            return answer
+    raise AssertionError(f"not throttled by {enough_ms} ms in {limit} requests")
+
+
+def known_topic(running: Sidecar, name: str) -> Topic:
+    with RawClient(running.bootstrap, "unlimited") as client:
+        return client.topic(name)
+
+
+def throttles(running: Sidecar, client_id: str) -> dict[str, tuple[int, float]]:
+    """Throttled requests and delays in ms by the quota that is named, from /quotas."""
+    groups = (group for group in running.get("/quotas")["groups"] if group["client_id"] == client_id)
+    totals = {group["kind"]: group["totals"] for group in groups}
+    return {kind: (one["throttled"], one["throttle_ms"]) for kind, one in totals.items() if one["throttled"]}
+
+
+@pytest.fixture(scope="module")
+def limited(kafka: KafkaCluster) -> Iterator[Sidecar]:
+    quotas: list[dict[str, Any]] = [
+        {"client-id": "<default>", "request_percentage": 0.5},
+        {"client-id": "unlimited", "request_percentage": 2000},
+        {"user": "ANONYMOUS", "client-id": "two-levels", "request_percentage": 1000},
+        {"client-id": "two-levels", "request_percentage": 0.01},
+        {"client-id": "both", "request_percentage": 0.01, "producer_byte_rate": 1, "consumer_byte_rate": 1},
+    ]
+    with sidecar(kafka.bootstrap, quotas) as running:
+        yield running
+
+
+def test_a_metadata_storm_is_told_and_then_not_read(limited: Sidecar) -> None:
+    """0.5 % of a thread are 50 ms in ten seconds; each ms more is (1 / 50) * 10 s = 200 ms of delay."""
+
+    def attempt(number: int) -> None:
+        with RawClient(limited.bootstrap, f"storm-{number}") as client:
+            answer = ask_until(client, metadata_message, 400)
+            watch_mute(client, answer, answer.message.throttle_time_ms)
+        named = throttles(limited, f"storm-{number}")
+        assert named.keys() == {"request"}
+        assert named["request"][0] >= 1
+
+    in_attempts(attempt)
+
+
+@pytest.mark.parametrize("version", [3, 9, 13])
+def test_produce_is_throttled_too(limited: Sidecar, topic: str, version: int) -> None:
+    where = known_topic(limited, topic)
+    with RawClient(limited.bootstrap, f"produce-{version}-{topic}") as client:
+        ask_until(client, lambda: produce_message(version, where, [b"x" * 1000]), 100)
+
+
+@pytest.mark.parametrize("version", [4, 12, 17])
+def test_fetch_is_throttled_too_and_brings_its_records(limited: Sidecar, topic: str, version: int) -> None:
+    where = known_topic(limited, topic)
+    with RawClient(limited.bootstrap, "unlimited") as client:
+        assert client.ask(produce_message(9, where, [b"x" * 1000])).message.throttle_time_ms == 0
+    with RawClient(limited.bootstrap, f"fetch-{version}-{topic}") as client:
+        answer = ask_until(client, lambda: fetch_message(version, where, max_wait_ms=0), 100)
+        assert answer.message.responses[0].partitions[0].records
+
+
+@pytest.mark.parametrize("message", [find_coordinator_message, api_versions_message], ids=lambda make: make.__name__)
+def test_other_requests_are_throttled_too(limited: Sidecar, message: Callable[[], Any]) -> None:
+    with RawClient(limited.bootstrap, message.__name__) as client:
+        ask_until(client, message, 100)
+
+
+def test_a_large_quota_throttles_nobody(limited: Sidecar, topic: str) -> None:
+    """Case C10: 2000 %."""
+    where = known_topic(limited, topic)
+    with RawClient(limited.bootstrap, "unlimited") as client:
+        for message in (metadata_message(), produce_message(9, where, [b"x"]), fetch_message(12, where)):
+            assert client.ask(message).message.throttle_time_ms == 0
+    assert throttles(limited, "unlimited") == {}
+
+
+def test_of_two_levels_the_more_specific_one_counts(limited: Sidecar) -> None:
+    """(user, client-id) allows 1000 %, the client-id alone 0.01 %."""
+    with RawClient(limited.bootstrap, "two-levels") as client:
+        for _ in range(200):
+            assert client.ask(metadata_message()).message.throttle_time_ms == 0
+    (kind,) = (
+        kind
+        for kind in limited.get("/explain?user=ANONYMOUS&client_id=two-levels")["kinds"]
+        if kind["kind"] == "request"
+    )
+    assert kind["limit"] == 1000
+
+
+def test_over_both_quotas_only_the_larger_is_named(limited: Sidecar, topic: str) -> None:
+    """Cases C11 and C12: 1 B/s (delays are cut to max_mute, 30 s) and 0.01 %, 1 ms in ten seconds (1 s at most)."""
+    where = known_topic(limited, topic)
+    message = produce_message(9, where, [b"x" * 1000])
+    with RawClient(limited.bootstrap, "both") as client:
+        assert 20_000 < client.ask(message).message.throttle_time_ms <= 30_000
+    with RawClient(limited.bootstrap, "both") as client:
+        ask_until(client, metadata_message)  # the request quota is violated by now, as it will be by what follows
+    before = throttles(limited, "both")
+    assert before["produce"][0] == 1
+    with RawClient(limited.bootstrap, "both") as client:
+        assert 20_000 < client.ask(message).message.throttle_time_ms <= 30_000
+    with RawClient(limited.bootstrap, "both") as client:
+        client.ask(fetch_message(12, where))  # this one brings the records, which makes the next one too many
+    with RawClient(limited.bootstrap, "both") as client:
+        middle = throttles(limited, "both")
+        assert middle["produce"][0] == 2
+        refused = client.ask(fetch_message(12, where, offset=1)).message
+        assert (refused.throttle_time_ms > WINDOW_MS, refused.responses) == (True, [])
+    after = throttles(limited, "both")
+    assert after["fetch"][0] == 1
+    assert after["request"] == middle["request"]
+
+
+def test_clients_that_measure_it_see_delays_of_one_window_at_most(kafka: KafkaCluster, topic: str) -> None:
+    """Case C8. The writer has 0.02 %, 2 ms in ten seconds, the reader 0.005 %, 0.5 ms: on a quick machine, too, that is
+    less than what their connections' first requests take."""
+    quotas = [
+        {"client-id": "<default>", "request_percentage": 0.02},
+        {"client-id": "reader", "request_percentage": 0.005},
+    ]
+    with sidecar(kafka.bootstrap, quotas) as running:
+        load = Load([running.bootstrap], topic, "busy", records=300, settings={"batch.num.messages": 30})
+        made = PRODUCERS["confluent-kafka"](load)
+        assert made.errors == []
+        assert made.throttle["throttle-events"] > 0
+        assert 0 < made.throttle["throttle-time-max"] <= WINDOW_MS
+        read = CONSUMERS["java-perf"](Load([running.bootstrap], topic, "reader", records=300))
+        assert read.errors == []
+        assert 0 < read.throttle["fetch-throttle-time-max"] <= WINDOW_MS
+        assert running.metric("kquota_throttled_requests_total", cause="request", client_id="busy") > 0
+        assert running.metric("kquota_request_seconds_total", client_id="busy") > 0.01
+
+
+def test_a_consumer_that_waits_is_not_charged_for_waiting(kafka: KafkaCluster, topic: str) -> None:
+    """Ten seconds of waits of 500 ms: 20 Fetches are charged 0.3 ms each, 0.06 %. All of the waiting would be 100 %."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    waits_s = 10.0
+    with sidecar(kafka.bootstrap) as running:
+        known_topic(running, topic)
+        settings = {"bootstrap.servers": running.bootstrap, "client.id": "patient", "group.id": topic}
+        consumer = Consumer(settings | {"fetch.wait.max.ms": 500, "enable.auto.commit": False})
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        until = time.monotonic() + waits_s
+        while time.monotonic() < until:
+            assert consumer.poll(0.5) is None
+        consumer.close()
+        time.sleep(1.2)  # an exposition is up to a second old
+        assert running.metric("kquota_requests_total", api="Fetch") >= waits_s  # it did wait: no more than 2 per second
+        charged_s = running.metric("kquota_request_seconds_total", client_id="patient")
+    assert 0 < charged_s < 0.05 * waits_s
+
+
+@pytest.mark.timeout(900)
+def test_the_estimate_is_within_the_stated_factor_of_the_brokers_own_figure() -> None:
+    """What others on the machine make of it is tried again: the estimate follows them, as the docs say."""
+    left = [traffic for traffic in TRAFFICS if traffic.key in COMPARED]
+    assert len(left) == len(COMPARED)
+    for number in range(TRIES):
+        rows = compare(left, 4.0, 1, print, brokers=1, patience_s=PATIENCE_S)
+        print(*rows, sep="\n")
+        off = {row["traffic"] for row in rows if not 1 / FACTOR <= row["ratio"] <= FACTOR}
+        left = [traffic for traffic in left if traffic.key in off]
+        if not left:
+            return
+        assert number < TRIES - 1, rows
+
+
+def test_a_broker_that_cannot_be_asked_is_said_to_be_so(kafka: KafkaCluster) -> None:
+    with pytest.raises(EmbeddedKafkaError, match="no local JMX connector"):
+        attributes(kafka.nodes[0], "kafka.server:type=Request,*", "request-time")
+
+
+def test_the_kernel_knows_the_round_trip() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        assert 0 < round_trip_ms(client) < 100
+    one, other = socket.socketpair()
+    with one, other:
+        assert round_trip_ms(one) == 0.0  # no TCP

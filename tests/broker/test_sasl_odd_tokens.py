@@ -1,0 +1,476 @@
+"""Names in odd login messages: who cannot be told apart for sure is nobody, and gets no further.
+
+A broker reads the same bytes with other libraries (Java's decoders, Jackson, jose4j), some of which forgive more than
+others. A name is taken from what all of them read alike. What only some of them read is not a login here, even if the
+broker has accepted it: otherwise a client could leave its own limit by a byte order mark.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from deploy.kafka import KafkaCluster
+from proxy.errors import CloseReason, SessionError
+from proxy.sasl import Login
+from proxy.wire import sasl as wire
+from quota.ledger import Ledger
+from tests.corpus.job import wait_for
+from tests.support.raw_client import ClosedByPeerError, RawClient
+from tests.support.sasl_tools import (
+    authenticate,
+    authenticate_response,
+    bearer,
+    handshake,
+    listen,
+    log_in,
+    raw,
+)
+from tests.support.secure_tools import token as good_token
+from tests.support.session_tools import from_broker, from_client, ledger, request, session
+from tests.support.sidecars import Sidecar, sidecar
+
+HEAD = base64.urlsafe_b64encode(b'{"alg":"none"}').rstrip(b"=").decode()
+ALICE = b'{"sub":"alice","exp":%d}' % (time.time() + 1800)
+
+
+def jws(claims: bytes, *, standard: bool = False, padding: str = "") -> str:
+    """An unsecured token with just these bytes for its claims."""
+    encode = base64.standard_b64encode if standard else base64.urlsafe_b64encode
+    return f"{HEAD}.{encode(claims).decode().rstrip('=')}{padding}."
+
+
+# ---- OAUTHBEARER: the claims ----------------------------------------------------------------------------------------
+
+FAULTY = {
+    "byte order mark": b"\xef\xbb\xbf" + ALICE,
+    "UTF-16": ALICE.decode().encode("utf-16"),
+    "UTF-16 without a mark": ALICE.decode().encode("utf-16-be"),
+    "UTF-16, little end first": ALICE.decode().encode("utf-16-le"),
+    "UTF-32": ALICE.decode().encode("utf-32-be"),
+    "trailing letters": ALICE + b"x",
+    "trailing object": ALICE + b'{"sub":"bob"}',
+    "trailing brace": ALICE + b"}",
+    "trailing zero byte": ALICE + b"\0",
+    "Latin-1": '{"sub":"jos\u00e9"}'.encode("latin-1"),
+    "Latin-1 elsewhere": '{"sub":"alice","name":"jos\u00e9"}'.encode("latin-1"),
+    "half a character in UTF-8": b'{"sub":"a\xed\xa0\x80"}',
+    "overlong": b'{"sub":"\xc0\xaf"}',
+    "cut off": ALICE[:-1],
+    "a comment": b'{/**/"sub":"alice"}',
+    "single quotes": b"{'sub':'alice'}",
+    "a line break in the name": b'{"sub":"al\nice"}',
+    "too deep": b'{"sub":"alice","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "a number of 10 000 digits": b'{"sub":"alice","x":' + b"1" * 10_000 + b"}",
+    "blanks, then a byte order mark": b" " * 5000 + b"\xef\xbb\xbf" + ALICE,
+    "a number": b'{"sub":7}',
+    "a fraction": b'{"sub":7.5}',
+    "a list": b'{"sub":["alice"]}',
+    "null": b'{"sub":null}',
+    "true": b'{"sub":true}',
+    "false": b'{"sub":false}',
+    "an object": b'{"sub":{"name":"alice"}}',
+    "a number after a string": b'{"sub":"alice","sub":7}',
+    "empty": b'{"sub":""}',
+    "blank": b'{"sub":" \\t\\n\\u0000 "}',
+    "half a pair of surrogates": b'{"sub":"al\\ud800ice"}',
+    "the other half": b'{"sub":"al\\udc00ice"}',
+}
+
+
+@pytest.mark.parametrize("case", FAULTY)
+def test_claims_that_not_all_readers_read_alike_name_nobody(case: str) -> None:
+    name, fault = wire.oauth_claim(bearer(jws(FAULTY[case])), "sub")
+    assert name is None
+    assert fault is not None
+    assert "alice" not in fault
+    assert wire.oauth_name(bearer(jws(FAULTY[case])), "sub") is None
+
+
+@pytest.mark.parametrize(
+    ("claims", "name"),
+    [
+        (ALICE, "alice"),
+        (b" \r\n\t" + ALICE + b" \n", "alice"),  # blanks are JSON's own
+        (b'{"sub":"bob","sub":"alice"}', "alice"),  # of two the last one: Jackson; jose4j refuses the token
+        (b'{"sub":7,"sub":"alice"}', "alice"),
+        (b'{"x":{"sub":"bob"},"sub":"alice"}', "alice"),
+        ('{"sub":"jos\u00e9"}'.encode(), "jos\u00e9"),
+        (b'{"sub":"jos\\u00e9"}', "jos\u00e9"),
+        (b'{"sub":"\\ud83d\\ude00"}', "\U0001f600"),
+        (b'{"s\\u0075b":"alice"}', "alice"),
+        (b'{"sub":" alice\\u0000 "}', "alice"),  # as String.trim does it
+        (b'{"sub":"\\u00a0alice\\u2003"}', "\u00a0alice\u2003"),  # which these are no blanks for
+        (b'{"sub":"true"}', "true"),
+    ],
+)
+def test_claims_that_all_read_alike(claims: bytes, name: str) -> None:
+    assert wire.oauth_claim(bearer(jws(claims)), "sub") == (name, None)
+
+
+@pytest.mark.parametrize(
+    "opaque",
+    [
+        "opaque",
+        "a.b",
+        "a.b.c",
+        "a.b.c.d.e",  # encrypted (JWE)
+        "..",
+        jws(b"[1]"),
+        jws(b'"alice"'),
+        jws(b"null"),
+        jws(b"\xef\xbb\xbf[1]"),
+        jws(b'{"azp":"web"}'),  # no such claim
+        jws(b"{}"),
+        f"{HEAD}.~~~~.",
+        f"{HEAD}.A.",
+    ],
+)
+def test_opaque_tokens_show_no_name_and_are_no_fault(opaque: str) -> None:
+    """They may be accepted; the user is `identity.sasl.unknown_user`, or what the next source knows."""
+    assert wire.oauth_claim(bearer(opaque), "sub") == (None, None)
+
+
+def test_either_alphabet_and_padding_that_is_whole() -> None:
+    """Kafka's reader of unsecured tokens takes `+` and `/`, those of signed ones `-` and `_`."""
+    claims = '{"sub":"~~~\u00ff?>\u00fb\u00ef"}'.encode()
+    assert len({jws(claims), jws(claims, standard=True)}) == 2
+    names = {wire.oauth_name(bearer(jws(claims, standard=standard)), "sub") for standard in (False, True)}
+    assert names == {"~~~\u00ff?>\u00fb\u00ef"}
+
+
+def test_padding_stands_nowhere_but_at_the_end() -> None:
+    """As where Kafka reads the message: equals signs at the end of the whole token, where they are nobody's."""
+    one = b'{"sub":"alice1"}'
+    assert len(one) % 3 == 1
+    names = [wire.oauth_name(bearer(jws(one, padding=pad)), "sub") for pad in ("", "==", "=", "====")]
+    assert names == ["alice1", None, None, None]
+    assert wire.oauth_name(bearer(jws(one) + "=="), "sub") == "alice1"
+
+
+# ---- OAUTHBEARER: around the token ----------------------------------------------------------------------------------
+
+TOKEN = jws(ALICE).encode()
+GOOD = b"n,,\1auth=Bearer " + TOKEN + b"\1\1"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        GOOD + b"\0",
+        GOOD + b"\1",
+        GOOD + b"x",
+        GOOD + b"\n",
+        GOOD[:-1],
+        GOOD[:-2],
+        b" " + GOOD,
+        b"\xef\xbb\xbf" + GOOD,
+        b"y,,\1auth=Bearer " + TOKEN + b"\1\1",
+        b"p=tls-unique,,\1auth=Bearer " + TOKEN + b"\1\1",
+        b"n,\1auth=Bearer " + TOKEN + b"\1\1",
+        b"n,,auth=Bearer " + TOKEN + b"\1\1",
+        b"n,,\1\1auth=Bearer " + TOKEN + b"\1\1",
+        b"n,,\1auth=Bearer " + TOKEN + b"\1\1host=x\1\1",
+        b"n,,\1auth=Bearer " + TOKEN + b"\1host=\1\1",
+        b"n,,\1auth=Bearer " + TOKEN + b"\1h0st=x\1\1",
+        b"n,,\1auth=Bearer " + TOKEN + b"\1host=caf\xc3\xa9\1\1",
+        b"n,,\1auth=Bearer" + TOKEN + b"\1\1",
+        b"n,,\1auth=Bearer\t" + TOKEN + b"\1\1",
+        b"n,,\1auth=Bearer " + TOKEN + b" \1\1",
+        b"n,,\1auth=Bearer " + TOKEN + b" x\1\1",
+        b"n,,\1auth=Basic " + TOKEN + b"\1\1",
+        b"n,,\1host=x\1\1",
+        b"n,a=,\1auth=Bearer " + TOKEN + b"\1\1",
+        b"n,a=al,ice,\1auth=Bearer " + TOKEN + b"\1\1",
+        b"n,a=al=ice,\1auth=Bearer " + TOKEN + b"\1\1",
+        b"n,a=al=2cice,\1auth=Bearer " + TOKEN + b"\1\1",
+        b"n,b=alice,\1auth=Bearer " + TOKEN + b"\1\1",
+        GOOD.replace(b"\1", b"\0"),
+        GOOD.replace(b"\1", b"\2"),
+        b"",
+        b"\1",
+        b"n,,\1\1",
+    ],
+)
+def test_first_messages_that_kafka_does_not_take_name_nobody(message: bytes) -> None:
+    name, fault = wire.oauth_claim(message, "sub")
+    assert name is None
+    assert fault is not None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        GOOD,
+        b"n,a=alice,\1auth=Bearer " + TOKEN + b"\1\1",
+        b"n,a=O=3Dx=2Cy,\1auth=Bearer " + TOKEN + b"\1\1",  # refused by the broker: it is not the principal
+        b"n,,\1AUTH=x\1auth=bEARER    " + TOKEN + b"\1\1",
+        b"n,,\1host=a=b \t\r\n\1auth=Bearer " + TOKEN + b"\1\1",
+    ],
+)
+def test_first_messages_that_kafka_takes(message: bytes) -> None:
+    assert wire.oauth_claim(message, "sub") == ("alice", None)
+
+
+# ---- PLAIN and SCRAM ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"\0alice\0pw\0",
+        b"\0\0alice\0pw",
+        b"\0alice\0\0pw",
+        b"alice\0pw",
+        b"\0alice",
+        b"\0\0pw",
+        b"\0\0\0",
+        b"\0jos\xe9\0pw",
+        b"\0al\xed\xa0\x80ice\0pw",
+        b"\0\xc0\xaf\0pw",
+        b"\0\xff\xfea\0\0pw",
+        b"",
+    ],
+)
+def test_plain_messages_that_name_nobody(message: bytes) -> None:
+    assert wire.plain_name(message) is None
+
+
+@pytest.mark.parametrize("name", ["\ufeffalice", " alice ", "jos\u00e9", "\U0001f600", "a\r\nb", "\ufffd"])
+def test_plain_names_are_taken_as_they_are(name: str) -> None:
+    """PlainSaslServer takes nothing away from them; the password may be of any bytes."""
+    assert wire.plain_name(b"\0" + name.encode() + b"\0\xff\xe9") == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"=", b"==", b"=2", b"=2c", b"=3d", b"=41", b"=2C=", b"=3D=3", b"a=b", b"", b",", b"\xc3\xa9", b"\xe9", b"a\0b"],
+)
+def test_scram_names_with_false_escapes_name_nobody(name: bytes) -> None:
+    assert wire.scram_name(b"n,,n=" + name + b",r=nonce") is None
+
+
+@pytest.mark.parametrize(
+    ("escaped", "name"),
+    [(b"=2C=3D", ",="), (b"=3D2C", "=2C"), (b"=3D3D", "=3D"), (b"=2C2C", ",2C"), (b"a=3D=2Cb=2C", "a=,b,")],
+)
+def test_scram_names_are_unescaped_once(escaped: bytes, name: str) -> None:
+    assert wire.scram_name(b"n,,n=" + escaped + b",r=nonce") == (name, False)
+
+
+@pytest.mark.parametrize("tail", [b"\0", b"\n", b",", b",x", b",x=", b",x=y\0", b" ", b"\xff"])
+def test_scram_messages_with_something_behind_them_name_nobody(tail: bytes) -> None:
+    good = b"n,,n=alice,r=nonce"
+    found = wire.scram_name(good + tail)
+    assert found is None
+
+
+# ---- accepted all the same ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [-1, 0, 2])
+@pytest.mark.parametrize(
+    ("mechanism", "message"),
+    [
+        *(
+            ("OAUTHBEARER", bearer(jws(FAULTY[case])))
+            for case in ("byte order mark", "trailing object", "true", "Latin-1")
+        ),
+        ("OAUTHBEARER", GOOD + b"\0"),
+        ("PLAIN", b"\0jos\xe9\0pw-secret"),
+        ("PLAIN", b"\0alice\0pw-secret\0"),
+    ],
+)
+def test_a_broker_that_accepts_one_all_the_same_is_left(mechanism: str, message: bytes, version: int) -> None:
+    """Who that is cannot be told: nobody is charged, nothing is forwarded, and the reason shows nothing secret."""
+    of: Ledger = ledger()
+    one = session(of, login_expected=True)
+    told = listen(one)
+    log_in(one, mechanism, (), version=version)
+    sent = raw(message) if version < 0 else authenticate(message, version)
+    assert from_client(one, sent) == sent
+    answer = raw(b"") if version < 0 else authenticate_response(0, b"", version)
+    with pytest.raises(SessionError) as caught:
+        from_broker(one, answer)
+    assert (caught.value.reason, caught.value.kind) == (CloseReason.CLIENT_MALFORMED, "sasl_name")
+    assert mechanism in str(caught.value)
+    assert not any(secret in str(caught.value) for secret in ("alice", "pw-secret", HEAD))
+    assert told == []
+    assert not list(of.accounts())
+
+
+@pytest.mark.parametrize("version", [-1, 2])
+def test_one_that_the_broker_refuses_is_answered_by_the_broker(version: int) -> None:
+    one = session(ledger())
+    told = listen(one)
+    message = bearer(jws(FAULTY["byte order mark"]))
+    log_in(one, "OAUTHBEARER", [(message, b'{"status":"invalid_token"}')], version=version)
+    if version > 0:
+        from_client(one, authenticate(b"\1", version))
+        refusal = authenticate_response(58, b"", version)
+        assert from_broker(one, refusal) == refusal
+    assert told == []
+
+
+def test_the_fault_of_one_login_is_not_that_of_the_next() -> None:
+    one = session(ledger())
+    told = listen(one)
+    log_in(one, "OAUTHBEARER", [(bearer(jws(FAULTY["null"])), b'{"status":"invalid_token"}')])
+    log_in(one, "OAUTHBEARER", [(GOOD, b"")])
+    log_in(one, "SCRAM-SHA-256", [(b"n,,n=jos\xc3\xa9,r=abc", b"r=abcdef,s=c2FsdA==,i=4096"), (b"c=biws", b"v=c2ln")])
+    assert told == [Login("alice"), Login(None)]
+
+
+def test_opaque_tokens_are_users_without_a_name() -> None:
+    one = session(ledger())
+    told = listen(one)
+    log_in(one, "OAUTHBEARER", [(bearer("opaque"), b"")])
+    assert told == [Login(None)]
+
+
+# ---- whatever comes -------------------------------------------------------------------------------------------------
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(value=JSON, others=st.dictionaries(st.text(max_size=5), JSON, max_size=3), ascii_only=st.booleans())
+def test_a_claim_is_a_name_if_it_is_a_string_that_is_not_blank(
+    value: Any, others: dict[str, Any], ascii_only: bool
+) -> None:
+    text = json.dumps(others | {"sub": value}, ensure_ascii=ascii_only)
+    name, fault = wire.oauth_claim(bearer(jws(text.encode())), "sub")
+    blanks = "".join(map(chr, range(33)))
+    expected = value.strip(blanks) or None if isinstance(value, str) else None
+    assert name == expected
+    assert (fault is None) == (name is not None)
+
+
+@given(before=st.binary(max_size=6), after=st.binary(max_size=6))
+@example(before=b"\xef\xbb\xbf", after=b"")
+@example(before=b"\xff\xfe", after=b"")
+@example(before=b"", after=b"\0")
+def test_bytes_around_the_claims_are_blanks_or_there_is_no_name(before: bytes, after: bytes) -> None:
+    name = wire.oauth_name(bearer(jws(before + ALICE + after)), "sub")
+    assert (name == "alice") == (not (before + after).strip(b" \t\r\n"))
+    assert name in ("alice", None)
+
+
+@given(data=st.binary(max_size=60))
+def test_any_bytes_as_claims(data: bytes) -> None:
+    """Of what any reader may take for an object, either a name is taken or a fault is found; never neither."""
+    name, fault = wire.oauth_claim(bearer(jws(b"{" + data)), "sub")
+    assert name is None or name.encode()
+    assert name is None or fault is None
+    if name is None and fault is None:
+        assert "sub" not in json.loads((b"{" + data).decode("utf-8"))
+
+
+@given(data=st.binary(max_size=120))
+def test_any_bytes_as_messages(data: bytes) -> None:
+    for message in (data, GOOD[:4] + data, GOOD + data, b"n,," + data, b"\0" + data + b"\0pw"):
+        plain, scram, (name, fault) = (
+            wire.plain_name(message),
+            wire.scram_name(message),
+            wire.oauth_claim(message, "sub"),
+        )
+        for one in (plain, scram[0] if scram else None, name):
+            assert one is None or one.encode(), "what is a name can be written"
+        assert name is None or fault is None
+        if data:
+            assert wire.oauth_name(GOOD + data, "sub") is None
+
+
+@given(name=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=30))
+def test_any_name_by_plain(name: str) -> None:
+    assert wire.plain_name(b"\0" + name.encode() + b"\0pw") == name
+
+
+@given(name=st.text(st.characters(min_codepoint=1, max_codepoint=127), min_size=1, max_size=30))
+def test_any_name_by_scram(name: str) -> None:
+    escaped = name.replace("=", "=3D").replace(",", "=2C").encode()
+    assert wire.scram_name(b"n,,n=" + escaped + b",r=nonce") == (name, False)
+
+
+# ---- a real broker --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def secured(kafka_secure: KafkaCluster) -> Iterator[Sidecar]:
+    with sidecar(kafka_secure.bootstrap_of("SASL_PLAINTEXT")) as running:
+        yield running
+
+
+def accepted(address: str, message: bytes) -> bool:
+    """Whether a login by OAUTHBEARER with this first message is answered as one that has succeeded."""
+    with RawClient(address) as client:
+        client.send(handshake("OAUTHBEARER"))
+        client.read_frame()
+        client.send(authenticate(message, 1))
+        try:
+            (error, _, size) = struct.unpack_from(">hhi", client.read_frame().payload, 4)
+            if error or size > 0:
+                return False
+            client.send(request(3, 1, 9, struct.pack(">i", 0)))
+            return client.read_frame().correlation_id == 9
+        except ClosedByPeerError:
+            return False
+
+
+def test_what_a_broker_accepts_and_the_sidecar_does_not(secured: Sidecar, kafka_secure: KafkaCluster) -> None:
+    """Kafka's reader of unsecured tokens (Jackson) forgives byte order marks, UTF-16, trailing bytes, and takes null
+    and true for their names. Whoever it lets in by such a token has no login through the sidecar; nor by any other."""
+    (direct,) = kafka_secure.bootstrap_of("SASL_PLAINTEXT")
+    exp = b',"exp":%d}' % (time.time() + 1800)
+
+    def is_in(address: str, claims: bytes) -> bool:
+        """By a token in either alphabet: versions of Kafka differ in which one they read."""
+        return any(accepted(address, bearer(jws(claims, standard=standard))) for standard in (False, True))
+
+    good = b'{"sub":"mallory"' + exp
+    odd = {
+        "byte order mark": b"\xef\xbb\xbf" + good,
+        "UTF-16": good.decode().encode("utf-16"),
+        "trailing": good + b'{"sub":"bob"}',
+        "null": b'{"sub":null' + exp,
+        "true": b'{"sub":true' + exp,
+        "number": b'{"sub":7' + exp,
+        "list": b'{"sub":["mallory"]' + exp,
+        "object": b'{"sub":{}' + exp,
+        "blank": b'{"sub":" "' + exp,
+        "Latin-1": '{"sub":"jos\u00e9"'.encode("latin-1") + exp,
+    }
+    there = {case: is_in(direct, claims) for case, claims in odd.items()}
+    here = {case: is_in(secured.bootstrap, claims) for case, claims in odd.items()}
+    assert {case for case, taken in there.items() if taken} == {"byte order mark", "UTF-16", "trailing", "null", "true"}
+    assert set(here.values()) == {False}
+    assert is_in(direct, good)
+    assert is_in(secured.bootstrap, good)
+    assert accepted(secured.bootstrap, bearer(good_token("mallory")))
+    twice = b'{"sub":"bob","sub":"carol"' + exp  # of two the last one
+    with RawClient(secured.bootstrap) as client:
+        client.send(handshake("OAUTHBEARER"))
+        client.read_frame()
+        client.send(authenticate(bearer(jws(twice)), 1))
+        client.read_frame()
+        users = {one["user"] for one in secured.get("/connections")["connections"]}
+    assert users & {"bob", "carol"} == {"carol"}
+    wait_for(
+        "the logins that name nobody",
+        lambda: secured.metric("kquota_parse_errors_total", kind="sasl_name") >= 5,
+        10.0,
+    )
+    log = secured.log.read_text()
+    assert "names nobody" in log
+    assert "mallory" not in "".join(line for line in log.splitlines() if "names nobody" in line)

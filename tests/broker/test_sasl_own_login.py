@@ -1,0 +1,128 @@
+"""The sidecar's own login at a real broker: brokers, quotas and records by each mechanism; a password that changes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.kafka import KafkaCluster, run_tool
+from deploy.kafka.security import MECHANISMS
+from tests.support.secure_tools import PASSWORDS, token
+from tests.support.sidecars import Sidecar, sidecar
+
+LISTENER = "SASL_PLAINTEXT"
+
+
+def upstream(kafka: KafkaCluster, secret: Path, mechanism: str, user: str = "kquota") -> dict[str, Any]:
+    where = {"bootstrap": kafka.bootstrap_of(LISTENER), "metadata_refresh_ms": 500}
+    if mechanism == "OAUTHBEARER":
+        return {**where, "sasl": {"mechanism": mechanism, "token_file": str(secret)}}
+    return {**where, "sasl": {"mechanism": mechanism, "username": user, "password_file": str(secret)}}
+
+
+def until(condition: Callable[[], object], running: Sidecar) -> None:
+    deadline = time.monotonic() + 40
+    while not condition():
+        assert time.monotonic() < deadline, running.log.read_text()[-3000:]
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_brokers_and_quotas_are_known_before_any_client_comes(
+    mechanism: str, kafka_secure: KafkaCluster, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text((token("kquota") if mechanism == "OAUTHBEARER" else PASSWORDS["kquota"]) + "\n")
+    settings = upstream(kafka_secure, secret, mechanism)
+    with sidecar([], {"source": "cluster", "poll_interval_s": 1}, upstream=settings) as running:
+        text = running.log.read_text()
+        assert '"message": "cluster reached", "brokers": [1]' in text
+        assert '"message": "quotas read from the cluster"' in text
+        assert running.metric("kquota_connections_opened_total") == 0
+        assert secret.read_text().strip() not in text
+
+
+def test_a_wrong_password_is_said_and_the_right_one_is_taken_once_it_is_there(
+    kafka_secure: KafkaCluster, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("not-the-password")
+    settings = upstream(kafka_secure, secret, "SCRAM-SHA-512")
+    with sidecar([], upstream=settings, not_ready="refuses the login (error 58)") as running:
+        secret.write_text(PASSWORDS["kquota"])
+        until(lambda: '"cluster reached"' in running.log.read_text(), running)
+        secret.write_text("not-the-password")
+        until(lambda: running.log.read_text().count("refuses the login (error 58)") >= 2, running)
+        secret.write_text(PASSWORDS["kquota"])
+        until(lambda: running.log.read_text().count('"cluster reached"') >= 2, running)
+        assert "password" not in running.log.read_text().replace(str(secret), "")
+
+
+def records(kafka: KafkaCluster, topic: str) -> list[dict[str, Any]]:
+    """What is on the topic, read by the operator's listener."""
+    from kafka import KafkaConsumer
+
+    consumer = KafkaConsumer(
+        topic, bootstrap_servers=kafka.bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=1000
+    )
+    try:
+        return [json.loads(message.value) for message in consumer]
+    finally:
+        consumer.close()
+
+
+def test_delegation_tokens_are_charged_to_their_owner(kafka_secure: KafkaCluster, topic: str, tmp_path: Path) -> None:
+    """KIP-48: the client logs in by the token's id and secret; its owner is asked of the cluster, or configured."""
+    token_id, hmac = new_delegation_token(kafka_secure, tmp_path)
+    secret = tmp_path / "secret"
+    secret.write_text(PASSWORDS["kquota"])
+    where = {"bootstrap": kafka_secure.bootstrap_of(LISTENER)}
+    ways: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        (upstream(kafka_secure, secret, "SCRAM-SHA-256"), {}, "alice"),
+        (where, {"sasl": {"token_owners": {token_id: "configured"}}}, "configured"),
+        (where, {"sasl": {"unknown_user": "tokens"}}, "tokens"),
+    ]
+    for settings, identity, user in ways:
+        own = "sasl" in settings
+        export = {"export": {"kafka_topic": "usage-of-tokens", "interval_s": 1}} if own else {}
+        with sidecar([], upstream=settings, identity=identity, **export) as running:
+            properties = tmp_path / "client.properties"
+            jaas = "org.apache.kafka.common.security.scram.ScramLoginModule required "
+            jaas += f'username="{token_id}" password="{hmac}" tokenauth="true";'
+            properties.write_text(
+                f"security.protocol={LISTENER}\nsasl.mechanism=SCRAM-SHA-256\nsasl.jaas.config={jaas}\n"
+            )
+            arguments = ["--bootstrap-server", running.bootstrap, "--command-config", str(properties), "--list"]
+            done = run_tool("org.apache.kafka.tools.TopicCommand", arguments)
+            assert done.returncode == 0
+            assert seen_users(running) >= {user}
+            if own:  # usage records go to the topic with the sidecar's own login
+                until(lambda: records(kafka_secure, "usage-of-tokens"), running)
+            assert hmac not in running.log.read_text() + running.metrics()
+
+
+def seen_users(running: Sidecar) -> set[str]:
+    """Users that have been charged anything."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    families = text_string_to_metric_families(running.metrics())
+    return {sample.labels["user"] for family in families for sample in family.samples if "user" in sample.labels}
+
+
+def new_delegation_token(kafka: KafkaCluster, folder: Path) -> tuple[str, str]:
+    """(id, secret) of a new token of alice's."""
+    properties = folder / "alice.properties"
+    jaas = "org.apache.kafka.common.security.scram.ScramLoginModule required "
+    jaas += f'username="alice" password="{PASSWORDS["alice"]}";'
+    properties.write_text(f"security.protocol={LISTENER}\nsasl.mechanism=SCRAM-SHA-256\nsasl.jaas.config={jaas}\n")
+    (bootstrap,) = kafka.bootstrap_of(LISTENER)
+    arguments = ["--bootstrap-server", bootstrap, "--command-config", str(properties), "--create"]
+    done = run_tool("org.apache.kafka.tools.DelegationTokenCommand", [*arguments, "--max-life-time-period", "-1"])
+    rows = [line.split() for line in done.stdout.splitlines() if "User:alice" in line]
+    assert rows, done.stdout + done.stderr
+    return rows[0][0], rows[0][1]

@@ -1,0 +1,85 @@
+"""What a start loads, and the memory of an idle sidecar: counted in modules and bytes, not in seconds."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.procstat import resident_bytes
+from benchmarks.rawclient import idle_connections
+from deploy.heap import settle
+from deploy.kafka import KafkaCluster
+from deploy.lean import UNUSED, without
+from tests.support.sidecars import sidecar
+
+PROJECT = Path(__file__).parents[2]
+LOADED = """
+import json, sys
+from deploy.cli import app
+from deploy.lean import UNUSED, without
+with without(*UNUSED):
+    import deploy.run
+print(json.dumps(sorted(name for name, module in sys.modules.items() if module is not None)))
+"""
+NOT_AT_START = {
+    *UNUSED,
+    "pytest",
+    "kafka",  # usage records on a topic
+    "cramjam",
+    "deploy.demo",
+    "deploy.kafka",
+    "deploy.webhook",
+    "deploy.simulate",
+    "deploy.top",
+    "confluent_kafka",
+    "aiokafka",
+    "pyspark",
+    "analysis",
+}
+IDLE_MB = 60.0
+"""Resident memory of a sidecar without connections (1 MB = 10⁶ bytes), once it has been asked for its metrics."""
+IDLE_CONNECTION_BYTES = 25_000
+CONNECTIONS = 300
+
+
+def test_a_start_loads_what_it_needs() -> None:
+    done = subprocess.run([sys.executable, "-c", LOADED], cwd=PROJECT, capture_output=True, text=True, check=True)
+    loaded = set(json.loads(done.stdout))
+    assert not loaded & NOT_AT_START
+    assert len(loaded) < 850, "750 at the time of writing; a library more is some 30"
+
+
+def test_hidden_modules_can_be_had_afterwards() -> None:
+    name = "this.is.hidden"
+    with without(name, "json"):
+        with pytest.raises(ModuleNotFoundError):
+            __import__(name)
+        assert __import__("json") is json, "what was there stays"
+    assert name not in sys.modules
+    with pytest.raises(RuntimeError), without(name):
+        raise RuntimeError
+    assert name not in sys.modules
+
+
+def test_what_is_there_at_the_start_is_not_walked_again() -> None:
+    try:
+        settle()
+        assert gc.get_freeze_count() > 1000
+    finally:
+        gc.unfreeze()
+
+
+def test_memory_of_an_idle_sidecar_and_of_idle_connections(kafka: KafkaCluster) -> None:
+    with sidecar(kafka.bootstrap, log={"level": "info", "format": "json"}) as proxy:
+        for _ in range(3):
+            proxy.metrics()
+        alone = resident_bytes(proxy.process.pid)
+        assert alone <= IDLE_MB * 1e6, f"{alone / 1e6} MB"
+        with idle_connections(("127.0.0.1", proxy.port), CONNECTIONS):
+            grown = resident_bytes(proxy.process.pid) - alone
+        assert grown / CONNECTIONS <= IDLE_CONNECTION_BYTES

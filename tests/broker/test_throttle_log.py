@@ -1,0 +1,113 @@
+"""The log's lines about throttling: one when it begins, one when it has ended, and never a flood."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from deploy.kafka import KafkaCluster
+from deploy.throttle_log import MOST_EPISODES, MOST_LINES, QUIET_MS, ThrottleLog
+from quota.entity import DEFAULT, Kind
+from quota.ledger import Ledger
+from quota.table import Entry, QuotaTable
+from tests.support.raw_client import RawClient, produce_message
+from tests.support.sidecars import sidecar
+
+Line = tuple[str, dict[str, Any]]
+
+
+class Lines:
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+
+    def info(self, event: str, **values: Any) -> None:
+        self.lines.append((event, values))
+
+    def take(self) -> list[Line]:
+        taken, self.lines = self.lines, []
+        return taken
+
+
+@pytest.fixture
+def books() -> Ledger:
+    return Ledger(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=500)]), smooth=False)
+
+
+def throttle(of: Ledger, client_id: str, now_ms: float, delay_ms: int = 2000, user: str = "u") -> None:
+    account = of.account(user, client_id)
+    of.charge(account, Kind.PRODUCE, 6000, now_ms)
+    of.note_throttle(account, Kind.PRODUCE, delay_ms, at_ms=now_ms, api_key=0, amount=6000)
+
+
+def test_one_line_when_it_begins_and_one_when_it_has_ended(books: Ledger) -> None:
+    lines = Lines()
+    log = ThrottleLog(books, lines)
+    log.look(900)
+    assert lines.take() == []
+    throttle(books, "etl", 1000)  # 6 000 B in 10 s: 600 B/s against 500
+    log.look(1100)
+    names = {"quota": "produce", "user": None, "client_id": "etl"}
+    more = {"by": "u/etl", "why": "over", "delay_ms": 2000, "limit": 500.0, "observed": 600.0}
+    assert lines.take() == [("throttling begins", names | more)]
+    throttle(books, "etl", 3000, delay_ms=500, user="v")  # the same counter
+    log.look(3100)
+    log.look(3500 + QUIET_MS - 1)
+    assert lines.take() == []
+    log.look(3500 + QUIET_MS)
+    end = {"lasted_s": 2.5, "throttles_at_least": 2, "held_s_at_least": 2.5}
+    assert lines.take() == [("throttling has ended", names | end)]
+    log.look(1e6)
+    assert lines.take() == []
+    throttle(books, "etl", 2e6)
+    log.look(2e6)
+    assert [event for event, _ in lines.take()] == ["throttling begins"]
+
+
+def test_a_throttle_is_taken_note_of_once_whenever_it_is_looked_for(books: Ledger) -> None:
+    lines = Lines()
+    log = ThrottleLog(books, lines)
+    for at_ms in (10.0, 20.0, 20.0, 30.0):
+        throttle(books, "a", at_ms, delay_ms=1)
+        log.look(at_ms + 1)
+    throttle(books, "b", 40.0, delay_ms=1)
+    log.look(50.0)
+    log.look(50.0 + QUIET_MS)
+    ended = {values["client_id"]: values["throttles_at_least"] for event, values in lines.take() if "ended" in event}
+    assert ended == {"a": 3, "b": 1}  # two in the very same millisecond count as one: it says "at least"
+
+
+def test_invented_names_cannot_flood_the_log_nor_memory(books: Ledger) -> None:
+    lines = Lines()
+    log = ThrottleLog(books, lines)
+    for number in range(3 * MOST_EPISODES):
+        throttle(books, f"c{number}", number / 10)
+        if number % 100 == 0:
+            log.look(number / 10)
+    log.look(400)
+    assert len(lines.take()) == MOST_LINES
+    assert len(log._episodes) <= MOST_EPISODES
+    log.look(60_500)
+    ((event, values),) = lines.take()[:1]
+    assert event == "throttling of more counters has begun or ended than is written"
+    assert values["left_out"] > 2 * MOST_EPISODES
+
+
+def test_a_real_sidecar_writes_them(kafka: KafkaCluster, topic: str) -> None:
+    quotas = [{"client-id": "greedy", "producer_byte_rate": 20_000}]
+    with sidecar(kafka.bootstrap, quotas) as running:
+        with RawClient(f"127.0.0.1:{running.port}", "greedy") as client:
+            client.ask(produce_message(9, client.topic(topic), [b"x" * 300_000]))
+        deadline = time.monotonic() + 30
+        found: list[dict[str, Any]] = []
+        while not found and time.monotonic() < deadline:
+            time.sleep(0.1)
+            written = map(json.loads, running.log.read_text().splitlines())
+            found = [line for line in written if line["message"] == "throttling begins"]
+        (line,) = found
+        assert (line["level"], line["quota"], line["user"], line["client_id"]) == ("info", "produce", None, "greedy")
+        assert line["by"] == "ANONYMOUS/greedy"
+        assert line["limit"] == 20_000
+        assert 4_000 < line["delay_ms"] <= 5_100  # 300 000 B in 10 s: (30 000 - 20 000) / 20 000 * 10 s = 5 s

@@ -1,0 +1,247 @@
+"""KIP-219 as a client sees it: the answer leaves at once and tells the throttle time, then no byte is read."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.kafka import KafkaCluster
+from proxy.wire.messages import request_header
+from tests.support.raw_client import Frame, RawClient, Topic, fetch_message, fetched_values, produce_message
+from tests.support.sidecars import Sidecar, sidecar
+
+RATE = 20_000
+"""Bytes/s for every client-id, each with a counter of its own. The window holds 10 s: 200 000 B pass, 220 000 B are
+220 000 / 10 s = 22 000 B/s, (22 000 - 20 000) / 20 000 * 10 s = 1 s over."""
+QUOTAS = [{"client-id": "<default>", "producer_byte_rate": RATE, "consumer_byte_rate": RATE}]
+TOLERANCE_S = 0.05
+ATTEMPTS = 3
+"""A busy machine can only make things later, so an upper bound may be tried again; a lower bound may not."""
+
+
+@pytest.fixture(scope="module")
+def limited(kafka: KafkaCluster) -> Iterator[Sidecar]:
+    with sidecar(kafka.bootstrap, QUOTAS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def limited_391(kafka_391: KafkaCluster) -> Iterator[Sidecar]:
+    with sidecar(kafka_391.bootstrap, QUOTAS) as running:
+        yield running
+
+
+def unread_bytes(client: RawClient) -> int:
+    """Bytes of this connection that lie in the sidecar's kernel buffer, unread (rx_queue of /proc/net/tcp)."""
+    _, port = client.socket.getsockname()
+    _, listener = client.socket.getpeername()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        cells = line.split()
+        local, remote = (int(cell.split(":")[1], 16) for cell in cells[1:3])
+        if (local, remote) == (listener, port):
+            return int(cells[4].split(":")[1], 16)
+    raise AssertionError("the sidecar has closed its side")
+
+
+API_VERSIONS_0 = struct.pack(">ihhih", 10, 18, 0, 99, -1)
+"""ApiVersions v0, correlation id 99, null client-id: a small request that is not charged."""
+
+
+def watch_mute(client: RawClient, throttled: Frame, throttle_ms: int) -> None:
+    """After a throttled answer: a request sent now stays in the kernel until the deadline, and is answered then."""
+    # The mute began between the request's last byte and the answer's first; a busy machine can lie between the two.
+    earliest = throttled.asked_at + throttle_ms / 1000
+    latest = throttled.first_byte_at + throttle_ms / 1000
+    client.send(API_VERSIONS_0)
+    middle = throttled.first_byte_at + throttle_ms / 2000
+    time.sleep(max(0.0, middle - time.monotonic()))  # an observation in the middle of the mute, not a wait for its end
+    assert unread_bytes(client) == len(API_VERSIONS_0)
+    answer = client.read_frame()
+    assert answer.correlation_id == 99
+    assert answer.first_byte_at >= earliest - TOLERANCE_S
+    late_s = answer.first_byte_at - latest
+    if late_s > TOLERANCE_S:
+        raise LateError(f"{late_s * 1000:.0f} ms after the deadline")
+
+
+class LateError(Exception):
+    """An upper bound in time was missed."""
+
+
+def in_attempts(attempt: Callable[[int], None]) -> None:
+    """Run a timed observation; again if it only came too late."""
+    for number in range(ATTEMPTS):
+        try:
+            attempt(number)
+        except LateError:
+            if number == ATTEMPTS - 1:
+                raise
+        else:
+            return
+
+
+def produce_and_watch(running: Sidecar, version: int, topic: str) -> None:
+    def attempt(number: int) -> None:
+        with RawClient(running.bootstrap, f"produce-{version}-{number}-{topic}") as client:
+            answer = client.ask(produce_message(version, client.topic(topic), [b"r" * 220_000]))
+            throttle_ms = answer.message.throttle_time_ms
+            # 1 000 ms and what headers add (about 100 B: 5 ms), less the time the broker took to answer.
+            assert 500 < throttle_ms < 1100
+            assert answer.message.responses[0].partition_responses[0].error_code == 0
+            if answer.first_byte_at - answer.asked_at > 0.3:
+                raise LateError("the broker was slow")
+            watch_mute(client, answer, throttle_ms)
+
+    in_attempts(attempt)
+
+
+@pytest.mark.parametrize("version", [3, 8, 9, 12, 13])
+def test_produce_over_quota_is_answered_at_once_and_then_muted(limited: Sidecar, topic: str, version: int) -> None:
+    produce_and_watch(limited, version, topic)
+
+
+@pytest.mark.parametrize("version", [3, 11])
+def test_produce_over_quota_on_an_older_broker(limited_391: Sidecar, topic: str, version: int) -> None:
+    produce_and_watch(limited_391, version, topic)
+
+
+def test_acks_0_is_muted_only(limited: Sidecar, topic: str) -> None:
+    def attempt(number: int) -> None:
+        with RawClient(limited.bootstrap, f"acks0-{number}-{topic}") as client:
+            where = client.topic(topic)
+            sent_at = client.send(client.frame(produce_message(9, where, [b"r" * 220_000], acks=0)))
+            client.send(API_VERSIONS_0)
+            answer = client.read_frame()
+            late_s = answer.first_byte_at - sent_at - 1.0
+            assert late_s >= -TOLERANCE_S
+            if late_s > TOLERANCE_S + 0.02:  # 220 000 B and about 100 B of headers: 1 005 ms
+                raise LateError(f"{late_s * 1000:.0f} ms")
+
+    in_attempts(attempt)
+
+
+def fill(running: Sidecar, topic: str, values: int, size: int) -> Topic:
+    """Put records into a topic past the sidecar's produce quota: each with a client-id of its own."""
+    for number in range(values):
+        with RawClient(running.bootstrap, f"fill-{number}-{topic}") as client:
+            where = client.topic(topic)
+            answer = client.ask(produce_message(9, where, [b"%06d" % number + b"v" * (size - 6)]))
+            assert answer.message.responses[0].partition_responses[0].error_code == 0
+    return where
+
+
+def throttle_fetch(running: Sidecar, version: int, topic: str, kind: str) -> None:
+    """Use up the window with one fetch, then be refused, then be served again."""
+    where = fill(running, topic, 2, 230_000)
+
+    def attempt(number: int) -> None:
+        with RawClient(running.bootstrap, f"fetch-{version}-{kind}-{number}-{topic}") as client:
+            session = {"sessionless": (0, -1), "full": (0, 0), "incremental": (0, 0)}[kind]
+            # The request goes on with max_bytes 200 000, but at least one batch always comes (KIP-74): 230 000 B, which
+            # is (23 000 - 20 000) / 20 000 * 10 s = 1.5 s over.
+            first = client.ask(fetch_message(version, where, session=session))
+            assert first.message.throttle_time_ms == 0
+            read = fetched_values(first.message)
+            assert [value[:6] for value in read] == [b"000000"]
+            session_id = getattr(first.message, "session_id", 0)
+            if kind == "incremental":
+                assert session_id != 0
+                session = (session_id, 1)
+            second = client.ask(fetch_message(version, where, offset=1, session=session))
+            throttle_ms = second.message.throttle_time_ms
+            assert 500 < throttle_ms <= 1800  # and 250 ms until the pace allows a useful portion
+            assert second.message.responses == []
+            if version >= 7:
+                assert second.message.error_code == 0
+                assert second.message.session_id == (session_id if kind == "incremental" else 0)
+            watch_mute(client, second, throttle_ms)
+            # The session is still in step with the broker, which never saw the request that was refused.
+            epoch = 2
+            deadline = time.monotonic() + 25
+            while True:
+                if kind == "incremental":
+                    session = (session_id, epoch)
+                    epoch += 1
+                # offset 1 was named in a request that the broker did not get; an incremental fetch need not repeat it
+                named = None if kind == "incremental" else where
+                again = client.ask(fetch_message(version, named, offset=1, session=session))
+                if version >= 7:
+                    assert again.message.error_code == 0
+                for partition in again.message.responses[0].partitions if again.message.responses else ():
+                    assert partition.error_code == 0
+                values = fetched_values(again.message)
+                if values:
+                    break
+                assert time.monotonic() < deadline
+            assert [value[:6] for value in values] == [b"000001"]
+
+    in_attempts(attempt)
+
+
+@pytest.mark.parametrize(
+    ("version", "kind"),
+    [(4, "sessionless"), (18, "sessionless"), (7, "full"), (18, "full"), (7, "incremental"), (18, "incremental")],
+)
+def test_fetch_over_quota(limited: Sidecar, topic: str, version: int, kind: str) -> None:
+    throttle_fetch(limited, version, topic, kind)
+
+
+@pytest.mark.parametrize(("version", "kind"), [(4, "sessionless"), (17, "incremental")])
+def test_fetch_over_quota_on_an_older_broker(limited_391: Sidecar, topic: str, version: int, kind: str) -> None:
+    throttle_fetch(limited_391, version, topic, kind)
+
+
+def test_the_oldest_fetch_of_all_on_an_older_broker(limited_391: Sidecar, topic: str) -> None:
+    """Fetch v0, which only brokers before 4.0 offer: no throttle field, an empty answer, and the mute."""
+    where = fill(limited_391, topic, 2, 150_000)
+
+    def frame(correlation_id: int, offset: int) -> bytes:
+        name = where.name.encode()
+        body = struct.pack(">iiiih", -1, 500, 1, 1, len(name)) + name + struct.pack(">iiqi", 1, 0, offset, 10_000_000)
+        payload = request_header(1, 0, correlation_id, f"v0-{topic}") + body
+        return struct.pack(">i", len(payload)) + payload
+
+    with RawClient(limited_391.bootstrap) as client:
+        client.send(frame(1, 0))
+        assert len(client.read_frame().payload) > 300_000  # v0 has no max_bytes to lower: both batches, over the quota
+        asked_at = client.send(frame(2, 2))
+        answer = client.read_frame()
+        assert answer.payload == struct.pack(">ii", 2, 0)
+        assert answer.last_byte_at - asked_at < 0.5
+        client.send(API_VERSIONS_0)
+        # 300 000 B in 10 s are 30 000 B/s: (30 000 - 20 000) / 20 000 * 10 s = 5 s
+        assert client.read_frame().first_byte_at - asked_at > 4.0
+
+
+def test_a_client_without_quota_notices_nothing(kafka: KafkaCluster, topic: str) -> None:
+    with sidecar(kafka.bootstrap, [{"client-id": "limited", "producer_byte_rate": RATE}]) as running:
+        with RawClient(running.bootstrap, "limited") as limited_client, RawClient(running.bootstrap, "free") as free:
+            where = free.topic(topic)
+            message = produce_message(9, where, [b"r" * 220_000])
+            assert limited_client.ask(message).message.throttle_time_ms > 0
+            slowest = max(
+                answer.last_byte_at - answer.asked_at
+                for answer in (free.ask(produce_message(9, where, [b"r" * 220_000])) for _ in range(10))
+            )
+            assert slowest < 0.5
+        groups = {row["client_id"]: row for row in running.get("/quotas")["groups"] if row["kind"] == "produce"}
+        assert groups["limited"]["totals"]["throttled"] == 1
+
+
+def test_a_client_that_goes_away_while_muted_is_let_go(limited: Sidecar, topic: str) -> None:
+    before = limited.metric("kquota_connections_open")
+    with RawClient(limited.bootstrap, f"gone-{topic}") as client:
+        # 1 MB: 100 000 B/s over 10 s, (100 000 - 20 000) / 20 000 * 10 s = 40 s, cut to max_mute: 30 s
+        answer = client.ask(produce_message(9, client.topic(topic), [b"r" * 1_000_000]))
+        assert 29_000 < answer.message.throttle_time_ms <= 30_000
+    gone_at = time.monotonic()
+    while limited.metric("kquota_connections_open") > before:
+        assert time.monotonic() < gone_at + 5
+        time.sleep(0.05)
+    while limited.metric("kquota_throttle_capped_total") < 1:  # an exposition is up to a second old
+        assert time.monotonic() < gone_at + 10
+        time.sleep(0.2)

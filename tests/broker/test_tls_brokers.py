@@ -1,0 +1,506 @@
+"""TLS with a real broker and real clients: who is charged, what is refused and how, large records, throttling."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from cryptography import x509
+from cryptography.x509.name import _ASN1Type
+from cryptography.x509.oid import NameOID as Oid
+
+from deploy.kafka import KafkaCluster, SecureListener
+from proxy.certificates import in_pem, subject
+from proxy.cluster import ClusterError, ask_brokers
+from proxy.tls import ClientTls, KeyPair
+from proxy.wire.messages import framed, request_header
+from quota.principal import NoRuleError, PrincipalRules
+from tests.corpus.job import wait_for
+from tests.support.certificates import Authority, Issued
+from tests.support.secure_tools import PASSWORDS, allow_all_but_closed, security
+from tests.support.session_tools import decode, encode, kio_message
+from tests.support.sidecars import Sidecar, sidecar
+
+LIMIT_S = 60.0
+RULES = r"RULE:^.*CN=([^,\\]+),OU=(eng|ops)[,+].*$/$1@$2/U, RULE:^CN=(\w+)\.(\w+).*$/$2-$1-$4/L, RULE:^UID=(.*)$/x/"
+"""The first takes names apart, the second has a group that there is not, the third replaces what it finds."""
+CREATE_TOKEN = 38
+Attribute = x509.NameAttribute
+
+
+def _name(*parts: Attribute | list[Attribute]) -> x509.Name:
+    return x509.Name([x509.RelativeDistinguishedName(part if isinstance(part, list) else [part]) for part in parts])
+
+
+SUBJECTS = {
+    "usual": _name(
+        Attribute(Oid.COUNTRY_NAME, "DE"),
+        Attribute(Oid.STATE_OR_PROVINCE_NAME, "Bayern"),
+        Attribute(Oid.LOCALITY_NAME, "München"),
+        Attribute(Oid.ORGANIZATION_NAME, "Acme, Inc."),
+        Attribute(Oid.ORGANIZATIONAL_UNIT_NAME, "eng"),
+        Attribute(Oid.COMMON_NAME, "alice"),
+    ),
+    "no-name-of-its-own": _name(
+        Attribute(Oid.COMMON_NAME, "web.shop"),
+        Attribute(Oid.EMAIL_ADDRESS, "web@example.com"),
+        Attribute(Oid.SERIAL_NUMBER, "42"),
+        Attribute(Oid.TITLE, "größte"),
+    ),
+    "escapes": _name(
+        Attribute(Oid.COMMON_NAME, ' #a,b+c"d\\e<f>g;h=i/ü '),
+        Attribute(Oid.ORGANIZATIONAL_UNIT_NAME, "#1"),
+        Attribute(Oid.ORGANIZATION_NAME, "   "),
+    ),
+    "several-at-once": _name(
+        [Attribute(Oid.COMMON_NAME, "bob"), Attribute(Oid.USER_ID, "b1"), Attribute(Oid.ORGANIZATIONAL_UNIT_NAME, "z")],
+        Attribute(Oid.DOMAIN_COMPONENT, "example"),
+        Attribute(Oid.STREET_ADDRESS, "Main St. 1"),
+    ),
+    "shop-dots": _name(Attribute(Oid.ORGANIZATION_NAME, "o"), Attribute(Oid.COMMON_NAME, "Web.Shop")),
+    "uid": _name(Attribute(Oid.USER_ID, "carol")),
+    "two-bytes": _name(Attribute(Oid.COMMON_NAME, "zwei", _ASN1Type.BMPString)),
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(authority: Authority) -> Iterator[KafkaCluster]:
+    """As `kafka_secure`, with a listener that insists on certificates and maps their names."""
+    base = security(authority)
+    mapped = SecureListener("MAPPED", "SSL", {"ssl.client.auth": "required", "ssl.principal.mapping.rules": RULES})
+    with KafkaCluster.start(
+        1, progress=print, security=dataclasses.replace(base, listeners=(*base.listeners, mapped))
+    ) as started:
+        allow_all_but_closed(started)
+        yield started
+
+
+@pytest.fixture(scope="module")
+def own(authority: Authority) -> Issued:
+    """The sidecar's certificate, for both sides."""
+    return authority.issue("kquota", "127.0.0.1", "localhost", common_name="kquota")
+
+
+def listen_tls(own: Issued, authority: Authority, **more: Any) -> dict[str, Any]:
+    return {
+        "certificate_file": str(own.chain),
+        "key_file": str(own.key),
+        "ssl.client.auth": "required",
+        "client_ca_file": str(authority.certificate),
+    } | more
+
+
+def upstream_tls(authority: Authority, own: Issued | None = None, **more: Any) -> dict[str, Any]:
+    pair = {} if own is None else {"certificate_file": str(own.chain), "key_file": str(own.key)}
+    return {"ca_file": str(authority.certificate)} | pair | more
+
+
+def through_tls(
+    cluster: KafkaCluster, listener: str, *, listen: dict[str, Any] | None, upstream: dict[str, Any] | None, **more: Any
+) -> Any:
+    """A sidecar in front of one listener; TLS on either side, or not."""
+    bootstrap = cluster.bootstrap if listener == "PLAINTEXT" else cluster.bootstrap_of(listener)
+    quotas = more.pop("quotas", [{"user": "<default>", "producer_byte_rate": 100_000_000}])
+    return sidecar(bootstrap, quotas, listen_tls=listen, upstream_tls=upstream, **more)
+
+
+# ---- who is who ------------------------------------------------------------------------------------------------------
+
+
+def whoami(address: str, authority: Authority, issued: Issued) -> str:
+    """The principal's name as the broker has it: the owner of a delegation token that it is asked for."""
+    host, _, port = address.rpartition(":")
+    context = ssl.create_default_context(cafile=authority.certificate)
+    context.load_cert_chain(issued.chain, issued.key)
+    kio = kio_message("create_delegation_token", 2, "request")
+    body = encode(kio.CreateDelegationTokenRequest(renewers=(), max_lifetime=timedelta(hours=1)))
+    with (
+        socket.create_connection((host, int(port)), timeout=LIMIT_S) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as secured,
+    ):
+        secured.sendall(framed(request_header(CREATE_TOKEN, 2, 1, "who") + body))
+        with secured.makefile("rb") as file:
+            size = file.read(4)
+            frame = file.read(int.from_bytes(size, "big"))
+    assert frame, "the connection was closed"
+    answer = decode(kio_message("create_delegation_token", 2, "response").CreateDelegationTokenResponse, frame[5:])
+    assert int(answer.error_code) == 0, answer
+    return str(answer.principal_name)
+
+
+def test_names_are_the_brokers_own(cluster: KafkaCluster, authority: Authority, own: Issued) -> None:
+    """Subjects of all kinds: the same text here and at the broker, with mapping rules too; some are refused."""
+    rules = PrincipalRules(RULES)
+    (direct,), (mapped,) = cluster.bootstrap_of("SSL"), cluster.bootstrap_of("MAPPED")
+    refused = 0
+    for name, subject_name in SUBJECTS.items():
+        issued = authority.issue_subject(name, subject_name)
+        here = subject(in_pem(issued.chain.read_text())[0])
+        assert here == whoami(direct, authority, issued), name
+        try:
+            user = rules.user(here)
+        except NoRuleError:
+            refused += 1
+            with pytest.raises((OSError, AssertionError)):
+                whoami(mapped, authority, issued)
+        else:
+            assert user == whoami(mapped, authority, issued), name
+    assert 0 < refused < len(SUBJECTS) - 2
+
+
+def test_the_certificate_of_each_client_is_its_user(cluster: KafkaCluster, authority: Authority, own: Issued) -> None:
+    """TLS on both sides; mapping rules, and a subject that they refuse."""
+    rules = {"ssl.principal.mapping.rules": RULES}
+    with through_tls(
+        cluster, "SSL", listen=listen_tls(own, authority, **rules), upstream=upstream_tls(authority, own)
+    ) as running:
+        alice = authority.issue_subject("usual", SUBJECTS["usual"])
+        context = ssl.create_default_context(cafile=authority.certificate)
+        context.load_cert_chain(alice.chain, alice.key)
+        with (
+            socket.create_connection(("127.0.0.1", running.port)) as plain,
+            context.wrap_socket(plain, server_hostname="localhost"),
+        ):
+            wait_for(
+                "the connection",
+                lambda: [one["user"] for one in running.get("/connections")["connections"]] == ["ALICE@ENG"],
+            )
+            (shown,) = running.get("/connections")["connections"]
+            assert shown["user_source"] == "tls"
+        # the broker sees the sidecar
+        assert whoami(running.bootstrap, authority, alice).startswith("CN=kquota,")
+        stranger = authority.issue_subject("no-rule", _name(Attribute(Oid.COMMON_NAME, "nobody")))
+        with pytest.raises((OSError, AssertionError)):
+            whoami(running.bootstrap, authority, stranger)
+        assert running.metric("kquota_tls_handshake_failures_total", peer="client", reason="principal") == 1
+        assert running.metric("kquota_tls_certificate_expiry_timestamp_seconds", setting="listen.tls") > time.time()
+
+
+# ---- clients ---------------------------------------------------------------------------------------------------------
+
+
+def by_kafka_python(bootstrap: str, topic: str, values: list[bytes], tls: dict[str, str]) -> list[bytes]:
+    from kafka import KafkaConsumer, KafkaProducer
+
+    names = {"ca": "ssl_cafile", "chain": "ssl_certfile", "key": "ssl_keyfile"}
+    settings = {"security_protocol": "SSL" if tls else "PLAINTEXT"} | {names[key]: path for key, path in tls.items()}
+    with closing(KafkaProducer(bootstrap_servers=bootstrap, max_request_size=20_000_000, **settings)) as producer:
+        for value in values:
+            producer.send(topic, value).get(timeout=LIMIT_S)
+    with closing(
+        KafkaConsumer(
+            topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=30_000, **settings
+        )
+    ) as consumer:
+        return [next(consumer).value for _ in values]
+
+
+def by_aiokafka(bootstrap: str, topic: str, values: list[bytes], tls: dict[str, str]) -> list[bytes]:
+    from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+
+    settings: dict[str, Any] = {"bootstrap_servers": bootstrap}
+    if tls:
+        context = ssl.create_default_context(cafile=tls["ca"])
+        context.load_cert_chain(tls["chain"], tls["key"])
+        settings |= {"security_protocol": "SSL", "ssl_context": context}
+
+    async def talk() -> list[bytes]:
+        producer = AIOKafkaProducer(max_request_size=20_000_000, **settings)
+        consumer = AIOKafkaConsumer(topic, auto_offset_reset="earliest", **settings)
+        try:
+            await producer.start()
+            for value in values:
+                await producer.send_and_wait(topic, value)
+            await consumer.start()
+            return [(await consumer.getone()).value for _ in values]
+        finally:
+            await producer.stop()
+            await consumer.stop()
+
+    return asyncio.run(asyncio.wait_for(talk(), LIMIT_S))
+
+
+def by_confluent(bootstrap: str, topic: str, values: list[bytes], tls: dict[str, str]) -> list[bytes]:
+    from confluent_kafka import Consumer, Producer
+
+    names = {"ca": "ssl.ca.location", "chain": "ssl.certificate.location", "key": "ssl.key.location"}
+    settings: dict[str, Any] = {"bootstrap.servers": bootstrap, "message.max.bytes": 20_000_000}
+    settings |= {"security.protocol": "ssl"} if tls else {}
+    settings |= {names[key]: path for key, path in tls.items()}
+    producer = Producer(settings)
+    for value in values:
+        producer.produce(topic, value)
+    assert producer.flush(LIMIT_S) == 0
+    consumer = Consumer(settings | {"group.id": topic, "auto.offset.reset": "earliest"})
+    consumer.subscribe([topic])
+    got: list[bytes] = []
+    deadline = time.monotonic() + LIMIT_S
+    while len(got) < len(values) and time.monotonic() < deadline:
+        message = consumer.poll(1.0)
+        if message is not None and message.error() is None:
+            got.append(message.value())
+    consumer.close()
+    return got
+
+
+CLIENTS = [by_kafka_python, by_aiokafka, by_confluent]
+
+
+@pytest.fixture(scope="module")
+def values() -> list[bytes]:
+    """Records from a few bytes to many times what TLS records and buffers hold."""
+    return [b"small", os.urandom(3_000_000), os.urandom(70_000), b"last"]
+
+
+@pytest.fixture(scope="module")
+def web(authority: Authority) -> Issued:
+    return authority.issue_subject("web", SUBJECTS["shop-dots"])
+
+
+def told(authority: Authority, web: Issued) -> dict[str, str]:
+    return {"ca": str(authority.certificate), "chain": str(web.chain), "key": str(web.key)}
+
+
+USER = r"CN=Web.Shop,O=o"
+
+
+def bytes_of(running: Sidecar, user: str) -> float:
+    return running.metric("kquota_bytes_total", user=user)
+
+
+def test_clients_by_tls_to_a_broker_by_tls(
+    cluster: KafkaCluster,
+    authority: Authority,
+    own: Issued,
+    web: Issued,
+    values: list[bytes],
+    topic: str,
+    tmp_path: Path,
+    java_tool: Any,
+) -> None:
+    """Every library; each is charged to the user of its certificate, and nothing to anybody else."""
+    with through_tls(
+        cluster, "SSL", listen=listen_tls(own, authority), upstream=upstream_tls(authority, own)
+    ) as running:
+        for client in CLIENTS:
+            assert client(running.bootstrap, f"{topic}-{client.__name__}", values, told(authority, web)) == values
+        properties = tmp_path / "client.properties"
+        properties.write_text(
+            f"security.protocol=SSL\nssl.truststore.type=PEM\nssl.truststore.location={authority.certificate}\n"
+            f"ssl.keystore.type=PEM\nssl.keystore.location={web.both}\n"
+        )
+        java_tool(
+            "org.apache.kafka.tools.ProducerPerformance",
+            f"--topic {topic}-java --num-records 20 --record-size 100000 --throughput -1 "
+            f"--producer.config {properties} --producer-props bootstrap.servers={running.bootstrap}".split(),
+        )
+        moved = bytes_of(running, USER)
+        # three libraries, there and back, and Java's producer
+        assert moved > 3 * 2 * sum(map(len, values)) + 20 * 100_000
+        assert bytes_of(running, "ANONYMOUS") == 0
+        assert running.metric("kquota_parse_errors_total") == 0
+
+
+def test_each_side_may_be_plain(
+    cluster: KafkaCluster, authority: Authority, own: Issued, web: Issued, values: list[bytes], topic: str
+) -> None:
+    with through_tls(cluster, "PLAINTEXT", listen=listen_tls(own, authority), upstream=None) as running:
+        got = by_confluent(running.bootstrap, f"{topic}-tls-plain", values, told(authority, web))
+        assert got == values
+        assert bytes_of(running, USER) > 2 * sum(map(len, values))
+    identity = {"sources": ["tls", "static"], "static": "pod"}
+    with through_tls(cluster, "SSL", listen=None, upstream=upstream_tls(authority, own), identity=identity) as running:
+        assert by_kafka_python(running.bootstrap, f"{topic}-plain-tls", values, {}) == values
+        assert bytes_of(running, "pod") > 2 * sum(map(len, values))
+
+
+def test_a_login_passes_through_tls(cluster: KafkaCluster, authority: Authority, own: Issued, topic: str) -> None:
+    """Plain client, SASL_SSL broker: the broker knows the client by its login, and so do we."""
+    from kafka import KafkaProducer
+
+    with through_tls(cluster, "SASL_SSL", listen=None, upstream=upstream_tls(authority)) as running:
+        with closing(
+            KafkaProducer(
+                bootstrap_servers=running.bootstrap,
+                security_protocol="SASL_PLAINTEXT",
+                sasl_mechanism="SCRAM-SHA-256",
+                sasl_plain_username="alice",
+                sasl_plain_password=PASSWORDS["alice"],
+            )
+        ) as producer:
+            producer.send(topic, b"x" * 50_000).get(timeout=LIMIT_S)
+        assert bytes_of(running, "alice") > 50_000
+
+
+def test_throttled_as_on_plain_sockets(
+    cluster: KafkaCluster, authority: Authority, own: Issued, web: Issued, topic: str
+) -> None:
+    """200 kB/s: the window's 10 s hold 2 MB; 3 MB take at least (3 - 2) MB / 200 kB/s = 5 s."""
+    from kafka import KafkaProducer
+
+    quotas = [{"user": USER, "producer_byte_rate": 200_000}]
+    settings = told(authority, web)
+    with through_tls(
+        cluster, "SSL", listen=listen_tls(own, authority), upstream=upstream_tls(authority, own), quotas=quotas
+    ) as running:
+        with closing(
+            KafkaProducer(
+                bootstrap_servers=running.bootstrap,
+                security_protocol="SSL",
+                ssl_cafile=settings["ca"],
+                ssl_certfile=settings["chain"],
+                ssl_keyfile=settings["key"],
+            )
+        ) as producer:
+            began = time.monotonic()
+            for _ in range(30):
+                producer.send(topic, b"x" * 100_000).get(timeout=LIMIT_S)
+            took = time.monotonic() - began
+        assert took > 4.5
+        assert running.metric("kquota_throttle_seconds_total", user=USER) > 3
+        assert running.metric("kquota_throttled_requests_total", user=USER) > 1
+
+
+# ---- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_is_not_believed_or_does_not_believe_us(
+    cluster: KafkaCluster, authority: Authority, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The error that readiness shows and the log has, in the words of the one who refuses."""
+    stranger = Authority(tmp_path_factory.mktemp("stranger"))
+    expired = authority.issue("expired", common_name="kquota", expired=True)
+    pair = KeyPair(expired.chain, expired.key)
+    cases = [
+        ("SSL", ClientTls(authorities=stranger.certificate), "is upstream.tls.ca_file its authority?"),
+        ("SSL", ClientTls(authorities=authority.certificate, server_name="elsewhere.example"), "server_name can name"),
+        ("MAPPED", ClientTls(authorities=authority.certificate), "the broker refused the TLS handshake"),
+        ("MAPPED", ClientTls(authorities=authority.certificate, pair=pair), "the broker refused the TLS handshake"),
+        ("PLAINTEXT", ClientTls(authorities=authority.certificate), "the broker"),
+        ("SSL", None, "the broker speaks TLS here, and upstream.tls is not set"),
+    ]
+    for listener, tls, reason in cases:
+        (address,) = cluster.bootstrap if listener == "PLAINTEXT" else cluster.bootstrap_of(listener)
+        host, _, port = address.rpartition(":")
+        with pytest.raises(ClusterError) as refused:
+            trio.run(ask_brokers, host, int(port), LIMIT_S, tls)
+        assert reason in str(refused.value), (listener, refused.value)
+
+
+def test_clients_that_are_refused_say_why(
+    cluster: KafkaCluster, authority: Authority, own: Issued, topic: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """librdkafka tells its user; the sidecar tells its operator."""
+    from confluent_kafka import Producer
+
+    stranger = Authority(tmp_path_factory.mktemp("stranger"))
+    eve = stranger.issue("eve", common_name="eve")
+    cases = [
+        ({"ssl.ca.location": str(stranger.certificate)}, "the client refused the TLS handshake: unknown ca"),
+        (
+            {"ssl.ca.location": str(authority.certificate)},
+            "the client showed no certificate, and one is required",
+        ),
+        (
+            {
+                "ssl.ca.location": str(authority.certificate),
+                "ssl.certificate.location": str(eve.chain),
+                "ssl.key.location": str(eve.key),
+            },
+            "is listen.tls.client_ca_file its authority?",
+        ),
+    ]
+    with through_tls(cluster, "PLAINTEXT", listen=listen_tls(own, authority), upstream=None) as running:
+        for settings, expected in cases:
+            said: list[str] = []
+            producer = Producer(
+                {
+                    "bootstrap.servers": running.bootstrap,
+                    "security.protocol": "ssl",
+                    "error_cb": lambda error, said=said: said.append(str(error)),
+                    "reconnect.backoff.max.ms": 500,
+                    **settings,
+                }
+            )
+
+            def both_told(producer: Any = producer, said: list[str] = said, expected: str = expected) -> bool:
+                producer.poll(0.1)
+                return any("ssl" in one.lower() for one in said) and expected in running.log.read_text()
+
+            wait_for(expected, both_told)
+
+
+def test_renewed_files_are_taken_over_and_bad_ones_are_not(
+    cluster: KafkaCluster, authority: Authority, web: Issued, own: Issued, tmp_path: Path
+) -> None:
+    """The whole way: files, metrics, log. A connection that is open stays open."""
+    directory = tmp_path / "tls"
+    directory.mkdir()
+
+    def put(issued: Issued) -> None:
+        (directory / "tls.key").write_bytes(issued.key.read_bytes())
+        (directory / "tls.crt").write_bytes(issued.chain.read_bytes())
+
+    put(own)
+    listen = listen_tls(own, authority) | {
+        "certificate_file": str(directory / "tls.crt"),
+        "key_file": str(directory / "tls.key"),
+    }
+    context = ssl.create_default_context(cafile=authority.certificate)
+    context.load_cert_chain(web.chain, web.key)
+
+    def connect(running: Sidecar) -> ssl.SSLSocket:
+        plain = socket.create_connection(("127.0.0.1", running.port), timeout=LIMIT_S)
+        return context.wrap_socket(plain, server_hostname="localhost")
+
+    def serial(running: Sidecar) -> str:
+        with connect(running) as one:
+            return str(one.getpeercert()["serialNumber"])  # type: ignore[index]
+
+    with through_tls(cluster, "PLAINTEXT", listen=listen, upstream=None) as running, connect(running) as old:
+        first = serial(running)
+        put(authority.issue("renewed", "localhost", common_name="renewed"))
+        wait_for("the renewed files", lambda: running.metric("kquota_files_reloads_total", setting="listen.tls") == 1)
+        renewed = serial(running)
+        assert renewed != first
+        (directory / "tls.key").write_bytes(web.key.read_bytes())
+        wait_for("the refusal", lambda: running.metric("kquota_files_reload_failures_total", setting="listen.tls") == 1)
+        assert running.metric("kquota_files_last_reload_successful", setting="listen.tls") == 0
+        assert "is not the key of the certificate" in running.log.read_text()
+        assert serial(running) == renewed
+        old.sendall(framed(request_header(18, 0, 7, "c")))  # ApiVersions
+        assert old.recv(8)[4:] == (7).to_bytes(4, "big")
+
+
+def test_usage_records_reach_their_topic_by_tls(
+    cluster: KafkaCluster, authority: Authority, own: Issued, topic: str
+) -> None:
+    """The exporter's producer shows the sidecar's certificate."""
+    from kafka import KafkaConsumer
+
+    export = {"kafka_topic": topic, "interval_s": 1}
+    identity = {"sources": ["static"], "static": "pod"}
+    with through_tls(
+        cluster, "SSL", listen=None, upstream=upstream_tls(authority, own), export=export, identity=identity
+    ) as running:
+        by_kafka_python(running.bootstrap, f"{topic}-data", [b"x"], {})
+        with closing(
+            KafkaConsumer(
+                topic,
+                bootstrap_servers=cluster.bootstrap,
+                auto_offset_reset="earliest",
+                consumer_timeout_ms=int(LIMIT_S * 1000),
+            )
+        ) as consumer:
+            assert b'"pod"' in next(consumer).value

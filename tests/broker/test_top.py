@@ -1,0 +1,210 @@
+"""`kquota top`: rows from what the admin port answers, tables that keep their figures, and the command itself."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from deploy import top
+from deploy.kafka import KafkaCluster
+from quota.entity import Kind
+from tests.support.raw_client import RawClient, produce_message
+from tests.support.sidecars import sidecar
+
+
+def group(client_id: str | None, use: float, *, kind: str = "produce", user: str | None = "u", **more: Any) -> Any:
+    """A row of /quotas."""
+    limit = more.pop("limit", 1_000_000.0)
+    totals = {"throttle_ms": more.pop("throttle_ms", 0)}
+    return {
+        "kind": kind,
+        "user": user,
+        "client_id": client_id,
+        "limit": limit,
+        "level": "user+client-id",
+        "mode": "enforce",
+        "observed": use * (limit or 0),
+        "utilisation": use,
+        "throttled_for_ms": 0,
+        "owed_ms": 0,
+        "totals": totals,
+    } | more
+
+
+def text_of(found: list[top.Row], width: int, most: int = 100) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(top.table(found, most, width))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_states_name_the_worst_first() -> None:
+    found = top.rows(
+        [
+            group("a", 0.2),
+            group("b", 0.95),
+            group("c", 1.2, throttled_for_ms=1234),
+            group("d", 1.2, throttled_for_ms=1234, owed_ms=200_000),
+            group("e", 4.0, mode="shadow", throttled_for_ms=9),
+            group("f", 0.5, limit=None),
+        ],
+        {},
+        1.0,
+    )
+    assert [(row.client_id, row.state) for row in found] == [
+        ("a", "ok"),
+        ("b", "near"),
+        ("c", "throttled 1.2 s"),
+        ("d", "owes 3 min"),
+        ("e", "shadow"),
+    ]
+
+
+def test_delay_is_shown_per_second_since_the_last_look() -> None:
+    first = [group("a", 1.0, throttle_ms=5000)]
+    assert top.rows(first, {}, 2.0)[0].delayed is None
+    before = top.imposed(first)
+    # 1 500 ms more in 2 s: 0.75 s of delay each second
+    assert top.rows([group("a", 1.0, throttle_ms=6500)], before, 2.0)[0].delayed == 0.75
+    assert top.rows([group("a", 1.0, throttle_ms=0)], before, 2.0)[0].delayed == 0  # the counter is new: no negative
+
+
+def test_rows_are_filtered_and_sorted() -> None:
+    found = top.rows(
+        [
+            group("etl", 0.5, throttled_for_ms=10),
+            group("web", 0.9),
+            group("ETL-2", 0.1, user=None, limit=90_000_000.0),
+            group("web", 0.3, kind="fetch"),
+        ],
+        {},
+        1.0,
+    )
+
+    def names(text: str, sort: str) -> list[str | None]:
+        return [f"{row.client_id}/{row.kind}" for row in top.chosen(found, text, sort)]
+
+    assert names("", "use") == ["web/produce", "etl/produce", "web/fetch", "ETL-2/produce"]
+    assert names("etl", "use") == ["etl/produce", "ETL-2/produce"]
+    assert names("", "throttled")[0] == "etl/produce"
+    assert names("", "rate")[0] == "ETL-2/produce"
+    assert names("", "name") == ["ETL-2/produce", "etl/produce", "web/fetch", "web/produce"]
+    assert names("fetch", "use") == ["web/fetch"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit", "now"),
+    [
+        (Kind.PRODUCE, "1.5 MB/s", "1.5 MB/s"),
+        (Kind.REQUEST, "1.5e+06 %", "1.5e+06 %"),
+        (Kind.MUTATION, "1.5e+06/s", "1500000.0 left"),
+    ],
+)
+def test_amounts_have_units(kind: Kind, limit: str, now: str) -> None:
+    assert top.amount(kind, 1_500_000.0, limit=True) == limit
+    assert top.amount(kind, 1_500_000.0) == now
+
+
+def test_where_room_is_short_names_give_way_and_figures_do_not() -> None:
+    long = "a-client-id-that-goes-on-and-on-without-an-end-in-sight"
+    found = top.rows([group(long, 1.04, throttled_for_ms=560), group("bad\x1b[31m", 0.1)], {}, 1.0)
+    wide, narrow = text_of(found, 200), text_of(found, 80)
+    assert long in wide[1]
+    for line in (wide[1], narrow[1]):
+        assert "1 MB/s" in line
+        assert "1.04 MB/s" in line
+        assert "104%" in line
+        assert "throttled 560 ms" in line
+    assert "a-client-id-t…" in narrow[1]
+    assert all(len(line) <= 80 for line in narrow)
+    assert "\x1b" not in "".join(wide)
+    assert r"bad\x1b[31m" in wide[2]
+    assert len(text_of(found, 80, most=1)) == 2
+
+
+Answer = tuple[int, Any]
+
+
+@pytest.fixture
+def admin() -> Iterator[tuple[str, dict[str, Answer]]]:
+    """An admin port that answers what the test puts into the dictionary (path -> status, JSON)."""
+    said: dict[str, Answer] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = said.get(self.path.partition("?")[0], (404, {}))
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", said
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_page_tells_totals_and_what_was_left_out(admin: tuple[str, dict[str, Answer]]) -> None:
+    url, said = admin
+    groups = [group(f"c{number}", 0.1 * number, throttled_for_ms=number > 8) for number in range(10)]
+    said["/quotas"] = 200, {"groups": groups, "total": 12}
+    said["/connections"] = 200, {"connections": [{"muted_for_ms": 5.0}, {"muted_for_ms": 0.0}], "total": 40}
+    ticks = itertools.count(1.0)
+    look = top.Look(url, "", "use", clock=lambda: next(ticks))
+    console = Console(file=io.StringIO(), width=120)
+    console.print(look.page(8, 120))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert lines[0] == f"kquota {url}   connections 40 (1 muted)   counters 12 (1 throttled)"
+    assert [line.split()[1] for line in lines[2:6]] == ["c9", "c8", "c7", "c6"]
+    assert lines[6] == "… and 6 more"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "deploy.cli", "top", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_errors_are_one_sentence(admin: tuple[str, dict[str, Answer]]) -> None:
+    url, said = admin
+    nobody = run("--admin", "http://127.0.0.1:1", "--once")
+    assert nobody.returncode == 1
+    assert "Connection refused" in nobody.stderr
+    assert "Traceback" not in nobody.stderr
+    said["/quotas"] = 200, ["something else"]
+    stranger = run("--admin", url, "--once")
+    assert stranger.returncode == 1
+    assert "this is no kquota admin port" in " ".join(stranger.stderr.split())
+    wrong = run("--admin", url, "--sort", "size")
+    assert wrong.returncode == 2
+    assert "use, throttled, rate, name" in wrong.stderr
+
+
+def test_a_throttled_client_of_a_real_cluster_is_seen(kafka: KafkaCluster, topic: str) -> None:
+    quotas = [{"client-id": "greedy", "producer_byte_rate": 20_000}]
+    with sidecar(kafka.bootstrap, quotas) as running, RawClient(f"127.0.0.1:{running.port}", "greedy") as client:
+        empty = run("--admin", running.admin)
+        assert "No counter with a limit has been used yet." in empty.stdout
+        # 450 000 B in 10 s are 45 000 B/s, (45 000 - 20 000) / 20 000 * 10 s = 12.5 s
+        client.ask(produce_message(9, client.topic(topic), [b"x" * 450_000]))
+        shown = run("--admin", running.admin)  # no terminal: once
+        assert (shown.returncode, shown.stderr) == (0, "")
+        (line,) = [line for line in shown.stdout.splitlines() if "greedy" in line]
+        assert re.search(r"\(all\) +greedy +produce +20 kB/s +\d\S* kB/s +█{10} +2\d\d% +- +throttled 1\d\.\d s", line)
+        assert line.rstrip().endswith("client-id")

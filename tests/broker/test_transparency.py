@@ -1,0 +1,262 @@
+"""Real client work gives the same results through the sidecar as without it, and no connection goes around it.
+
+The corpus (tests/corpus) runs in two processes at once, on one cluster: one process is given the brokers' addresses,
+the other one the sidecar's. Each item's results are compared. What a broker does not offer is left out by a table that
+a test holds against the broker, and items never skip themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.kafka import KafkaCluster
+from tests.corpus import ITEMS
+from tests.corpus.connections import Connection, ConnectionWatch
+from tests.corpus.job import wait_for
+from tests.support.raw_client import RawClient
+from tests.support.sidecars import sidecar
+
+CLUSTERS = ("kafka", "kafka_391", "kafka3")
+VERSIONS = {"kafka": "4.2.0", "kafka_391": "3.9.1", "kafka3": "4.2.0"}
+MARK = "KQUOTA_TEST_CORPUS"
+LIMIT_S = 300.0
+
+# Newest version of the APIs that some item needs; absent: not offered. Held against the brokers by a test below.
+OFFERED = {
+    "4.2.0": {
+        "InitProducerId": 5,
+        "ConsumerGroupHeartbeat": 1,
+        "ShareGroupHeartbeat": 1,
+        "ShareFetch": 2,
+        "ShareAcknowledge": 2,
+    },
+    # Share groups were a preview in 4.0, and librdkafka speaks only the second version of ConsumerGroupHeartbeat.
+    "3.9.1": {"InitProducerId": 5, "ConsumerGroupHeartbeat": 0},
+}
+API_KEYS = {
+    "InitProducerId": 22,
+    "ConsumerGroupHeartbeat": 68,
+    "ShareGroupHeartbeat": 76,
+    "ShareFetch": 78,
+    "ShareAcknowledge": 79,
+}
+LEFT_OUT = {
+    "4.2.0": set(),
+    "3.9.1": {
+        "groups.consumer_protocol_confluent",
+        "java.share_consumer",
+        "share.acknowledgements",
+        "share.two_members",
+    },
+}
+
+
+def offered_items(version: str) -> list[str]:
+    """Items whose needs this version meets."""
+    offered = OFFERED[version]
+    return [
+        name
+        for name, entry in ITEMS.items()
+        if all(offered.get(api, -1) >= least for api, least in entry.needs.items())
+    ]
+
+
+CASES = [(cluster, name) for cluster in CLUSTERS for name in offered_items(VERSIONS[cluster])]
+
+
+@dataclass
+class Run:
+    """What both processes found on one cluster."""
+
+    direct: dict[str, Any]
+    through: dict[str, Any]
+    learned_direct: set[tuple[str, str, int]]
+    learned_through: set[tuple[str, str, int]]
+    connected_direct: set[Connection]
+    connected_through: set[Connection]
+    connected_python: set[tuple[str, int]]
+    """Addresses that Python itself says the clients through the sidecar connected to."""
+    brokers: set[tuple[str, int]]
+    sidecar: set[tuple[str, int]]
+    metrics: dict[tuple[str, str], float]
+    """(metric, its first label's value or "") -> value, of the sidecar's metrics without buckets."""
+
+
+@pytest.fixture(scope="module")
+def corpus(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    """The corpus run on a cluster, once for all tests."""
+
+    runs: dict[str, Run | BaseException] = {}
+
+    def run(name: str) -> Run:
+        if name not in runs:
+            cluster: KafkaCluster = request.getfixturevalue(name)
+            try:
+                runs[name] = run_corpus(
+                    cluster, offered_items(VERSIONS[name]), tmp_path_factory.mktemp(f"corpus-{name}")
+                )
+            except Exception as error:  # not tried again for each of the tests that want it
+                runs[name] = error
+        found = runs[name]
+        if isinstance(found, BaseException):
+            raise AssertionError(f"the corpus did not run on {name}") from found
+        return found
+
+    return run
+
+
+def await_coordinator(cluster: KafkaCluster) -> None:
+    """Have the offsets topic made before many clients at once ask for it."""
+    from kafka.protocol.metadata import FindCoordinatorRequest
+
+    def found() -> bool:
+        with RawClient(cluster.bootstrap[0]) as client:
+            return bool(client.ask(FindCoordinatorRequest(version=1, key="corpus", key_type=0)).message.error_code == 0)
+
+    wait_for("a group coordinator", found)
+
+
+def run_corpus(cluster: KafkaCluster, items: list[str], folder: Path) -> Run:
+    await_coordinator(cluster)
+    with sidecar(cluster.bootstrap) as proxy, ConnectionWatch(MARK) as watch:
+        marks = {way: f"{way}-{uuid.uuid4().hex[:6]}" for way in ("direct", "through")}
+        children = {
+            "direct": _start(",".join(cluster.bootstrap), marks["direct"], cluster, items, folder),
+            "through": _start(proxy.bootstrap, marks["through"], cluster, items, folder),
+        }
+        try:
+            for way, child in children.items():
+                code = child.wait(LIMIT_S)
+                log = (folder / f"{marks[way]}.log").read_text()
+                assert code == 0, log[-5000:]
+                print(log)  # pytest shows it with a failure
+                assert "Exception ignored" not in log, log  # warnings are errors, also where nobody can catch them
+        finally:
+            for child in children.values():
+                if child.poll() is None:
+                    child.kill()
+                    child.wait()
+        # The children have ended, the sidecar learns of it in its own time.
+        wait_for("all connections to be closed", lambda: proxy.metric("kquota_connections_open") == 0)
+        found = {way: json.loads((folder / f"{mark}.json").read_text()) for way, mark in marks.items()}
+        learned = {way: {(who, host, port) for who, host, port in found[way]["learned"]} for way in found}
+        return Run(
+            direct=found["direct"]["results"],
+            through=found["through"]["results"],
+            learned_direct=learned["direct"],
+            learned_through=learned["through"],
+            connected_direct=watch.seen(marks["direct"]),
+            connected_through=watch.seen(marks["through"]),
+            connected_python={(host, port) for host, port in found["through"]["connected"]},
+            brokers={(node.host, node.port) for node in cluster.nodes},
+            sidecar=proxy.broker_addresses(),
+            metrics=_samples(proxy.metrics()),
+        )
+
+
+def _samples(text: str) -> dict[tuple[str, str], float]:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    return {
+        (sample.name, next(iter(sample.labels.values()), "")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def _start(bootstrap: str, mark: str, cluster: KafkaCluster, items: list[str], folder: Path) -> subprocess.Popen[bytes]:
+    # kafka-python 3 uses functions that Python 3.11 deprecates; everything else is an error, as in pytest itself.
+    warnings = ["-W", "error"]
+    for name in ("open_text", "read_text"):
+        warnings += ["-W", f"ignore:{name} is deprecated:DeprecationWarning"]
+    command = [sys.executable, *warnings, "-m", "tests.corpus", "--bootstrap", bootstrap, "--prefix", mark]
+    command += ["--version", cluster.version, "--brokers", str(len(cluster.nodes))]
+    command += ["--out", str(folder / f"{mark}.json"), *items]
+    with (folder / f"{mark}.log").open("wb") as log:
+        return subprocess.Popen(
+            command, stdout=log, stderr=log, env={**os.environ, MARK: mark}, cwd=Path(__file__).parents[2]
+        )
+
+
+@pytest.mark.parametrize(("cluster", "name"), CASES)
+def test_same_results(cluster: str, name: str, corpus: Callable[[str], Run]) -> None:
+    run = corpus(cluster)
+    direct, through = run.direct[name], run.through[name]
+    assert "failure" not in direct, f"without the sidecar:\n{direct['failure']}"
+    assert "failure" not in through, f"through the sidecar:\n{through['failure']}"
+    assert direct["result"] not in (None, [], {})
+    assert through["result"] == direct["result"]
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_second_tries_are_rare_and_not_because_of_the_sidecar(cluster: str, corpus: Callable[[str], Run]) -> None:
+    """Clients have bad moments of their own; through the sidecar at most one more than directly."""
+    run = corpus(cluster)
+    again = {
+        way: {name for name, found in results.items() if "first_failure" in found}
+        for way, results in (("direct", run.direct), ("through", run.through))
+    }
+    assert len(again["through"]) <= len(again["direct"]) + 1, again
+    assert len(again["direct"]) <= 3, again
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_no_connection_goes_around_the_sidecar(cluster: str, corpus: Callable[[str], Run]) -> None:
+    run = corpus(cluster)
+    around = {each for each in run.connected_through if (each.host, each.port) not in run.sidecar}
+    assert around == set()
+    assert run.connected_python <= run.sidecar
+    assert len(run.connected_python) == len(run.brokers) + 1
+    programs = {each.program for each in run.connected_through}
+    assert {"java", "python"} <= {program.split("3")[0] for program in programs}, "JVMs and Python were both watched"
+    # The watch does see connections to brokers where there are some, and clients do go to every broker.
+    assert {(each.host, each.port) for each in run.connected_direct} == run.brokers
+    assert len({each.port for each in run.connected_through}) == len(run.brokers) + 1  # and the bootstrap listener
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_clients_learn_only_the_sidecars_addresses(cluster: str, corpus: Callable[[str], Run]) -> None:
+    run = corpus(cluster)
+    assert {(host, port) for _, host, port in run.learned_direct} == run.brokers
+    assert {each for each in run.learned_through if each[1:] not in run.sidecar} == set()
+    # The same questions were answered with as many addresses.
+    assert len({each[1:] for each in run.learned_through}) == len(run.brokers)
+    assert sorted(each[0] for each in run.learned_through) == sorted(each[0] for each in run.learned_direct)
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_the_sidecar_noticed_nothing_wrong(cluster: str, corpus: Callable[[str], Run]) -> None:
+    metrics = corpus(cluster).metrics
+    closed = {label for (name, label), count in metrics.items() if name == "kquota_connections_closed_total" and count}
+    assert closed <= {"client_closed", "client_reset"}
+    assert sum(count for (name, _), count in metrics.items() if name == "kquota_parse_errors_total") == 0
+    assert metrics["kquota_upstream_connect_failures_total", ""] == 0
+    asked = {label for (name, label), count in metrics.items() if name == "kquota_requests_total" and count}
+    assert {"Produce", "Fetch", "Metadata", "FindCoordinator", "DescribeCluster", "ApiVersions", "EndTxn"} <= asked
+    share = {"ShareFetch", "ShareAcknowledge", "ShareGroupHeartbeat"}
+    assert asked & share == (share if "ShareFetch" in OFFERED[VERSIONS[cluster]] else set())
+    assert "ConsumerGroupHeartbeat" in asked
+
+
+@pytest.mark.parametrize("cluster", ["kafka", "kafka_391"])
+def test_what_is_left_out_is_what_the_broker_does_not_offer(cluster: str, request: pytest.FixtureRequest) -> None:
+    from kafka.protocol.metadata import ApiVersionsRequest
+
+    broker: KafkaCluster = request.getfixturevalue(cluster)
+    with RawClient(broker.bootstrap[0]) as client:
+        answer = client.ask(ApiVersionsRequest(version=0)).message
+    newest = {each.api_key: each.max_version for each in answer.api_keys}
+    offered = {api: newest[key] for api, key in API_KEYS.items() if key in newest}
+    version = VERSIONS[cluster]
+    assert offered == OFFERED[version]
+    assert set(ITEMS) - set(offered_items(version)) == LEFT_OUT[version]

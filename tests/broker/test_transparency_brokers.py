@@ -1,0 +1,310 @@
+"""Clients find brokers, and only through the sidecar, while the cluster changes: point 5 of the `rewrite` mode.
+
+Leaders move, a broker stops and comes back, a new one joins, one gets another address. Answers that name a leader's
+address behind the data (Produce 10+, Fetch 16+, ShareFetch) are looked at byte by byte.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from deploy.kafka import KafkaCluster
+from deploy.kafka.probe import ProbeError, brokers_seen_by
+from tests.corpus.connections import ConnectionWatch
+from tests.corpus.job import Job, wait_for
+from tests.corpus.records import Record, read_confluent, send_aiokafka, send_confluent, send_kafka_python
+from tests.corpus.tools import create_topic, create_topic_on, leaders, wait_until_known
+from tests.corpus.traffic import Traffic
+from tests.support.fault_tools import Consuming, Producing, check_promises, least_held, nothing_left_behind, stored
+from tests.support.raw_client import RawClient, Topic, fetch_message, produce_message
+from tests.support.sidecars import Sidecar, sidecar
+
+MARK = "KQUOTA_TEST_TRAFFIC"
+NOT_LEADER_OR_FOLLOWER = 6
+PRODUCE_VERSIONS = range(3, 14)
+FETCH_VERSIONS = range(4, 19)
+SHARE_FETCH = 78
+
+
+@pytest.fixture(scope="module")
+def proxy3(kafka3: KafkaCluster) -> Iterator[Sidecar]:
+    """One sidecar before three brokers."""
+    with sidecar(kafka3.bootstrap) as running:
+        yield running
+
+
+def job_for(cluster: KafkaCluster, bootstrap: str | None = None) -> Job:
+    prefix = f"brokers-{uuid.uuid4().hex[:6]}"
+    return Job(bootstrap or ",".join(cluster.bootstrap), prefix, cluster.version, len(cluster.nodes))
+
+
+def addresses(proxy: Sidecar) -> dict[int, tuple[str, int]]:
+    """Node id -> the address that the sidecar tells for it."""
+    return {each.node_id: (each.host, each.port) for each in brokers_seen_by("127.0.0.1", proxy.port)}
+
+
+def real_addresses(cluster: KafkaCluster) -> dict[int, tuple[str, int]]:
+    return {node.node_id: (node.host, node.port) for node in cluster.nodes}
+
+
+# --- answers that name the leader's address
+
+
+def test_metadata_names_a_listener_for_each_broker(kafka3: KafkaCluster, proxy3: Sidecar) -> None:
+    told = addresses(proxy3)
+    assert sorted(told) == [1, 2, 3]
+    assert set(told.values()) <= proxy3.broker_addresses() - {("127.0.0.1", proxy3.port)}
+    for node, address in told.items():  # each stands for its own broker: it tells its own id as such
+        assert len(set(told.values())) == 3
+        assert {each.node_id: (each.host, each.port) for each in brokers_seen_by(*address)} == told, node
+
+
+@pytest.mark.parametrize("version", PRODUCE_VERSIONS)
+def test_produce_to_the_wrong_broker_names_the_leader_at_the_sidecar(
+    version: int, kafka3: KafkaCluster, proxy3: Sidecar, led_by_1: Topic
+) -> None:
+    def ask(address: tuple[str, int]) -> tuple[int, set[tuple[int, str, int]]]:
+        with RawClient(address) as client:
+            answer = client.ask(produce_message(version, led_by_1, [b"for the leader"])).message
+        endpoints = getattr(answer, "node_endpoints", None) or []
+        (partition,) = answer.responses[0].partition_responses
+        return partition.error_code, {(each.node_id, each.host, each.port) for each in endpoints}
+
+    direct, through = ask(real_addresses(kafka3)[2]), ask(addresses(proxy3)[2])
+    with_endpoints = version >= 10  # KIP-951
+    assert direct == (NOT_LEADER_OR_FOLLOWER, {(1, *real_addresses(kafka3)[1])} if with_endpoints else set())
+    assert through == (NOT_LEADER_OR_FOLLOWER, {(1, *addresses(proxy3)[1])} if with_endpoints else set())
+
+
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
+def test_fetch_from_the_wrong_broker_names_no_real_address(
+    version: int, kafka3: KafkaCluster, proxy3: Sidecar, led_by_1: Topic
+) -> None:
+    def ask(address: tuple[str, int]) -> tuple[int, int | None, set[tuple[str, int]], bytes]:
+        with RawClient(address) as client:
+            frame = client.ask(fetch_message(version, led_by_1))
+        answer = frame.message
+        endpoints = getattr(answer, "node_endpoints", None) or []
+        (partition,) = answer.responses[0].partitions
+        leader = getattr(partition, "current_leader", None)
+        found = {(each.host, each.port) for each in endpoints}
+        return partition.error_code, leader and leader.leader_id, found, frame.payload
+
+    error, leader, endpoints, _ = ask(real_addresses(kafka3)[2])
+    assert error == NOT_LEADER_OR_FOLLOWER
+    assert (leader, endpoints) == ((1, {real_addresses(kafka3)[1]}) if version >= 16 else (None, set()))
+    # The broker is asked with version 15, to which it tells no leader at all: clients ask for Metadata, as they always
+    # did before KIP-951.
+    error, leader, endpoints, payload = ask(addresses(proxy3)[2])
+    assert error == NOT_LEADER_OR_FOLLOWER
+    assert (leader, endpoints) == (None, set())
+    assert not real_ports_in(payload, kafka3)
+
+
+def real_ports_in(payload: bytes, cluster: KafkaCluster) -> list[int]:
+    """Ports of brokers that stand somewhere in these bytes as Kafka writes ports, in four bytes."""
+    return [node.port for node in cluster.nodes if struct.pack(">i", node.port) in payload]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_share_fetch_from_the_wrong_broker_names_no_real_address(
+    version: int, kafka3: KafkaCluster, proxy3: Sidecar, led_by_1: Topic
+) -> None:
+    from kio.index import load_response_schema
+    from kio.serial import entity_reader
+
+    def ask(address: tuple[str, int]) -> bytes:
+        with RawClient(address) as client:
+            client.send(share_fetch(version, led_by_1))
+            return client.read_frame().payload
+
+    direct, through = ask(real_addresses(kafka3)[2]), ask(addresses(proxy3)[2])
+    answer, _ = entity_reader(load_response_schema(SHARE_FETCH, version))(direct[5:], 0)
+    assert [int(each.error_code) for topic in answer.responses for each in topic.partitions] == [NOT_LEADER_OR_FOLLOWER]
+    assert [(each.node_id, each.host, each.port) for each in answer.node_endpoints] == [(1, *real_addresses(kafka3)[1])]
+    # Through the sidecar the array of endpoints is empty, a tagged field fills its place, all before it is the same.
+    (endpoint,) = answer.node_endpoints
+    at = direct.index(b"\x02" + struct.pack(">i", endpoint.node_id) + bytes([1 + len(endpoint.host)]))
+    assert len(through) == len(direct)
+    assert through[:at] == direct[:at]
+    assert through[at] == 1  # compact arrays count from one
+    assert endpoint.host.encode() in direct
+    assert endpoint.host.encode() not in through
+    assert real_ports_in(direct, kafka3)
+    assert not real_ports_in(through, kafka3)
+
+
+@pytest.fixture(scope="module")
+def led_by_1(kafka3: KafkaCluster) -> Topic:
+    """A topic with one partition, on broker 1 alone: followers would answer Fetch 11 and newer (KIP-392)."""
+    name = create_topic_on(job_for(kafka3), "led-by-1", {0: [1]})
+    with RawClient(real_addresses(kafka3)[1]) as client:
+        return client.topic(name)
+
+
+def share_fetch(version: int, topic: Topic) -> bytes:
+    """The frame of a ShareFetch by a member that no group knows; kio has this message, kafka-python has not."""
+    from importlib import import_module
+
+    from kio.serial import entity_writer
+    from kio.static.primitive import i8, i32, i32Timedelta
+
+    fetch = import_module(f"kio.schema.share_fetch.v{version}.request")
+    only_new = {"share_acquire_mode": i8(0), "is_renew_ack": False} if version >= 2 else {}
+    partition = fetch.FetchPartition(partition_index=i32(0), acknowledgement_batches=())
+    request = fetch.ShareFetchRequest(
+        group_id="nobody",
+        member_id=str(uuid.uuid4()),
+        share_session_epoch=i32(0),
+        max_wait=i32Timedelta.parse(timedelta()),
+        min_bytes=i32(0),
+        max_bytes=i32(1_000_000),
+        max_records=i32(10),
+        batch_size=i32(10),
+        topics=(fetch.FetchTopic(topic_id=topic.id, partitions=(partition,)),),
+        forgotten_topics_data=(),
+        **only_new,
+    )
+    body = io.BytesIO()
+    entity_writer(type(request))(body, request)
+    payload = struct.pack(">hhih", SHARE_FETCH, version, 1, 3) + b"raw" + b"\0" + body.getvalue()
+    return struct.pack(">i", len(payload)) + payload
+
+
+# --- leaders move and brokers go while clients work
+
+
+@contextmanager
+def traffic(job: Job, topics: list[str]) -> Iterator[tuple[Traffic, ConnectionWatch, str]]:
+    mark = uuid.uuid4().hex
+    command = [sys.executable, "-m", "tests.corpus.traffic", "--bootstrap", job.bootstrap, "--prefix", job.prefix]
+    command += ["--version", job.version, "--brokers", str(job.brokers)]
+    for topic in topics:
+        command += ["--topic", topic]
+    with ConnectionWatch(MARK) as watch:
+        running = Traffic(command, env={**os.environ, MARK: mark}, cwd=Path(__file__).parents[2])
+        try:
+            yield running, watch, mark
+        finally:
+            running.close()
+
+
+def move_leader(job: Job, topic: str, replicas: list[int]) -> None:
+    """Make the first of these brokers the leader, all of them alive: the old one answers NOT_LEADER from now on."""
+    from kafka import KafkaAdminClient, TopicPartition
+
+    admin = KafkaAdminClient(bootstrap_servers=job.bootstrap)
+    try:
+        admin.alter_partition_reassignments({TopicPartition(topic, 0): replicas})
+        wait_for("the end of the move", lambda: not admin.list_partition_reassignments({topic: [0]}))
+
+        def elected() -> bool:
+            # Refused while the wanted broker, just started again, is not in sync: asked again then.
+            admin.elect_leaders(0, {topic: [0]}, raise_errors=False)
+            return leaders(job, topic) == {0: replicas[0]}
+
+        wait_for("the election", elected)
+    finally:
+        admin.close()
+    wait_until_known(job, topic, {0: replicas})
+
+
+def test_leaders_move_while_clients_produce(kafka3: KafkaCluster, proxy3: Sidecar) -> None:
+    direct = job_for(kafka3)
+    topics = [create_topic(direct, f"moves-{number}") for number in range(3)]
+    through = Job(proxy3.bootstrap, direct.prefix, kafka3.version, 3)
+    with traffic(through, topics) as (clients, watch, mark):
+        clients.wait_for_progress()
+        for topic in topics:
+            move_leader(direct, topic, [2, 3, 1])
+        clients.wait_for_progress()
+        kafka3.stop_broker(2)
+        try:
+            clients.wait_for_progress()
+            # Who starts now, with one of the bootstrap servers gone, is served, too.
+            late = create_topic_on(through, "late", {0: [1]})
+            assert send_kafka_python(through, late, [Record(None, b"late")]) == [0]
+        finally:
+            kafka3.start_broker(2)
+        for topic in topics:
+            move_leader(direct, topic, [2, 1, 3])  # back to the one that was away
+        clients.wait_for_progress()
+        found = clients.finish()
+    assert found["failures"] == {}
+    for name, count in found["sent"].items():
+        assert found["read"][name] == [f"{number:06d}" for number in range(count)], name
+    connections = watch.seen(mark)
+    assert {each for each in connections if (each.host, each.port) not in proxy3.broker_addresses()} == set()
+    assert set(addresses(proxy3).values()) <= {(each.host, each.port) for each in connections}
+    assert {(host, port) for _, host, port in found["learned"]} == set(addresses(proxy3).values())
+
+
+# --- brokers come and change their address
+
+
+def test_new_brokers_get_a_listener_and_a_moved_one_keeps_its_own() -> None:
+    with KafkaCluster.start(1, progress=print) as cluster, sidecar(cluster.bootstrap) as proxy:
+        (first,) = addresses(proxy).values()
+        cluster.add_broker(2)
+        # Whoever comes first opens the listener: the sidecar's own look at the cluster, or a client's Metadata.
+        told = addresses(proxy)
+        assert told[1] == first
+        assert set(told) == {1, 2}
+        assert told[2] in proxy.broker_addresses()
+        job = Job(proxy.bootstrap, f"grows-{uuid.uuid4().hex[:6]}", cluster.version, 1)
+        topic = create_topic_on(job, "on-2", {0: [2]})
+        assert send_aiokafka(job, topic, [Record(None, b"one")]) == [0]
+
+        old = cluster.node(2).port
+        cluster.stop_broker(2)
+        assert cluster.start_broker(2, move=True).port != old
+        wait_until_known(Job(cluster.bootstrap[0], "", cluster.version, 2), topic, {0: [2]})
+        assert addresses(proxy) == told, "clients need not hear of it"
+        wait_for("the sidecar to find the new address", lambda: answers(told[2]))
+        for send, offset in ((send_confluent, 1), (send_aiokafka, 2)):
+            assert send(job, topic, [Record(None, b"more")]) == [offset]
+        assert [each.value for each in read_confluent(job, topic, 1, 3)] == [b"one", b"more", b"more"]
+        assert addresses(proxy) == told
+
+
+def answers(address: tuple[str, int]) -> bool:
+    try:
+        return bool(brokers_seen_by(*address))
+    except ProbeError:
+        return False
+
+
+def test_a_leader_that_dies_under_load_loses_nothing(kafka3: KafkaCluster, proxy3: Sidecar) -> None:
+    """Leadership moves, then the leader is killed: what was acknowledged by all replicas in sync is there, once."""
+    direct = job_for(kafka3)
+    leader, *others = (node.node_id for node in kafka3.nodes)
+    topic = create_topic_on(direct, "dies", {0: [leader, *others]}, {"min.insync.replicas": "2"})
+    at_rest = least_held(proxy3)
+    with (
+        nothing_left_behind(proxy3, at_rest),
+        Producing(proxy3.bootstrap, topic) as producing,
+        Consuming(proxy3.bootstrap, topic) as consuming,
+    ):
+        consuming.wait_for_progress()
+        move_leader(direct, topic, [*others, leader])
+        producing.wait_for_progress()
+        kafka3.stop_broker(others[0], kill=True)
+        try:
+            producing.wait_for_progress()
+            consuming.wait_for_progress()
+        finally:
+            kafka3.start_broker(others[0])
+        producing.finish()
+        found = stored(kafka3.bootstrap[0], topic)
+        consuming.finish(until=max(found) + 1)
+    check_promises(found, [producing], [consuming])

@@ -1,0 +1,164 @@
+"""Transparent mode before a real broker with TLS: taken and made anew with a key, passed through without one.
+
+Clients have the broker's own address and no setting for kquota. One network namespace, in which the broker has an
+address of its own; the sidecar is exempted by its mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from deploy.kafka import DEFAULT_LISTENERS, KafkaCluster, Security
+from deploy.redirect_cli import app
+from tests.corpus.job import wait_for
+from tests.support.certificates import Authority
+from tests.support.clients import Load, consume_confluent, in_background, produce_confluent, produce_kafka_python
+from tests.support.namespaces import Namespace
+from tests.support.secure_tools import PASSWORDS, login
+from tests.support.sidecars import Sidecar, sidecar
+
+LISTEN, MARK = 15001, 1337
+HERE, BROKER = "10.77.0.2", "10.77.0.21"
+RATE, LOAD_BYTES, RECORD_BYTES = 200_000, 1_000_000, 10_000
+LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Namespace]:
+    """A machine on which the broker's address is, too, and whose connections to there are redirected."""
+    found = Namespace()
+    try:
+        for address in (HERE, BROKER):
+            found.add_address(f"{address}/32", "lo")
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(machine: Namespace, authority: Authority) -> Iterator[KafkaCluster]:
+    secured = Security(
+        PASSWORDS,
+        DEFAULT_LISTENERS,
+        certificate=authority.issue("broker-of-its-own", BROKER).both,
+        authority=authority.certificate,
+        super_users=["alice"],
+    )
+    with (
+        machine.inside(),
+        KafkaCluster.start(1, addresses=[(BROKER, 9092)], security=secured, progress=print) as found,
+    ):
+        arguments = f"install --to-port {LISTEN} --network {BROKER} --exclude-mark {MARK}"
+        done = CliRunner().invoke(app, arguments.split())
+        assert done.exit_code == 0, done.output
+        yield found
+
+
+@contextmanager
+def intercepting(machine: Namespace, **settings: Any) -> Iterator[Sidecar]:
+    with (
+        machine.inside(),
+        sidecar(
+            [],
+            [{"client-id": "<default>", "producer_byte_rate": RATE, "consumer_byte_rate": RATE}],
+            mode="transparent",
+            listen={"host": "127.0.0.1", "port": LISTEN},
+            transparent={"mark": MARK},
+            **{"quota.window.num": 2},  # else eleven seconds' worth pass at once
+            **settings,
+        ) as found,
+    ):
+        yield found
+
+
+def load(
+    cluster: KafkaCluster, listener: str, topic: str, client_id: str, size_bytes: int = LOAD_BYTES, **settings: Any
+) -> Load:
+    return Load(
+        cluster.bootstrap_of(listener),
+        topic,
+        client_id,
+        records=size_bytes // RECORD_BYTES,
+        record_bytes=RECORD_BYTES,
+        settings=settings,
+    )
+
+
+def wait_for_bytes(proxy: Sidecar, least: int, **labels: str) -> None:
+    """Metrics follow within a second."""
+    wait_for(f"{least} bytes of {labels}", lambda: proxy.metric("kquota_bytes_total", **labels) >= least)
+
+
+def test_with_a_key_tls_is_taken_and_made_anew_and_all_quotas_apply(
+    machine: Namespace, cluster: KafkaCluster, authority: Authority, topic: str
+) -> None:
+    """One client is known by its certificate, one by its login inside; the broker's certificate is checked for the
+    address that the clients asked for, and what they are told of the cluster is the broker's own."""
+    own, web = authority.issue("sidecar", BROKER), authority.issue("web", common_name="web")
+    by_certificate = {
+        "batch.size": 50_000,  # else it is all in two batches, and no third one has to wait
+        "security.protocol": "ssl",
+        "ssl.ca.location": str(authority.certificate),
+        "ssl.certificate.location": str(web.chain),
+        "ssl.key.location": str(web.key),
+    }
+    by_login = login("kafka-python", "SCRAM-SHA-256", "alice", PASSWORDS["alice"], "SASL_SSL")
+    with intercepting(
+        machine,
+        identity={"sources": ["sasl", "tls"]},
+        listen_tls={
+            "certificate_file": str(own.chain),
+            "key_file": str(own.key),
+            "ssl.client.auth": "requested",
+            "client_ca_file": str(authority.certificate),
+        },
+        upstream_tls={"ca_file": str(authority.certificate)},
+    ) as proxy:
+        loads = [
+            load(cluster, "SSL", f"{topic}-ssl", "web", **by_certificate),
+            load(cluster, "SASL_SSL", f"{topic}-sasl", "app", **by_login, ssl_cafile=str(authority.certificate)),
+        ]
+        running = [
+            in_background(work, each)
+            for work, each in zip((produce_confluent, produce_kafka_python), loads, strict=True)
+        ]
+        for future, each in zip(running, loads, strict=True):
+            timeline = future.result(2 * LIMIT_S)
+            timeline.assert_complete(each)
+            # The window of two samples lets 200 000 or 400 000 pass at once, and five batches of 50 000 are in flight
+            # when the last one is told: (1 000 000 - 400 000 - 250 000) / 200 000 = 1.75 s at least.
+            assert timeline.duration_s > 1.2, each.client_id
+            assert proxy.metric("kquota_throttled_requests_total", client_id=each.client_id) > 0
+        wait_for_bytes(proxy, LOAD_BYTES, kind="produce", user="alice", client_id="app")
+        subject = "CN=web,OU=tests,O=kquota"
+        wait_for_bytes(proxy, LOAD_BYTES, kind="produce", user=subject, client_id="web")
+        assert proxy.metric("kquota_addresses_rewritten_total") == 0
+        assert proxy.metric("kquota_tls_handshakes_total", peer="client") > 1
+        assert proxy.metric("kquota_tls_handshakes_total", peer="broker") > 1
+        assert proxy.metric("kquota_passthrough_bytes_total") == 0
+        assert proxy.metric("kquota_connections_closed_total", reason="loop") == 0
+
+
+def test_without_a_key_tls_is_passed_through_under_byte_quotas(
+    machine: Namespace, cluster: KafkaCluster, authority: Authority, topic: str
+) -> None:
+    """All such connections share the pod's counters: what one client sends and fetches, held at both rates."""
+    settings = {"security.protocol": "ssl", "ssl.ca.location": str(authority.certificate)}
+    with intercepting(machine, identity={"sources": ["static"], "static": "pod"}) as proxy:
+        size_bytes = 600_000  # of which the window lets at most 400 000 pass at once
+        there = load(cluster, "SSL", topic, "unread", size_bytes, **settings)
+        for work, kind in ((produce_confluent, "produce"), (consume_confluent, "fetch")):
+            timeline = in_background(work, there).result(2 * LIMIT_S)
+            timeline.assert_complete(there)
+            assert timeline.duration_s > 0.9 * (size_bytes - 2 * RATE) / RATE, kind
+            assert timeline.throttle == {}, "nobody can tell it"
+            assert proxy.metric("kquota_throttled_requests_total", cause=kind, user="pod") > 0
+            assert proxy.metric("kquota_passthrough_bytes_total", kind=kind) > size_bytes
+            wait_for_bytes(proxy, size_bytes, kind=kind, user="pod", client_id="")
+        assert proxy.metric("kquota_requests_total") == 0, "requests are not seen"
+        assert proxy.metric("kquota_tls_handshakes_total") == 0

@@ -1,0 +1,95 @@
+"""Before a real broker: limits on trial hold nobody up and are measured; invented names do not fill the sidecar."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from deploy.kafka import KafkaCluster
+from proxy.wire.messages import framed, request_header
+from tests.support.raw_client import RawClient, fetch_message, fetched_values, produce_message
+from tests.support.sidecars import Sidecar, sidecar
+
+LIVE = 10_000_000
+TRIED = 20_000
+"""Bytes/s. The window holds 200 000 B of it: 230 000 B are (23 000 - 20 000) / 20 000 * 10 s = 1.5 s over."""
+BOTH = ("producer_byte_rate", "consumer_byte_rate")
+QUOTAS = [
+    {"client-id": "candidate", **dict.fromkeys(BOTH, LIVE), "candidate": dict.fromkeys(BOTH, TRIED)},
+    {"client-id": "shadow", **dict.fromkeys(BOTH, TRIED), "mode": "shadow"},
+]
+PATIENCE_S = 20
+
+
+@pytest.fixture(scope="module")
+def trying(kafka: KafkaCluster) -> Iterator[Sidecar]:
+    with sidecar(kafka.bootstrap, QUOTAS) as running:
+        yield running
+
+
+def would_throttle_s(running: Sidecar, kind: str, limit: str, *, least: float) -> float:
+    """The metric, once it has come up to `least`: an exposition is up to a second old."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        found = running.metric("kquota_would_throttle_seconds_total", kind=kind, client_id=limit, limit=limit)
+        if found >= least or time.monotonic() > deadline:
+            return found
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("limit", ["candidate", "shadow"])
+def test_each_byte_is_put_to_trial_and_none_waits(trying: Sidecar, topic: str, limit: str) -> None:
+    with RawClient(trying.bootstrap, limit) as client:
+        where = client.topic(topic)
+        for number in range(4):
+            answer = client.ask(produce_message(9, where, [b"%d" % number * 230_000]))
+            assert answer.message.throttle_time_ms == 0
+            assert answer.message.responses[0].partition_responses[0].error_code == 0
+        # 230 kB: 1.5 s; 460 kB: 13 s; 690 kB: 24.5 s; 920 kB: 36 s, all of them from within a few seconds of each other
+        assert 36 <= would_throttle_s(trying, "produce", limit, least=36) < 36 + PATIENCE_S
+        read = []
+        offset = 0
+        while offset < 4:
+            answer = client.ask(fetch_message(12, where, offset=offset))
+            assert answer.message.throttle_time_ms == 0
+            values = fetched_values(answer.message)
+            read += values
+            offset += len(values)
+        assert [len(value) for value in read] == [230_000] * 4
+        assert 36 <= would_throttle_s(trying, "fetch", limit, least=36) < 37 + PATIENCE_S
+    assert trying.metric("kquota_throttled_requests_total", client_id=limit) == 0
+    assert trying.metric("kquota_would_throttle_requests_total", client_id=limit, limit=limit) >= 5
+    rows = {row["kind"]: row[limit] for row in trying.get("/quotas")["groups"] if row["client_id"] == limit}
+    assert rows["produce"]["limit"] == rows["fetch"]["limit"] == TRIED
+    assert rows["produce"]["throttle_ms"] >= 36_000
+    explained = trying.get(f"/explain?user=ANONYMOUS&client_id={limit}")["kinds"]
+    assert {kind["kind"]: kind["throttle_ms"] for kind in explained}["produce"] == 0
+
+
+def test_invented_names_do_not_fill_the_sidecar(kafka: KafkaCluster) -> None:
+    """2 000 names of 20 KB each, one after the other: 40 MB of names, of which a hundred clients are remembered."""
+    quotas = [
+        {"client-id": "<default>", "request_percentage": 1e6},
+        {"client-id": "named", "request_percentage": 1e6},
+    ]
+    names, most = 2_000, 100
+    with sidecar(kafka.bootstrap, quotas, limits={"max_clients": most}) as running:
+        with RawClient(running.bootstrap, "named") as honest, RawClient(running.bootstrap, "other") as client:
+            honest.send(framed(request_header(18, 0, 1, "named")))
+            assert honest.read_frame().correlation_id == 1
+            before = running.metric("process_resident_memory_bytes")
+            for number in range(names):
+                client.send(framed(request_header(18, 0, number, f"{number:05}" * 4_000)))
+                assert client.read_frame().correlation_id == number
+            time.sleep(1.1)  # an exposition is up to a second old
+            assert running.metric("process_resident_memory_bytes") - before < 20_000_000
+            assert running.metric("kquota_clients_known") <= most + 20  # some are held: open connections, requests
+            assert running.metric("kquota_counters", kind="request") <= most + 1
+            assert running.metric("kquota_clients_overflowed_total", kind="request") > 0
+            rows = {row["client_id"]: row for row in running.get("/quotas")["groups"]}
+            assert rows["<overflow>"]["totals"]["charges"] > 0
+            assert rows["named"]["totals"]["charges"] == 1
+        said = [line for line in running.log.read_text().splitlines() if "more clients than limits.max_clients" in line]
+        assert 1 <= len(said) <= 3  # one a minute

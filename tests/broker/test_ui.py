@@ -1,0 +1,184 @@
+"""The page on the admin port in a real browser, of a real sidecar: what people see, in any light and width."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from deploy.kafka import KafkaCluster
+from tests.corpus.job import wait_for
+from tests.support.programs import program
+from tests.support.raw_client import RawClient, produce_message
+from tests.support.sidecars import Sidecar, sidecar
+
+EVIL = "<img src=x onerror=\"document.title='owned'\">"
+TURNED = "abc\u202egnol\u2066\u200f\u061c\u2028\x9b\x1b\x7f"
+"""A name that a browser would write from right to left, with characters that nobody sees."""
+TURNED_SHOWN = r"abc\u{202e}gnol\u{2066}\u{200f}\u{61c}\u{2028}\u{9b}\u{1b}\u{7f}"
+LIMIT_S = 60
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+)
+
+
+@pytest.fixture(scope="module")
+def busy(kafka: KafkaCluster) -> Iterator[Sidecar]:
+    """A sidecar with a throttled client, one with an evil name and one that is idle."""
+    quotas = [
+        {"client-id": "<default>", "producer_byte_rate": 20_000},
+        {"client-id": "idle", "producer_byte_rate": "1M"},
+    ]
+    with sidecar(kafka.bootstrap, quotas) as running:
+        stop = threading.Event()
+
+        def work(client_id: str, size: int, pause_s: float) -> None:
+            with RawClient(f"127.0.0.1:{running.port}", client_id) as client:
+                message = produce_message(9, client.topic("ui"), [b"x" * size])
+                while not stop.is_set():
+                    client.ask(message, 120)
+                    stop.wait(pause_s)
+
+        loads = [("greedy", 30_000, 0.0), (EVIL, 1000, 0.5), (TURNED, 1000, 0.5), ("idle", 1000, 0.5)]
+        threads = [threading.Thread(target=work, args=load, daemon=True) for load in loads]
+        for thread in threads:
+            thread.start()
+        yield running
+        stop.set()
+        for thread in threads:
+            thread.join(LIMIT_S)
+
+
+@contextmanager
+def browser(width: int = 1300, *, dark: bool = False) -> Iterator[Any]:
+    """Headless Chromium; where it is missing the test is skipped, in CI it fails."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    chromium, driver_program = program("chromium", "chromium"), program("chromedriver", "chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in FLAGS:
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(driver_program))
+    try:
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        metrics = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        yield driver
+    finally:
+        driver.quit()
+
+
+def text(driver: Any, selector: str) -> str:
+    return str(driver.execute_script("return document.querySelector(arguments[0]).innerText", selector))
+
+
+def test_people_see_who_is_throttled_and_why(busy: Sidecar) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import Select
+
+    with browser() as driver:
+        driver.get(f"{busy.admin}/ui")
+        held = wait_for("a throttled client", lambda: "greedy" in text(driver, "#held") and text(driver, "#held"))
+        assert "produce: (all) / greedy" in held
+        assert "producer_byte_rate 20 kB/s of <default client-id>" in held
+        assert text(driver, "#status").startswith("ready · ")
+        wait_for("all groups", lambda: "idle" in text(driver, "#groups") and "img src" in text(driver, "#groups"))
+        # Names of clients are text, whatever they say.
+        assert EVIL in text(driver, "#groups")
+        assert TURNED_SHOWN in text(driver, "#groups")
+        wait_for("its connection", lambda: TURNED_SHOWN in text(driver, "#connections"))
+        assert driver.title == "kquota"
+        assert driver.find_elements(By.CSS_SELECTOR, "img") == []
+        row = wait_for(
+            "its row",
+            lambda: next(
+                (e for e in driver.find_elements(By.CSS_SELECTOR, "#groups tbody tr") if "greedy" in e.text), None
+            ),
+        )
+        assert "20 kB/s" in row.text
+        assert "throttled" in row.text
+        # Filter, history of the row that is picked, connections, explain.
+        driver.find_element(By.ID, "filter").send_keys("IDLE")
+        wait_for("the filter", lambda: len(driver.find_elements(By.CSS_SELECTOR, "#groups tbody tr")) == 1)
+        wait_for("history", lambda: "idle" in text(driver, "#counter"))
+        driver.find_element(By.CSS_SELECTOR, "#groups tbody tr").click()
+        chosen = Select(driver.find_element(By.ID, "counter")).first_selected_option.text
+        assert chosen == "produce: (all) / idle"
+        assert len(driver.find_elements(By.CSS_SELECTOR, ".charts canvas")) == 3
+        assert wait_for("connections", lambda: "greedy" in text(driver, "#connections"))
+        waits = wait_for("libraries", lambda: "unknown" in text(driver, "#libraries") and text(driver, "#libraries"))
+        assert "yes" in waits
+        driver.find_element(By.NAME, "client_id").send_keys("greedy")
+        driver.find_element(By.CSS_SELECTOR, "#explain button").click()
+        explained = wait_for("the explanation", lambda: text(driver, "#explanation"))
+        assert "THROTTLED by produce" in explained
+        assert "<- in force" in explained
+        # What the sidecar itself writes for people: its text is shown as it is.
+        driver.execute_script("document.getElementsByName('client_id')[0].value = arguments[0]", TURNED)
+        driver.find_element(By.CSS_SELECTOR, "#explain button").click()
+        shown = r'client-id "abc\u202egnol\u2066\u200f\u061c'
+        wait_for("its explanation", lambda: shown in text(driver, "#explanation"))
+        assert "\u202e" not in driver.find_element(By.TAG_NAME, "main").text
+        driver.find_element(By.CSS_SELECTOR, "#lately summary").click()
+        assert "Produce" in text(driver, "#decisions")
+        assert [entry for entry in driver.get_log("browser") if entry["level"] != "INFO"] == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1300])
+def test_it_can_be_read_in_any_light_and_width(busy: Sidecar, width: int, dark: bool) -> None:
+    with browser(width, dark=dark) as driver:
+        driver.get(f"{busy.admin}/ui/")
+        wait_for("the groups", lambda: "greedy" in text(driver, "#groups"))
+        wide = driver.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
+        assert wide[0] <= wide[1], "the page itself never scrolls sideways; its tables do"
+
+        def luminance(selector: str, what: str) -> float:
+            colour = driver.execute_script(
+                "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]", selector, what
+            )
+            red, green, blue = (
+                channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4
+                for channel in (int(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3])
+            )
+            return 0.2126 * red + 0.7152 * green + 0.0722 * blue  # WCAG 2, relative luminance
+
+        card = luminance("section", "backgroundColor")
+        assert (card < 0.2) is dark
+        for selector in ("h2", ".quiet", "#held .bad", "td.good"):
+            bright, dim = sorted((luminance(selector, "color"), card), reverse=True)
+            assert (bright + 0.05) / (dim + 0.05) >= 4.5, selector  # WCAG 2, AA
+
+
+def test_a_sidecar_that_is_gone_is_said_to_be(kafka: KafkaCluster) -> None:
+    with browser() as driver:
+        with sidecar(kafka.bootstrap, []) as running:
+            driver.get(f"{running.admin}/ui")
+            wait_for("the status", lambda: text(driver, "#status").startswith("ready"))
+        wait_for("the end", lambda: "does not answer" in text(driver, "#status"))
+
+
+def test_only_our_files_are_served(busy: Sidecar) -> None:
+    with httpx.Client(base_url=busy.admin, timeout=10) as client:
+        page = client.get("/ui/")
+        assert page.headers["content-security-policy"].startswith("default-src 'self'")
+        assert client.get("/ui").headers["location"] == "ui/"
+        for path in ("/ui/../admin.py", "/ui/%2e%2e%2fadmin.py", "/ui/..%2f..%2fcli.py", "/ui/nothing.js"):
+            assert client.get(path).status_code == 404, path
+        assert client.get("/ui/uPlot.LICENSE.txt").text.startswith("The MIT License")

@@ -1,0 +1,147 @@
+"""The table against what real brokers of both versions advertise and answer."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from proxy.wire import apis, generate, responses, schema
+from tests.support.wire_tools import kafka_python_frame, kafka_python_messages
+
+if TYPE_CHECKING:
+    from deploy.kafka import KafkaCluster
+
+# Questions that change nothing; asked with kafka-python's default values.
+READ_ONLY = (
+    "ListOffsets", "Metadata", "OffsetFetch", "FindCoordinator", "DescribeGroups", "ListGroups", "ApiVersions",
+    "DescribeAcls", "DescribeConfigs", "DescribeLogDirs", "ListPartitionReassignments", "DescribeClientQuotas",
+    "DescribeUserScramCredentials", "DescribeQuorum", "DescribeCluster", "DescribeProducers", "DescribeTransactions",
+    "ListTransactions",
+)  # fmt: skip
+
+
+@pytest.fixture(params=["4.2.0", "3.9.1"])
+def cluster(request: pytest.FixtureRequest) -> KafkaCluster:
+    found: KafkaCluster = request.getfixturevalue({"4.2.0": "kafka", "3.9.1": "kafka_391"}[request.param])
+    return found
+
+
+def ask(peer: socket.socket, frame: bytes) -> bytes:
+    peer.sendall(frame)
+    size = receive(peer, 4)
+    return size + receive(peer, struct.unpack(">i", size)[0])
+
+
+def receive(peer: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = peer.recv(count - len(data))
+        assert part, f"the broker closed the connection, {count - len(data)} bytes missing"
+        data += part
+    return data
+
+
+def connect(cluster: KafkaCluster) -> socket.socket:
+    node = cluster.nodes[0]
+    return socket.create_connection((node.host, node.port), timeout=30)
+
+
+def advertised(cluster: KafkaCluster) -> dict[int, tuple[int, int]]:
+    with connect(cluster) as peer:
+        frame = ask(peer, responses.api_versions_request(3, 1, "kquota-test"))
+    return responses.read_api_versions(3, frame, 0, len(frame))
+
+
+def test_every_advertised_version_is_in_the_table(cluster: KafkaCluster) -> None:
+    offered = advertised(cluster)
+    assert len(offered) > 50
+    for api_key, (lowest, highest) in offered.items():
+        for version in range(lowest, highest + 1):
+            assert apis.is_known(api_key, version), (apis.api_name(api_key), version)
+    for api_key in schema.ADDRESS_WALKS:
+        if api_key in offered:
+            assert offered[api_key][1] <= schema.APIS[api_key][2]
+
+
+def test_nothing_that_this_broker_offers_is_clamped(cluster: KafkaCluster) -> None:
+    with connect(cluster) as peer:
+        for version in range(schema.APIS[apis.API_VERSIONS][2] + 1):
+            frame = ask(peer, responses.api_versions_request(version, 1, "kquota-test"))
+            assert responses.rewrite(18, version, frame, 0, len(frame), lambda *_: ("h", 1)) is None
+
+
+def test_flexible_versions_are_those_of_the_broker_s_own_release(
+    cluster: KafkaCluster, request: pytest.FixtureRequest
+) -> None:
+    """Each broker's own schemas, for all that it advertises."""
+    release = request.node.callspec.params["cluster"]
+    messages = generate.load(generate.find_jar(release))
+    for api_key, (lowest, highest) in advertised(cluster).items():
+        for version in range(lowest, highest + 1):
+            for kind in ("request", "response"):
+                message = messages[api_key, kind]
+                if version in message.versions:  # 4.x advertises Produce 0-2 without having them (KAFKA-18659)
+                    assert apis.is_flexible(api_key, version) is (version in message.flexible), (api_key, version)
+                else:
+                    assert (api_key, release) == (apis.PRODUCE, "4.2.0")
+
+
+@pytest.mark.parametrize("name", READ_ONLY)
+def test_answers_have_headers_and_throttle_fields_where_the_table_says(cluster: KafkaCluster, name: str) -> None:
+    request_class, response_class = (
+        next(cls for cls in kafka_python_messages() if cls.name == name + kind) for kind in ("Request", "Response")
+    )
+    offered = advertised(cluster)
+    if request_class.API_KEY not in offered:
+        pytest.skip(f"this broker has no {name}")
+    lowest, highest = offered[request_class.API_KEY]
+    checked = 0
+    with connect(cluster) as peer:
+        for version in range(lowest, min(highest, request_class.max_version) + 1):
+            frame = ask(peer, kafka_python_frame(request_class, version, 1000 + version, **arguments(name, version)))
+            message = response_class.decode(frame, version=version, header=True, framed=True)
+            assert message.header.correlation_id == 1000 + version
+            patched = bytearray(frame)
+            has = responses.patch_throttle(patched, 0, len(patched), request_class.API_KEY, version, 123_456)
+            field: Any = next((f for f in response_class.json["fields"] if f["name"] == "ThrottleTimeMs"), None)
+            assert has is (field is not None and version in generate.versions(field["versions"])), version
+            if has:
+                after = response_class.decode(bytes(patched), version=version, header=True, framed=True)
+                assert after.throttle_time_ms == 123_456
+                assert after.to_dict() == message.to_dict() | {"throttle_time_ms": 123_456}
+            checked += 1
+    assert checked > 0
+
+
+def arguments(name: str, version: int) -> dict[str, Any]:
+    if name == "ApiVersions" and version >= 3:
+        return {"client_software_name": "kquota-test", "client_software_version": "1"}
+    if name == "FindCoordinator":
+        return {"coordinator_keys": ["g"]} if version >= 4 else {"key": "g"}
+    if name == "OffsetFetch" and version >= 8:
+        return {"groups": [{"group_id": "g", "topics": []}]}  # 3.9.1 never answers when there is no group
+    if name == "DescribeAcls":
+        anything = {"resource_type_filter": 1, "operation": 1, "permission_type": 1}
+        return anything | ({"pattern_type_filter": 1} if version >= 1 else {})
+    return {}
+
+
+def test_sidecar_s_own_questions(cluster: KafkaCluster) -> None:
+    offered = advertised(cluster)
+    with connect(cluster) as peer:
+        for version in range(1, offered[apis.METADATA][1] + 1):
+            frame = ask(peer, responses.metadata_request(version, 5, "kquota-test"))
+            (broker,) = responses.read_brokers(version, frame, 0, len(frame))
+            node = cluster.nodes[0]
+            assert broker == (node.node_id, node.host, node.port)
+
+
+def test_unsupported_api_versions_is_answered_as_we_would(cluster: KafkaCluster) -> None:
+    header = struct.pack(">hhih", 18, 99, 77, -1) + b"\0"
+    payload = header + b"\2a\2b\0"
+    with connect(cluster) as peer:
+        frame = ask(peer, struct.pack(">i", len(payload)) + payload)
+    assert frame == responses.unsupported_api_versions_response(77)

@@ -1,0 +1,624 @@
+"""What is no regular file, in the place of every kind of file that is read or followed: refused at once, told of, and
+forgotten when there is a good file again. A file system that does not answer holds up nothing else."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog.testing
+import trio
+
+import deploy.follow
+import deploy.quota_file
+import deploy.reading
+from config.fingerprint import Fingerprint, fingerprint
+from config.load import load, load_bytes
+from config.model import Config
+from config.overlay import load_overlay
+from config.problems import ConfigError
+from config.table import to_table
+from deploy.atomic import replace_file
+from deploy.follow import MOST_UNSETTLED, Followed, Follower
+from deploy.quota_file import FileSource
+from deploy.reading import MOST_SETTLING, Aside, FileReader, StuckError
+from deploy.security import load_security
+from deploy.watch import ReloadState, Watcher
+from deploy.webhook import Certificate, WebhookApp
+from proxy.credentials import Credentials, LoginError
+from proxy.tls import KeyPair, ServerTls, TlsFilesError
+from quota import files
+from quota.entity import Kind
+from quota.files import in_memory, read_file
+from quota.table import QuotaTable
+from tests.support.certificates import Authority, Issued
+from tests.support.hostile_files import KINDS, put, put_file, take_away
+
+LIMIT_S = 30.0
+UPSTREAM = 'upstream: {bootstrap: ["kafka:9092"]}\n'
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def quota(limit: int) -> str:
+    return UPSTREAM + f"quotas: [{{client-id: c, producer_byte_rate: {limit}}}]\n"
+
+
+async def until(what: Callable[[], object]) -> None:
+    """Real files and real threads: look again until it is so, or fail."""
+    with trio.fail_after(LIMIT_S):
+        while not what():  # noqa: ASYNC110 - what is watched sets no event
+            await trio.sleep(0.005)
+
+
+# ---- one reading ----
+
+
+@kinds
+def test_what_is_no_regular_file_is_not_read(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    reason = put(kind, path)
+    began_s = time.monotonic()
+    with pytest.raises(OSError) as error:  # noqa: PT011 - the text is looked at
+        read_file(path, 1_000_000)
+    assert reason in error.value.strerror
+    assert fingerprint(path).data is None
+    assert reason in (fingerprint(path).error or "")
+    assert time.monotonic() - began_s < LIMIT_S, "nothing waits for it"
+
+
+def test_a_regular_file_is_read_through_links_up_to_the_bound(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 1000)
+    (tmp_path / "link").symlink_to("file")
+    assert read_file(tmp_path / "link", 1000) == b"x" * 1000
+    with pytest.raises(OSError, match="it has 1000 bytes; at most 999 are read"):
+        read_file(tmp_path / "link", 999)
+    assert read_file("/proc/self/status", 100_000).startswith(b"Name:"), "a file that says it has no bytes"
+    assert len(read_file("/proc/self/status", 100_000)) > 0
+    with pytest.raises(OSError, match="it has more than 10 bytes"):
+        read_file("/proc/self/status", 10)
+
+
+def after_the_look(monkeypatch: pytest.MonkeyPatch, path: Path, act: Callable[[Path], object]) -> None:
+    """Do something to a file between the look at it and its opening."""
+    check, looks = files._check, iter(range(10))
+
+    def look(found: os.stat_result, *more: Any) -> None:
+        check(found, *more)
+        if next(looks) == 0:
+            take_away(path)
+            act(path)
+
+    monkeypatch.setattr(files, "_check", look)
+
+
+@kinds
+def test_what_takes_its_place_after_the_look_is_not_read_either(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_text("good")
+    after_the_look(monkeypatch, path, KINDS[kind].put)
+    with pytest.raises(OSError) as error:  # noqa: PT011 - the text is looked at
+        read_file(path, 1_000_000)
+    said = "No such device or address" if kind == "socket" else KINDS[kind].reason
+    assert said in error.value.strerror
+
+
+def test_a_file_that_vanishes_after_the_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_text("good")
+    after_the_look(monkeypatch, path, lambda _: None)
+    assert fingerprint(path).error == "No such file or directory"
+
+
+def test_a_file_that_grows_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x")
+    read = os.read
+
+    def read_and_grow(descriptor: int, count: int) -> bytes:
+        with path.open("ab") as file:
+            file.write(b"x" * 1000)
+        return read(descriptor, count)
+
+    monkeypatch.setattr(files.os, "read", read_and_grow)
+    with pytest.raises(OSError, match="it has more than 5000 bytes, which is the most that is read"):
+        read_file(path, 5000)
+
+
+def test_bytes_in_memory_are_a_file_for_libraries(tmp_path: Path) -> None:
+    data = os.urandom(300_000)
+    before = set(os.listdir("/proc/self/fd"))
+    with in_memory(data) as path:
+        assert Path(path).read_bytes() == data
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+# ---- each that reads ----
+
+
+@kinds
+def test_a_configuration(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "q.yaml"
+    reason = put(kind, path)
+    with pytest.raises(ConfigError) as error:
+        load(path)
+    assert str(error.value).startswith(f"{path}: (the whole file): cannot be read: {reason}")
+
+
+@kinds
+def test_an_overlay(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "o.yaml"
+    reason = put(kind, path)
+    config = load_bytes("q.yaml", f"{UPSTREAM}quotas: {{overlay: {path}}}\n".encode())
+    for read in (lambda: load_overlay(path), lambda: FileSource(tmp_path / "q.yaml", config)):
+        with pytest.raises(ConfigError) as error:
+            read()
+        assert str(error.value).startswith(f"{path}: (the whole file): cannot be read: {reason}")
+
+
+@kinds
+def test_a_password(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    reason = put(kind, path)
+    with pytest.raises(LoginError) as error:
+        Credentials("PLAIN", "me", path).secret()
+    assert str(error.value).startswith(f"{path}: {reason}")
+
+
+@kinds
+@pytest.mark.parametrize("name", ["user", "template"])
+def test_the_static_user(kind: str, name: str, tmp_path: Path) -> None:
+    file = tmp_path / "namespace"
+    static = f"file: {file}" if name == "user" else f'template: "{{namespace}}", directory: {tmp_path}'
+    reason = put(kind, file)
+    with pytest.raises(OSError) as error:  # noqa: PT011 - the text is looked at
+        load_security(load_bytes("q.yaml", f"{UPSTREAM}identity: {{static: {{{static}}}}}\n".encode()))
+    assert str(error.value).startswith(f"identity.static {file}: cannot be read: {reason}")
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def issued(authority: Authority) -> Issued:
+    return authority.issue("host", "localhost", common_name="kquota")
+
+
+@kinds
+@pytest.mark.parametrize("name", ["certificate_file", "key_file", "client_ca_file"])
+def test_certificates_and_keys(kind: str, name: str, tmp_path: Path, authority: Authority, issued: Issued) -> None:
+    path = tmp_path / name
+    reason = put(kind, path)
+    paths = {"certificate_file": issued.chain, "key_file": issued.key, "client_ca_file": authority.certificate}
+    given = paths | {name: path}
+    with pytest.raises(TlsFilesError) as error:
+        ServerTls(
+            KeyPair(given["certificate_file"], given["key_file"]),
+            client_auth="required",
+            client_authorities=given["client_ca_file"],
+        )
+    assert str(error.value).startswith(f"listen.tls.{name} {path}: cannot be read: {reason}")
+
+
+def test_openssl_gets_what_was_looked_at(tmp_path: Path, issued: Issued, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It opens files by itself, and would wait for a FIFO that has taken the place of one in between."""
+    key = tmp_path / "key"
+    key.write_bytes(issued.key.read_bytes())
+    monkeypatch.setattr("proxy.tls.in_memory", lambda data: _after(in_memory(data), lambda: put("FIFO", key)))
+    assert ServerTls(KeyPair(issued.chain, key)).expires_at_s is not None
+
+
+def _after(manager: Any, act: Callable[[], object]) -> Any:
+    act()
+    return manager
+
+
+@kinds
+def test_the_webhook(kind: str, tmp_path: Path, issued: Issued) -> None:
+    path = tmp_path / "template"
+    reason = put(kind, path)
+    with pytest.raises(OSError, match="it has" if kind == "36 MB" else reason):
+        WebhookApp(path).read()
+    cert = tmp_path / "cert"
+    put_file(cert, issued.chain.read_bytes())
+    certificate = Certificate(cert, issued.key)
+    put(kind, cert)
+    with structlog.testing.capture_logs() as logs:
+        assert not certificate.refresh()
+    assert [entry["event"] for entry in logs] == ["certificate not taken over"]
+    assert reason in logs[0]["error"]
+
+
+def test_nothing_else_than_a_file_is_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "o.yaml"
+    for kind in ("FIFO", "endless device", "directory"):
+        put(kind, tmp_path / "o.yaml.tmp")
+        with pytest.raises(OSError, match=r"No such device|Is a directory|symbolic links"):
+            replace_file(path, b"one")
+        assert not path.exists()
+        take_away(tmp_path / "o.yaml.tmp")
+    replace_file(path, b"one")
+    os.mkfifo(tmp_path / "o.yaml.tmp")
+    reader = os.open(tmp_path / "o.yaml.tmp", os.O_RDONLY | os.O_NONBLOCK)  # it has a reader, so it can be opened
+    try:
+        with pytest.raises(OSError, match="no regular file"):
+            replace_file(path, b"two")
+    finally:
+        os.close(reader)
+    assert path.read_bytes() == b"one"
+
+
+# ---- each that follows ----
+
+
+class Running:
+    """A watcher at work, and what it put in force."""
+
+    def __init__(self, path: Path, patience_s: float = LIMIT_S) -> None:
+        self.state = ReloadState()
+        self.limits: list[float | None] = []
+        self.watcher = Watcher(
+            path,
+            load(path),
+            fingerprint(path),
+            self.state,
+            self._apply,
+            poll_s=0.01,
+            settle_s=0.001,
+            patience_s=patience_s,
+        )
+
+    async def _apply(self, config: Config, table: QuotaTable) -> None:
+        self.limits.append(table.resolve(Kind.PRODUCE, "u", "c").limit)
+
+
+@asynccontextmanager
+async def watching(path: Path, patience_s: float = LIMIT_S) -> AsyncIterator[Running]:
+    running = Running(path, patience_s)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(running.watcher.run)
+        yield running
+        with trio.fail_after(LIMIT_S):  # whatever its threads do
+            nursery.cancel_scope.cancel()
+            await trio.lowlevel.checkpoint_if_cancelled()
+
+
+@kinds
+async def test_a_watched_configuration(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "q.yaml"
+    put_file(path, quota(1))
+    with structlog.testing.capture_logs() as logs:
+        async with watching(path) as running:
+            reason = put(kind, path)
+            # root sees the moment between the old and the new: a file that is gone is one more failure
+            await until(lambda: any(reason in str(entry.get("problems")) for entry in logs))
+            assert (running.limits, running.state.successful) == ([], False)
+            failures = running.state.failures
+            await trio.sleep(0.1)
+            assert running.state.failures == failures, "told once, not at each look"
+            put_file(path, quota(2))
+            await until(lambda: running.limits == [2])
+            assert running.state.successful
+    assert f"{path}: cannot be read: {reason}" in [e for e in logs if e["log_level"] == "error"][-1]["problems"][0]
+
+
+async def test_a_watched_configuration_of_very_many_brackets(tmp_path: Path) -> None:
+    path = tmp_path / "q.yaml"
+    put_file(path, quota(1))
+    async with watching(path) as running:
+        put_file(path, "[" * 100_000)
+        await until(lambda: running.state.failures == 1)
+        assert not running.state.successful
+        put_file(path, quota(2))
+        await until(lambda: running.limits == [2])
+
+
+def overlay_source(path: Path, patience_s: float = LIMIT_S) -> FileSource:
+    config = load_bytes("q.yaml", f"{UPSTREAM}quotas: {{overlay: {path}}}\n".encode())
+    return FileSource(path.with_name("q.yaml"), config, poll_s=0.01, patience_s=patience_s)
+
+
+@kinds
+async def test_a_watched_overlay(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "o.yaml"
+    put_file(path, "quotas: [{user: alice, producer_byte_rate: 1}]")
+    source = overlay_source(path)
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(source.run)
+            reason = put(kind, path)
+            await until(lambda: any(reason in str(entry.get("problems")) for entry in logs))
+            assert not source.state.overlay_successful
+            put_file(path, "quotas: [{user: alice, producer_byte_rate: 2}]")
+            await until(lambda: source.quotas() == {(("user", "alice"),): {"producer_byte_rate": 2.0}})
+            assert source.state.overlay_successful
+            nursery.cancel_scope.cancel()
+
+
+@kinds
+async def test_a_followed_certificate_and_static_user(kind: str, tmp_path: Path, issued: Issued) -> None:
+    cert, user = tmp_path / "cert", tmp_path / "user"
+    put_file(cert, issued.chain.read_bytes())
+    put_file(user, "web\n")
+    text = (
+        f"{UPSTREAM}identity: {{static: {{file: {user}}}}}\n"
+        f"listen: {{tls: {{certificate_file: {cert}, key_file: {issued.key}}}}}\n"
+    )
+    security = load_security(load_bytes("q.yaml", text.encode()))
+    tls, static = (one for one in Follower(security.follower.followed, poll_s=0.01).followed)
+    follower = Follower([tls, static], poll_s=0.01)
+    before: ssl.SSLContext = security.sides[0].context
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(follower.run)
+            reason = put(kind, cert)
+            put(kind, user)
+            await until(lambda: not tls.successful and not static.successful)
+            await until(
+                lambda: {e["setting"] for e in logs if reason in str(e.get("error"))} == {tls.setting, static.setting}
+            )
+            assert security.sides[0].context is before
+            assert security.identity.static_user == "web"
+            put_file(cert, issued.chain.read_bytes())
+            put_file(user, "shop\n")
+            await until(lambda: tls.successful and static.successful)
+            assert security.identity.static_user == "shop"
+            assert security.sides[0].context is not before
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_bug_while_files_are_loaded_ends_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    put_file(path, "1")
+
+    def load() -> None:
+        if path.read_text() == "2":
+            raise RecursionError("deep")
+
+    followed = Followed("listen.tls", [path], load)
+    follower = Follower([followed], poll_s=0.01)
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(follower.run)
+            put_file(path, "2")
+            await until(lambda: followed.failures == 1)
+            put_file(path, "3")
+            await until(lambda: followed.reloads == 1)
+            nursery.cancel_scope.cancel()
+    assert "listen.tls: RecursionError('deep')" in [entry.get("error") for entry in logs]
+
+
+# ---- files that never stay the same ----
+
+
+def never_the_same(monkeypatch: pytest.MonkeyPatch, module: Any, path: Path) -> threading.Event:
+    """Each reading of this file finds other content, until the event is set."""
+    calm, count = threading.Event(), iter(range(10**9))
+
+    def read(looked_at: Path) -> Fingerprint:
+        found = fingerprint(looked_at)
+        if looked_at != path or calm.is_set():
+            return found
+        return Fingerprint(f"{next(count)}", None, found.data)
+
+    monkeypatch.setattr(module, "fingerprint", read)
+    return calm
+
+
+async def test_a_configuration_that_keeps_changing_is_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "q.yaml"
+    put_file(path, quota(1))
+    with structlog.testing.capture_logs() as logs:
+        async with watching(path) as running:
+            put_file(path, quota(2))
+            calm = never_the_same(monkeypatch, deploy.reading, path)
+            await until(lambda: running.state.failures == 1)
+            assert not running.state.successful
+            await trio.sleep(0.3)
+            assert (running.state.failures, running.limits) == (1, [])
+            calm.set()
+            await until(lambda: running.limits == [2])
+            assert running.state.successful
+    (error,) = [entry for entry in logs if entry["log_level"] == "error"]
+    assert error["problems"] == [
+        f"{path}: cannot be read: it keeps changing: {MOST_SETTLING + 1} readings, and no two in a row were the same"
+    ]
+
+
+async def test_a_file_that_is_really_written_all_the_time(tmp_path: Path) -> None:
+    path = tmp_path / "q.yaml"
+    put_file(path, quota(1))
+    over = threading.Event()
+
+    def write() -> None:
+        count = 0
+        while not over.is_set():
+            count += 1
+            put_file(path, quota(2) + f"# {count}\n")
+
+    writer = threading.Thread(target=write)
+    try:
+        async with watching(path) as running:
+            running.watcher._settle_s = 0.02  # the writer has certainly been there in between
+            writer.start()
+            await until(lambda: running.state.failures >= 1)
+            assert running.limits == []
+            over.set()
+            await until(lambda: running.limits == [2])
+    finally:
+        over.set()
+        writer.join()
+
+
+async def test_an_overlay_that_keeps_changing_is_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "o.yaml"
+    put_file(path, "quotas: [{user: alice, producer_byte_rate: 1}]")
+    source = overlay_source(path)
+    monkeypatch.setattr(deploy.reading, "SETTLE_S", 0.001)
+    calm = never_the_same(monkeypatch, deploy.reading, path)
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(source.run)
+            await until(lambda: not source.state.overlay_successful)
+            calm.set()
+            await until(lambda: source.state.overlay_successful)
+            nursery.cancel_scope.cancel()
+    assert sum("it keeps changing" in str(entry.get("problems")) for entry in logs) == 1
+
+
+async def test_followed_files_that_keep_changing_are_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    put_file(path, "1")
+    followed = Followed("listen.tls", [path], lambda: None)
+    follower = Follower([followed], poll_s=0.005)
+    calm = never_the_same(monkeypatch, deploy.follow, path)
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(follower.run)
+            await until(lambda: followed.failures == 1)
+            await trio.sleep(0.2)
+            assert (followed.failures, followed.reloads, followed.successful) == (1, 0, False)
+            calm.set()
+            put_file(path, "2")
+            await until(lambda: followed.successful)
+            nursery.cancel_scope.cancel()
+    (error,) = [entry["error"] for entry in logs if entry["log_level"] == "error"]
+    assert error == (
+        f"listen.tls {path}: they keep changing: {MOST_UNSETTLED} looks, and each time they were others afterwards"
+    )
+
+
+# ---- a file system that does not answer ----
+
+
+class Silent:
+    """A file system that does not answer, in place of a function that reads."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, path: Path) -> None:
+        self.answers = threading.Event()
+        self.inside = self.most_inside = 0
+        self._lock = threading.Lock()
+        self._real = getattr(module, name)
+        self._path = path
+        monkeypatch.setattr(module, name, self)
+
+    def __call__(self, path: Path, *more: Any) -> Any:
+        if path == self._path:
+            with self._lock:
+                self.inside += 1
+                self.most_inside = max(self.most_inside, self.inside)
+            self.answers.wait(120)
+            with self._lock:
+                self.inside -= 1
+        return self._real(path, *more)
+
+
+async def test_a_configuration_on_a_file_system_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "q.yaml"
+    put_file(path, quota(1))
+    silent = Silent(monkeypatch, deploy.reading, "fingerprint", path)
+    with structlog.testing.capture_logs() as logs:
+        async with watching(path, patience_s=0.05) as running:
+            put_file(path, quota(2))
+            await until(lambda: running.state.failures == 1)
+            await trio.sleep(0.3)
+            assert (running.state.failures, silent.most_inside) == (1, 1), "told once; one thread hangs, no more"
+            silent.answers.set()
+            await until(lambda: running.limits == [2])
+            assert running.state.successful
+    (error,) = [entry for entry in logs if entry["log_level"] == "error"]
+    assert error["problems"] == [f"{path}: cannot be read: no answer from the file system within 0.05 s"]
+
+
+async def test_an_overlay_on_a_file_system_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "o.yaml"
+    put_file(path, "quotas: [{user: alice, producer_byte_rate: 1}]")
+    source = overlay_source(path, patience_s=0.05)
+    silent = Silent(monkeypatch, deploy.reading, "fingerprint", path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(source.run)
+        await until(lambda: not source.state.overlay_successful)
+        changed = load_bytes("q.yaml", quota(7).encode())
+        with trio.fail_after(LIMIT_S):  # the configuration is reloaded nevertheless
+            await source.reload(changed, to_table(changed))
+        assert source.table.resolve(Kind.PRODUCE, "u", "c").limit == 7
+        silent.answers.set()
+        await until(lambda: source.state.overlay_successful)
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_overlay_that_cannot_be_written_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "o.yaml"
+    text = f"{UPSTREAM}quotas: {{overlay: {path}, alter: apply, alter_principals: [admin]}}\n"
+    source = FileSource(tmp_path / "q.yaml", load_bytes("q.yaml", text.encode()), poll_s=0.01, patience_s=0.2)
+    silent = Silent(monkeypatch, deploy.quota_file, "replace_file", path)
+    reasons: list[str | None] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(source.run)
+        source.apply("admin", {(("user", "alice"),): {"producer_byte_rate": 5.0}}, reasons.append)
+        await until(lambda: reasons)
+        assert reasons == [f"{path} cannot be written: no answer from the file system within 0.2 s"]
+        assert source.quotas() == {}
+        silent.answers.set()  # it is written after all, found by the next look
+        await until(lambda: source.quotas() == {(("user", "alice"),): {"producer_byte_rate": 5.0}})
+        nursery.cancel_scope.cancel()
+
+
+async def test_followed_files_on_a_file_system_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = tmp_path / "file", tmp_path / "other"
+    for one in (path, other):
+        put_file(one, "1")
+    stuck = Followed("listen.tls", [path], lambda: None)
+    free = Followed("identity.static", [other], lambda: None)
+    follower = Follower([stuck, free], poll_s=0.01, patience_s=0.05)
+    silent = Silent(monkeypatch, deploy.follow, "fingerprint", path)
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(follower.run)
+            await until(lambda: stuck.failures == 1)
+            put_file(other, "2")
+            await until(lambda: free.reloads == 1)  # those of another section are loaded meanwhile
+            await trio.sleep(0.2)
+            assert (stuck.failures, silent.most_inside, stuck.successful) == (1, 1, False)
+            silent.answers.set()
+            await until(lambda: stuck.successful)
+            nursery.cancel_scope.cancel()
+    (error,) = [entry["error"] for entry in logs if entry["log_level"] == "error"]
+    assert error == f"listen.tls {path}: no answer from the file system within 0.05 s"
+
+
+async def test_who_is_cancelled_does_not_wait_for_a_thread_that_reads(tmp_path: Path) -> None:
+    answers = threading.Event()
+    try:
+        aside = Aside(patience_s=LIMIT_S)
+        began_s = time.monotonic()
+        with trio.move_on_after(0.05):
+            await aside.run(answers.wait, 120)
+        assert time.monotonic() - began_s < LIMIT_S
+        hasty = Aside(patience_s=0.02)
+        for _ in range(3):
+            with pytest.raises(StuckError, match=r"no answer from the file system within 0\.02 s"):
+                await hasty.run(answers.wait, 120)
+        assert (await FileReader(tmp_path / "none").read()).error == "No such file or directory"
+    finally:
+        answers.set()

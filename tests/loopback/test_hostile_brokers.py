@@ -1,0 +1,271 @@
+"""A broker that means no good, scripted: its connection ends with a reason, no other one does, memory stays bounded."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+
+from proxy.settings import StallLimits
+from proxy.wire.primitives import uvarint
+from tests.loopback.test_limits import ends, honest
+from tests.support.scripted_broker import answer, closed_reason, connect, frame_api, through, until
+from tests.support.session_tools import (
+    FETCH,
+    METADATA,
+    encode,
+    kio_message,
+    ledger,
+    produce,
+    produce_response,
+    request,
+    response,
+)
+
+EVIL = 999
+"""API key of the requests that the broker answers badly; Produce it answers well."""
+QUICK = StallLimits(pre_auth_timeout_s=60.0, stall_timeout_s=0.5, min_bytes_per_s=1000.0)
+MB = 1_000_000
+KERNEL_BYTES = 24 * MB
+
+
+def size_and_id(size: int, correlation_id: int = 7) -> bytes:
+    return struct.pack(">ii", size, correlation_id)
+
+
+def evil(said: bytes, *, api_key: int = EVIL, close: bool = False) -> Callable[..., Awaitable[None]]:
+    """A handler that answers one API with these bytes, and Produce as it should."""
+
+    async def handler(stream: trio.SocketStream, frame: bytes) -> None:
+        if frame_api(frame) != api_key:
+            await answer(stream, frame)
+            return
+        await stream.send_all(said)
+        if close:
+            await stream.send_eof()
+        await trio.sleep_forever()
+
+    return handler
+
+
+BAD_FRAMES = {
+    "garbage": (b"\xde\xad\xbe\xef" * 16, "broker_frame_size"),
+    "HTTP": (b"HTTP/1.1 400 Bad Request\r\n\r\n", "broker_correlation_id"),
+    "negative size": (size_and_id(-1), "broker_frame_size"),
+    "no size": (size_and_id(0), "broker_frame_size"),
+    "another request's answer": (size_and_id(10, 8) + bytes(6), "broker_correlation_id"),
+    "answered twice": (size_and_id(10) + bytes(6) + size_and_id(10) + bytes(6), "broker_unasked_response"),
+    "a size that says too little": (size_and_id(4) + bytes(8), "broker_frame_size"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_FRAMES)
+async def test_frames_that_cannot_be(kind: str) -> None:
+    said, reason = BAD_FRAMES[kind]
+    async with through(evil(said)) as (proxy, _, _):
+        client = await connect(proxy)
+        await client.send_all(request(EVIL, 0, 7, b""))
+        await ends(client)
+        await closed_reason(proxy, "broker_malformed")
+        assert proxy.counters.parse_errors[reason] == 1, proxy.counters.parse_errors
+        await honest(proxy)
+
+
+async def test_an_answer_before_any_request() -> None:
+    """The broker speaks as soon as it is connected to, here: with the first bytes of a request that is not whole."""
+
+    async def early(stream: trio.SocketStream, frame: bytes) -> None:
+        await answer(stream, frame)
+        await answer(stream, frame)
+
+    async with through(early) as (proxy, _, _):
+        client = await connect(proxy)
+        await client.send_all(produce(1, 100))
+        assert await ends(client) in (produce_response(1), b"")
+        await closed_reason(proxy, "broker_malformed")
+        assert proxy.counters.parse_errors["broker_unasked_response"] == 1
+
+
+METADATA_9 = request(METADATA, 9, 7, b"\0\0\0\0\0", client_id="c")
+REWRITTEN = {
+    # Metadata v9: tags, throttle, then brokers as a compact array.
+    "more brokers than bytes": b"\0" + bytes(4) + uvarint(2**31) + bytes(8),
+    "a count of six bytes": b"\0" + bytes(4) + b"\xff\xff\xff\xff\xff\x01" + bytes(8),
+    "a host longer than the frame": b"\0" + bytes(4) + uvarint(2) + bytes(4) + uvarint(2**30) + bytes(9),
+    "cut behind the brokers": b"\0" + bytes(4) + uvarint(2) + bytes(4) + b"\2h",
+}
+
+
+@pytest.mark.parametrize("kind", REWRITTEN)
+async def test_rewritten_responses_that_lie(kind: str) -> None:
+    body = REWRITTEN[kind]
+    async with through(evil(size_and_id(4 + len(body)) + body, api_key=METADATA)) as (proxy, _, _):
+        client = await connect(proxy)
+        await client.send_all(METADATA_9)
+        assert await ends(client) == b""
+        await closed_reason(proxy, "broker_malformed")
+        await honest(proxy)
+
+
+@pytest.mark.parametrize(
+    ("host", "port"),
+    [("kafka", -1), ("kafka", 0), ("kafka", 65_536), ("a b", 9092), ("\x1b[2J", 9092), ("x" * 300, 9092)],
+)
+async def test_addresses_that_are_none(host: str, port: int) -> None:
+    kio = kio_message("metadata", 1, "response")
+    broker = kio.MetadataResponseBroker(node_id=2, host=host, port=port, rack=None)
+    body = encode(kio.MetadataResponse(brokers=(broker,), controller_id=1, topics=()))
+    async with through(evil(response(METADATA, 1, 7, body), api_key=METADATA)) as (proxy, _, _):
+        client = await connect(proxy)
+        await client.send_all(request(METADATA, 1, 7, b"\0\0\0\0"))
+        assert await ends(client) == b""
+        await closed_reason(proxy, "broker_malformed")
+        assert proxy.counters.parse_errors["broker_address"] == 1
+        await honest(proxy)
+
+
+async def test_a_host_that_no_name_service_can_be_asked_for() -> None:
+    """Its label is too long for a name: the client that is sent there finds nobody, and nothing breaks."""
+    kio = kio_message("metadata", 1, "response")
+    broker = kio.MetadataResponseBroker(node_id=2, host="x" * 100 + ".example", port=9092, rack=None)
+    body = encode(kio.MetadataResponse(brokers=(broker,), controller_id=1, topics=()))
+    async with through(evil(response(METADATA, 1, 7, body), api_key=METADATA)) as (proxy, _, _):
+        client = await connect(proxy)
+        await client.send_all(request(METADATA, 1, 7, b"\0\0\0\0"))
+        await until(lambda: len(proxy.brokers()) == 2)
+        (port,) = [local for node_id, _, _, local in proxy.brokers() if node_id == 2]
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            await stream.send_all(produce(1, 100))
+            assert await ends(stream) == b""
+        await closed_reason(proxy, "upstream_unreachable")
+        assert not proxy.counters.connections_closed["internal_error"]
+
+
+async def test_more_elements_than_anybody_has_do_not_hold_the_others_up() -> None:
+    """Three megabytes of nodes that do not exist: a walk over all of them would take seconds."""
+    node = struct.pack(">i", -1) + b"\1" + bytes(4) + b"\0\0"  # id -1, empty host, port 0, no rack, no tags
+    count = 3 * MB // len(node)
+    body = b"\0" + bytes(4) + uvarint(count + 1) + node * count
+    async with through(evil(size_and_id(4 + len(body)) + body, api_key=METADATA)) as (proxy, _, _):
+        client = await connect(proxy)
+        await client.send_all(METADATA_9)
+        await honest(proxy)
+        assert await ends(client) == b""
+        await closed_reason(proxy, "broker_malformed")
+        assert proxy.counters.parse_errors["response_malformed"] == 1
+
+
+@pytest.mark.parametrize("throttle_ms", [-1, -(2**31), 2**31 - 1])
+async def test_throttle_times_that_make_no_sense_mute_nobody(throttle_ms: int) -> None:
+    """They are told as they are, which a broker could do without us as well; our own reading goes on."""
+
+    async def throttling(stream: trio.SocketStream, frame: bytes) -> None:
+        await stream.send_all(produce_response(int.from_bytes(frame[8:12], "big"), throttle_ms))
+
+    async with through(throttling, quota=1e9) as (proxy, _, _):
+        client = await connect(proxy)
+        for number in range(3):
+            await client.send_all(produce(number, 100))
+            with trio.fail_after(5):
+                got = b""
+                while len(got) < len(produce_response(0)):
+                    got += await client.receive_some()
+            assert got == produce_response(number, throttle_ms)
+        assert proxy.counters.connections_muted == 0
+
+
+async def test_a_response_without_end_fills_no_memory() -> None:
+    """2 GB are announced and come as fast as they are taken; the client reads none of it."""
+    sent = 0
+
+    async def endless(stream: trio.SocketStream, frame: bytes) -> None:
+        nonlocal sent
+        if frame_api(frame) != EVIL:
+            await answer(stream, frame)
+            return
+        await stream.send_all(size_and_id(2**31 - 1))
+        while True:
+            await stream.send_all(bytes(MB))
+            sent += MB
+
+    async with through(endless, stalls=QUICK, drain_timeout_s=0.5) as (proxy, _, _):
+        client = await connect(proxy)
+        await client.send_all(request(EVIL, 0, 7, b""))
+        await closed_reason(proxy, "slow_reader")
+        assert sent < KERNEL_BYTES
+        await honest(proxy)
+
+
+async def test_a_held_response_has_its_bound() -> None:
+    """Addresses that never come: what must be held to find them is held no further than 4 MiB."""
+    topics = uvarint(2) + struct.pack(">i", 1) + uvarint(5 * MB) + bytes(5 * MB)
+    body = b"\0" + bytes(4) + topics
+    async with through(evil(size_and_id(4 + len(body)) + body, api_key=METADATA)) as (proxy, _, _):
+        client = await connect(proxy)
+        await client.send_all(METADATA_9)
+        assert await ends(client) == b""
+        await closed_reason(proxy, "broker_malformed")
+        assert proxy.counters.parse_errors["broker_too_large"] == 1
+        await honest(proxy)
+
+
+@pytest.mark.parametrize("api_key", [EVIL, METADATA], ids=["passing", "held"])
+async def test_a_response_that_drips(api_key: int) -> None:
+    async def dripping(stream: trio.SocketStream, frame: bytes) -> None:
+        if frame_api(frame) != api_key:
+            await answer(stream, frame)
+            return
+        await stream.send_all(size_and_id(100_000))
+        while True:
+            await stream.send_all(b"\0")
+            await trio.sleep(0.02)  # 50 bytes per second
+
+    async with through(dripping, stalls=QUICK) as (proxy, _, _):
+        client = await connect(proxy)
+        await client.send_all(METADATA_9 if api_key == METADATA else request(EVIL, 0, 7, b""))
+        await ends(client)
+        await closed_reason(proxy, "slow_broker")
+        await honest(proxy)
+
+
+async def test_closing_in_the_middle_of_a_frame() -> None:
+    async with through(evil(size_and_id(1000) + bytes(100), close=True)) as (proxy, _, _):
+        client = await connect(proxy)
+        await client.send_all(request(EVIL, 0, 7, b""))
+        assert await ends(client) == size_and_id(1000) + bytes(100)
+        await closed_reason(proxy, "broker_closed")
+        await honest(proxy)
+
+
+async def test_a_broker_that_answers_another_brokers_client() -> None:
+    """Many connections at once, each told off for itself: one that breaks leaves the other nineteen alone."""
+    async with through(evil(size_and_id(10, 8) + bytes(6))) as (proxy, _, _):
+        clients = [await connect(proxy) for _ in range(20)]
+        for client in clients[1:]:
+            await client.send_all(produce(1, 100))
+        await clients[0].send_all(request(EVIL, 0, 7, b""))
+        await closed_reason(proxy, "broker_malformed")
+        for client in clients[1:]:
+            assert await client.receive_some() == produce_response(1)
+        assert len(proxy.connections()) == 19
+
+
+async def test_a_fetch_response_larger_than_asked_is_charged_as_it_is() -> None:
+    """Ten times of what the quota let it ask for: it passes, and the client waits for it afterwards."""
+
+    async def generous(stream: trio.SocketStream, frame: bytes) -> None:
+        correlation_id = int.from_bytes(frame[8:12], "big")
+        await stream.send_all(struct.pack(">iii", 8 + 50_000, correlation_id, 0) + bytes(50_000))
+
+    async with through(generous, ledger=ledger(fetch_rate=1000.0)) as (running, _, _):
+        client = await connect(running)
+        body = struct.pack(">iiiibi", -1, 100, 1, 1 << 20, 0, 0)
+        await client.send_all(request(FETCH, 4, 1, body))
+        got = 0
+        while got < 50_012:
+            got += len(await client.receive_some())
+        await client.send_all(request(FETCH, 4, 2, body))
+        second = await client.receive_some()
+        assert int.from_bytes(second[8:12], "big") > 0  # the throttle time of an answer made here

@@ -1,0 +1,333 @@
+"""Administrators' requests, judged whole: forwarded, replaced, answered here, or put off until the broker was asked."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import pytest
+import trio
+
+from proxy.errors import CloseReason, SessionError
+from proxy.exchange import Exchange, Pending
+from proxy.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Answer, Ask, Forward, Outcome, Reply, Wait
+from proxy.observer import Counters
+from proxy.session import Session
+from proxy.wire.frames import WireError
+from quota.entity import Kind
+from quota.ledger import Ledger
+from tests.support.scripted_broker import connect, read_frame, through
+from tests.support.session_tools import (
+    FETCH,
+    METADATA,
+    THREE_WAYS,
+    Cut,
+    answers,
+    fetch_body,
+    from_broker,
+    from_client,
+    ledger,
+    produce,
+    produce_response,
+    request,
+    response,
+    session,
+)
+
+CREATE_TOPICS = 19
+VERSION = 7
+"""Flexible: headers have tagged fields; throttle_time_ms comes first in the response's body."""
+
+three_ways = pytest.mark.parametrize("cut", THREE_WAYS)
+
+
+class Scripted:
+    """A handler that does as it is told, and keeps what it was given."""
+
+    def __init__(self, decide: Callable[[AdminRequest, float], Outcome]) -> None:
+        self.decide = decide
+        self.given: list[AdminRequest] = []
+
+    def request(self, request: AdminRequest, now_ms: float) -> Outcome:
+        self.given.append(request)
+        return self.decide(request, now_ms)
+
+
+def judged_by(handler: Scripted, of: Ledger | None = None) -> Session:
+    return session(of or ledger(), interceptors={CREATE_TOPICS: handler})
+
+
+def create(correlation_id: int, body: bytes = b"topics", client_id: str = "c") -> bytes:
+    return request(CREATE_TOPICS, VERSION, correlation_id, body, client_id)
+
+
+def created(correlation_id: int, throttle_ms: int = 0, rest: bytes = b"results") -> bytes:
+    return response(CREATE_TOPICS, VERSION, correlation_id, struct.pack(">i", throttle_ms) + rest)
+
+
+@three_ways
+def test_a_handler_is_given_the_whole_request_and_may_let_it_pass(cut: Cut) -> None:
+    handler = Scripted(lambda request, now_ms: Forward())
+    one = judged_by(handler)
+    assert from_client(one, create(1) + produce(2, 90), cut=cut) == create(1) + produce(2, 90)
+    (given,) = handler.given
+    assert (given.api_key, given.api_version, given.user, given.client_id) == (19, 7, "ANONYMOUS", "c")
+    assert given.body == b"topics"
+    assert from_broker(one, created(1, 5) + produce_response(2), cut=cut) == created(1, 5) + produce_response(2)
+    assert one.quiet
+
+
+@three_ways
+def test_request_and_response_can_be_replaced_and_the_larger_throttle_is_told(cut: Cut) -> None:
+    def on_response(body: bytes, now_ms: float) -> Reply:
+        assert (body, now_ms) == (struct.pack(">i", 40) + b"results", 10.0)
+        return Reply(struct.pack(">i", 0) + b"merged")
+
+    one = judged_by(Scripted(lambda request, now_ms: Forward(b"fewer", on_response, delay_ms=30)))
+    assert from_client(one, create(1), 0.0, cut) == create(1, b"fewer")
+    assert one.mute_until_ms == 30.0
+    # 20 ms are left of ours, the broker says 40: 40 it is.
+    assert from_broker(one, created(1, 40), 10.0, cut) == created(1, 40, b"merged")
+
+
+def test_a_throttle_may_become_due_with_the_response() -> None:
+    of = ledger()
+    one = judged_by(Scripted(lambda request, now_ms: Forward(None, lambda body, now_ms: Reply(None, 700))), of)
+    from_client(one, create(1), 0.0)
+    assert from_broker(one, created(1, 3), 100.0) == created(1, 700)
+    assert one.mute_until_ms == 800.0
+    meter = of.account("ANONYMOUS", "c").meters[Kind.MUTATION]
+    assert (meter.throttled, meter.throttle_ms) == (1, 700)
+
+
+@three_ways
+def test_an_answer_made_here_waits_for_its_turn(cut: Cut) -> None:
+    one = judged_by(Scripted(lambda request, now_ms: Answer(struct.pack(">i", 0) + b"refused", delay_ms=250)))
+    requests = produce(1, 90) + create(2)
+    assert from_client(one, requests, 0.0, cut) == produce(1, 90)
+    assert one.mute_until_ms == 250.0
+    assert answers(one) == b""
+    assert from_broker(one, produce_response(1), 5.0, cut) == produce_response(1) + created(2, 250, b"refused")
+    assert one.quiet
+
+
+def asking(request: AdminRequest, now_ms: float) -> Outcome:
+    """Ask for Metadata, then forward with what was learnt."""
+    return Ask(METADATA, 12, b"which?", lambda body, now_ms: Forward(b"as " + body[4:], delay_ms=60))
+
+
+@three_ways
+def test_what_a_handler_asks_is_never_seen_by_the_client(cut: Cut) -> None:
+    one = judged_by(Scripted(asking))
+    assert from_client(one, produce(1, 90) + create(2), cut=cut) == produce(1, 90) + request(METADATA, 12, 2, b"which?")
+    assert one.must_wait
+    assert not one.client_at_boundary
+    told = response(METADATA, 12, 2, struct.pack(">i", 0) + b"told")
+    assert from_broker(one, produce_response(1) + told, 5.0, cut) == produce_response(1)
+    assert not one.must_wait
+    assert one.has_backlog
+    assert b"".join(map(bytes, one.resume(7.0))) == create(2, b"as told")
+    assert one.client_at_boundary
+    assert one.mute_until_ms == 67.0
+    assert from_broker(one, created(2), 8.0, cut) == created(2, 59)
+    assert one.quiet
+
+
+def test_requests_behind_a_question_wait_for_the_decision_and_for_the_mute() -> None:
+    one = judged_by(Scripted(asking))
+    assert from_client(one, create(1) + produce(2, 80)) == request(METADATA, 12, 1, b"which?")
+    from_broker(one, response(METADATA, 12, 1, struct.pack(">i", 0) + b"told"), 5.0)
+    assert b"".join(map(bytes, one.resume(5.0))) == create(1, b"as told")
+    assert one.has_backlog  # the mute of 60 ms comes first
+    assert b"".join(map(bytes, one.resume(65.0))) == produce(2, 80)
+    assert not one.has_backlog
+
+
+def test_a_question_may_lead_to_another_and_then_to_an_answer() -> None:
+    def again(body: bytes, now_ms: float) -> Outcome:
+        return Ask(METADATA, 1, b"more", lambda body, now_ms: Answer(b"\0\0\0\0done"))
+
+    one = judged_by(Scripted(lambda request, now_ms: Ask(METADATA, 12, b"first", again)))
+    assert from_client(one, create(1)) == request(METADATA, 12, 1, b"first")
+    from_broker(one, response(METADATA, 12, 1, b"x"))
+    assert b"".join(map(bytes, one.resume(0.0))) == request(METADATA, 1, 1, b"more")
+    assert one.must_wait
+    from_broker(one, response(METADATA, 1, 1, b"y"))
+    assert one.resume(0.0) == []
+    assert answers(one) == created(1, 0, b"done")
+
+
+def test_requests_behind_a_wait_are_judged_after_the_decision() -> None:
+    decide: list[Callable[[Outcome], None]] = []
+    handler, woken = Scripted(lambda request, now_ms: Wait(decide.append)), []
+    one = judged_by(handler)
+    one.when_decided(lambda: woken.append(one.must_wait))
+    assert from_client(one, create(1) + produce(2, 80)) == b""
+    assert (one.must_wait, one.client_at_boundary, len(handler.given)) == (True, False, 1)
+    decide[0](Answer(struct.pack(">i", 0) + b"stored"))
+    assert woken == [False]
+    assert one.has_backlog
+    assert b"".join(map(bytes, one.resume(5.0))) == produce(2, 80)
+    assert answers(one) == created(1, 0, b"stored")
+    assert not one.has_backlog
+
+
+def test_what_is_decided_at_once_need_not_be_waited_for() -> None:
+    one = judged_by(Scripted(lambda request, now_ms: Wait(lambda decide: decide(Forward(b"changed")))))
+    assert from_client(one, create(1)) == b""
+    assert not one.must_wait
+    assert b"".join(map(bytes, one.resume(0.0))) == create(1, b"changed")
+
+
+def test_unknown_versions_pass_by_and_are_not_judged() -> None:
+    handler = Scripted(lambda request, now_ms: Answer(b""))
+    one = judged_by(handler)
+    newer = request(CREATE_TOPICS, 99, 1, b"whatever")
+    assert from_client(one, newer) == newer
+    assert handler.given == []
+
+
+def test_what_cannot_be_read_ends_the_connection_and_names_the_culprit() -> None:
+    def malformed(request: AdminRequest, now_ms: float) -> Outcome:
+        raise WireError("request_malformed", "no topics here")
+
+    with pytest.raises(SessionError, match="no topics here") as caught:
+        from_client(judged_by(Scripted(malformed)), create(1))
+    assert caught.value.reason is CloseReason.CLIENT_MALFORMED
+
+    def broken(body: bytes, now_ms: float) -> Reply:
+        raise WireError("broker_malformed", "half an answer")
+
+    one = judged_by(Scripted(lambda request, now_ms: Forward(None, broken)))
+    from_client(one, create(1))
+    with pytest.raises(SessionError, match="half an answer") as caught:
+        from_broker(one, created(1))
+    assert caught.value.reason is CloseReason.BROKER_MALFORMED
+
+
+def test_what_is_too_large_to_be_judged_ends_the_connection_before_it_is_held() -> None:
+    one = judged_by(Scripted(lambda request, now_ms: Forward(None, lambda body, now_ms: Reply())))
+    large = create(1, b"t" * MAX_INTERCEPTED_BYTES)
+    with pytest.raises(SessionError, match=f"CreateTopics request of {len(large) - 4} bytes") as caught:
+        from_client(one, large[:1000])
+    assert (caught.value.reason, caught.value.kind) == (CloseReason.CLIENT_MALFORMED, "request_too_large")
+    one = judged_by(Scripted(lambda request, now_ms: Forward(None, lambda body, now_ms: Reply())))
+    from_client(one, create(1))
+    with pytest.raises(SessionError, match="CreateTopics v7 response") as caught:
+        from_broker(one, created(1, 0, b"t" * MAX_INTERCEPTED_BYTES)[:1000])
+    assert caught.value.reason is CloseReason.BROKER_MALFORMED
+
+
+async def test_through_the_shell_later_requests_wait_for_what_was_asked() -> None:
+    async def serve(stream: trio.SocketStream, frame: bytes) -> None:
+        api, correlation_id = frame[5], int.from_bytes(frame[8:12], "big")
+        if api == METADATA:
+            await trio.sleep(0.05)
+            await stream.send_all(response(METADATA, 12, correlation_id, struct.pack(">i", 0) + b"told"))
+        elif api == CREATE_TOPICS:
+            await stream.send_all(created(correlation_id))
+        else:
+            await stream.send_all(produce_response(correlation_id))
+
+    handler = Scripted(lambda request, now_ms: Ask(METADATA, 12, b"?", lambda body, now_ms: Forward(body[4:])))
+    async with through(serve, interceptors={CREATE_TOPICS: handler}) as (proxy, broker, _):
+        client = await connect(proxy)
+        await client.send_all(create(1) + produce(2, 80))
+        assert await read_frame(client) == created(1)
+        assert await read_frame(client) == produce_response(2)
+        assert broker.received == [request(METADATA, 12, 1, b"?"), create(1, b"told"), produce(2, 80)]
+        # Drain while a question is open: the request it belongs to is still served.
+        await client.send_all(create(3))
+        while len(broker.received) < 4:  # noqa: ASYNC110 - the scripted broker sets no event
+            await trio.sleep(0.005)
+        proxy.drain()
+        assert await read_frame(client) == created(3)
+        assert await read_frame(client) is None
+
+
+async def test_through_the_shell_a_wait_holds_up_its_own_connection_only() -> None:
+    decide: list[Callable[[Outcome], None]] = []
+
+    async def serve(stream: trio.SocketStream, frame: bytes) -> None:
+        await stream.send_all(produce_response(int.from_bytes(frame[8:12], "big")))
+
+    handler = Scripted(lambda request, now_ms: Wait(decide.append))
+    async with through(serve, interceptors={CREATE_TOPICS: handler}) as (proxy, broker, _):
+        waiting, other, gone = await connect(proxy), await connect(proxy), await connect(proxy)
+        await gone.send_all(create(1))
+        await waiting.send_all(create(2) + produce(3, 80))
+        while len(decide) < 2:  # noqa: ASYNC110 - the handler sets no event
+            await trio.sleep(0.005)
+        await gone.aclose()
+        await other.send_all(produce(4, 80))
+        assert await read_frame(other) == produce_response(4)
+        assert broker.received == [produce(4, 80)]
+        for decided in decide:  # that of the client that has gone is heard by nobody
+            decided(Answer(struct.pack(">i", 0) + b"stored"))
+        assert await read_frame(waiting) == created(2, 0, b"stored")
+        assert await read_frame(waiting) == produce_response(3)
+        proxy.drain()
+        assert await read_frame(waiting) is None
+
+
+# --- several throttles, one cause
+
+
+def pending(of: Ledger) -> tuple[Exchange, Pending]:
+    account = of.account("ANONYMOUS", "c")
+    return Exchange(of, Counters(), None), Pending(1, 0, 7, account, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("bytes_ms", "request_ms", "at_ms", "cause", "counted_ms"),
+    [
+        (300, 100, 50.0, Kind.PRODUCE, 300),  # ends at 300, against 150
+        (300, 400, 50.0, Kind.REQUEST, 400),
+        (300, 250, 50.0, Kind.REQUEST, 250),  # both end at 300: of equal ones the request quota, as in Kafka
+        (300, 900, 50.0, Kind.REQUEST, 900),
+    ],
+)
+def test_of_several_throttles_the_longest_is_imposed_and_named(
+    bytes_ms: int, request_ms: int, at_ms: float, cause: Kind, counted_ms: int
+) -> None:
+    of = ledger()
+    exchange, one = pending(of)
+    exchange.impose(one, Kind.PRODUCE, bytes_ms, 0.0)
+    exchange.impose(one, Kind.REQUEST, request_ms, at_ms)
+    exchange.note(one)
+    assert exchange.mute_until_ms == one.throttle_until_ms == max(bytes_ms, at_ms + request_ms)
+    meters = of.account("ANONYMOUS", "c").meters
+    counted = {kind: (meter.throttled, meter.throttle_ms) for kind, meter in meters.items() if meter.throttled}
+    assert counted == {cause: (1, counted_ms)}
+
+
+def test_a_throttle_counts_also_when_its_response_never_comes() -> None:
+    of = ledger(produce_rate=100, smooth=False)
+    one = session(of)
+    from_client(one, produce(1, 2000))  # 2 000 B in 10 s = 200 B/s; (200 - 100) / 100 * 10 s = 10 s
+    one.close(5.0)
+    meter = of.account("ANONYMOUS", "c").meters[Kind.PRODUCE]
+    assert (meter.throttled, meter.throttle_ms) == (1, 10_000)
+
+
+@three_ways
+def test_a_brokers_own_throttle_is_told_apart_and_never_added(cut: Cut) -> None:
+    of = ledger(produce_rate=100, smooth=False)
+    one = session(of)
+    from_client(one, produce(1, 2000))
+    assert from_broker(one, produce_response(1, 4000), 1000.0, cut) == produce_response(1, 9000)
+    account = of.account("ANONYMOUS", "c")
+    assert (account.broker_throttled, account.broker_throttle_ms) == (1, 4000)
+    meter = account.meters[Kind.PRODUCE]
+    assert (meter.throttled, meter.throttle_ms) == (1, 10_000)
+    assert one.mute_until_ms == 10_000.0
+
+
+@pytest.mark.parametrize("version", range(4, 18))
+def test_a_brokers_throttle_of_a_fetch_is_counted(version: int) -> None:
+    of = ledger()
+    one = session(of, rewrite=False)
+    from_client(one, request(FETCH, version, 1, fetch_body(version)))
+    answer = response(FETCH, version, 1, struct.pack(">i", 77) + b"\0" * 12)
+    assert from_broker(one, answer) == answer
+    assert of.account("ANONYMOUS", "c").broker_throttle_ms == 77

@@ -1,0 +1,552 @@
+"""The compiled lane beside the Python code that it stands for: the same bytes at the same times, the same state after
+each step. Two connections get the same script, one of each kind, over sockets of their own and on one clock."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from trio.testing import MockClock
+
+from proxy import lane
+from proxy.complaints import Complaints
+from proxy.errors import SessionError
+from proxy.exchange import Pending
+from proxy.observer import Counters
+from proxy.reactor import AGAIN, Reactor, Watch
+from proxy.session import Session
+from proxy.splice import PipePool
+from proxy.turns import Pause, Shared, Turns
+from proxy.wire.apis import PRODUCE, is_flexible
+from proxy.wire.messages import framed
+from quota.entity import DEFAULT, Kind
+from quota.group import Admission
+from quota.ledger import Ledger
+from quota.table import Entry, QuotaTable
+from quota.window import WindowGroup
+from tests.support.examples import examples
+from tests.support.session_tools import (
+    FETCH,
+    METADATA,
+    encode,
+    fetch_body,
+    kio_message,
+    produce,
+    request,
+    response,
+    translate,
+)
+
+pytestmark = pytest.mark.skipif(not lane.COMPILED, reason=f"the lane is not compiled: {lane.WHY_NOT}")
+
+BUFFER_BYTES = 16_384
+SPLICE_MIN_BYTES = 4_096
+FEW = settings(max_examples=examples(120), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+
+# ---- quotas ----------------------------------------------------------------------------------------------------------
+
+
+def limits(draw: Any) -> QuotaTable:
+    rate = st.one_of(st.none(), st.sampled_from([1.0, 1000.0, 50_000.0, 3_333_333.3, 1e12, 2e18, 2.0**63, 1_000_000]))
+    more: dict[str, Any] = {}
+    if draw(st.booleans()):
+        more["mode"] = "shadow"
+    produce, percent = draw(rate), draw(st.one_of(st.none(), st.sampled_from([0.01, 1.0, 200.0])))
+    if produce is None and percent is None:
+        return QuotaTable([])
+    entry = Entry(
+        client_id=DEFAULT, producer_byte_rate=produce, consumer_byte_rate=produce, request_percentage=percent, **more
+    )
+    return QuotaTable([entry])
+
+
+def book_of(ledger: Ledger, now_ms: float) -> Any:
+    """All that a ledger knows."""
+    accounts = sorted(
+        (
+            tuple(account.identity),
+            [(meter.amount, meter.charges, meter.throttled, meter.throttle_ms) for meter in account.meters.values()],
+            dict(account.requests),
+            account.last_ms,
+            account.touched,
+        )
+        for account in ledger.accounts()
+    )
+    groups = [window_of(group) for group in ledger.groups() if isinstance(group, WindowGroup)]
+    return accounts, groups, ledger.reservations, ledger.snapshot(now_ms)
+
+
+def window_of(group: WindowGroup) -> Any:
+    rate, pacer, portions = group.rate, group.pacer, group._portions
+    return (
+        (rate._sums, rate._starts, rate._lasts, rate.window_ms, group.last_ms, group.owed_until),
+        (group._admitted, group._outstanding, group._typical),
+        (pacer.active, pacer.paid_at, pacer._turn, pacer._held_until, pacer._calm_since),
+        None if portions is None else (portions.batch, portions._fetches),
+    )
+
+
+@FEW
+@given(st.data())
+def test_charges_are_those_of_the_ledger(data: Any) -> None:
+    """Delays, sums, windows and totals after any row of charges, reloads among them."""
+    from proxy._lane import charge_by_lane
+
+    smooth = data.draw(st.booleans())
+    table = limits(data.draw)
+    ours, theirs = Ledger(table, smooth=smooth), Ledger(table, smooth=smooth)
+    now_ms = data.draw(st.sampled_from([0.0, 12_345.678]))
+    for _ in range(data.draw(st.integers(1, 40))):
+        now_ms += data.draw(st.sampled_from([-1.5, 0.0, 0.4, 7.0, 999.0, 1000.0, 5_000.0, 20_000.0]))
+        now_ms = max(now_ms, 0.0)
+        if data.draw(st.integers(0, 9)) == 0:
+            table = limits(data.draw)
+            ours.swap(table)
+            theirs.swap(table)
+        kind = data.draw(st.sampled_from([Kind.PRODUCE, Kind.REQUEST]))
+        whole = st.integers(1, 2_000_000)
+        amount = data.draw(whole if kind is Kind.PRODUCE else st.floats(0.02, 500.0))
+        client_id = data.draw(st.sampled_from(["a", "b"]))
+        delay_ms = charge_by_lane(ours, ours.account("u", client_id), kind, amount, now_ms)
+        assert delay_ms == theirs.charge(theirs.account("u", client_id), kind, amount, now_ms)
+        assert book_of(ours, now_ms) == book_of(theirs, now_ms)
+
+
+@FEW
+@given(st.data())
+def test_fetches_are_admitted_and_settled_as_by_the_ledger(data: Any) -> None:
+    """The same answers, reservations, windows and lessons after any row of fetches, some of which never come back."""
+    from proxy._lane import admit_by_lane, settle_by_lane
+
+    draw = data.draw
+    smooth = draw(st.booleans())
+    table = limits(draw)
+    ours, theirs = Ledger(table, smooth=smooth), Ledger(table, smooth=smooth)
+    now_ms = draw(st.sampled_from([0.0, 12_345.678]))
+    out: list[tuple[str, Admission, Admission]] = []
+    for _ in range(draw(st.integers(1, 40))):
+        now_ms = max(now_ms + draw(st.sampled_from([-1.5, 0.0, 0.4, 7.0, 260.0, 1000.0, 5_000.0, 20_000.0])), 0.0)
+        if draw(st.integers(0, 9)) == 0:
+            table = limits(draw)
+            ours.swap(table)
+            theirs.swap(table)
+        client_id = draw(st.sampled_from(["a", "b"]))
+        if not out or draw(st.booleans()):
+            wanted = draw(st.sampled_from([-1, 0, 1, 1000, 52_428_800, 2**31 - 1]))
+            one = admit_by_lane(ours, ours.account("u", client_id), wanted, now_ms)
+            other = theirs.admit(theirs.account("u", client_id), Kind.FETCH, wanted, now_ms)
+            assert one[:2] + one[3:] == other[:2] + other[3:]
+            assert type(one) is Admission
+            assert (one.group is None) == (other.group is None)
+            if not one.throttle_ms:
+                out.append((client_id, one, other))
+        else:
+            client_id, one, other = out.pop(draw(st.integers(0, len(out) - 1)))
+            amount = draw(st.sampled_from([1, 100, 700, 10_000, 1_000_000]))
+            settle_by_lane(ours, ours.account("u", client_id), one, amount, now_ms)
+            theirs.settle(theirs.account("u", client_id), Kind.FETCH, other, amount, now_ms)
+        assert book_of(ours, now_ms) == book_of(theirs, now_ms)
+
+
+@pytest.mark.parametrize("smooth", [True, False])
+def test_numbers_that_do_not_fit_into_64_bits(smooth: bool) -> None:
+    """Kafka's own "no limit" grants ten times as much at once, and what was owed at it takes ages at another limit."""
+
+    def limited(limit: float) -> QuotaTable:
+        return QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=limit, consumer_byte_rate=limit)])
+
+    async def main() -> None:
+        with both(limited(2.0**63), waits_here=False, smooth=smooth) as (clock, ours, theirs):
+
+            def send(frame: bytes) -> None:
+                for one in (ours, theirs):
+                    one.feed(one.client_far, frame)
+                assert ours.state() == theirs.state()
+                assert not ours.ended
+                clock.now_s += 0.1
+
+            for number in range(3):  # the first one is the Python code's, which finds the client
+                send(request(FETCH, 11, number, fetch_body(11, partitions={0: 0})))
+                send(produce(10 + number, 500))
+            assert len(ours.session.inflight) == 6
+            for one in (ours, theirs):
+                for group in one.ledger.groups():
+                    group.owed_until = group.last_ms + 30_000
+                one.ledger.swap(limited(1e-3))
+                assert any(group.owed_until > 2**63 for group in one.ledger.groups())
+            send(request(FETCH, 11, 20, fetch_body(11, partitions={0: 0})))
+            assert ours.counters.fetches_answered == 1
+            send(produce(21, 500))
+
+    trio.run(main, clock=MockClock())
+
+
+# ---- both directions of a connection ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Clock:
+    now_s: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class TurnsAlone(Turns):
+    """Without the pumps of `proxy.connection`."""
+
+    def _release_sink(self) -> None:
+        self._sink_taken = False
+
+
+@dataclass
+class Driven:
+    """One connection pair, driven as its pumps would drive it. The far ends are the client and the broker."""
+
+    compiled: bool
+    waits_here: bool
+    """The lane waits for room in a full socket itself. (That there is some is told with each turn here.)"""
+    clock: Clock
+    ledger: Ledger
+    stack: ExitStack
+    rewrite: bool = True
+    max_in_flight: int = 1024
+    send_buffer_bytes: int = 1 << 20
+    came_now: bool = False
+    """Responses have come just now (else at time 0): no matter then whether their end is read or spliced."""
+    to_broker: bytearray = field(default_factory=bytearray)
+    to_client: bytearray = field(default_factory=bytearray)
+    ended: str = ""
+
+    def __post_init__(self) -> None:
+        client, self.client_far = self._pair()
+        broker, self.broker_far = self._pair()
+        self.reactor = reactor = Reactor()
+        reactor.clock = self.clock
+        self.counters = Counters()
+        self.pool = PipePool()
+        self.stack.callback(self.pool.close)
+        buffer = memoryview(bytearray(BUFFER_BYTES))
+        shared = Shared(self.counters, self.pool, buffer, SPLICE_MIN_BYTES, reactor, Complaints())
+        self.session = Session(
+            self.ledger,
+            self.counters,
+            user="u",
+            translate=translate if self.rewrite else None,
+            max_in_flight=self.max_in_flight,
+        )
+        self.turns = turns = TurnsAlone(client, self.session, shared)
+        self.stack.callback(turns._splice_up.close)
+        self.stack.callback(turns._splice_down.close)
+        turns._client_watch = self.client_watch = Watch(reactor, client.fileno())
+        self.broker_watch: Watch[Pause] = Watch(reactor, broker.fileno())
+        turns._broker = broker
+        self.client_turn: Any = turns._client_turn
+        self.broker_turn: Any = lambda: turns._broker_turn(broker, self.broker_watch)
+        self.lane: Any = None
+        if self.compiled:
+            self.lane = one = lane.lane_for(turns, self.client_watch)
+            assert one is not None
+            self.stack.callback(one.close)
+            one.connected(broker, self.broker_watch)
+            assert not one.waits_here  # there is no loop
+            one.waits_here = self.waits_here
+            self.client_turn, self.broker_turn = one.requests_turn(), one.responses_turn()
+        self.client, self.broker = client, broker
+
+    def _pair(self) -> tuple[socket.socket, socket.socket]:
+        near, far = socket.socketpair()
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.send_buffer_bytes)
+        for one in (near, far):
+            self.stack.enter_context(one)
+            one.setblocking(False)
+        return near, far
+
+    def _take(self, far: socket.socket, into: bytearray) -> None:
+        try:
+            while data := far.recv(1 << 20):
+                into += data
+        except BlockingIOError:
+            pass
+
+    def drain(self) -> None:
+        self._take(self.broker_far, self.to_broker)
+        self._take(self.client_far, self.to_client)
+
+    def feed(self, far: socket.socket, data: bytes) -> None:
+        """Send it, and let the turns run, until all has been taken (or nobody takes anything: muted)."""
+        view = memoryview(data)
+        while view and not self.ended:
+            try:
+                view = view[far.send(view) :]
+                stuck = 0
+            except BlockingIOError:
+                stuck = 1
+            self.run()
+            if stuck:
+                break
+        self.unsent = bytes(view)
+
+    def run(self) -> None:
+        """All turns, until there is nothing more to do."""
+        try:
+            # The client's once more at the end: a response that was taken may let go on what waited for it.
+            while not self.ended and (self._turn_of_client() | self._turn_of_broker() | self._turn_of_client()):
+                pass
+        except SessionError as error:
+            self.ended = f"{error.reason}: {error}"
+        self.drain()
+
+    def _turn_of_client(self) -> bool:
+        turns, watch = self.turns, self.client_watch
+        watch.readable = True
+        result = self.client_turn()
+        self.drain()
+        match result:
+            case None | Pause.WAITS:
+                return self.lane is not None and self.lane.up_waits
+            case Pause.FULL:
+                data, turns._to_broker = turns._to_broker, b""
+                self._send_all(self.broker, data)
+            case Pause.ANSWERS:
+                self._send_all(self.client, b"".join(self.session.ready_answers()))
+            case Pause.ENDED:
+                self.ended = "ended"
+        return True
+
+    def _turn_of_broker(self) -> bool:
+        turns, watch = self.turns, self.broker_watch
+        watch.readable = True
+        if self.came_now:
+            self.reactor.since_ms = self.clock() * 1000.0
+        result = self.broker_turn()
+        self.drain()
+        match result:
+            case None:
+                return self.lane is not None and self.lane.down_waits
+            case Pause.FULL:
+                data, turns._to_client = turns._to_client, b""
+                turns._sink_taken = False
+                self._send_all(self.client, data)
+            case Pause.ENDED:
+                self.ended = "ended"
+            case other:
+                assert other in (AGAIN, Pause.SPLICE_FULL)
+        return True
+
+    def _send_all(self, sock: socket.socket, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[sock.send(view) :]
+            except BlockingIOError:
+                self.drain()
+
+    def state(self) -> Any:
+        """Whatever one can see of it."""
+        session, turns = self.session, self.turns
+        exchange, asks, answers = session.exchange, session._requests, session._responses
+        time = exchange.request_time
+        counters = self.counters
+        return {
+            "to broker": bytes(self.to_broker),
+            "to client": bytes(self.to_client),
+            "ended": self.ended,
+            "walkers": [
+                (walker.skip, walker.dropping, walker.held, walker.stopped, walker.scrub is not None)
+                for walker in (session.request_frames, session.response_frames)
+            ],
+            "exchange": (
+                exchange.mute_until_ms, exchange.held_bytes, exchange.broker_mute_until_ms, exchange.client_waits,
+            ),
+            "in flight": [pending_of(one) for one in exchange.inflight],
+            "requests": (
+                asks.bytes_total, asks.client_ids, asks.software, asks._saw_request, asks.established, asks._backlog,
+                None if asks._completing is None else (asks._completing[1], asks._completing[2] is not None),
+                asks._unsent is not None,
+            ),
+            "responses": answers.bytes_total,
+            "time": (time.free_ms, time._recent, time._at, time.baseline_ms),
+            "turns": (
+                turns._to_broker, turns._to_client, turns._sink_taken, turns._answers, turns._request_read_bytes,
+                turns._response_read_bytes, turns.last_activity_s, turns._patience is not None,
+            ),
+            "counters": (
+                dict(counters.requests), counters.upstream_latency.counts, counters.upstream_latency.sum_s,
+                counters.fetches_answered, counters.fetches_shaped, counters.addresses_rewritten,
+                counters.connections_muted,
+            ),
+            "book": book_of(self.ledger, self.clock() * 1000.0),
+        }  # fmt: skip
+
+
+def pending_of(one: Pending) -> Any:
+    fields = {name: getattr(one, name) for name in Pending.__slots__}
+    fields["account"] = one.account.identity
+    fields["admission"] = None if one.admission is None else one.admission[:2] + one.admission[3:]
+    return fields
+
+
+@contextmanager
+def both(
+    table: QuotaTable, *, waits_here: bool, smooth: bool = True, **more: Any
+) -> Iterator[tuple[Clock, Driven, Driven]]:
+    clock = Clock()
+    with ExitStack() as stack:
+        yield (
+            clock,
+            *(
+                Driven(compiled, waits_here, clock, Ledger(table, smooth=smooth), stack, **more)
+                for compiled in (True, False)
+            ),
+        )
+
+
+def answer_plain(version: int, correlation_id: int, throttle_ms: int = 0, name: bytes = b"t", kind: str = "") -> bytes:
+    """A Produce response for one partition; `kind` makes it one that is not plain."""
+    if version < 9:
+        tail = struct.pack(">i", throttle_ms) if version > 0 else b""
+        return response(PRODUCE, version, correlation_id, struct.pack(">i", 0) + tail)
+    topic = name.rjust(16, b"\0") if version >= 13 else bytes((len(name) + 1,)) + name
+    message = b"\x04bad" if kind == "error" else b"\0"
+    partition = struct.pack(">ihqqq", 0, 0, 5, -1, 0) + b"\x01" + message + b"\0"
+    body = b"\x02" + topic + b"\x02" + partition + b"\0" + struct.pack(">i", throttle_ms)
+    if kind == "endpoints" and version >= 10:
+        node = struct.pack(">i", 3) + b"\x05host" + struct.pack(">i", 9092) + b"\0\0"
+        body += b"\x01\0" + bytes((len(node) + 1,)) + b"\x02" + node
+    else:
+        body += b"\0"
+    return response(PRODUCE, version, correlation_id, body)
+
+
+@dataclass
+class Script:
+    """Requests and, for those that a broker answers, the responses."""
+
+    requests: list[bytes] = field(default_factory=list)
+    responses: list[bytes] = field(default_factory=list)
+    number: int = 0
+    large: bool = False
+    """With fetch responses so large that the lane reads no more than the next one's head: the rest is cut otherwise."""
+
+    def add(self, draw: Any) -> None:
+        self.number += 1
+        number, client_id = self.number, draw(st.sampled_from(["c", "c", "c", "", "d", "прокси", "x" * 300]))
+        kind = draw(st.sampled_from(["produce"] * 6 + ["fetch"] * 2 + ["metadata", "heartbeat"]))
+        told_ms = draw(st.sampled_from([0] * 9 + [250]))
+        if kind == "produce":
+            version, acks = draw(st.integers(0, 12)), draw(st.sampled_from([1, 1, 1, -1, 0]))
+            size = draw(st.sampled_from([0, 1, 40, 3_000, 20_000, 90_000]))
+            null = (b"\0" if version >= 9 else struct.pack(">h", -1)) if version >= 3 else b""
+            if draw(st.integers(0, 9)) == 0 and version >= 3:
+                null = b"\x04txn" if version >= 9 else struct.pack(">h", 3) + b"txn"
+            body = null + struct.pack(">hi", acks, 30_000) + bytes(size)
+            self.requests.append(request(PRODUCE, version, number, body, client_id))
+            if acks:
+                which = draw(st.sampled_from([""] * 6 + ["error", "endpoints"]))
+                self.responses.append(answer_plain(version, number, told_ms, kind=which))
+        elif kind == "fetch":
+            version = draw(st.integers(4, 17))
+            self.requests.append(request(FETCH, version, number, fetch_body(version, partitions={0: 0}), client_id))
+            size = draw(st.sampled_from([0, 10, 500, 20_000, 120_000, *([300_000] if self.large else [])]))
+            body = struct.pack(">i", told_ms) + (struct.pack(">hi", 0, 0) if version >= 7 else b"") + bytes(size)
+            upstream = min(version, 15) if draw(st.booleans()) else version
+            self.responses.append(response(FETCH, upstream, number, body))
+        elif kind == "metadata":
+            self.requests.append(request(METADATA, 1, number, struct.pack(">i", 0), client_id))
+            kio = kio_message("metadata", 1, "response")
+            brokers = (kio.MetadataResponseBroker(node_id=1, host="h", port=9, rack=None),)
+            self.responses.append(
+                response(METADATA, 1, number, encode(kio.MetadataResponse(brokers=brokers, controller_id=1, topics=())))
+            )
+        else:
+            assert is_flexible(12, 4)
+            self.requests.append(request(12, 4, number, b"\x02g" + struct.pack(">i", 1) + b"\x02m\0\0", client_id))
+            self.responses.append(response(12, 4, number, struct.pack(">ih", told_ms, 0) + b"\0"))
+
+
+def cut(draw: Any, data: bytes) -> list[bytes]:
+    """In a few parts, anywhere."""
+    at = sorted({0, len(data), *draw(st.lists(st.integers(0, len(data)), max_size=4))})
+    return [data[first:last] for first, last in pairwise(at)]
+
+
+def owed(driven: Driven) -> int:
+    """Requests that have reached the broker whole: as many may be answered."""
+    data, count = driven.to_broker, 0
+    at = 0
+    while at + 4 <= len(data):
+        size = int.from_bytes(data[at : at + 4], "big")
+        if at + 4 + size > len(data):
+            break
+        count += 1
+        at += 4 + size
+    return count
+
+
+@FEW
+@given(st.data())
+def test_any_stream_goes_the_same_way(data: Any) -> None:
+    async def main() -> None:
+        draw = data.draw
+        more = {"rewrite": draw(st.booleans()), "max_in_flight": draw(st.sampled_from([1024, 2]))}
+        more["send_buffer_bytes"] = draw(st.sampled_from([1 << 20, 4608]))
+        large = more["came_now"] = draw(st.booleans())
+        more["waits_here"] = draw(st.booleans())
+        with both(limits(draw), smooth=draw(st.booleans()), **more) as (clock, ours, theirs):
+            for _ in range(draw(st.integers(1, 5))):
+                script = Script(number=draw(st.integers(0, 2**31 - 100)), large=large)
+                for _ in range(draw(st.integers(1, 6))):
+                    script.add(draw)
+                for part in cut(draw, b"".join(script.requests)):
+                    for one in (ours, theirs):
+                        one.feed(one.client_far, part)
+                        assert not one.unsent or one.session.mute_until_ms > 0 or one.session.must_wait
+                    assert ours.unsent == theirs.unsent
+                    assert ours.state() == theirs.state()
+                    clock.now_s += draw(st.sampled_from([0.0, 0.0001, 0.003, 1.1]))
+                    if ours.unsent:
+                        return  # nobody reads any more: what follows would be cut off
+                # Those that wait for an answer, in order: some requests were answered here.
+                for frame in script.responses:
+                    left = [one for one in ours.session.inflight if one.local_answer is None]
+                    if not left or left[0].correlation_id != int.from_bytes(frame[4:8], "big", signed=True):
+                        continue
+                    for part in cut(draw, frame):
+                        for one in (ours, theirs):
+                            one.feed(one.broker_far, part)
+                        assert ours.state() == theirs.state()
+                        clock.now_s += draw(st.sampled_from([0.0, 0.0001, 0.003]))
+                clock.now_s += draw(st.sampled_from([0.0, 0.5, 31.0]))
+                for one in (ours, theirs):
+                    one.run()
+                assert ours.state() == theirs.state()
+                if ours.ended:
+                    return
+
+    trio.run(main, clock=MockClock())
+
+
+@pytest.mark.parametrize("length", [-1, 0, -2, -32_768])
+def test_no_client_id_and_none_that_can_be(length: int) -> None:
+    async def main() -> None:
+        with both(QuotaTable([]), waits_here=True) as (_, ours, theirs):
+            for number in (1, 2, 3):
+                body = struct.pack(">hhi", PRODUCE, 3, number)
+                body += struct.pack(">h", 0 if number == 1 else length) + struct.pack(">hhi", -1, 1, 30_000) + b"r" * 50
+                for one in (ours, theirs):
+                    one.feed(one.client_far, framed(body))
+                assert ours.state() == theirs.state()
+            assert bool(ours.ended) is (length < -1), ours.ended
+
+    trio.run(main, clock=MockClock())

@@ -1,0 +1,202 @@
+"""Limits of connections at the listeners: real sockets, and a clock that stands until the test moves it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from proxy.identity import IdentityPolicy
+from proxy.server import Proxy
+from quota.connections import ConnectionEntry, ConnectionLimits, Scope
+from quota.entity import DEFAULT
+from quota.ledger import Ledger
+from quota.table import QuotaTable
+from tests.support.scripted_broker import answer, connect, read_frame, through
+from tests.support.session_tools import produce, produce_response
+
+IP, USER = Scope.IP, Scope.USER
+HERE = "127.0.0.1"
+
+
+def limited(*entries: ConnectionEntry) -> QuotaTable:
+    return QuotaTable(connections=ConnectionLimits(entries))
+
+
+@asynccontextmanager
+async def sidecar(clock: MockClock, *entries: ConnectionEntry, **settings: Any) -> AsyncIterator[tuple[Proxy, Ledger]]:
+    """Kafka's test windows, 2 samples of 1 s. At the end the clock runs again, for the orderly end needs one."""
+    ledger = Ledger(limited(*entries), num_samples=2, window_ms=1000)
+    async with through(answer, ledger=ledger, **settings) as (proxy, _, _):
+        try:
+            yield proxy, ledger
+        finally:
+            clock.rate = 1.0
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait in real time, for the clock stands."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "never came"
+        await trio.to_thread.run_sync(time.sleep, 0.005)
+
+
+async def served(client: trio.SocketStream) -> bool:
+    await client.send_all(produce(1, 100))
+    return await read_frame(client) == produce_response(1)
+
+
+async def ended(client: trio.SocketStream) -> bool:
+    try:
+        return await client.receive_some() == b""
+    except trio.BrokenResourceError:
+        return True
+
+
+async def is_open(client: trio.SocketStream) -> bool:
+    """Whether the peer has neither closed nor said anything, by a moment of real time."""
+    await trio.to_thread.run_sync(time.sleep, 0.05)
+    with pytest.raises(BlockingIOError):
+        client.socket._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)  # type: ignore[attr-defined]
+    return True
+
+
+async def settled(proxy: Proxy, accepted: int) -> None:
+    await until(lambda: proxy.counters.connections_opened == accepted)
+
+
+async def test_over_the_rate_a_connection_is_held_unserved_and_then_closed(mock_clock: MockClock) -> None:
+    async with sidecar(mock_clock, ConnectionEntry(IP, HERE, 5)) as (proxy, _):
+        clients = [await connect(proxy) for _ in range(8)]
+        await settled(proxy, 8)
+        assert proxy.counters.connections_held == 3
+        assert proxy.counters.connections_open == 5
+        assert [await served(client) for client in clients[:5]] == [True] * 5
+        await clients[5].send_all(produce(1, 100))
+        # (6 - 5) / 5 * 1000 ms = 200 ms, for each of the three, for the refused leave no trace
+        mock_clock.jump(0.199)
+        assert [await is_open(client) for client in clients[5:]] == [True] * 3
+        mock_clock.jump(0.002)
+        assert [await ended(client) for client in clients[5:]] == [True] * 3
+        assert proxy.counters.connections_closed == {"ip_connection_rate": 3}
+        assert proxy.counters.connections_held == 0
+        assert [await served(client) for client in clients[:5]] == [True] * 5
+        mock_clock.jump(2)
+        assert await served(await connect(proxy))
+
+
+async def test_beyond_the_most_that_are_held_connections_are_closed_at_once(mock_clock: MockClock) -> None:
+    async with sidecar(mock_clock, ConnectionEntry(IP, DEFAULT, 1), max_held_connections=2) as (proxy, _):
+        clients = [await connect(proxy) for _ in range(6)]
+        await settled(proxy, 6)
+        assert proxy.counters.connections_held == 2
+        assert proxy.counters.connections_not_held == 3
+        assert [await ended(client) for client in clients[3:]] == [True] * 3
+        assert [await is_open(client) for client in clients[1:3]] == [True] * 2
+        mock_clock.jump(1.001)  # the delay is at most one sample
+        assert [await ended(client) for client in clients[1:3]] == [True] * 2
+
+
+async def test_over_the_cap_of_a_user_connections_are_closed_at_once(
+    mock_clock: MockClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with sidecar(
+        mock_clock, ConnectionEntry(USER, "web", None, 2), identity=IdentityPolicy(("static",), "web")
+    ) as (proxy, ledger):
+        first, second, third = [await connect(proxy) for _ in range(3)]
+        await settled(proxy, 3)
+        assert await ended(third)
+        assert proxy.counters.connections_closed == {"user_max_connections": 1}
+        assert await served(first)
+        await second.aclose()
+        await until(lambda: ledger.connections.open(USER)["web"] == 1)
+        assert await served(await connect(proxy))
+    assert not ledger.connections.open(USER)
+    assert not ledger.connections.open(IP)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "connection refused" in line]
+    for said in ("user_max_connections", "web", "limit", "observed"):
+        assert said in line
+
+
+async def test_a_reload_changes_limits_and_closes_nobody(mock_clock: MockClock) -> None:
+    async with sidecar(mock_clock) as (proxy, ledger):
+        clients = [await connect(proxy) for _ in range(3)]
+        await settled(proxy, 3)
+        ledger.swap(limited(ConnectionEntry(USER, DEFAULT, None, 2)))
+        assert await ended(await connect(proxy))
+        assert [await served(client) for client in clients] == [True] * 3
+        ledger.swap(limited(ConnectionEntry(USER, DEFAULT, None, 2), ConnectionEntry(USER, "ANONYMOUS", None, 4)))
+        assert await served(await connect(proxy))
+        assert proxy.counters.connections_closed == {"user_max_connections": 1}
+
+
+async def test_shadow_limits_refuse_nobody(mock_clock: MockClock) -> None:
+    async with sidecar(mock_clock, ConnectionEntry(IP, DEFAULT, 1, 1, "shadow")) as (proxy, ledger):
+        assert [await served(await connect(proxy)) for _ in range(4)] == [True] * 4
+        assert sum(ledger.connections.shadow_refused.values()) == 6  # three by the rate, three by the cap
+
+
+async def test_a_drain_does_not_wait_for_held_connections(mock_clock: MockClock) -> None:
+    async with sidecar(mock_clock, ConnectionEntry(IP, DEFAULT, 1)) as (proxy, _):
+        clients = [await connect(proxy) for _ in range(3)]
+        await settled(proxy, 3)
+        proxy.drain()
+        assert [await ended(client) for client in clients] == [True] * 3
+        assert proxy.counters.connections_held == 0
+
+
+async def test_descriptors_that_run_out_are_taken_from_held_connections(
+    mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_accept = socket.socket.accept
+    full: list[bool] = []
+
+    def accept(listener: socket.socket) -> tuple[socket.socket, Any]:
+        if full and full.pop():
+            raise OSError(24, "Too many open files")
+        return real_accept(listener)
+
+    async with sidecar(mock_clock, ConnectionEntry(IP, DEFAULT, 1)) as (proxy, _):
+        clients = [await connect(proxy) for _ in range(3)]
+        await settled(proxy, 3)
+        assert proxy.counters.connections_held == 2
+        monkeypatch.setattr("proxy.server.socket.socket.accept", accept)
+        full.append(True)
+        await connect(proxy)
+        assert [await ended(client) for client in clients[1:]] == [True] * 2
+        assert proxy.counters.accept_failures == 1
+
+
+async def test_a_storm_is_told_in_few_lines(mock_clock: MockClock, capsys: pytest.CaptureFixture[str]) -> None:
+    async with sidecar(mock_clock, ConnectionEntry(USER, DEFAULT, None, 0)) as (proxy, _):
+        for _ in range(50):
+            assert await ended(await connect(proxy))
+        mock_clock.jump(10.5)
+        said: list[str] = []
+        await until(lambda: said.append(capsys.readouterr().out) or "more connections refused" in "".join(said))
+    text = "".join(said)
+    assert text.count("connection refused") == 1
+    (line,) = [line for line in text.splitlines() if "more connections refused" in line]
+    assert "49" in line
+
+
+async def test_refused_connections_leave_no_descriptor_behind(mock_clock: MockClock) -> None:
+    async with sidecar(mock_clock, ConnectionEntry(IP, DEFAULT, 1), max_held_connections=20) as (proxy, ledger):
+        await until(lambda: proxy.cluster_reached)
+        before = len(os.listdir("/proc/self/fd"))
+        for turn in range(100):
+            await (await connect(proxy)).aclose()
+            await settled(proxy, turn + 1)
+        assert proxy.counters.connections_held == 20
+        mock_clock.jump(1.001)
+        await until(lambda: not ledger.connections.open(IP))  # the one that was admitted has seen its client go
+        await until(lambda: sum(proxy.counters.connections_closed.values()) == 100)
+        await until(lambda: len(os.listdir("/proc/self/fd")) <= before)

@@ -1,0 +1,162 @@
+"""The trio shell when brokers are silent, gone or elsewhere: nothing stays behind, and the cluster is found again."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trio
+
+from deploy.kafka.ports import free_ports
+from proxy.complaints import Complaints
+from proxy.connection import Connection
+from proxy.errors import CloseReason
+from proxy.server import Proxy
+from proxy.settings import ProxySettings
+from proxy.sweeper import Sweeper
+from quota.ledger import Ledger
+from quota.table import QuotaTable
+from tests.support.scripted_broker import (
+    ScriptedBroker,
+    answer,
+    closed_reason,
+    connect,
+    flood_reader,
+    never_answer,
+    read_frame,
+    through,
+    until,
+)
+from tests.support.session_tools import produce, produce_response
+
+LIMIT_S = 20
+
+
+@pytest.mark.parametrize("handler", [never_answer, flood_reader])
+async def test_a_client_that_leaves_a_silent_broker_leaves_nothing_behind(handler: Any) -> None:
+    async with through(handler, drain_timeout_s=0.3, max_idle_s=3600.0) as (proxy, broker, _):
+        client = await connect(proxy)
+        await client.send_all(produce(1, 100))
+        await until(lambda: broker.received or broker.streams)
+        await trio.sleep(1.0)
+        assert not proxy.counters.connections_closed, "as long as the client waits, so do we"
+        await client.aclose()
+        await closed_reason(proxy, "broker_silent")
+        assert not proxy.connections()
+
+
+async def test_a_client_that_leaves_while_muted_is_still_taken_at_its_time() -> None:
+    """acks=0 and gone: what it has sent is for the broker all the same, after a mute much longer than the patience."""
+    async with through(never_answer, drain_timeout_s=0.2, max_idle_s=3600.0, quota=100.0) as (proxy, broker, _):
+        client = await connect(proxy)
+        # Muted: (1200 - 100 B/s * 10 s) / 100 B/s = 2 s and a little.
+        await client.send_all(produce(1, 1200, acks=0) + produce(2, 50, acks=0))
+        await client.aclose()
+        await until(lambda: len(broker.received) == 2)
+        await closed_reason(proxy, "client_closed")
+
+
+def test_patience_with_a_client_that_has_gone_begins_when_its_mute_is_over() -> None:
+    """It is not its turn in the very moment: many mutes may end together."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        client.sendall(produce(1, 50, acks=0))
+        accepted, _ = server.accept()
+        client.shutdown(socket.SHUT_WR)
+        with accepted:
+            gone = cast(
+                Connection,
+                SimpleNamespace(
+                    last_activity_s=100.0,
+                    sockets=(accepted, None),
+                    session=SimpleNamespace(mute_until_ms=160_000.0),
+                ),
+            )
+            settings = ProxySettings("127.0.0.1", 1, range(2, 3), (), drain_timeout_s=5.0, max_idle_s=3600.0)
+            ends = Sweeper(settings, [], Complaints())._quiet
+            # Nothing has come for 59, 60.01 and 64.9 s, but the mute was over at 160 s.
+            assert [ends(gone, now_s) for now_s in (159.0, 160.01, 164.9)] == [None, None, None]
+            assert ends(gone, 165.1) is CloseReason.BROKER_SILENT
+
+
+def a_proxy(bootstrap: tuple[tuple[str, int], ...], **more: Any) -> Proxy:
+    port, first = free_ports(2)
+    return Proxy(ProxySettings("127.0.0.1", port, range(first, first + 4), bootstrap, **more), Ledger(QuotaTable([])))
+
+
+async def serve_broker(nursery: trio.Nursery, broker: ScriptedBroker, port: int = 0) -> Callable[[], None]:
+    """Start it; returns what ends it."""
+    (listener,) = await trio.open_tcp_listeners(port, host="127.0.0.1")
+    broker.node_port = listener.socket.getsockname()[1]
+    scope = trio.CancelScope()
+
+    async def serve() -> None:
+        with scope:
+            await trio.serve_listeners(broker.serve_quietly, [listener])
+
+    nursery.start_soon(serve)
+    return scope.cancel
+
+
+async def ask(port: int) -> bytes | None:
+    """The answer to a Produce, or None when the connection is closed instead."""
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        await stream.send_all(produce(1, 100))
+        return await read_frame(stream)
+
+
+async def test_when_no_bootstrap_server_answers_known_brokers_do() -> None:
+    names: dict[bytes, int] = {}
+
+    def look_up(host: bytes, port: int, *_rest: Any) -> list[Any]:
+        if host not in names:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", names[host]))]
+
+    from proxy import resolver
+
+    broker = ScriptedBroker(answer)
+    with trio.fail_after(LIMIT_S), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resolver.Resolver.__init__, "__defaults__", (look_up,))
+        async with trio.open_nursery() as nursery:
+            await serve_broker(nursery, broker)
+            names[b"kafka.example"] = broker.node_port
+            proxy = a_proxy((("kafka.example", 9092),), metadata_refresh_s=0.1)
+            await nursery.start(proxy.serve)
+            await until(lambda: proxy.cluster_reached)
+            assert await ask(proxy.port) == produce_response(1)
+            names.clear()  # the name is gone; broker 1 named itself by its address
+            assert await ask(proxy.port) == produce_response(1)
+            failures = proxy.counters.upstream_connect_failures
+            assert failures == 1
+            assert await ask(proxy.port) == produce_response(1)
+            assert proxy.counters.upstream_connect_failures == failures, "what worked last time is tried first"
+            await trio.sleep(0.5)
+            assert proxy.cluster_reached, proxy.last_cluster_error
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_broker_that_moved_is_looked_for_as_soon_as_somebody_misses_it() -> None:
+    """An hour between two looks at the cluster: only the failed connection can be why the new address is found."""
+    with trio.fail_after(LIMIT_S):
+        async with trio.open_nursery() as nursery:
+            service, moving = ScriptedBroker(answer), ScriptedBroker(answer)
+            await serve_broker(nursery, service)  # stands for a name that always leads to some broker
+            end = await serve_broker(nursery, moving)
+            bootstrap = service.node_port
+            service.node_port = moving.node_port
+            proxy = a_proxy((("127.0.0.1", bootstrap),), metadata_refresh_s=3600.0)
+            await nursery.start(proxy.serve)
+            await until(lambda: proxy.cluster_reached)
+            ((_, _, _, local),) = proxy.brokers()
+            assert await ask(local) == produce_response(1)
+            end()
+            moved = ScriptedBroker(answer)
+            await serve_broker(nursery, moved)
+            service.node_port = moved.node_port
+            assert await ask(local) is None
+            await until(lambda: proxy.brokers()[0][2] == moved.node_port)
+            assert await ask(local) == produce_response(1)
+            nursery.cancel_scope.cancel()

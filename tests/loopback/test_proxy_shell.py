@@ -1,0 +1,263 @@
+"""The trio shell on real sockets: a scripted broker for what a real one will not do on request: stall, die, flood."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+
+from proxy.cluster import ClusterError, ask_brokers
+from proxy.server import Proxy
+from proxy.settings import ProxySettings
+from quota.ledger import Ledger
+from quota.table import QuotaTable
+from tests.support.scripted_broker import (
+    answer,
+    closed_reason,
+    connect,
+    flood_reader,
+    never_answer,
+    read_frame,
+    through,
+    until,
+)
+from tests.support.session_tools import METADATA, encode, kio_message, produce, produce_response, request, response
+
+pytestmark = pytest.mark.usefixtures("data_path")
+
+
+async def test_drain_refuses_new_clients_and_lets_requests_in_flight_finish() -> None:
+    go = trio.Event()
+
+    async def slow(stream: trio.SocketStream, frame: bytes) -> None:
+        await go.wait()
+        await answer(stream, frame)
+
+    async with through(slow) as (proxy, broker, _):
+        client = await connect(proxy)
+        idle = await connect(proxy)
+        await client.send_all(produce(1, 100))
+        await until(lambda: broker.received)
+        proxy.drain()
+        assert await idle.receive_some() == b""  # nothing in flight: closed at once
+        with pytest.raises(OSError, match="failed"):
+            await connect(proxy)
+        assert proxy.state == "draining"
+        go.set()
+        assert await read_frame(client) == produce_response(1)
+        assert await client.receive_some() == b""
+        await closed_reason(proxy, "drained")
+
+
+async def test_drain_gives_up_after_its_timeout() -> None:
+    async with through(never_answer, drain_timeout_s=0.3) as (proxy, broker, _):
+        client = await connect(proxy)
+        await client.send_all(produce(1, 100))
+        await until(lambda: broker.received)
+        proxy.drain()
+        with pytest.raises((trio.BrokenResourceError, AssertionError)):
+            assert await client.receive_some() != b""
+        await closed_reason(proxy, "drain_timeout")
+
+
+async def test_an_unreachable_broker_ends_the_client_cleanly_with_a_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with through(answer, reachable=False) as (proxy, _, _):
+        client = await connect(proxy)
+        await client.send_all(produce(1, 100))
+        assert await client.receive_some() == b""  # the end of the stream, not a reset
+        await closed_reason(proxy, "upstream_unreachable")
+        assert proxy.counters.upstream_connect_failures >= 1
+        assert not proxy.cluster_reached
+        assert "127.0.0.1" in (proxy.last_cluster_error or "")
+    said = capsys.readouterr().out
+    assert "upstream_unreachable" in said
+    assert "no bootstrap server accepts: 127.0.0.1:" in said
+
+
+async def test_half_close_delivers_what_is_owed() -> None:
+    async def later(stream: trio.SocketStream, frame: bytes) -> None:
+        await trio.sleep(0.2)
+        await answer(stream, frame)
+
+    async with through(later) as (proxy, _, _):
+        client = await connect(proxy)
+        await client.send_all(produce(1, 100) + produce(2, 100))
+        await client.send_eof()
+        assert await read_frame(client) == produce_response(1)
+        assert await read_frame(client) == produce_response(2)
+        assert await client.receive_some() == b""
+        await closed_reason(proxy, "client_closed")
+
+
+async def test_a_broker_that_dies_inside_a_response_is_passed_on_as_far_as_it_came() -> None:
+    async def half(stream: trio.SocketStream, _frame: bytes) -> None:
+        await stream.send_all(produce_response(1)[:10])
+        await stream.send_eof()
+        await trio.sleep_forever()
+
+    async with through(half) as (proxy, _, _):
+        client = await connect(proxy)
+        await client.send_all(produce(1, 100))
+        said = b""
+        while part := await client.receive_some():
+            said += part
+        # The first bytes of a response are held until it is clear whether its throttle field must be set.
+        assert produce_response(1)[:10].startswith(said)
+        await closed_reason(proxy, "broker_closed")
+
+
+async def test_large_frames_pass_whole_in_both_directions_and_leave_no_pipe_behind() -> None:
+    size = 30_000_000
+    body = os.urandom(1 << 20) * 30
+
+    async def echo(stream: trio.SocketStream, frame: bytes) -> None:
+        await stream.send_all(struct.pack(">ii", len(frame), int.from_bytes(frame[8:12], "big")) + frame[4:])
+
+    async with through(echo) as (proxy, broker, nursery):
+        client = await connect(proxy)
+        frame = request(999, 0, 7, body[:size])
+        got: list[bytes | None] = []
+
+        async def read() -> None:
+            got.append(await read_frame(client))
+
+        nursery.start_soon(read)
+        await client.send_all(frame)
+        await until(lambda: got)
+        assert broker.received == [frame]
+        assert got[0] is not None
+        assert got[0][8:] == frame[4:]
+        assert proxy.pipes_open <= 2  # pooled, not one for each frame
+        await client.aclose()
+
+
+async def test_without_pipes_large_frames_go_through_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_descriptors(_flags: int) -> tuple[int, int]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pipe2", no_descriptors)
+    async with through(answer) as (proxy, broker, _):
+        client = await connect(proxy)
+        frame = produce(1, 5_000_000)
+        await client.send_all(frame)
+        assert await read_frame(client) == produce_response(1)
+        assert broker.received == [frame]
+
+
+async def stalled(write: Callable[[bytes], Awaitable[None]]) -> int:
+    """Bytes that can be written until nothing more is taken for half a second."""
+    taken = 0
+    chunk = b"x" * 65_536
+    while True:
+        with trio.move_on_after(0.5) as scope:
+            await write(chunk)
+        if scope.cancelled_caught:
+            return taken
+        taken += len(chunk)
+
+
+KERNEL_BUFFERS_BYTES = 24_000_000
+"""What the kernel may hold on the four socket buffers and the pipe of a path (tcp_rmem and tcp_wmem allow 6 MB and 4 MB
+each); without back-pressure the 100 MB or more that are announced would all be taken."""
+
+
+async def test_a_client_that_does_not_read_stops_the_broker() -> None:
+    taken: list[int] = []
+
+    async def flood(stream: trio.SocketStream, frame: bytes) -> None:
+        await stream.send_all(struct.pack(">ii", 200_000_000, int.from_bytes(frame[8:12], "big")))
+        taken.append(await stalled(stream.send_all))
+
+    async with through(flood, drain_timeout_s=0.1) as (proxy, _, _):
+        client = await connect(proxy)
+        await client.send_all(request(999, 0, 7, b""))
+        await until(lambda: taken)
+        assert taken[0] < KERNEL_BUFFERS_BYTES
+        await client.aclose()
+        await closed_reason(proxy, "client_reset")
+
+
+async def test_a_broker_that_does_not_read_stops_the_client() -> None:
+    async with through(flood_reader, drain_timeout_s=0.1) as (proxy, _, _):
+        client = await connect(proxy)
+        await client.send_all(request(999, 0, 7, b"") + struct.pack(">ihhih", 100_000_000, 999, 0, 8, -1))
+        taken = await stalled(client.send_all)
+        assert taken < KERNEL_BUFFERS_BYTES
+        await client.aclose()
+
+
+@pytest.mark.parametrize("muted", [False, True])
+async def test_idle_connections_are_closed_also_while_muted(muted: bool) -> None:
+    async with through(answer, max_idle_s=0.5, quota=10.0) as (proxy, _, _):
+        client = await connect(proxy)
+        await client.send_all(produce(1, 1000 if muted else 60))
+        first = await read_frame(client)
+        assert first is not None
+        assert (int.from_bytes(first[-4:], "big") > 5_000) == muted
+        assert await client.receive_some() == b""
+        await closed_reason(proxy, "idle")
+
+
+async def test_more_brokers_than_ports_close_the_connection_instead_of_leaking_an_address() -> None:
+    async def many(stream: trio.SocketStream, frame: bytes) -> None:
+        kio = kio_message("metadata", 1, "response")
+        brokers = tuple(
+            kio.MetadataResponseBroker(node_id=number, host="10.0.0.1", port=9092, rack=None) for number in range(1, 7)
+        )
+        body = encode(kio.MetadataResponse(brokers=brokers, controller_id=1, topics=()))
+        await stream.send_all(response(METADATA, 1, int.from_bytes(frame[8:12], "big"), body))
+
+    async with through(many) as (proxy, _, _):
+        client = await connect(proxy)
+        await client.send_all(request(METADATA, 1, 3, b"\0\0\0\0"))
+        assert await client.receive_some() == b""
+        await closed_reason(proxy, "no_broker_port")
+
+
+async def test_each_broker_has_its_port() -> None:
+    async with through(answer) as (proxy, _, _):
+        await until(lambda: proxy.cluster_reached)
+        ((node_id, _, _, local),) = proxy.brokers()
+        assert node_id == 1
+        # Broker 1 stands at index 1 of the range, and is really listening there.
+        async with await trio.open_tcp_stream("127.0.0.1", local) as stream:
+            await stream.send_all(produce(5, 80))
+            assert await read_frame(stream) == produce_response(5)
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not Kafka's protocol"),
+        (struct.pack(">iii", 8, 1, 1_000_000), "an array says it has 1000000 elements"),
+        (struct.pack(">iiiii", 16, 1, 0, -1, 0), "knows of no brokers yet"),
+        (b"", "closed instead of an answer"),
+    ],
+)
+async def test_a_cluster_that_answers_nonsense_is_not_reached_and_harms_nobody(said: bytes, error: str) -> None:
+    async with through(answer) as (proxy, broker, _):
+        broker.metadata = lambda _frame: said  # type: ignore[method-assign]
+        with pytest.raises(ClusterError, match=error):
+            await ask_brokers("127.0.0.1", broker.node_port, 2.0)
+        client = await connect(proxy)
+        await client.send_all(produce(1, 100))
+        assert await read_frame(client) == produce_response(1)
+
+
+async def test_the_bootstrap_port_taken_by_somebody_else_is_a_clear_error() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        proxy = Proxy(ProxySettings("127.0.0.1", port, range(1, 2), (("127.0.0.1", 1),)), Ledger(QuotaTable([])))
+        with pytest.raises(BaseExceptionGroup) as caught:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(proxy.serve)
+        assert caught.group_contains(OSError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use")

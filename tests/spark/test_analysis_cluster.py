@@ -1,0 +1,78 @@
+"""The same program by spark-submit on a standalone cluster: a master and two workers on loopback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyspark
+
+from analysis.java import find_java
+from deploy.kafka.ports import free_ports
+from tests.support.spark_tools import record, table, write
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(pyspark.__file__).parent / "bin"
+LIMIT_S = 240
+SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {
+        "JAVA_HOME": str(find_java()),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": SMALL,
+    }
+
+
+def test_spark_submit_on_a_master_and_two_workers(tmp_path: Path) -> None:
+    write(tmp_path / "in", [record(number, number * 10, produce_bytes=1000) for number in range(1, 41)])
+    master_port, *worker_ports = free_ports(3)
+    url = f"spark://127.0.0.1:{master_port}"
+    with ExitStack() as stack:
+        log = stack.enter_context((tmp_path / "daemons.log").open("wb"))
+
+        def daemon(name: str, *arguments: str) -> None:
+            command = [str(BIN / "spark-class"), f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", *arguments]
+            process = subprocess.Popen(command, env=environment(), stdout=log, stderr=log)  # execs Java: one process
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+
+        daemon("master.Master", "--port", str(master_port), "--webui-port", "0")
+        for port in worker_ports:
+            place = ["--port", str(port), "--webui-port", "0", "--work-dir", str(tmp_path / f"worker-{port}")]
+            daemon("worker.Worker", *place, "--cores", "1", "--memory", "600m", url)
+        deadline = time.monotonic() + LIMIT_S / 2
+        while (tmp_path / "daemons.log").read_text().count("Registering worker") < 2:
+            assert time.monotonic() < deadline, (tmp_path / "daemons.log").read_text()[-3000:]
+            time.sleep(0.2)
+        conf = {
+            "spark.executor.memory": "512m",
+            "spark.driver.memory": "512m",
+            "spark.executor.extraJavaOptions": SMALL,
+            "spark.driver.extraJavaOptions": SMALL,
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.files.minPartitionNum": "2",
+            # Both workers, or it is no cluster.
+            "spark.scheduler.minRegisteredResourcesRatio": "1",
+            "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
+            "spark.cores.max": "2",
+        }
+        options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+        result = subprocess.run(
+            [str(BIN / "spark-submit"), "--master", url, *options, str(ROOT / "analysis/__main__.py"),
+             "usage", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out"), "--quiet"],
+            env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "Used: 40 records of 1 instance, of 40 rows read." in result.stdout
+    (client,) = table(tmp_path / "out/usage", "clients")
+    assert (client["produce_bytes"], client["records"]) == ("40000", "40")
+    executors = [list(tmp_path.glob(f"worker-{port}/app-*/*/stderr")) for port in worker_ports]
+    assert all(executors), "a worker had nothing to do"

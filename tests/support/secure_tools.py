@@ -1,0 +1,160 @@
+"""The secured cluster of the tests: who may log in, who may do what, and how clients of each kind are told."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from deploy.kafka import DEFAULT_LISTENERS, KafkaCluster, SecureListener, Security
+from tests.support.certificates import Authority
+from tests.support.sasl_tools import jwt
+
+PASSWORDS: Final = {
+    "alice": "pw-alice-8d1f",
+    "bob": "pw-bob-51c7",
+    "kquota": "pw-kquota-9e02",
+}
+"""All users; by PLAIN and SCRAM. `kquota` is the sidecar's own, a super user."""
+CLOSED: Final = "closed-"
+"""Nobody but super users may do anything with topics whose names begin so."""
+REAUTH_MS: Final = 8000
+"""Clients of the listener SASL_REAUTH have to log in again that often (KIP-368)."""
+
+
+def security(authority: Authority) -> Security:
+    """How the secured cluster is configured."""
+    return Security(
+        PASSWORDS,
+        (
+            *DEFAULT_LISTENERS,
+            SecureListener("SASL_REAUTH", "SASL_PLAINTEXT", {"connections.max.reauth.ms": str(REAUTH_MS)}),
+        ),
+        certificate=authority.issue("broker", "127.0.0.1", "localhost", common_name="broker").both,
+        authority=authority.certificate,
+        super_users=["kquota"],
+        token_secret="secret-of-delegation-tokens",
+    )
+
+
+@contextmanager
+def secure_cluster(authority: Authority, version: str = "4.2.0") -> Iterator[KafkaCluster]:
+    """One broker with everything; ACLs are in force when it is handed over."""
+    with KafkaCluster.start(1, version, progress=print, security=security(authority)) as cluster:
+        allow_all_but_closed(cluster)
+        yield cluster
+
+
+def allow_all_but_closed(cluster: KafkaCluster) -> None:
+    """Everybody may use every topic, group and transaction, save topics that begin with `CLOSED`."""
+    from kafka import KafkaAdminClient
+    from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
+    from kafka.admin import ACLResourcePatternType as PatternType
+
+    def acl(permission: ACLPermissionType, kind: ResourceType, name: str, how: PatternType) -> ACL:
+        pattern = ResourcePattern(kind, name, how)
+        return ACL("User:*", "*", ACLOperation.ALL, permission, pattern)
+
+    allow, deny = ACLPermissionType.ALLOW, ACLPermissionType.DENY
+    acls = [
+        acl(allow, kind, "*", PatternType.LITERAL)
+        for kind in (ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID)
+    ]
+    acls.append(acl(deny, ResourceType.TOPIC, CLOSED, PatternType.PREFIXED))
+    admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap)
+    try:
+        result = admin.create_acls(acls)
+        assert not result["failed"], result
+    finally:
+        admin.close()
+
+
+# ---- how clients of each kind log in -------------------------------------------------------------------------------
+
+
+def token(user: str, **claims: object) -> str:
+    """An unsecured JSON web token that the cluster takes for half an hour."""
+    now_s = int(time.time())
+    return jwt({"sub": user, "iat": now_s, "exp": now_s + 1800, **claims})
+
+
+def login(
+    client: str, mechanism: str, user: str, secret: str, protocol: str = "SASL_PLAINTEXT", authority: Path | None = None
+) -> dict[str, Any]:
+    """Settings of a client of tests/support/clients.py, as it spells them; `secret` is a password or a token.
+
+    With SASL_SSL, `authority` is the file with the certificate of the only authority that the client trusts.
+    """
+    settings = _LOGINS[client](mechanism, user, secret) | {_PROTOCOL_SETTING[client]: protocol}
+    return settings if authority is None else settings | _TRUSTS[client](authority)
+
+
+_PROTOCOL_SETTING: Final = {
+    "kafka-python": "security_protocol",
+    "aiokafka": "security_protocol",
+    "confluent-kafka": "security.protocol",
+    "java-console": "security.protocol",
+}
+_TRUSTS: Final[dict[str, Callable[[Path], dict[str, Any]]]] = {
+    "kafka-python": lambda file: {"ssl_cafile": str(file)},
+    "aiokafka": lambda file: {"ssl_context": ssl.create_default_context(cafile=file)},
+    "confluent-kafka": lambda file: {"ssl.ca.location": str(file)},
+    "java-console": lambda file: {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(file)},
+}
+"""Whom a client of each kind trusts. Host names are checked by all of them, as is their default."""
+
+
+def _kafka_python(mechanism: str, user: str, secret: str) -> dict[str, Any]:
+    from kafka.net.sasl.oauth import AbstractTokenProvider
+
+    class Provider(AbstractTokenProvider):
+        def token(self) -> str:
+            return secret
+
+    settings: dict[str, Any] = {"sasl_mechanism": mechanism}
+    if mechanism == "OAUTHBEARER":
+        return settings | {"sasl_oauth_token_provider": Provider()}
+    return settings | {"sasl_plain_username": user, "sasl_plain_password": secret}
+
+
+def _aiokafka(mechanism: str, user: str, secret: str) -> dict[str, Any]:
+    from aiokafka.abc import AbstractTokenProvider
+
+    class Provider(AbstractTokenProvider):
+        async def token(self) -> str:
+            return secret
+
+    settings: dict[str, Any] = {"sasl_mechanism": mechanism}
+    if mechanism == "OAUTHBEARER":
+        return settings | {"sasl_oauth_token_provider": Provider()}
+    return settings | {"sasl_plain_username": user, "sasl_plain_password": secret}
+
+
+def _confluent(mechanism: str, user: str, secret: str) -> dict[str, Any]:
+    settings: dict[str, Any] = {"sasl.mechanism": mechanism}
+    if mechanism == "OAUTHBEARER":
+        return settings | {"oauth_cb": lambda _: (secret, time.time() + 1500)}
+    return settings | {"sasl.username": user, "sasl.password": secret}
+
+
+def _java(mechanism: str, user: str, secret: str) -> dict[str, Any]:
+    """Java's own login module makes the unsecured token by itself, from the user alone."""
+    modules = "org.apache.kafka.common.security"
+    if mechanism == "OAUTHBEARER":
+        jaas = f'{modules}.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="{user}";'
+    elif mechanism == "PLAIN":
+        jaas = f'{modules}.plain.PlainLoginModule required username="{user}" password="{secret}";'
+    else:
+        jaas = f'{modules}.scram.ScramLoginModule required username="{user}" password="{secret}";'
+    return {"sasl.mechanism": mechanism, "sasl.jaas.config": jaas}
+
+
+_LOGINS: Final[dict[str, Callable[[str, str, str], dict[str, Any]]]] = {
+    "kafka-python": _kafka_python,
+    "aiokafka": _aiokafka,
+    "confluent-kafka": _confluent,
+    "java-console": _java,
+}

@@ -1,0 +1,177 @@
+"""Frames and a driver for tests of the sans-IO session: bytes in, bytes out, on a clock that tests set."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import struct
+import uuid
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+
+from kio.serial import entity_reader, entity_writer
+
+from proxy.observer import Counters
+from proxy.session import Session
+from proxy.wire.apis import is_flexible
+from proxy.wire.messages import framed, request_header
+from quota.entity import DEFAULT
+from quota.ledger import Ledger
+from quota.table import Entry, QuotaTable
+
+PRODUCE, FETCH, METADATA, API_VERSIONS = 0, 1, 3, 18
+MB = 1_000_000
+TOPIC_ID = uuid.UUID(int=7)
+
+
+def request(api_key: int, version: int, correlation_id: int, body: bytes, client_id: str = "c") -> bytes:
+    """A whole request frame."""
+    return framed(request_header(api_key, version, correlation_id, client_id) + body)
+
+
+def response(api_key: int, version: int, correlation_id: int, body: bytes) -> bytes:
+    """A whole response frame."""
+    flexible = is_flexible(api_key, version) and api_key != API_VERSIONS
+    return framed(struct.pack(">i", correlation_id) + (b"\0" if flexible else b"") + body)
+
+
+def produce(correlation_id: int, size_bytes: int, *, acks: int = 1, client_id: str = "c") -> bytes:
+    """A Produce v7 request whose frame, without the 4-byte prefix, has exactly `size_bytes`."""
+    head = request_header(PRODUCE, 7, correlation_id, client_id) + struct.pack(">hhii", -1, acks, 30_000, 0)
+    return framed(head + b"r" * (size_bytes - len(head)))
+
+
+def produce_response(correlation_id: int, throttle_ms: int = 0) -> bytes:
+    """A Produce v7 response without topics; throttle_time_ms is its last field."""
+    return response(PRODUCE, 7, correlation_id, struct.pack(">ii", 0, throttle_ms))
+
+
+def kio_message(name: str, version: int, kind: str) -> Any:
+    """kio's module of a message, for example ("fetch", 12, "request")."""
+    return import_module(f"kio.schema.{name}.v{version}.{kind}")
+
+
+def encode(message: Any) -> bytes:
+    """The body of a kio message."""
+    sink = io.BytesIO()
+    entity_writer(type(message))(sink, message)
+    return sink.getvalue()
+
+
+def decode(cls: Any, data: bytes) -> Any:
+    """The kio message in `data`, which it must fill."""
+    message, used = entity_reader(cls)(data, 0)
+    assert used == len(data)
+    return message
+
+
+def fetch_body(
+    version: int,
+    *,
+    max_bytes: int = 50_000_000,
+    min_bytes: int = 1,
+    session_id: int = 0,
+    epoch: int = -1,
+    partitions: dict[int, int] | None = None,
+    forget: tuple[int, ...] = (),
+) -> bytes:
+    """A consumer's FetchRequest for one topic: partition -> fetch offset."""
+    kio = kio_message("fetch", version, "request")
+    name: dict[str, Any] = {"topic_id": TOPIC_ID} if version >= 13 else {"topic": "t"}
+    offsets = partitions or {}
+    topics = (
+        (
+            kio.FetchTopic(
+                **name,
+                partitions=tuple(
+                    kio.FetchPartition(partition=index, fetch_offset=offset, partition_max_bytes=1 << 20)
+                    for index, offset in offsets.items()
+                ),
+            ),
+        )
+        if offsets
+        else ()
+    )
+    more: dict[str, Any] = {}
+    if version < 15:
+        more["replica_id"] = -1
+    if version >= 7:
+        more |= {"session_id": session_id, "session_epoch": epoch}
+        more["forgotten_topics_data"] = (kio.ForgottenTopic(**name, partitions=forget),) if forget else ()
+    return encode(
+        kio.FetchRequest(
+            max_wait=datetime.timedelta(milliseconds=500),
+            min_bytes=min_bytes,
+            max_bytes=max_bytes,
+            topics=topics,
+            **more,
+        )
+    )
+
+
+def ledger(
+    *,
+    smooth: bool = True,
+    produce_rate: float | None = None,
+    fetch_rate: float | None = None,
+    request_percentage: float | None = None,
+) -> Ledger:
+    """A ledger in which every client-id has the given limits."""
+    entries = []
+    if produce_rate or fetch_rate or request_percentage:
+        limits = {"producer_byte_rate": produce_rate, "consumer_byte_rate": fetch_rate}
+        entries = [Entry(client_id=DEFAULT, request_percentage=request_percentage, **limits)]
+    return Ledger(QuotaTable(entries), smooth=smooth)
+
+
+def translate(node_id: int, host: str, port: int, kind: str) -> tuple[str, int]:
+    """Broker n is at sidecar:19000+n."""
+    return "sidecar", 19_000 + node_id
+
+
+def session(of: Ledger, *, rewrite: bool = True, **settings: Any) -> Session:
+    """A session of user ANONYMOUS."""
+    return Session(of, Counters(), user="ANONYMOUS", translate=translate if rewrite else None, **settings)
+
+
+Cut = Callable[[bytes], Iterator[bytes]]
+
+
+def whole(data: bytes) -> Iterator[bytes]:
+    """All at once."""
+    yield data
+
+
+def byte_by_byte(data: bytes) -> Iterator[bytes]:
+    """One byte a time."""
+    for value in data:
+        yield bytes((value,))
+
+
+def in_sevens(data: bytes) -> Iterator[bytes]:
+    """Parts that fit no boundary of the protocol."""
+    for start in range(0, len(data), 7):
+        yield data[start : start + 7]
+
+
+THREE_WAYS: tuple[Cut, ...] = (whole, byte_by_byte, in_sevens)
+
+
+def from_client(of: Session, data: bytes, now_ms: float = 0.0, cut: Cut = whole) -> bytes:
+    """Feed bytes from the client; what goes to the broker."""
+    return b"".join(
+        bytes(buffer) for part in cut(data) for buffer in of.client_bytes(memoryview(bytearray(part)), now_ms)
+    )
+
+
+def from_broker(of: Session, data: bytes, now_ms: float = 0.0, cut: Cut = whole) -> bytes:
+    """Feed bytes from the broker; what goes to the client."""
+    return b"".join(
+        bytes(buffer) for part in cut(data) for buffer in of.broker_bytes(memoryview(bytearray(part)), now_ms)
+    )
+
+
+def answers(of: Session) -> bytes:
+    """Answers made by the sidecar whose turn has come."""
+    return b"".join(bytes(buffer) for buffer in of.ready_answers())

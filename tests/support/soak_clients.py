@@ -1,0 +1,209 @@
+"""Clients that come, do a little and go, over and over, with four libraries; and some that do it wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import threading
+import time
+import traceback
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+
+from tests.support.fault_tools import IMPATIENT
+
+NAMES = [f"churn-{number}" for number in range(20)]
+"""A fixed set: what the sidecar remembers of clients must not grow because there are ever more of them."""
+TOPICS = ["soak-a", "soak-b"]
+WORK_LIMIT_S = 20
+"""What one visit may take before its client gives up: faults strike while it lasts."""
+
+
+@dataclass
+class Churn:
+    """What the clients have seen so far."""
+
+    bootstrap: str
+    seed: int
+    visits: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    """Visits that ended in an error of the client: they are allowed to, faults strike all the time."""
+    stop: threading.Event = field(default_factory=threading.Event)
+    broken: list[str] = field(default_factory=list)
+    """Errors of these programs themselves."""
+
+
+Visit = Callable[[Churn, random.Random], None]
+
+
+def librdkafka_producer(churn: Churn, dice: random.Random) -> None:
+    """A few to a few hundred records."""
+    from confluent_kafka import Producer
+
+    settings = {"bootstrap.servers": churn.bootstrap, "client.id": dice.choice(NAMES), "message.timeout.ms": 10_000}
+    producer = Producer(settings | IMPATIENT | {"acks": dice.choice(["0", "1", "all"])})
+    for _ in range(dice.choice([1, 10, 300])):
+        producer.produce(dice.choice(TOPICS), value=dice.randbytes(dice.choice([50, 2000])))
+        producer.poll(0)
+    producer.flush(WORK_LIMIT_S)
+
+
+def librdkafka_consumer(churn: Churn, dice: random.Random) -> None:
+    """A member of a group for a few seconds."""
+    from confluent_kafka import Consumer
+
+    settings = {
+        "bootstrap.servers": churn.bootstrap,
+        "client.id": dice.choice(NAMES),
+        "group.id": f"soak-{dice.randrange(3)}",
+        "auto.offset.reset": dice.choice(["earliest", "latest"]),
+    }
+    consumer = Consumer(settings | IMPATIENT)
+    try:
+        consumer.subscribe(TOPICS)
+        end = time.monotonic() + dice.uniform(1, 5)
+        while time.monotonic() < end:
+            consumer.consume(500, 0.2)
+    finally:
+        consumer.close()
+
+
+def librdkafka_admin(churn: Churn, dice: random.Random) -> None:
+    """A topic is made, described and deleted."""
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": churn.bootstrap, "client.id": dice.choice(NAMES)} | IMPATIENT)
+    name = f"soak-{uuid.uuid4().hex[:8]}"
+    for future in admin.create_topics([NewTopic(name, 1, 1)], request_timeout=WORK_LIMIT_S).values():
+        future.result(WORK_LIMIT_S)
+    admin.list_topics(timeout=WORK_LIMIT_S)
+    for future in admin.delete_topics([name], request_timeout=WORK_LIMIT_S).values():
+        future.result(WORK_LIMIT_S)
+
+
+def kafka_python(churn: Churn, dice: random.Random) -> None:
+    """Produce a little and read a little."""
+    from kafka import KafkaConsumer, KafkaProducer
+
+    name = dice.choice(NAMES)
+    times = {"request_timeout_ms": 5000, "bootstrap_timeout_ms": 10_000}
+    producer = KafkaProducer(
+        bootstrap_servers=churn.bootstrap, client_id=name, delivery_timeout_ms=10_000, max_block_ms=10_000, **times
+    )
+    try:
+        for _ in range(20):
+            producer.send(dice.choice(TOPICS), dice.randbytes(500))
+        producer.flush(WORK_LIMIT_S)
+    finally:
+        producer.close(5)
+    consumer = KafkaConsumer(
+        dice.choice(TOPICS),
+        bootstrap_servers=churn.bootstrap,
+        client_id=name,
+        auto_offset_reset="earliest",
+        **times,
+    )
+    try:
+        consumer.poll(1000)
+    finally:
+        consumer.close()
+
+
+def aiokafka(churn: Churn, dice: random.Random) -> None:
+    """Produce a little."""
+    from aiokafka import AIOKafkaProducer
+
+    async def run() -> None:
+        async with asyncio.timeout(WORK_LIMIT_S):
+            producer = AIOKafkaProducer(
+                bootstrap_servers=churn.bootstrap, client_id=dice.choice(NAMES), request_timeout_ms=5000
+            )
+            try:
+                await producer.start()
+                for _ in range(20):
+                    await producer.send_and_wait(dice.choice(TOPICS), dice.randbytes(500))
+            finally:
+                await producer.stop()
+
+    asyncio.run(run())
+
+
+def no_client_at_all(churn: Churn, dice: random.Random) -> None:
+    """Connections that say nothing, half a request, a TLS hello, HTTP, or nonsense; ended in order or by a reset."""
+    host, _, port = churn.bootstrap.rpartition(":")
+    said = dice.choice(
+        [b"", b"\0\0\0\x20\0\x12", b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03", b"GET / HTTP/1.1\r\n\r\n", b"\x7f" * 64]
+    )
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        connection.sendall(said)
+        if dice.random() < 0.5:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        else:
+            connection.settimeout(0.2)
+            with suppress(TimeoutError):
+                connection.recv(100)
+
+
+VISITS: Sequence[Visit] = (
+    librdkafka_producer,
+    librdkafka_producer,
+    librdkafka_consumer,
+    librdkafka_consumer,
+    librdkafka_admin,
+    kafka_python,
+    aiokafka,
+    no_client_at_all,
+)
+
+
+def client_errors() -> tuple[type[BaseException], ...]:
+    """What clients raise when a fault strikes them."""
+    from aiokafka.errors import KafkaError as AioKafkaError
+    from confluent_kafka import KafkaException
+    from kafka.errors import KafkaError
+
+    return (KafkaException, KafkaError, AioKafkaError, OSError, TimeoutError, BufferError)
+
+
+def _come_and_go(churn: Churn, visit: Visit, number: int) -> None:
+    dice = random.Random(churn.seed + number)
+    expected = client_errors()
+    while not churn.stop.is_set():
+        try:
+            visit(churn, dice)
+        except expected as error:
+            churn.failures[f"{visit.__name__}: {type(error).__name__}"] += 1
+        except Exception:
+            churn.broken.append(traceback.format_exc())
+            return
+        churn.visits[visit.__name__] += 1
+        churn.stop.wait(dice.uniform(0.1, 1.0))
+
+
+@contextmanager
+def churning(bootstrap: str, seed: int) -> Iterator[Churn]:
+    """Clients at work until the end of the block."""
+    for name in ("kafka", "aiokafka", "confluent_kafka.admin"):
+        import_module(name)  # by one thread: kafka-python deadlocks when several import it at once
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # each visit that a fault strikes would be in the log
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)
+    churn = Churn(bootstrap, seed)
+    threads = [
+        threading.Thread(target=_come_and_go, args=(churn, visit, number), name=f"churn {number}", daemon=True)
+        for number, visit in enumerate(VISITS)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield churn
+    finally:
+        churn.stop.set()
+        for thread in threads:
+            thread.join(90)
+            assert not thread.is_alive(), f"{thread.name} hangs"

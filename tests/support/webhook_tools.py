@@ -1,0 +1,69 @@
+"""The webhook in tests: what the chart gives it, and how an API server asks it.
+
+The reviews in tests/golden/admission were recorded from one (`KQUOTA_RECORD=1 make test-apiserver`).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.support.chart_tools import CHART, NEWEST, ROOT, documents, of_kind, render_text
+
+REVIEWS = ROOT / "tests/golden/admission"
+VALUES = CHART / "ci/webhook-values.yaml"
+MANAGED = CHART / "ci/webhook-cert-manager-values.yaml"
+
+
+def sidecar_template(values: Path = VALUES, kubernetes: str = NEWEST, **changes: Any) -> bytes:
+    """What the chart gives the webhook."""
+    maps = of_kind(documents(render_text(values, kubernetes=kubernetes)), "ConfigMap")
+    (text,) = [one["data"]["sidecar.json"] for one in maps if "sidecar.json" in one["data"]]
+    return json.dumps(json.loads(text) | changes).encode()
+
+
+def admission_review(name: str, **spec: Any) -> dict[str, Any]:
+    asked: dict[str, Any] = json.loads((REVIEWS / f"{name}.json").read_text())
+    asked["request"]["object"]["spec"] |= spec
+    return asked
+
+
+@dataclass
+class Webhook:
+    """A webhook, started as its container is."""
+
+    port: int
+    directory: Path
+    host: str
+    authority: ssl.SSLContext
+    process: subprocess.Popen[str]
+
+    def post(self, body: Any, path: str = "/mutate", authority: ssl.SSLContext | None = None) -> httpx.Response:
+        """As an API server does: it trusts the caBundle alone and expects the Service's name in the certificate."""
+        with httpx.Client(verify=authority or self.authority, timeout=10) as client:
+            return client.post(
+                f"https://127.0.0.1:{self.port}{path}",
+                content=body if isinstance(body, bytes) else json.dumps(body).encode(),
+                headers={"content-type": "application/json", "host": self.host},
+                extensions={"sni_hostname": self.host},
+            )
+
+    def healthy(self) -> bool:
+        """As the kubelet asks: it does not look at the certificate."""
+        return httpx.get(f"https://127.0.0.1:{self.port}/healthz", verify=False).status_code == 200
+
+
+def write_certificate(manifests: list[dict[str, Any]], directory: Path) -> ssl.SSLContext:
+    (secret,) = of_kind(manifests, "Secret")
+    for key in ("tls.crt", "tls.key"):
+        (directory / key).write_bytes(base64.b64decode(secret["data"][key]))
+    (hooks,) = of_kind(manifests, "MutatingWebhookConfiguration")
+    bundle = base64.b64decode(hooks["webhooks"][0]["clientConfig"]["caBundle"]).decode()
+    return ssl.create_default_context(cadata=bundle)

@@ -1,0 +1,559 @@
+"""The Helm chart, rendered by a real helm: valid for old and new Kubernetes, safe, true to the configuration model."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from config.load import load_bytes, warnings_of
+from deploy.chart import CHART, generated
+from tests.support.chart_tools import (
+    FIRST_NATIVE,
+    GOLDEN,
+    HELM_3,
+    HELM_4,
+    NAMESPACE,
+    NEWEST,
+    OLDEST,
+    RELEASE,
+    ROOT,
+    HelmRelease,
+    ci_values,
+    configuration,
+    documents,
+    golden,
+    helm,
+    of_kind,
+    plain,
+    pod_specs,
+    render_text,
+    sidecar_of,
+    without_secrets,
+)
+from tests.support.kubeconform_tools import conform
+
+MINIMAL = CHART / "ci/sidecar-values.yaml"
+DEMO = CHART / "ci/sidecar-demo-values.yaml"
+MONITORING = CHART / "ci/monitoring-values.yaml"
+GATEWAY = CHART / "ci/gateway-values.yaml"
+FULL = CHART / "ci/gateway-full-values.yaml"
+NAMES = [path.name.removesuffix("-values.yaml") for path in ci_values()]
+
+
+@functools.cache
+def _render(name: str, kubernetes: str) -> list[dict[str, Any]]:
+    return documents(render_text(CHART / f"ci/{name}-values.yaml", kubernetes=kubernetes))
+
+
+def render(name: str, kubernetes: str = NEWEST) -> list[dict[str, Any]]:
+    """The manifests of one file of values; a copy, to do with as one likes."""
+    return copy.deepcopy(_render(name, kubernetes))
+
+
+def versions(name: str) -> list[str]:
+    """Where these values can be installed: the demo's Job needs native sidecars."""
+    return [FIRST_NATIVE if name in ("sidecar-demo", "transparent") else OLDEST, NEWEST]
+
+
+EVERYWHERE = [(name, version) for name in NAMES for version in versions(name)]
+
+
+@pytest.fixture
+def values(tmp_path: Path) -> Callable[..., Path]:
+    """Writes values, given as a mapping over the minimal ones, to a file."""
+
+    def write(**given: Any) -> Path:
+        merged = yaml.safe_load(MINIMAL.read_text())
+        for key, value in given.items():
+            merged[key] = merged.get(key, {}) | value if isinstance(value, dict) else value
+        path = tmp_path / f"values-{len(list(tmp_path.iterdir()))}.yaml"
+        path.write_text(yaml.safe_dump(merged))
+        return path
+
+    return write
+
+
+# --- valid
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lint_is_strict_and_content(name: str) -> None:
+    done = helm("lint", "--strict", CHART, "--values", CHART / f"ci/{name}-values.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[WARNING]" not in done.stdout
+    assert done.stderr == "", "helm itself has something to say about these values"
+
+
+@pytest.mark.timeout(1200)  # Go builds kubeconform the first time
+@pytest.mark.parametrize("kubernetes", [OLDEST, FIRST_NATIVE, NEWEST])
+def test_manifests_are_valid_kubernetes(kubernetes: str, tmp_path: Path) -> None:
+    """By kubeconform, against the published schemas of that version and those of the operators' kinds."""
+    files = []
+    for name, version in EVERYWHERE:
+        if version == kubernetes:
+            files.append(tmp_path / f"{name}.yaml")
+            files[-1].write_text(yaml.safe_dump_all(render(name, kubernetes)))
+    assert conform(files, kubernetes, tmp_path) == {}
+
+
+@pytest.mark.timeout(1200)  # Go builds kubeconform the first time
+def test_the_validation_can_fail(tmp_path: Path) -> None:
+    manifests = render("monitoring")
+    (monitor,) = of_kind(manifests, "PodMonitor")
+    monitor["spec"]["podMetricsEndpoints"][0]["intervall"] = "30s"
+    (job,) = of_kind(render("sidecar-demo"), "Job")  # a native sidecar is nothing that an old Kubernetes knows
+    (file := tmp_path / "wrong.yaml").write_text(yaml.safe_dump_all([monitor, job]))
+    wrong = conform([file], OLDEST, tmp_path)
+    assert "intervall" in wrong.pop(f"PodMonitor {monitor['metadata']['name']}")
+    assert "restartPolicy" in wrong.pop(f"Job {job['metadata']['name']}")
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_helms_render_the_same(name: str) -> None:
+    old, new = (
+        documents(without_secrets(render_text(CHART / f"ci/{name}-values.yaml", release=release)))
+        for release in (HELM_3, HELM_4)
+    )
+    assert _sorted(old) == _sorted(new)
+
+
+def _sorted(manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(
+        manifests, key=lambda one: (one["kind"], one["metadata"].get("namespace", ""), one["metadata"]["name"])
+    )
+
+
+def test_renders_are_what_was_reviewed() -> None:
+    """A difference is a change for everybody who upgrades: look at it, then `make chart`."""
+    expected = golden()
+    assert sorted(GOLDEN.iterdir()) == sorted(expected)
+    for path, text in expected.items():
+        assert path.read_text() == text, f"{path.name}: see what changed, then run `make chart`"
+
+
+def test_manifests_without_helm_are_the_charts() -> None:
+    for path, text in plain().items():
+        assert path.read_text() == text, f"{path.name}: run `make chart`"
+        assert "helm" not in text.replace("helm/kquota", "").replace("without Helm", "").lower()
+        for manifest in documents(text):
+            if path.stem != "spark-pod-template":  # Spark gives it a name
+                kubernetes_validate.validate(manifest, NEWEST, strict=True)
+
+
+def test_generated_files_are_up_to_date() -> None:
+    for path, text in generated().items():
+        assert path.read_text() == text, f"{path.name}: run `make chart`"
+
+
+def test_an_old_kubernetes_is_refused() -> None:
+    done = helm("template", RELEASE, CHART, "--values", MINIMAL, "--kube-version", "1.24.0")
+    assert done.returncode != 0
+    assert "kubeVersion" in done.stderr
+
+
+# --- typing mistakes
+
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "quota": ({"quotas": [{"user": "a", "producer_byte_rat": 1}]}, "producer_byte_rat"),
+    "limit": ({"quotas": [{"user": "a", "producer_byte_rate": "fast"}]}, "producer_byte_rate"),
+    "mapping": ({"quotas": {"entires": []}}, "entires"),
+    "setting": ({"config": {"max_mutt": "30s"}}, "max_mutt"),
+    "section": ({"config": {"listen": {"prot": 9092}}}, "prot"),
+    "chart": ({"podMonitr": {"enabled": True}}, "podMonitr"),
+    "inner": ({"gateway": {"replica": 3}}, "replica"),
+    "mode": ({"mode": "sidcar"}, "mode"),
+}
+
+
+@pytest.mark.parametrize("release", [HELM_4, HELM_3], ids=lambda release: release.version)
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_typing_mistakes_fail_at_install(mistake: str, release: HelmRelease, values: Any) -> None:
+    given, named = MISTAKES[mistake]
+    done = helm("template", RELEASE, CHART, "--values", values(**given), release=release)
+    assert done.returncode != 0
+    assert named in done.stderr, done.stderr
+
+
+def test_without_a_cluster_it_says_what_is_missing(tmp_path: Path) -> None:
+    done = helm("template", RELEASE, CHART)
+    assert done.returncode != 0
+    assert "upstream" in done.stderr
+
+
+# --- the configuration
+
+
+@pytest.mark.parametrize(("name", "kubernetes"), EVERYWHERE)
+def test_the_configuration_is_accepted_by_kquota(name: str, kubernetes: str) -> None:
+    text = configuration(render(name, kubernetes))
+    config = load_bytes("kquota.yaml", text.encode())
+    given = yaml.safe_load((CHART / f"ci/{name}-values.yaml").read_text())
+    written = yaml.safe_load(text)
+    assert written["quotas"] == given.get("quotas", [])
+    assert given["config"].items() <= written.items() or name == "plain-sidecar" or name == "gateway-full"
+    assert config.listen.host == ("0.0.0.0" if given.get("mode") == "gateway" else "127.0.0.1")
+    unused = [str(problem) for problem in warnings_of(config) if "unknown" in str(problem)]
+    assert unused == []
+
+
+def test_numbers_stay_numbers() -> None:
+    """Helm holds numbers as floating point; none may come out as 1.048576e+08."""
+    written = yaml.safe_load(configuration(render("plain-sidecar")))
+    assert written["limits"]["max_frame_bytes"] == 104_857_600
+    assert "e+" not in configuration(render("plain-sidecar"))
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "entries": {"quotas": [{"client-id": "b", "producer_byte_rate": "3M"}]},
+    "none": {"quotas": []},
+    "mapping": {"quotas": {"entries": [{"client-id": "b", "producer_byte_rate": "3M"}]}},
+    "alter": {"quotas": {"alter": "forward"}},
+    "source": {"quotas": {"source": "cluster"}},
+    "static words": {"config": {"quota.producer.default": "5M"}},
+    "log": {"config": {"log": {"level": "debug"}}},
+    "port": {"config": {"listen": {"port": 9093}}},
+    "mute": {"config": {"max_mute": "10s"}},
+    "drain": {"config": {"drain_timeout_s": 50}},
+    "empty client-id": {"config": {"empty_client_id": "kafka"}},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_pods_restart_for_what_a_running_sidecar_cannot_take_over(change: str, values: Any) -> None:
+    """The chart and the sidecar agree: the checksum differs just when kquota itself would ask for a restart."""
+    before = documents(render_text(values(quotas=[{"client-id": "a", "producer_byte_rate": "2M"}], mode="gateway")))
+    after = documents(render_text(values(mode="gateway", **CHANGES[change])))
+    old, new = (load_bytes("kquota.yaml", configuration(one).encode()).restart_settings() for one in (before, after))
+    checksums = [
+        of_kind(one, "Deployment")[0]["spec"]["template"]["metadata"]["annotations"]["kquota.io/restart-checksum"]
+        for one in (before, after)
+    ]
+    assert (checksums[0] != checksums[1]) == (old != new)
+    assert configuration(before) != configuration(after)
+    if old == new:
+        assert of_kind(before, "Deployment") == of_kind(after, "Deployment")
+
+
+# --- pods
+
+
+@pytest.mark.parametrize(("name", "kubernetes"), EVERYWHERE)
+def test_pods_satisfy_the_restricted_standard(name: str, kubernetes: str) -> None:
+    """Each container by itself, so that a pod's owner need not set anything."""
+    for where, pod in pod_specs(render(name, kubernetes)).items():
+        assert pod["automountServiceAccountToken"] is False, where
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+        assert all({"hostPath"}.isdisjoint(volume) for volume in pod.get("volumes", []))
+        for container in [*pod.get("initContainers", []), *pod["containers"]]:
+            if container["name"] == "kquota-redirect":  # needs what "restricted" and "baseline" forbid; see below
+                continue
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["runAsNonRoot"] is True
+            assert context["runAsUser"] > 0
+            assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+            assert all("hostPort" not in port for port in container.get("ports", []))
+            assert "cpu" in container["resources"]["requests"]
+
+
+def test_only_an_init_container_may_set_redirect_rules() -> None:
+    """Root, with NET_ADMIN and nothing else, before the sidecar; which keeps its own rights, and a user of its own."""
+    ((_, pod),) = [one for one in pod_specs(render("transparent")).items() if "demo" in one[0]]
+    redirect, sidecar = pod["initContainers"]
+    assert (redirect["name"], sidecar["name"]) == ("kquota-redirect", "kquota")
+    assert "restartPolicy" not in redirect
+    context = redirect["securityContext"]
+    assert context["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN"]}
+    assert (context["runAsUser"], context["runAsNonRoot"]) == (0, False)
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["readOnlyRootFilesystem"] is True
+    uid = sidecar["securityContext"]["runAsUser"]
+    assert uid not in (0, 65532), "not a user that applications run as"
+    assert redirect["args"] == [
+        "install", "--config=/etc/kquota/kquota.yaml", f"--exclude-uid={uid}", "--when-down=open",
+        "--port=9092", "--port=9094-9096", "--network=10.0.0.0/8", "--exclude-port=9095",
+        "--exclude-network=10.96.0.0/12", "--exclude-uid=1234",
+    ]  # fmt: skip
+
+
+def test_rules_without_a_destination_are_refused(values: Any) -> None:
+    config = {"mode": "transparent", "admin": {"port": 9404}}
+    given = values(config=config, redirect={"ports": []}, demo={"enabled": True})
+    done = helm("template", RELEASE, CHART, "--values", given)
+    assert "nothing would be redirected" in done.stderr
+    done = helm("template", RELEASE, CHART, "--values", values(mode="gateway", config=config))
+    assert "it needs mode sidecar" in done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_volume_is_of_one_kind(name: str) -> None:
+    """An API server refuses a second one, which no schema does: Helm merges a value with the chart's default."""
+    for where, pod in pod_specs(render(name)).items():
+        for volume in pod.get("volumes", []):
+            assert len(volume.keys() - {"name"}) == 1, (where, volume)
+
+
+def test_files_that_the_configuration_names_are_mounted() -> None:
+    """Beside the configuration (nothing can be made inside a read-only mount), and never by subPath, which is stale."""
+    manifests = render("sidecar-secured")
+    config = yaml.safe_load(configuration(manifests))
+    (pod,) = pod_specs(manifests).values()
+    mounts = {one["mountPath"]: one for one in sidecar_of(pod)["volumeMounts"]}
+    named = [path for key, path in config["upstream"]["tls"].items() if key.endswith("_file")]
+    for directory in [*(str(Path(path).parent) for path in named), config["identity"]["static"]["directory"]]:
+        assert mounts[directory]["readOnly"] is True
+        assert "subPath" not in mounts[directory]
+    assert not [path for path in mounts if path.startswith("/etc/kquota/")]
+    (volume,) = [one for one in pod["volumes"] if one["name"] == "kquota-pod"]
+    files, token = volume["projected"]["sources"]
+    assert {one["path"] for one in files["downwardAPI"]["items"]} == {"namespace", "pod", "labels"}
+    assert token["serviceAccountToken"]["path"] == "token"
+    assert token["serviceAccountToken"]["audience"] == "kquota.io/identity", "of no use to anybody"
+
+
+def test_the_native_sidecar_comes_first_and_lasts() -> None:
+    (job,) = of_kind(render("sidecar-demo"), "Job")
+    pod = job["spec"]["template"]["spec"]
+    assert [one["name"] for one in pod["initContainers"]] == ["kquota"]
+    assert pod["initContainers"][0]["restartPolicy"] == "Always"
+    assert [one["name"] for one in pod["containers"]] == ["producer"], "nothing in it keeps the Job from ending"
+
+
+def test_a_job_is_refused_where_it_would_not_end() -> None:
+    done = helm("template", RELEASE, CHART, "--values", DEMO, "--kube-version", "1.28.0")
+    assert "never completes" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["sidecar-demo", "gateway", "gateway-full", "plain-sidecar"])
+def test_probes_use_the_admin_port_and_liveness_no_broker(name: str) -> None:
+    manifests = _example(CHART / f"ci/{name}-values.yaml") if name == "plain-sidecar" else render(name)
+    config = load_bytes("kquota.yaml", configuration(manifests).encode())
+    assert config.admin is not None
+    for pod in pod_specs(manifests).values():
+        if not any(one["name"] == "kquota" for one in [*pod.get("initContainers", []), *pod["containers"]]):
+            continue
+        container = sidecar_of(pod)
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        assert ports["metrics"] == config.admin.port
+        assert config.admin.host == "0.0.0.0"
+        paths = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")}
+        assert {probe["port"] for probe in paths.values()} == {"metrics"}
+        assert paths["liveness"]["path"] == "/healthz", "a sidecar is not restarted because a broker is away"
+        assert paths["readiness"]["path"] == "/readyz"
+
+
+def test_pods_end_later_than_their_drain(values: Any) -> None:
+    (deployment,) = of_kind(render("gateway-full"), "Deployment")
+    config = load_bytes("kquota.yaml", configuration(render("gateway-full")).encode())
+    assert config.drain_timeout_s == 60_000
+    # drain, the preStop sleep and a margin
+    assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 60 + 5 + 15
+    for drain, seconds in (("1500ms", 2 + 20), ("2.5m", 150 + 20), (1, 1 + 20)):
+        text = render_text(values(mode="gateway", config={"drain_timeout_s": drain}))
+        (deployment,) = of_kind(documents(text), "Deployment")
+        assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == seconds
+
+
+def test_the_configuration_is_mounted_so_that_changes_arrive() -> None:
+    """Files mounted by subPath never change, and immutable ConfigMaps neither."""
+    for name in NAMES:
+        manifests = render(name)
+        assert all("immutable" not in one for one in of_kind(manifests, "ConfigMap"))
+        for pod in pod_specs(manifests).values():
+            for container in [*pod.get("initContainers", []), *pod["containers"]]:
+                assert all("subPath" not in mount for mount in container.get("volumeMounts", []))
+
+
+# --- the gateway, monitoring, network
+
+
+def test_the_gateway_is_reached_and_kept_available() -> None:
+    manifests = render("gateway-full")
+    (deployment,) = of_kind(manifests, "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    (service,) = of_kind(manifests, "Service")
+    (budget,) = of_kind(manifests, "PodDisruptionBudget")
+    (scaler,) = of_kind(manifests, "HorizontalPodAutoscaler")
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert "replicas" not in deployment["spec"], "the autoscaler decides, not the next upgrade"
+    assert of_kind(render("gateway"), "Deployment")[0]["spec"]["replicas"] == 2
+    (account,) = of_kind(manifests, "ServiceAccount")
+    assert deployment["spec"]["template"]["spec"]["serviceAccountName"] == account["metadata"]["name"]
+    (port,) = service["spec"]["ports"]
+    assert port["port"] == load_bytes("kquota.yaml", configuration(manifests).encode()).listen.port
+
+
+def test_the_admin_port_of_a_gateway_answers_to_the_services_names() -> None:
+    def hosts(name: str) -> list[str]:
+        config = load_bytes("kquota.yaml", configuration(render(name)).encode())
+        assert config.admin is not None
+        return config.admin.allowed_hosts
+
+    # NAME.NAMESPACE is not among them: with a namespace called dev or app it is a name that anybody can buy
+    names = ("", f".{NAMESPACE}.svc", f".{NAMESPACE}.svc.cluster.local")
+    assert hosts("gateway") == [f"{RELEASE}-kquota{more}" for more in names]
+    assert hosts("gateway-full") == [*(f"kafka-gateway{more}" for more in names), "kquota.example.com"]
+    assert hosts("sidecar") == []  # no Service leads to it
+
+
+def test_prometheus_finds_the_pods() -> None:
+    manifests = render("sidecar-demo")
+    (monitor,) = of_kind(manifests, "PodMonitor")
+    (job,) = of_kind(manifests, "Job")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    container = sidecar_of(job["spec"]["template"]["spec"])
+    assert endpoint["port"] in {port["name"] for port in container["ports"]}
+
+
+def test_rules_and_dashboards_come_from_the_charts_files(tmp_path: Path) -> None:
+    chart = tmp_path / "kquota"
+    shutil.copytree(CHART, chart)
+    rules = {"groups": [{"name": "g", "rules": [{"alert": "A", "expr": 'x{a="{{ $labels.b }}"} > 1'}]}]}
+    for folder in ("rules", "dashboards"):
+        (chart / "files" / folder).mkdir(exist_ok=True)
+    (chart / "files/rules/quotas.yaml").write_text(yaml.safe_dump(rules))
+    (chart / "files/dashboards/one.json").write_text('{"title": "{{ group }}",\n "panels": []}\n')
+    manifests = documents(render_text(MONITORING, chart=chart))
+    (rule,) = [one for one in of_kind(manifests, "PrometheusRule") if one["metadata"]["name"].endswith("-quotas")]
+    assert rule["spec"] == rules, "Prometheus' own templates are left alone"
+    (board,) = [one for one in of_kind(manifests, "ConfigMap") if one["metadata"]["name"].endswith("-one")]
+    assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert board["metadata"]["annotations"] == {"grafana_folder": "Kafka"}
+    assert yaml.safe_load(board["data"]["one.json"]) == {"title": "{{ group }}", "panels": []}
+
+
+def test_the_projects_own_rules_and_dashboards_are_in_it() -> None:
+    manifests = render("monitoring")
+    (rule,) = of_kind(manifests, "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load((ROOT / "deploy/prometheus/kquota.rules.yaml").read_text())
+    boards = [one for one in of_kind(manifests, "ConfigMap") if "kquota.yaml" not in one["data"]]
+    originals = {path.name: path.read_text() for path in (ROOT / "deploy/grafana").glob("*.json")}
+    assert {name: text for one in boards for name, text in one["data"].items()} == originals
+    assert all(len(text) < 1_000_000 for text in originals.values()), "a ConfigMap holds 1 MiB"
+
+
+def test_the_network_is_limited_to_who_needs_it() -> None:
+    (policy,) = of_kind(render("gateway-full"), "NetworkPolicy")
+    metrics, clients = policy["spec"]["ingress"]
+    assert metrics["ports"] == [{"port": "metrics", "protocol": "TCP"}]
+    assert metrics["from"][0]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
+    assert clients["ports"][1] == {"port": 20000, "endPort": 20099, "protocol": "TCP"}
+    assert clients["from"][0]["namespaceSelector"]["matchLabels"] == {"example.com/kafka-client": "true"}
+    (policy,) = of_kind(render("plain-sidecar"), "NetworkPolicy")
+    assert policy["spec"]["ingress"][1] == {"ports": [{"port": 8080, "protocol": "TCP"}]}
+
+
+# --- included in another chart
+
+
+def _example(values: Path | None = None) -> list[dict[str, Any]]:
+    return _example_at(NEWEST, values)
+
+
+@functools.cache
+def _example_at(kubernetes: str, values: Path | None = None) -> list[dict[str, Any]]:
+    """The chart that docs/kubernetes.md shows, with this chart as its dependency."""
+    import tempfile
+
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    blocks = re.findall(
+        r"^```yaml\n# (Chart\.yaml|values\.yaml|templates/\S+)\n(.*?)^```", page, re.DOTALL | re.MULTILINE
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        chart = Path(directory, "shop")
+        for name, text in blocks:
+            path = chart / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        if values is not None:
+            (chart / "values.yaml").write_text(yaml.safe_dump({"kquota": yaml.safe_load(values.read_text())}))
+        shutil.copytree(CHART, chart / "charts/kquota")
+        return documents(render_text(chart=chart, kubernetes=kubernetes))
+
+
+def test_another_chart_includes_the_native_sidecar() -> None:
+    manifests = _example()
+    (deployment,) = of_kind(manifests, "Deployment")
+    kubernetes_validate.validate(deployment, NEWEST, strict=True)
+    template = deployment["spec"]["template"]
+    sidecar = template["spec"]["initContainers"][0]
+    assert (sidecar["name"], sidecar["restartPolicy"]) == ("kquota", "Always")
+    assert [one["name"] for one in template["spec"]["containers"]] == ["shop"]
+    (config,) = of_kind(manifests, "ConfigMap")
+    assert template["spec"]["volumes"][0]["configMap"]["name"] == config["metadata"]["name"]
+    assert template["metadata"]["labels"]["kquota.io/config"] == config["metadata"]["name"]
+    mine = yaml.safe_load(configuration(manifests))
+    assert mine["upstream"] == {"bootstrap": ["kafka-0.kafka:9092"]}
+    assert mine["quotas"] == [{"client-id": "<default>", "producer_byte_rate": "2M"}]
+    # the same checksum as of the same configuration in the chart itself
+    (job,) = of_kind(render("sidecar-demo"), "Job")
+    theirs = job["spec"]["template"]["metadata"]["annotations"]["kquota.io/restart-checksum"]
+    assert len(template["metadata"]["annotations"]["kquota.io/restart-checksum"]) == len(theirs) == 64
+
+
+def test_another_chart_includes_an_ordinary_container_before_1_29() -> None:
+    manifests = _example_at("1.28.0")
+    (deployment,) = of_kind(manifests, "Deployment")
+    kubernetes_validate.validate(deployment, OLDEST, strict=True)
+    pod = deployment["spec"]["template"]["spec"]
+    assert "initContainers" not in pod
+    assert [one["name"] for one in pod["containers"]] == ["shop", "kquota"]
+    sidecar = pod["containers"][1]
+    assert "restartPolicy" not in sidecar
+    assert sidecar["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "10"]
+    assert pod["terminationGracePeriodSeconds"] == 40 + 10 + 15
+
+
+def test_an_ordinary_container_can_be_asked_for() -> None:
+    (deployment,) = of_kind(_example(CHART / "ci/plain-sidecar-values.yaml"), "Deployment")
+    template = deployment["spec"]["template"]
+    sidecar = sidecar_of(template["spec"])
+    assert "initContainers" not in template["spec"]
+    assert sidecar["image"].startswith("registry.example/kquota@sha256:")
+    assert sidecar["env"] == [{"name": "KQUOTA_LOG_LEVEL", "value": "debug"}]
+    assert template["metadata"]["annotations"]["prometheus.io/port"] == "9404"
+    assert template["spec"]["terminationGracePeriodSeconds"] == 90 + 20 + 15
+
+
+def test_the_pages_values_install() -> None:
+    """The values examples of docs/kubernetes.md."""
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    blocks = re.findall(r"^( *)```yaml\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
+    found = [re.sub(rf"^{indent}", "", text, flags=re.MULTILINE) for indent, text in blocks]
+    shown = [text for text in found if "kquota:" not in text and "apiVersion" not in text]
+    assert len(shown) == 4
+    for number, text in enumerate(shown):
+        assert load_bytes("page", configuration(documents(_render_text(text, number))).encode())
+
+
+def _render_text(text: str, number: int) -> str:
+    import tempfile
+
+    with tempfile.NamedTemporaryFile("w", suffix=f"{number}.yaml") as file:
+        file.write(text)
+        file.flush()
+        return render_text(Path(file.name))
+
+
+def test_names_are_of_the_release() -> None:
+    for name in NAMES:
+        for one in render(name):
+            assert one["metadata"]["name"].startswith(("shop-kquota", "kafka-gateway")), one["metadata"]
+            assert len(one["metadata"]["name"]) <= 63
+    assert NAMESPACE == "shop-prod"

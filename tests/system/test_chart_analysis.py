@@ -1,0 +1,160 @@
+"""The chart's reports: what it starts is what the image and the reports' own command line understand."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from analysis import cli, container
+from analysis.prices import to_prices
+from analysis.session import KAFKA_PACKAGE
+from deploy.chart import CHART
+from tests.support.chart_tools import documents, helm, of_kind, render_text
+
+ROOT = Path(__file__).resolve().parents[2]
+PLAIN, OPERATOR = CHART / "ci/analysis-values.yaml", CHART / "ci/analysis-operator-values.yaml"
+
+
+def programs(values: Path) -> dict[str, list[str]]:
+    """Name -> the arguments with which the image is started."""
+    found = {}
+    for one in documents(render_text(values)):
+        spec, name = one.get("spec", {}), one["metadata"]["name"]
+        match one["kind"]:
+            case "CronJob":
+                (report,) = spec["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+                found[name] = report["args"]
+            case "Deployment":
+                (report,) = spec["template"]["spec"]["containers"]
+                found[name] = report["args"]
+            case "ScheduledSparkApplication":
+                found[name] = spec["template"]["arguments"]
+            case "SparkApplication":
+                found[name] = spec["arguments"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [(PLAIN, ["chargeback", "stream", "usage"]), (OPERATOR, ["recommend", "stream", "throttling", "usage"])],
+)
+def test_arguments_are_those_of_the_reports(values: Path, names: list[str]) -> None:
+    found = programs(values)
+    assert sorted(found) == [f"shop-kquota-{name}" for name in names]
+    for name, arguments in found.items():
+        options = cli.parser().parse_args(arguments)
+        assert options.name == name.removeprefix("shop-kquota-")
+        assert container.command(arguments, {}) == [sys.executable, "-m", "analysis", *arguments]
+
+
+def test_files_are_mounted_where_arguments_find_them() -> None:
+    manifests = documents(render_text(PLAIN))
+    (files,) = (one for one in of_kind(manifests, "ConfigMap") if one["metadata"]["name"] == "shop-kquota-analysis")
+    arguments = programs(PLAIN)["shop-kquota-chargeback"]
+    path = Path(arguments[arguments.index("--prices") + 1])
+    model = to_prices(yaml.safe_load(files["data"][path.name]), path.name)
+    assert model.prices.produce_gb == 0.05
+    (job,) = (one for one in of_kind(manifests, "CronJob") if one["metadata"]["name"] == "shop-kquota-chargeback")
+    assert job["spec"]["schedule"] == "40 2 1 * *"
+    pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert mounts[str(path.parent)] == "files"
+    assert set(mounts.values()) == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_the_operator_starts_the_file_that_is_in_the_image() -> None:
+    manifests = documents(render_text(OPERATOR))
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    (python,) = set(re.findall(r"^ARG PYTHON_IMAGE=python:(3\.\d+)", dockerfile, re.MULTILINE))
+    place = f"local:///opt/kquota/lib/python{python}/site-packages/analysis/__main__.py"
+    for one in [*of_kind(manifests, "ScheduledSparkApplication"), *of_kind(manifests, "SparkApplication")]:
+        spec = one["spec"].get("template", one["spec"])
+        assert spec["mainApplicationFile"] == place
+        assert f"pyspark=={spec['sparkVersion']}" in (ROOT / "pyproject.toml").read_text()
+        for part in ("driver", "executor"):
+            context = spec[part]["securityContext"]
+            assert (context["readOnlyRootFilesystem"], context["runAsUser"]) == (True, 65532)
+            assert {mount["name"] for mount in spec[part]["volumeMounts"]} <= {one["name"] for one in spec["volumes"]}
+    (stream,) = of_kind(manifests, "SparkApplication")
+    assert stream["spec"]["sparkConf"]["spark.jars.packages"] == KAFKA_PACKAGE
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["analysis.output="], "needs an output"),
+        (["analysis.kind=Job"], "kind"),
+        (["analysis.reports[0].nam=usage"], "nam"),
+        (["analysis.executer.cores=1"], "executer"),
+    ],
+)
+def test_mistakes_fail_at_install(given: list[str], told: str) -> None:
+    done = helm("template", "shop", CHART, "--values", PLAIN, *(part for one in given for part in ("--set", one)))
+    assert done.returncode != 0
+    assert told in done.stderr
+
+
+DRIVER = {"SPARK_DRIVER_BIND_ADDRESS": "10.0.0.7"}
+EXECUTOR = {
+    "JAVA_HOME": "/java",
+    "SPARK_DRIVER_URL": "spark://CoarseGrainedScheduler@driver:7078",
+    "SPARK_EXECUTOR_ID": "3",
+    "SPARK_EXECUTOR_CORES": "2",
+    "SPARK_EXECUTOR_MEMORY": "4g",
+    "SPARK_APPLICATION_ID": "spark-1",
+    "SPARK_EXECUTOR_POD_IP": "10.0.0.8",
+    "SPARK_RESOURCE_PROFILE_ID": "0",
+    "SPARK_EXECUTOR_POD_NAME": "report-exec-3",
+    "SPARK_JAVA_OPT_10": "-Dten",
+    "SPARK_JAVA_OPT_9": "-Dnine",
+}
+
+
+def test_what_spark_on_kubernetes_asks_the_image_for() -> None:
+    submit, *arguments = container.command(
+        ["driver", "--properties-file", "/opt/spark/conf/p", "x.py", "usage"], DRIVER
+    )
+    assert Path(submit).name == "spark-submit"
+    assert Path(submit).exists()
+    assert arguments == [
+        "--conf", "spark.driver.bindAddress=10.0.0.7", "--conf", "spark.executorEnv.SPARK_DRIVER_POD_IP=10.0.0.7",
+        "--deploy-mode", "client", "--properties-file", "/opt/spark/conf/p", "x.py", "usage",
+    ]  # fmt: skip
+    java, *arguments = container.command(["executor"], EXECUTOR)
+    assert java == "/java/bin/java"
+    assert arguments[:4] == ["-Dnine", "-Dten", "-Xms4g", "-Xmx4g"]
+    said = dict(zip(arguments[-14::2], arguments[-13::2], strict=True))
+    assert said["--driver-url"] == EXECUTOR["SPARK_DRIVER_URL"]
+    assert (said["--executor-id"], said["--podName"]) == ("3", "report-exec-3")
+
+
+def test_an_executor_starts_the_program_that_spark_s_jars_have() -> None:
+    """The options are those of that very version: with one unknown to it, it says so and ends with its usage."""
+    program = container.command(["executor"], EXECUTOR | {"SPARK_EXECUTOR_MEMORY": "64m"})
+    program[0] = "java"
+    end = program.index(container.BACKEND)
+    done = subprocess.run(
+        [*program[: end + 1], "--nonsense", *program[end + 1 :]],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    told: Any = done.stderr
+    assert "Unrecognized options: --nonsense" in told
+    assert set(program[end + 1 :: 2]) <= set(re.findall(r"--\w+(?:-\w+)*", told))
+
+
+def test_without_what_spark_sets_it_says_what_is_missing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "analysis.container", "driver"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 1
+    assert "expected SPARK_DRIVER_BIND_ADDRESS in the environment" in done.stderr

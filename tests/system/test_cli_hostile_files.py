@@ -1,0 +1,216 @@
+"""Hostile files and the processes that read them: `kquota` says what is wrong and exits with 2, a running sidecar goes
+on with what it has, and SIGTERM ends it in time whatever its threads wait for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from deploy.kafka.ports import free_ports
+from tests.broker.test_cli_run import LIMIT_S, Run, running, text_of, until
+from tests.support.certificates import Authority
+from tests.support.hostile_files import KINDS, put, put_file
+
+END_S = 15.0
+"""An idle sidecar ends within a tenth of a second after SIGTERM. Machines are busy."""
+SUCCESS = "kquota_config_last_reload_successful"
+
+
+def kquota(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "deploy.cli", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, timeout=LIMIT_S, check=False)
+
+
+COMMANDS = [
+    ("check",),
+    ("check", "--json"),
+    ("explain", "--user", "u"),
+    ("simulate",),
+    ("run",),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_brackets_are_exit_2_with_place_and_reason(command: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "q.yaml"
+    path.write_text("[" * 100_000)
+    done = kquota(*command, "--config", str(path))
+    assert done.returncode == 2, done.stderr
+    said = (done.stdout if "--json" in command else done.stderr).decode()
+    assert "expected at most 32 levels of nesting" in said
+    if "--json" not in command:
+        assert said == f"error: {path}:1:33: (the whole file): expected at most 32 levels of nesting\n"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_file_is_exit_2_with_the_reason(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "q.yaml"
+    reason = put(kind, path)
+    done = kquota("run", "--config", str(path))
+    assert done.returncode == 2
+    assert done.stderr.decode().startswith(f"error: {path}: (the whole file): cannot be read: {reason}")
+    assert done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("command", [("explain", "--user", "u"), ("check",)], ids=" ".join)
+def test_a_fifo_as_overlay_is_exit_2(command: tuple[str, ...], tmp_path: Path) -> None:
+    path, overlay = tmp_path / "q.yaml", tmp_path / "o.yaml"
+    os.mkfifo(overlay)
+    path.write_text(f'upstream: {{bootstrap: ["kafka:9092"]}}\nquotas: {{overlay: {overlay}}}\n')
+    done = kquota(*command, "--config", str(path))
+    assert done.returncode == 2
+    said = f"error: {overlay}: (the whole file): cannot be read: it is a FIFO; a regular file was expected\n"
+    assert done.stderr.decode() == said
+
+
+def ends_in_time(run: Run, code: int = 0) -> None:
+    began_s = time.monotonic()
+    run.process.send_signal(signal.SIGTERM)
+    assert run.process.wait(LIMIT_S) == code
+    assert time.monotonic() - began_s < END_S
+    assert run.logged("stopped")
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "endless device", "36 MB", "directory"])
+def test_a_running_sidecar_goes_on_and_ends_in_time(kind: str, tmp_path: Path) -> None:
+    with running(tmp_path) as run:
+        reason = put(kind, run.config)
+        until(lambda: run.metric(SUCCESS) == 0)
+        refused = run.logged("configuration refused, the last good one stays in force")
+        assert f"{run.config}: cannot be read: {reason}" in refused[-1]["problems"][0]
+        run.process.send_signal(signal.SIGHUP)
+        until(lambda: len(run.logged("configuration refused, the last good one stays in force")) > len(refused))
+        ends_in_time(run)
+
+
+def test_brackets_leave_a_running_sidecar_as_it_is(tmp_path: Path) -> None:
+    with running(tmp_path) as run:
+        put_file(run.config, "[" * 100_000)
+        until(lambda: run.metric(SUCCESS) == 0)
+        (refused,) = run.logged("configuration refused, the last good one stays in force")
+        assert refused["problems"] == [f"{run.config}:1:33: (the whole file): expected at most 32 levels of nesting"]
+        assert b'"limit":1000000' in run.get("/explain?client_id=c")[1].replace(b" ", b"")
+        put_file(run.config, text_of(run.ports, "2M"))
+        until(lambda: run.metric(SUCCESS) == 1)
+        assert b'"limit":2000000' in run.get("/explain?client_id=c")[1].replace(b" ", b"")
+        ends_in_time(run)
+
+
+def test_fifos_in_the_place_of_everything_that_is_followed(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    issued = authority.issue("host", "localhost", common_name="kquota")
+    user, overlay, ports = tmp_path / "user", tmp_path / "overlay.yaml", free_ports(4)
+    user.write_text("web\n")
+    overlay.write_text("quotas: [{user: web, producer_byte_rate: 5}]\n")
+    path = tmp_path / "q.yaml"
+    port, admin_port, first, nobody = ports
+    good = (
+        f"listen: {{port: {port}, broker_ports: {first}-{first + 3}, "
+        f"tls: {{certificate_file: {issued.chain}, key_file: {issued.key}}}}}\n"
+        f'upstream: {{bootstrap: ["127.0.0.1:{nobody}"]}}\nadmin: {{port: {admin_port}}}\n'
+        f"identity: {{static: {{file: {user}}}}}\nquotas: {{overlay: {overlay}, entries: []}}\n"
+    )
+    path.write_text(good)
+    with running(tmp_path, path, ports) as run:
+        followed = {file: file.read_bytes() for file in (issued.chain, issued.key, user, overlay, path)}
+        for file in followed:
+            put("FIFO", file)
+        metrics = {
+            SUCCESS,
+            'kquota_files_last_reload_successful{setting="listen.tls"}',
+            'kquota_files_last_reload_successful{setting="identity.static"}',
+            "kquota_quota_overlay_last_load_successful",
+        }
+        until(lambda: all(run.metric(name) == 0 for name in metrics), lambda: run.get("/metrics")[1].decode())
+        for file, data in followed.items():
+            put_file(file, data)
+        until(lambda: all(run.metric(name) == 1 for name in metrics), lambda: run.get("/metrics")[1].decode())
+        for file in followed:
+            put("FIFO", file)
+        until(lambda: all(run.metric(name) == 0 for name in metrics))
+        ends_in_time(run)
+
+
+def test_sigterm_while_the_fullest_file_is_loaded(tmp_path: Path) -> None:
+    """A thread that computes is not waited for, and Python must not unwind it either: that was an end by SIGABRT."""
+    entry = "- {client-id: client-%d, producer_byte_rate: 4X, request_percentage: 50.5, consumer_byte_rate: 1M}\n"
+    text = "a: &a 1\nquotas:\n" + "".join(entry % number for number in range(27_000))
+    with running(tmp_path) as run:
+        put_file(run.config, text)
+        run.process.send_signal(signal.SIGHUP)
+        time.sleep(0.5)  # in the midst of it, most likely; what has to hold holds at all times
+        ends_in_time(run)
+
+
+STUCK = """
+import sys, threading
+from pathlib import Path
+import config.fingerprint
+read, flag = config.fingerprint.read_file, Path(sys.argv[2])
+def stuck(path, most_bytes):
+    if flag.exists():
+        with open(str(flag) + "-reached", "a") as file:
+            file.write(str(path) + "\\n")
+        threading.Event().wait()  # as a read() that nothing answers
+    return read(path, most_bytes)
+config.fingerprint.read_file = stuck
+from deploy.quota_file import FileSource
+from deploy.run import main
+from deploy.watch import Watcher
+for one in (FileSource, Watcher):
+    one.__init__.__kwdefaults__["patience_s"] = 1.0
+sys.exit(main(Path(sys.argv[1])))
+"""
+
+
+@contextmanager
+def stuck_sidecar(tmp_path: Path) -> Iterator[tuple[Run, Callable[[], None]]]:
+    """A sidecar whose readings of files do not come back from a moment on."""
+    ports, path, overlay, flag = free_ports(4), tmp_path / "q.yaml", tmp_path / "o.yaml", tmp_path / "flag"
+    path.write_text(
+        text_of(ports, "1M").replace("quotas: [", "quotas: {entries: [").replace("1M}]", f"1M}}], overlay: {overlay}}}")
+    )
+    overlay.write_text("quotas: []\n")
+    log = tmp_path / "log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-c", STUCK, str(path), str(flag)], stdout=subprocess.DEVNULL, stderr=out
+        )
+    run = Run(path, f"http://127.0.0.1:{ports[1]}", process, log, ports)
+
+    def stick() -> None:
+        flag.write_text("")
+        reached = Path(f"{flag}-reached")
+        until(lambda: reached.exists() and {str(path), str(overlay)} <= set(reached.read_text().splitlines()))
+
+    try:
+        until(run.up, log.read_text)
+        yield run, stick
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def test_sigterm_does_not_wait_for_threads_that_hang_in_a_reading(tmp_path: Path) -> None:
+    with stuck_sidecar(tmp_path) as (run, stick):
+        stick()
+        ends_in_time(run)
+
+
+def test_a_file_system_that_does_not_answer_is_told_of(tmp_path: Path) -> None:
+    with stuck_sidecar(tmp_path) as (run, stick):
+        stick()
+        until(lambda: run.metric(SUCCESS) == 0)
+        (refused,) = run.logged("configuration refused, the last good one stays in force")
+        assert "no answer from the file system within" in refused["problems"][0]
+        assert run.get("/healthz")[0] == 200
+        ends_in_time(run)

@@ -1,0 +1,50 @@
+"""Fuzzing, the short version: what was found stays found, recorded traffic breaks nothing, and the fuzzer itself works.
+
+The long one is `make fuzz`; docs/fuzzing.md has its figures.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz import blind
+from tests.fuzz.__main__ import run
+from tests.fuzz.targets import TARGETS
+
+REGRESSIONS = Path(__file__).parents[1] / "fuzz" / "regressions"
+MUTATIONS = 150
+
+
+@pytest.mark.parametrize("path", sorted(REGRESSIONS.glob("*/*")), ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_what_fuzzing_has_found_stays_fixed(path: Path) -> None:
+    TARGETS[path.parent.name].run(path.read_bytes())
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_seeds_and_simple_mutations_of_them_break_no_invariant(name: str) -> None:
+    one = TARGETS[name]
+    inputs = [seed[: one.max_bytes] for seed in one.seeds()]
+    assert inputs, "nothing to start from"
+    for data in inputs:
+        one.run(data)
+    rng = random.Random(17)
+    for _ in range(MUTATIONS):
+        one.run(blind.mutated(rng, inputs)[: one.max_bytes])
+
+
+@pytest.mark.parametrize("name", ["header", "response_metadata"])
+def test_the_fuzzer_runs_and_counts(name: str, tmp_path: Path) -> None:
+    done = run(name, tmp_path, runs=1000, seconds=150)
+    assert done.finding is None
+    assert done.executions >= 500
+    assert list((tmp_path / "corpus" / name).iterdir()), "no input has reached anything new"
+
+
+def test_the_fuzzer_reports_a_finding(tmp_path: Path) -> None:
+    """A target that breaks on purpose, in a process of its own as all others."""
+    done = run("broken", tmp_path, runs=100_000, seconds=150)
+    assert done.finding
+    assert list((tmp_path / "findings" / "broken").glob("crash-*"))

@@ -1,0 +1,322 @@
+"""TLS in transparent mode: passed through with byte quotas where the sidecar has no key, else taken and made anew."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+import trio
+
+from config.load import load_bytes
+from config.problems import ConfigError
+from proxy.server import Proxy
+from proxy.settings import ProxySettings, StallLimits, Transparent
+from proxy.splice import PipePool
+from proxy.tls import ClientTls, KeyPair, ServerTls
+from quota.entity import DEFAULT
+from quota.ledger import Ledger
+from quota.table import Entry, QuotaTable
+from tests.support.certificates import Authority
+from tests.support.namespaces import Namespace
+from tests.support.scripted_broker import read_frame, until
+from tests.support.session_tools import produce, produce_response
+from tests.system.test_transparent import KAFKA, LISTEN, MARK, RULES, ask, connect
+
+LIMIT_S = 60
+BROKER = "10.77.0.11"
+RATE = 100_000
+LOAD_BYTES = 300_000
+Stream = trio.SSLStream[trio.SocketStream]
+Handler = Callable[[Stream], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Namespace]:
+    found = Namespace()
+    for address in ("10.77.0.2", BROKER):
+        found.add_address(f"{address}/32", "lo")
+    found.run("nft", "-f", "-", given=RULES % (MARK, KAFKA, KAFKA + 1, LISTEN))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A broker's and its clients', whom nobody in between can read."""
+    authority = Authority(tmp_path_factory.mktemp("tls"))
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    server.load_cert_chain(authority.issue("broker", BROKER).both)
+    client.load_verify_locations(authority.certificate)
+    return server, client
+
+
+@asynccontextmanager
+async def passing(
+    handler: Handler,
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+    *,
+    entry: Entry | None = None,
+    passthrough: bool = True,
+) -> AsyncIterator[tuple[Proxy, Ledger]]:
+    """A proxy in transparent mode in front of a server with TLS."""
+
+    async def serve(raw: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError):
+            async with trio.SSLStream(raw, contexts[0], server_side=True) as stream:
+                await handler(stream)
+
+    ledger = Ledger(QuotaTable([] if entry is None else [entry]), num_samples=2, window_ms=1000)
+    transparent = Transparent(mark=MARK, tls_passthrough=passthrough)
+    stalls = StallLimits(pre_auth_timeout_s=0.5)  # no first request is seen, and that is nobody's fault
+    settings = ProxySettings(
+        "127.0.0.1", LISTEN, range(1, 2), (), drain_timeout_s=10.0, transparent=transparent, stalls=stalls
+    )
+    proxy = Proxy(settings, ledger)
+    with trio.fail_after(LIMIT_S):
+        async with trio.open_nursery() as nursery:
+            listeners = await trio.open_tcp_listeners(KAFKA, host=BROKER)
+            nursery.start_soon(trio.serve_listeners, serve, listeners)
+            await nursery.start(proxy.serve)
+            yield proxy, ledger
+            proxy.drain()
+            await until(lambda: proxy.state == "stopped")
+            assert proxy.pipes_open == 0
+            assert proxy.counters.passthrough_open == 0
+            nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def secure(contexts: tuple[ssl.SSLContext, ssl.SSLContext], port: int = KAFKA) -> AsyncIterator[Stream]:
+    """A client's connection, its handshake done."""
+    raw = await connect(BROKER, port)
+    async with raw:
+        stream = trio.SSLStream(raw, contexts[1], server_hostname=BROKER)
+        await stream.do_handshake()
+        yield stream
+
+
+async def pour(stream: Stream) -> None:
+    """Send a load to whoever says something."""
+    await stream.receive_some(1)
+    await stream.send_all(bytes(LOAD_BYTES))
+
+
+async def echo(stream: Stream) -> None:
+    while data := await stream.receive_some(65_536):
+        await stream.send_all(data)
+
+
+async def read(stream: Stream, count: int) -> None:
+    while count > 0:
+        data = await stream.receive_some(65_536)
+        assert data
+        count -= len(data)
+
+
+async def test_it_is_passed_on_unread_and_told(
+    machine: Namespace, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    with machine.inside():
+        async with passing(echo, contexts) as (proxy, ledger):
+            async with secure(contexts) as stream:
+                await stream.send_all(b"x" * 10_000)
+                await read(stream, 10_000)
+                (info,) = proxy.connections()
+                assert (info.broker, info.software, info.user) == (
+                    f"{BROKER}:{KAFKA}",
+                    "TLS, passed through",
+                    "ANONYMOUS",
+                )
+                assert info.client_bytes > 10_000, "with what TLS adds"
+                assert proxy.counters.passthrough_open == 1
+            await until(lambda: proxy.counters.connections_open == 0)
+            moved = proxy.counters.passthrough_bytes
+            assert 10_000 < moved["produce"] < 20_000
+            assert 10_000 < moved["fetch"] < 20_000
+            assert proxy.counters.connections_closed == {"client_closed": 1}
+            assert proxy.counters.requests == {}, "requests are not seen"
+            account = ledger.account("", "")
+            assert [meter.amount for meter in account.meters.values()][:2] == [moved["produce"], moved["fetch"]]
+
+
+@pytest.mark.parametrize("direction", ["produce", "fetch"])
+async def test_a_direction_over_its_byte_quota_is_held(
+    machine: Namespace, contexts: tuple[ssl.SSLContext, ssl.SSLContext], direction: str
+) -> None:
+    """300 kB at 100 kB/s take 3 s, of which a window of two samples of 1 s lets one or two pass at once."""
+    limit = {"producer_byte_rate" if direction == "produce" else "consumer_byte_rate": float(RATE)}
+    with machine.inside():
+        entry = Entry(client_id=DEFAULT, **limit)
+        async with passing(echo, contexts, entry=entry) as (proxy, ledger), secure(contexts) as stream:
+            began = trio.current_time()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stream.send_all, bytes(LOAD_BYTES))
+                nursery.start_soon(read, stream, LOAD_BYTES)
+                await until(lambda: proxy.counters.connections_muted or proxy.connections()[0].muted_for_ms)
+            assert trio.current_time() - began > 0.9
+            account = ledger.account("", "")
+            meters = {kind.value: meter.throttled for kind, meter in account.meters.items()}
+            assert meters[direction] > 0
+            assert meters["fetch" if direction == "produce" else "produce"] == 0
+
+
+async def test_a_drain_waits_until_nothing_moves(
+    machine: Namespace, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    """What is owed cannot be seen: a connection on which bytes move is left to move them."""
+    entry = Entry(client_id=DEFAULT, consumer_byte_rate=float(RATE))
+    with machine.inside():
+        async with passing(pour, contexts, entry=entry) as (proxy, _), secure(contexts) as stream:
+            await stream.send_all(b"?")
+            await until(lambda: proxy.counters.passthrough_bytes["fetch"] > 50_000)
+            proxy.drain()
+            await read(stream, LOAD_BYTES)
+            await until(lambda: proxy.state == "stopped")
+            assert sum(proxy.counters.connections_closed.values()) == 1
+            assert proxy.counters.connections_closed["drain_timeout"] == 0
+
+
+async def test_a_quiet_one_is_closed_soon_by_a_drain(
+    machine: Namespace, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    with machine.inside():
+        async with passing(echo, contexts) as (proxy, _), secure(contexts) as stream:
+            await stream.send_all(b"x")
+            await read(stream, 1)
+            proxy.drain()
+            await until(lambda: proxy.state == "stopped")
+            assert proxy.counters.connections_closed == {"drained": 1}
+
+
+async def test_out_of_descriptors_bytes_are_copied(
+    machine: Namespace, contexts: tuple[ssl.SSLContext, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PipePool, "take", lambda _self: None)
+    with machine.inside():
+        async with passing(echo, contexts) as (proxy, _), secure(contexts) as stream:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stream.send_all, bytes(LOAD_BYTES))
+                nursery.start_soon(read, stream, LOAD_BYTES)
+            assert proxy.counters.passthrough_bytes["produce"] > LOAD_BYTES
+
+
+async def test_it_can_be_refused(machine: Namespace, contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    with machine.inside():
+        async with passing(echo, contexts, passthrough=False) as (proxy, _):
+            with pytest.raises(trio.BrokenResourceError):
+                async with secure(contexts):
+                    pytest.fail("nobody should answer")
+            await until(lambda: proxy.counters.parse_errors["tls_on_plain_port"] == 1)
+            assert proxy.counters.passthrough_opened == 0
+
+
+async def test_a_dead_broker_ends_it(machine: Namespace, contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    with machine.inside():
+        async with passing(echo, contexts) as (proxy, _):
+            with pytest.raises(trio.BrokenResourceError):
+                async with secure(contexts, KAFKA + 1):
+                    pytest.fail("nobody should answer")
+            await until(lambda: proxy.counters.connections_closed["upstream_unreachable"] == 1)
+
+
+# --- TLS with a key: taken from clients, and gone on with
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("own"))
+
+
+@asynccontextmanager
+async def terminating(
+    authority: Authority, names: list[str | None], *, listen_tls: bool = True
+) -> AsyncIterator[Proxy]:
+    """A proxy with certificates of its own before a broker with TLS for `kafka-0.test` on one port and one without on
+    the next; `names` gets what the broker is asked for."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(authority.issue("broker", "kafka-0.test").both)
+    server.sni_callback = lambda _sock, name, _context: names.append(name)
+    own = authority.issue("sidecar", "kafka-0.test")
+
+    async def by_tls(raw: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError):
+            async with trio.SSLStream(raw, server, server_side=True) as stream:
+                await kafka(stream)
+
+    async def kafka(stream: trio.abc.Stream) -> None:
+        with suppress(trio.BrokenResourceError):
+            while await read_frame(stream) is not None:
+                await stream.send_all(produce_response(7))
+
+    settings = ProxySettings(
+        "127.0.0.1",
+        LISTEN,
+        range(1, 2),
+        (),
+        drain_timeout_s=5.0,
+        transparent=Transparent(mark=MARK),
+        listen_tls=ServerTls(KeyPair(own.chain, own.key)) if listen_tls else None,
+        upstream_tls=ClientTls(authorities=authority.certificate, server_name=None if listen_tls else "kafka-0.test"),
+    )
+    proxy = Proxy(settings, Ledger(QuotaTable([])))
+    with trio.fail_after(LIMIT_S):
+        async with trio.open_nursery() as nursery:
+            for port, handler in ((KAFKA, by_tls), (KAFKA + 1, kafka)):
+                listeners = await trio.open_tcp_listeners(port, host=BROKER)
+                nursery.start_soon(trio.serve_listeners, handler, listeners)
+            await nursery.start(proxy.serve)
+            yield proxy
+            proxy.drain()
+            await until(lambda: proxy.state == "stopped")
+            nursery.cancel_scope.cancel()
+
+
+async def test_with_certificates_requests_are_seen_and_the_brokers_name_is_the_one_that_the_client_asked_for(
+    machine: Namespace, authority: Authority
+) -> None:
+    names: list[str | None] = []
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.load_verify_locations(authority.certificate)
+    with machine.inside():
+        async with terminating(authority, names) as proxy, await connect(BROKER) as raw:
+            stream = trio.SSLStream(raw, client, server_hostname="kafka-0.test")
+            await stream.send_all(produce(7, 100))
+            assert await read_frame(stream) == produce_response(7)
+            assert names == ["kafka-0.test"]
+            assert proxy.counters.requests == {0: 1}, "a Produce request"
+            assert proxy.counters.passthrough_opened == 0
+            assert proxy.counters.tls_handshakes == {"client": 1, "broker": 1}
+
+
+async def test_with_certificates_plain_connections_go_on_in_plain(machine: Namespace, authority: Authority) -> None:
+    with machine.inside():
+        async with terminating(authority, []) as proxy:
+            assert await ask(BROKER, KAFKA + 1) == produce_response(7)
+            assert proxy.counters.tls_handshakes == {}
+
+
+async def test_with_upstream_tls_alone_plain_connections_go_on_by_tls_and_tls_as_it_is(
+    machine: Namespace, authority: Authority
+) -> None:
+    names: list[str | None] = []
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.load_verify_locations(authority.certificate)
+    with machine.inside():
+        async with terminating(authority, names, listen_tls=False) as proxy:
+            assert await ask(BROKER) == produce_response(7)
+            assert proxy.counters.tls_handshakes == {"broker": 1}
+            async with await connect(BROKER) as raw:
+                stream = trio.SSLStream(raw, client, server_hostname="kafka-0.test")
+                await stream.send_all(produce(7, 100))
+                assert await read_frame(stream) == produce_response(7)
+            assert proxy.counters.tls_handshakes == {"broker": 1}
+            assert proxy.counters.passthrough_opened == 1
+            assert names == ["kafka-0.test"] * 2
+
+
+def test_tls_that_is_taken_has_to_be_gone_on_with() -> None:
+    text = b"mode: transparent\nlisten: {tls: {certificate_file: /a/b, key_file: /a/c}}\n"
+    with pytest.raises(ConfigError, match=r"expected upstream\.tls beside it"):
+        load_bytes("q.yaml", text)

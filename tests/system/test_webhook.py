@@ -1,0 +1,350 @@
+"""`kquota webhook` as the chart runs it: over HTTPS, with its certificate and template, asked as an API server asks."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import kubernetes_validate
+import pytest
+import yaml
+
+from deploy.kafka.ports import free_ports
+from deploy.webhook_review import ReviewError, Template, TemplateError, review
+from tests.support.chart_tools import CHART, FIRST_NATIVE, NAMESPACE, NEWEST, documents, of_kind, render_text
+from tests.support.webhook_tools import (
+    MANAGED,
+    VALUES,
+    Webhook,
+    admission_review,
+    sidecar_template,
+    write_certificate,
+)
+
+LIMIT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def template() -> Template:
+    return Template.parse(sidecar_template())
+
+
+@pytest.fixture(scope="module")
+def ordinary() -> Template:
+    """Before native sidecars."""
+    return Template.parse(sidecar_template(kubernetes="1.28.0"))
+
+
+def _labelled(name: str, **labels: str) -> dict[str, Any]:
+    asked = admission_review(name)
+    asked["request"]["object"]["metadata"].setdefault("labels", {}).update(labels)
+    return asked
+
+
+def _patched(asked: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+    """The pod as the API server makes it of the answer; fails where the API server would."""
+    request, response = asked["request"], answer["response"]
+    assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
+    assert (response["uid"], response["allowed"], response["patchType"]) == (request["uid"], True, "JSONPatch")
+    pod = copy.deepcopy(request["object"])
+    for step in json.loads(base64.b64decode(response["patch"])):
+        *path, last = [part.replace("~1", "/").replace("~0", "~") for part in step["path"].split("/")[1:]]
+        at = pod
+        for part in path:
+            at = at[int(part)] if isinstance(at, list) else at[part]
+        if isinstance(at, list):
+            assert step["op"] in ("add", "replace")
+            if step["op"] == "replace":
+                at[int(last)] = step["value"]
+            else:
+                at.insert(len(at) if last == "-" else int(last), step["value"])
+        elif step["op"] == "remove":
+            del at[last]
+        else:
+            assert step["op"] == "add" or last in at
+            at[last] = step["value"]
+    return dict(pod)
+
+
+def _decide(asked: dict[str, Any], template: Template) -> tuple[dict[str, Any], str | None]:
+    decision = review(json.dumps(asked).encode(), template)
+    return _patched(asked, decision.answer), decision.skipped
+
+
+# --- decisions
+
+
+@pytest.mark.parametrize("name", ["deployment", "job", "bare"])
+def test_the_sidecar_is_put_in_first(name: str, template: Template) -> None:
+    asked = admission_review(name)
+    pod, skipped = _decide(asked, template)
+    assert skipped is None
+    before, after = asked["request"]["object"]["spec"], pod["spec"]
+    assert after["initContainers"] == [template.container, *before.get("initContainers", [])]
+    assert after["initContainers"][0]["restartPolicy"] == "Always"
+    assert after["containers"] == before["containers"], "the application is left alone"
+    assert after["volumes"] == [*before.get("volumes", []), *template.volumes]
+    assert after["terminationGracePeriodSeconds"] == max(before.get("terminationGracePeriodSeconds", 30), 55)
+    assert pod["metadata"]["labels"]["kquota.io/config"] == "shop-kquota"
+    assert pod["metadata"]["labels"]["kquota.io/injected"] == "true"
+    assert asked["request"]["object"]["metadata"].get("labels", {}).items() <= pod["metadata"]["labels"].items()
+    assert (
+        asked["request"]["object"]["metadata"].get("annotations", {}).items() <= pod["metadata"]["annotations"].items()
+    )
+    pod["metadata"] = {"name": "one"} | {key: pod["metadata"][key] for key in ("labels", "annotations")}
+    kubernetes_validate.validate(pod, NEWEST, strict=True)
+    kubernetes_validate.validate(pod, FIRST_NATIVE, strict=True)
+
+
+def test_what_is_injected_is_what_others_include(template: Template) -> None:
+    """The demo's Job includes the named templates; the same values inject the same container and volumes."""
+    (job,) = of_kind(documents(render_text(VALUES, "--set", "demo.enabled=true")), "Job")
+    pod = job["spec"]["template"]["spec"]
+    assert pod["initContainers"] == [template.container]
+    assert [one for one in pod["volumes"] if one["name"] != "tmp"] == template.volumes
+
+
+def test_an_ordinary_container_before_1_29(ordinary: Template) -> None:
+    pod, skipped = _decide(admission_review("deployment"), ordinary)
+    assert skipped is None
+    assert [one["name"] for one in pod["spec"]["containers"]] == ["app", "kquota"]
+    assert [one["name"] for one in pod["spec"]["initContainers"]] == ["migrate"]
+    assert "restartPolicy" not in pod["spec"]["containers"][1]
+
+
+@pytest.mark.parametrize("kubernetes", [NEWEST, "1.28.0"])
+@pytest.mark.parametrize("name", ["deployment", "bare"])
+def test_redirect_rules_are_set_before_all_others(name: str, kubernetes: str, tmp_path: Path) -> None:
+    """In transparent mode, with native sidecars and with ordinary ones."""
+    values = yaml.safe_load((CHART / "ci/transparent-values.yaml").read_text()) | {"demo": {"enabled": False}}
+    (path := tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
+    asked = admission_review(name)
+    pod, skipped = _decide(asked, Template.parse(sidecar_template(path, kubernetes)))
+    assert skipped is None
+    own = [one["name"] for one in asked["request"]["object"]["spec"].get("initContainers", [])]
+    sidecars = ["kquota"] if kubernetes == NEWEST else []
+    assert [one["name"] for one in pod["spec"]["initContainers"]] == ["kquota-redirect", *sidecars, *own]
+    assert [one["name"] for one in pod["spec"]["containers"]][1:] == ([] if sidecars else ["kquota"])
+
+
+SKIPPED: dict[str, tuple[dict[str, Any], str]] = {
+    "opted out": (_labelled("deployment", **{"kquota.io/inject": "false"}), "opted-out"),
+    "a sidecar of its own": (
+        admission_review("deployment", initContainers=[{"name": "kquota", "image": "own", "restartPolicy": "Always"}]),
+        "already-there",
+    ),
+    "on the node's network": (admission_review("bare", hostNetwork=True), "host-network"),
+    "on Windows": (admission_review("deployment", os={"name": "windows"}), "not-linux"),
+}
+
+
+@pytest.mark.parametrize("case", SKIPPED)
+def test_who_is_skipped_has_the_reason_as_label(case: str, template: Template) -> None:
+    asked, reason = SKIPPED[case]
+    pod, skipped = _decide(asked, template)
+    assert skipped == reason
+    assert pod["metadata"]["labels"]["kquota.io/injection-skipped"] == reason
+    assert pod["spec"] == asked["request"]["object"]["spec"]
+    assert pod["metadata"].get("annotations") == asked["request"]["object"]["metadata"].get("annotations")
+
+
+def test_a_job_is_skipped_where_it_would_not_end(ordinary: Template) -> None:
+    pod, skipped = _decide(admission_review("job"), ordinary)
+    assert skipped == "job-would-not-end"
+    assert [one["name"] for one in pod["spec"]["containers"]] == ["app"]
+
+
+def test_opting_in() -> None:
+    wanted = Template.parse(sidecar_template(MANAGED))
+    assert _decide(admission_review("deployment"), wanted)[1] == "not-opted-in"
+    assert _decide(_labelled("deployment", **{"kquota.io/inject": "true"}), wanted)[1] is None
+
+
+def test_what_a_pod_claims_for_itself_does_not_count(template: Template) -> None:
+    """Our labels, annotations and volumes win, so that nobody brings a configuration of his own under our name."""
+    asked = _labelled("deployment", **{"kquota.io/config": "mine", "kquota.io/injection-skipped": "no-need"})
+    asked["request"]["object"]["metadata"]["annotations"]["kquota.io/restart-checksum"] = "0"
+    asked["request"]["object"]["spec"]["volumes"].append({"name": "kquota-config", "configMap": {"name": "mine"}})
+    pod, skipped = _decide(asked, template)
+    assert skipped is None
+    assert pod["metadata"]["labels"]["kquota.io/config"] == "shop-kquota"
+    assert "kquota.io/injection-skipped" not in pod["metadata"]["labels"]
+    assert pod["metadata"]["annotations"].items() >= template.annotations.items()
+    named = [one for one in pod["spec"]["volumes"] if one["name"] == "kquota-config"]
+    assert named == [{"name": "kquota-config", "configMap": {"name": "shop-kquota"}}]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"kind": "AdmissionReview"}',
+        json.dumps(admission_review("bare") | {"apiVersion": "admission.k8s.io/v1beta1"}).encode(),
+        json.dumps(admission_review("bare") | {"request": {"uid": "1", "kind": {"kind": "Node"}}}).encode(),
+        json.dumps(admission_review("bare", containers=7)).encode(),
+        b"\xff\xfe",
+    ],
+)  # fmt: skip
+def test_what_is_no_review_of_a_pod_is_refused(body: bytes, template: Template) -> None:
+    with pytest.raises(ReviewError, match="expected"):
+        review(body, template)
+
+
+def test_a_template_that_is_none_is_refused() -> None:
+    for data in (b"", b"{}", b'{"native": true}', sidecar_template()[:-1]):
+        with pytest.raises(TemplateError, match="expected the template"):
+            Template.parse(data)
+
+
+# --- the configuration of the API server
+
+
+def test_the_api_server_is_told_whom_to_ask_about_what() -> None:
+    manifests = documents(render_text(VALUES))
+    (hooks,) = of_kind(manifests, "MutatingWebhookConfiguration")
+    (hook,) = hooks["webhooks"]
+    assert (hook["failurePolicy"], hook["sideEffects"]) == ("Fail", "None")
+    assert hook["namespaceSelector"]["matchLabels"] == {"kquota.io/injection": "enabled"}
+    (listed,) = hook["namespaceSelector"]["matchExpressions"]
+    assert (listed["operator"], listed["values"]) == ("In", ["orders", "invoices"])
+    # each chosen namespace has the ConfigMap that the injected volume names
+    configs = [one for one in of_kind(manifests, "ConfigMap") if "kquota.yaml" in one["data"]]
+    assert {one["metadata"].get("namespace", NAMESPACE) for one in configs} == {NAMESPACE, "orders", "invoices"}
+    assert {one["metadata"]["name"] for one in configs} == {"shop-kquota"}
+    # its own pods start while nothing answers
+    (own,) = [one for one in of_kind(manifests, "Deployment") if one["metadata"]["name"].endswith("-webhook")]
+    (rule,) = hook["objectSelector"]["matchExpressions"]
+    assert rule["operator"] == "DoesNotExist"
+    assert rule["key"] in own["spec"]["template"]["metadata"]["labels"]
+    (service,) = of_kind(manifests, "Service")
+    assert hook["clientConfig"]["service"]["name"] == service["metadata"]["name"]
+    assert service["spec"]["selector"].items() <= own["spec"]["template"]["metadata"]["labels"].items()
+    (monitor,) = of_kind(manifests, "PodMonitor")
+    assert monitor["spec"]["namespaceSelector"]["matchNames"] == [NAMESPACE, "orders", "invoices"]
+
+
+def test_cert_manager_makes_the_certificate_where_it_is_asked_to() -> None:
+    manifests = documents(render_text(MANAGED))
+    (hooks,) = of_kind(manifests, "MutatingWebhookConfiguration")
+    (certificate,) = of_kind(manifests, "Certificate")
+    name = certificate["metadata"]["name"]
+    assert hooks["webhooks"][0]["failurePolicy"] == "Ignore"
+    assert "caBundle" not in hooks["webhooks"][0]["clientConfig"]
+    assert hooks["metadata"]["annotations"]["cert-manager.io/inject-ca-from"] == f"{NAMESPACE}/{name}"
+    assert certificate["spec"]["dnsNames"] == [f"{name}.{NAMESPACE}.svc"]
+    assert of_kind(manifests, "Secret") == []
+
+
+# --- over HTTPS
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Webhook]:
+    manifests = documents(render_text(VALUES))
+    (own,) = [one for one in of_kind(manifests, "Deployment") if one["metadata"]["name"].endswith("-webhook")]
+    (container,) = own["spec"]["template"]["spec"]["containers"]
+    (port,) = free_ports(1)
+    authority = write_certificate(manifests, tmp_path)
+    (tmp_path / "sidecar.json").write_bytes(sidecar_template())
+    arguments = [
+        one.replace("/etc/kquota-tls", str(tmp_path)).replace("/etc/kquota", str(tmp_path)) for one in container["args"]
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "deploy.cli", *arguments, "--host=127.0.0.1", f"--port={port}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    found = Webhook(port, tmp_path, f"shop-kquota-webhook.{NAMESPACE}.svc", authority, process)
+    try:
+        _wait(found, found.healthy)
+        yield found
+    finally:
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, output
+    assert "Traceback" not in output
+
+
+def _wait(running: Webhook, condition: Any) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        assert running.process.poll() is None, running.process.stdout.read() if running.process.stdout else ""
+        try:
+            if condition():
+                return
+        except httpx.HTTPError:
+            pass
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.1)
+
+
+def test_pods_are_changed_over_https(running: Webhook, template: Template) -> None:
+    for name in ("deployment", "job", "bare"):
+        asked = admission_review(name)
+        answer = running.post(asked).raise_for_status()
+        pod = _patched(asked, answer.json())
+        assert pod["spec"]["initContainers"][0] == template.container
+    asked = _labelled("job", **{"kquota.io/inject": "false"})
+    pod = _patched(asked, running.post(asked).raise_for_status().json())
+    assert pod["metadata"]["labels"]["kquota.io/injection-skipped"] == "opted-out"
+
+
+def test_what_cannot_be_answered_is_an_error_so_that_the_failure_policy_decides(running: Webhook) -> None:
+    assert running.post(b"{}").status_code == 400
+    assert running.post(b"x" * (9 * 1024 * 1024)).status_code == 413
+    assert running.post(b"{}", path="/elsewhere").status_code == 404
+    (running.directory / "sidecar.json").write_text("{}")
+    assert running.post(admission_review("bare")).status_code == 500
+    assert not running.healthy()
+    (running.directory / "sidecar.json").write_bytes(sidecar_template(optIn=True))  # a changed template counts at once
+    pod = _patched(admission_review("bare"), running.post(admission_review("bare")).json())
+    assert pod["metadata"]["labels"] == {"kquota.io/injection-skipped": "not-opted-in"}
+
+
+def test_noise_on_the_port_disturbs_nobody(running: Webhook) -> None:
+    with socket.create_connection(("127.0.0.1", running.port), timeout=5) as peer:
+        peer.sendall(b"POST /mutate HTTP/1.1\r\n\r\n")  # plain text where TLS is spoken
+        silent = socket.create_connection(("127.0.0.1", running.port), timeout=5)
+        assert running.post(admission_review("bare")).status_code == 200
+        silent.close()
+
+
+def test_a_renewed_certificate_is_taken_over(running: Webhook) -> None:
+    """As cert-manager renews it: same process, new authority. A broken pair on the way there changes nothing."""
+    fresh = documents(render_text(VALUES))
+    (running.directory / "tls.crt").write_text("nonsense")
+    time.sleep(6)  # longer than the poll
+    assert running.post(admission_review("bare")).status_code == 200
+    authority = write_certificate(fresh, running.directory)
+    _wait(running, lambda: running.post(admission_review("bare"), authority=authority).status_code == 200)
+    with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+        running.post(admission_review("bare"))
+
+
+def test_it_says_why_it_cannot_run(tmp_path: Path) -> None:
+    (tmp_path / "sidecar.json").write_bytes(sidecar_template())
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy.cli", "webhook", f"--template={tmp_path}/sidecar.json",
+         f"--cert={tmp_path}/none.crt", f"--key={tmp_path}/none.key"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "cannot run" in done.stderr
+    assert "none.crt" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,242 @@
+"""The generated table against the published schemas and against two libraries that encode messages by themselves."""
+
+from __future__ import annotations
+
+import random
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kio.static.constants import EntityType
+
+from proxy.wire import apis, generate, primitives, responses, schema
+from proxy.wire.frames import WireError
+from tests.support.wire_tools import (
+    THROTTLE_MS,
+    every_way,
+    kafka_python_frame,
+    kafka_python_messages,
+    kio_class,
+    kio_frame,
+    kio_versions,
+    sample,
+)
+
+ALL_VERSIONS = [(key, version) for key, (_, low, high, _) in schema.APIS.items() for version in range(low, high + 1)]
+NEWER_THAN_THE_TABLE = {(35, 5), (63, 2)}  # DescribeLogDirs 5 and BrokerHeartbeat 2 came after Kafka 4.2
+
+
+def test_committed_schema_is_what_the_published_schemas_give() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "proxy.wire.generate", "--check"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_check_fails_when_the_committed_file_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "schema.py"
+    other.write_text(Path(generate.TARGET).read_text().replace('"Produce"', '"Product"'))
+    monkeypatch.setattr(generate, "TARGET", other)
+    assert generate.main(["--check"]) == 1
+    assert generate.main([]) == 0
+    assert other.read_text() == Path(schema.__file__ or "").read_text()
+    assert generate.main(["--wrong"]) == 2
+
+
+def test_a_new_response_with_host_and_port_stops_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    releases = [generate.load(generate.find_jar(release)) for release in generate.RELEASES]
+    monkeypatch.delitem(generate.NOT_ADDRESSES, "StreamsGroupHeartbeat")
+    with pytest.raises(generate.SchemaError, match="StreamsGroupHeartbeatResponse carries a host and a port"):
+        generate.render(releases)
+
+
+def test_old_versions_are_covered_by_the_union() -> None:
+    # 4.x removed Produce 0-2 and Fetch 0-3 among others; 3.9.1 still has them.
+    assert schema.APIS[0][:3] == ("Produce", 0, 13)
+    assert schema.APIS[1][:3] == ("Fetch", 0, 18)
+    assert schema.APIS[78][:3] == ("ShareFetch", 0, 2)
+    assert schema.APIS[7][0] == "ControlledShutdown"
+
+
+def test_every_version_that_kio_knows_is_in_the_table_with_its_headers() -> None:
+    checked = 0
+    for kind in (EntityType.request, EntityType.response):
+        for key, version in kio_versions(kind):
+            cls = kio_class(key, version, kind)
+            if (key, version) in NEWER_THAN_THE_TABLE:
+                assert not apis.is_known(key, version)
+                continue
+            assert apis.is_known(key, version), (key, version)
+            assert apis.is_flexible(key, version) is cls.__flexible__, (key, version)
+            expected = cls.__header_schema__.__version__
+            if kind is EntityType.request:
+                assert apis.request_header_version(key, version) == expected, (key, version)
+            else:
+                assert apis.response_header_version(key, version) == expected, (key, version)
+                header = struct.calcsize(">i") + expected
+                assert responses.response_header_bytes(key, version) == header
+            checked += 1
+    assert checked > 500
+
+
+def test_every_version_that_kafka_python_knows_is_in_the_table() -> None:
+    for cls in kafka_python_messages():
+        for version in range(cls.max_version + 1):
+            if (cls.API_KEY, version) in NEWER_THAN_THE_TABLE:
+                continue
+            assert apis.is_known(cls.API_KEY, version), (cls.API_KEY, version)
+            assert apis.is_flexible(cls.API_KEY, version) is cls.flexible_version_q(version), (cls.API_KEY, version)
+
+
+def throttle_in(frame: bytes, key: int, version: int) -> int | None:
+    """What patch_throttle says is there, in all three ways: patched one up, and back."""
+
+    def patch(buf: bytearray, start: int, end: int) -> int | None:
+        before = bytes(buf)
+        if not responses.patch_throttle(buf, start, end, key, version, THROTTLE_MS + 1):
+            assert bytes(buf) == before
+            return None
+        changed = [at for at in range(len(buf)) if buf[at] != before[at]]
+        assert len(changed) == 1  # 0x04 became 0x05
+        position = changed[0] - 3
+        assert struct.unpack_from(">i", before, position)[0] == THROTTLE_MS
+        assert responses.patch_throttle(buf, start, end, key, version, THROTTLE_MS)  # the higher one stays
+        assert struct.unpack_from(">i", buf, position)[0] == THROTTLE_MS + 1
+        return position - start
+
+    position: int | None = every_way(patch, frame)
+    return position
+
+
+@pytest.mark.parametrize("key", sorted({key for key, _ in kio_versions()}))
+def test_throttle_field_of_kio_messages(key: int) -> None:
+    for _, version in (pair for pair in kio_versions() if pair[0] == key and pair not in NEWER_THAN_THE_TABLE):
+        for seed in range(4):
+            message = sample(kio_class(key, version), random.Random(seed))
+            if key == apis.API_VERSIONS and message.error_code.value == responses.UNSUPPORTED_VERSION:
+                continue
+            frame = kio_frame(message)
+            position = throttle_in(frame, key, version)
+            assert (position is not None) is hasattr(message, "throttle_time"), (key, version)
+            if position is not None and not responses.needs_whole_frame(key, version):
+                assert position == responses.throttle_offset(key, version)
+            else:
+                assert responses.throttle_offset(key, version) is None
+
+
+def test_throttle_field_of_kafka_python_messages() -> None:
+    checked = 0
+    for cls in kafka_python_messages():
+        fields = {field["name"]: field for field in cls.json["fields"]}
+        if cls.type != "response":
+            continue
+        for version in range(cls.max_version + 1):
+            if (cls.API_KEY, version) in NEWER_THAN_THE_TABLE:
+                continue
+            field = fields.get("ThrottleTimeMs")
+            has = field is not None and version in generate.versions(field["versions"])
+            frame = kafka_python_frame(cls, version, **({"throttle_time_ms": THROTTLE_MS} if has else {}))
+            position = throttle_in(frame, cls.API_KEY, version)
+            assert (position is not None) is has, (cls.API_KEY, version)
+            if position is not None:
+                assert frame.index(struct.pack(">i", THROTTLE_MS)) == position
+                checked += 1
+    assert checked > 130
+
+
+def test_throttle_positions_that_are_not_first() -> None:
+    # kafka-quota-semantics: Produce and ApiVersions last, delegation tokens last, OffsetDelete second.
+    odd = {key for key, runs in schema.THROTTLE_POSITIONS.items() if any(at != 0 for _, _, at in runs)}
+    assert {apis.api_name(key) for key in odd} == {
+        "Produce", "ApiVersions", "OffsetDelete", "CreateDelegationToken", "RenewDelegationToken",
+        "ExpireDelegationToken", "DescribeDelegationToken",
+    }  # fmt: skip
+    assert responses.throttle_offset(47, 0) == 4 + 4 + 2
+    assert responses.throttle_offset(39, 1) == 4 + 4 + 10
+    assert responses.throttle_offset(39, 2) == 4 + 4 + 1 + 10
+    assert responses.throttle_offset(1, 0) is None
+    assert responses.throttle_offset(1, 1) == 4 + 4
+    assert responses.throttle_offset(1, 12) == 4 + 4 + 1
+    assert responses.throttle_offset(17, 1) is None  # SaslHandshake has none
+    assert responses.throttle_offset(999, 0) is None
+    assert [responses.needs_whole_frame(0, version) for version in (0, 1, 13)] == [False, True, True]
+    assert responses.needs_whole_frame(999, 0) is False
+
+
+def test_which_responses_are_rewritten() -> None:
+    carrying = {(key, version) for key, version in ALL_VERSIONS if responses.carries_addresses(key, version)}
+    assert {key for key, _ in carrying} == {0, 1, 3, 10, 55, 60, 78, 79}
+    assert {version for key, version in carrying if key == 0} == {10, 11, 12, 13}
+    assert {version for key, version in carrying if key == 1} == {16, 17, 18}
+    assert {version for key, version in carrying if key == 55} == {2}
+    for key, version in ALL_VERSIONS:
+        # Fetch is asked for in a version without addresses, and what ApiVersions offers is clamped.
+        expected = ((key, version) in carrying and key != 1) or key == 18
+        assert responses.needs_rewrite(key, version) is expected, (key, version)
+
+
+@pytest.mark.parametrize("key", sorted(schema.ADDRESS_WALKS))
+def test_unknown_versions_of_responses_with_addresses_are_refused(key: int) -> None:
+    unknown = schema.APIS[key][2] + 1
+    for version in (unknown, -1):
+        assert responses.needs_rewrite(key, version)
+        with pytest.raises(WireError) as caught:
+            responses.carries_addresses(key, version)
+        assert caught.value.reason == "unsupported_version"
+        frame = bytearray(struct.pack(">ii", 60, 1) + bytes(56))
+        with pytest.raises(WireError) as caught:
+            responses.rewrite(key, version, frame, 0, len(frame), lambda *_: ("h", 1))
+        assert caught.value.reason == "unsupported_version"
+
+
+def test_unknown_apis_carry_no_addresses_as_far_as_anybody_knows() -> None:
+    assert not responses.carries_addresses(999, 0)
+    assert not responses.needs_rewrite(999, 0)
+    assert not responses.needs_rewrite(-1, -1)
+
+
+def test_fetch_is_asked_for_with_a_version_without_addresses() -> None:
+    newest = schema.APIS[apis.FETCH][2]
+    upstream = [responses.fetch_version_upstream(version) for version in range(newest + 1)]
+    assert upstream == [*range(16), 15, 15, 15]
+    assert not any(responses.carries_addresses(apis.FETCH, version) for version in upstream)
+    assert responses.fetch_version_upstream(newest + 1) == newest + 1  # refused elsewhere, not guessed
+
+
+def test_fetch_bodies_of_versions_15_to_18_differ_only_in_tagged_fields_that_consumers_do_not_send() -> None:
+    """The reason why a consumer's Fetch 16-18 may be sent as 15, and the answer given back as it is."""
+    newest = generate.load(generate.find_jar(generate.RELEASES[0]))
+    request, response = newest[apis.FETCH, "request"], newest[apis.FETCH, "response"]
+    assert request.versions[-1] == response.versions[-1] == schema.APIS[apis.FETCH][2] == 18
+    for version in (16, 17, 18):
+        assert request.program(version) == request.program(15)
+        assert _without_tags(response.program(version)) == _without_tags(response.program(15))
+
+    def added(fields: list[generate.Field]) -> list[generate.Field]:
+        inner = [field for outer in fields for field in added(outer.get("fields", []))]
+        return [field for field in fields if generate.versions(field["versions"])[0] > 15] + inner
+
+    new_in_requests = added(request.fields)
+    assert [(field["name"], "taggedVersions" in field) for field in new_in_requests] == [
+        ("ReplicaDirectoryId", True),  # KIP-853, of a follower
+        ("HighWatermark", True),  # KIP-1166, of a follower
+    ]
+    outer = [field for field in added(response.fields) if field["name"] == "NodeEndpoints"]
+    assert [(field["tag"], field["taggedVersions"]) for field in outer] == [(0, "16+")]
+    inner = {field["name"] for field in outer[0]["fields"]}
+    assert {field["name"] for field in added(response.fields)} == {"NodeEndpoints"} | inner
+    # Nothing was taken away after 15 either.
+    for message in (request, response):
+        for fields in generate._all_structs(message.fields, message.structs):
+            assert all(generate.versions(field["versions"])[-1] not in (15, 16, 17) for field in fields)
+
+
+def _without_tags(program: primitives.Program) -> primitives.Program:
+    return tuple((code, ()) if code == primitives.TAGS else (code, argument) for code, argument in program)

@@ -1,0 +1,106 @@
+"""What is counted of a client besides its quotas, and whether it waits when told to."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from proxy.patience import Patience
+from quota.entity import Kind
+from tests.support.session_tools import (
+    API_VERSIONS,
+    METADATA,
+    from_broker,
+    from_client,
+    ledger,
+    produce,
+    produce_response,
+    request,
+    session,
+)
+
+
+def test_requests_are_counted_by_client_and_api() -> None:
+    of = ledger()
+    one = session(of, rewrite=False)
+    from_client(one, produce(1, 100, client_id="a") + produce(2, 100, client_id="b"))
+    from_client(one, request(METADATA, 5, 3, b"\0\0\0\0\0", "a") + request(999, 0, 4, b"", "a"))
+    a, b = of.account("ANONYMOUS", "a"), of.account("ANONYMOUS", "b")
+    assert a.requests == {0: 1, METADATA: 1, -1: 1}
+    assert b.requests == {0: 1}
+    assert a.touched
+
+
+def test_connections_are_counted_by_client() -> None:
+    of = ledger()
+    first, second = session(of), session(of)
+    from_client(first, produce(1, 100, client_id="a") + produce(2, 100, client_id="b") + produce(3, 100, client_id="a"))
+    from_client(second, produce(1, 100, client_id="a"))
+    a, b = of.account("ANONYMOUS", "a"), of.account("ANONYMOUS", "b")
+    assert (a.connections, a.connections_opened, a.connections_peak) == (2, 2, 2)
+    assert (b.connections, b.connections_opened, b.connections_peak) == (1, 1, 1)
+    first.close(1.0)
+    assert (a.connections, a.connections_peak, b.connections) == (1, 2, 0)
+    first.close(2.0)  # closing twice takes nothing away twice
+    assert (a.connections, b.connections) == (1, 0)
+
+
+def test_the_library_is_remembered() -> None:
+    of = ledger()
+    one = session(of)
+    from_client(one, request(API_VERSIONS, 3, 1, bytes((18,)) + b"apache", "c"))
+    assert of.account("ANONYMOUS", "c").software is None  # cut short: the broker judges it
+    body = bytes((18,)) + b"apache-kafka-java" + bytes((6,)) + b"4.2.0" + b"\0"
+    other = session(of)
+    from_client(other, request(API_VERSIONS, 3, 1, body, "c"))
+    assert of.account("ANONYMOUS", "c").software == "apache-kafka-java/4.2.0"
+    from_client(session(of), request(API_VERSIONS, 0, 1, b"", "c"))
+    assert of.account("ANONYMOUS", "c").software == "apache-kafka-java/4.2.0", "an older library says nothing"
+
+
+def test_a_throttle_without_a_charge_is_activity() -> None:
+    of = ledger(produce_rate=100.0)
+    account = of.account("ANONYMOUS", "c")
+    account.touched = False
+    of.note_throttle(account, Kind.PRODUCE, 5)
+    assert account.touched
+    account.touched = False
+    one = session(of)
+    from_client(one, produce(1, 100))
+    account.touched = False
+    from_broker(one, produce_response(1, throttle_ms=7))
+    assert account.touched
+    assert account.broker_throttle_ms == 7
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    left, right = socket.socketpair()
+    with left, right:
+        yield left, right
+
+
+@pytest.mark.parametrize(("before", "after", "ignored"), [(b"", b"", False), (b"x", b"", False), (b"x", b"y", True)])
+def test_what_is_sent_in_the_second_half_of_a_mute_ignores_it(
+    pair: tuple[socket.socket, socket.socket], before: bytes, after: bytes, ignored: bool
+) -> None:
+    ours, client = pair
+    patience = Patience(ours, 100.0, 102.0)
+    assert patience.look_s == 101.0
+    assert not patience.look(100.5)
+    client.sendall(before)
+    assert not patience.look(101.0)
+    client.sendall(after)
+    assert patience.look_s == 101.8
+    assert patience.look(101.8)
+    assert patience.ignored is ignored
+    assert not patience.look(101.9), "judged once"
+
+
+def test_short_mutes_and_late_looks_judge_nobody(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, client = pair
+    client.sendall(b"x")
+    assert not Patience(ours, 100.0, 100.19).look(200.0)
+    assert not Patience(ours, 100.0, 102.0).look(101.9), "when the first look is missed, nothing is known"

@@ -1,0 +1,71 @@
+"""docs/configuration.md is true: its examples load, its defaults are the defaults, no setting is missing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from config.load import load_bytes, warnings_of
+from config.model import Config
+
+TEXT = Path(__file__, "../../../docs/configuration.md").resolve().read_text()
+EXAMPLES = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+
+
+def settings(model: type[BaseModel], prefix: str = "") -> set[str]:
+    found = set()
+    for name, info in model.model_fields.items():
+        inner = info.annotation
+        written = prefix + (info.alias or name)
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            found |= settings(inner, f"{written}.")
+        else:
+            found.add(written)
+    return found
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_examples_load_without_warnings(example: str) -> None:
+    assert warnings_of(load_bytes("example.yaml", example.encode())) == []
+
+
+def test_the_large_example_shows_the_defaults() -> None:
+    shown = load_bytes("example.yaml", EXAMPLES[0].encode()).restart_settings()
+    default = load_bytes("least.yaml", b'upstream: {bootstrap: ["kafka:9092"]}').restart_settings()
+    different = {name for name in shown if shown[name] != default[name]}
+    assert different == {"upstream.bootstrap", "identity.static", "identity.sources"}
+
+
+def test_the_large_example_leaves_nothing_out() -> None:
+    config = load_bytes("example.yaml", EXAMPLES[0].encode())
+    top = {info.alias or name for name, info in Config.model_fields.items() if name in config.model_fields_set}
+    missing = {info.alias or name for name, info in Config.model_fields.items()} - top
+    assert missing == {
+        "quota.producer.default",
+        "quota.producer.override",
+        "quota.consumer.default",
+        "quota.consumer.override",
+        "max.connections.per.ip",
+        "max.connections.per.ip.overrides",
+    }
+
+
+def test_every_setting_is_in_the_table() -> None:
+    rows = [line for line in TEXT.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+    assert settings(Config) - named == set()
+
+
+def test_live_settings_are_marked_so() -> None:
+    restart = set(load_bytes("least.yaml", b'upstream: {bootstrap: ["kafka:9092"]}').restart_settings())
+    for row in TEXT.splitlines():
+        cells = [cell.strip() for cell in row.split("|")]
+        if len(cells) == 6 and cells[1].startswith("`") and cells[3] in ("", "yes"):
+            for name in re.findall(r"`([^`]+)`", cells[1]):
+                parts = name.split(".")
+                whole = {".".join(parts[:count]) for count in range(1, len(parts) + 1)}  # sections are compared whole
+                live = not restart & whole and name != "admin"
+                assert live == (cells[3] == "yes"), name

@@ -1,0 +1,241 @@
+"""YAML that is too deep, too full or too slow: refused with its place before anything recurses, in little time."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from config.bounds import MAX_DEPTH, MAX_DIRECTIVES, MAX_FILE_BYTES, MAX_NUMBER_CHARS, MAX_PROBLEMS, MAX_VALUES
+from config.identity import StaticIdentity
+from config.load import load, load_bytes
+from config.overlay import parse_overlay
+from config.problems import ConfigError
+from config.source import parse
+from deploy.static_user import StaticUser, StaticUserError
+from tests.support.examples import examples
+
+HEAD = 'upstream: {bootstrap: ["kafka:9092"]}\n'
+MOST_CPU_S = 15.0
+"""Each of these took minutes, gigabytes or the process before; they take one to two seconds at most."""
+
+
+def refused(data: bytes) -> list[str]:
+    began_s = time.thread_time()
+    with pytest.raises(ConfigError) as error:
+        load_bytes("q.yaml", data)
+    assert time.thread_time() - began_s < MOST_CPU_S
+    return [str(problem) for problem in error.value.problems]
+
+
+# ---- depth ----
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("[" * 100_000, "1:33"),
+        ("[" * 50_000 + "]" * 50_000, "1:33"),
+        ("{" * 100_000, "1:33"),
+        ("{a: " * 50_000 + "1" + "}" * 50_000, "1:129"),
+        ("- " * 100_000 + "x", "1:65"),
+        ("? " * 100_000 + "x", "1:65"),
+        ("[{a: " * 50_000, "1:81"),
+        ("[[]," * 100_000, "1:126"),
+        ("[? " * 50_000, "1:49"),
+        ("".join(" " * level + "a:\n" for level in range(1000)) + " " * 1000 + "b", "33:33"),
+        (HEAD + "quotas: " + "[" * 100_000, "2:40"),
+        ("a: &a 1\nb: " + "[" * 100_000, "2:35"),
+        ("!!seq [" * 50_000, "1:225"),
+    ],
+)
+def test_depth_is_refused_where_it_begins(text: str, place: str) -> None:
+    expected = f"q.yaml:{place}: (the whole file): expected at most {MAX_DEPTH} levels of nesting"
+    assert refused(text.encode()) == [expected]
+    with pytest.raises(ConfigError, match="levels of nesting"):
+        parse_overlay("o.yaml", text.encode())
+
+
+@pytest.mark.parametrize("anchor", ["", "&anchored "])
+def test_as_many_levels_as_are_taken(anchor: str) -> None:
+    def nested(levels: int) -> bytes:
+        return (anchor + "[" * levels + "1" + "]" * levels).encode()
+
+    value = parse("q.yaml", nested(MAX_DEPTH)).values
+    for _ in range(MAX_DEPTH):
+        (value,) = value
+    assert value == 1
+    with pytest.raises(ConfigError, match="levels of nesting"):
+        parse("q.yaml", nested(MAX_DEPTH + 1))
+
+
+OPENERS = [
+    "[",
+    "{",
+    "- ",
+    "? ",
+    "{a: ",
+    "[{a: ",
+    "&a [",
+    "!!seq [",
+    "[[],",
+    "a: [",
+    "\n- ",
+    "? - ",
+    '"a": [',
+    "[? ",
+    "-\n",
+]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(OPENERS), st.integers(1, 60_000)), min_size=1, max_size=5), st.text("]} a:,\n")
+)
+@settings(max_examples=examples(150))
+@example([("[", 60_000)], "")
+@example([("{a: ", 60_000)], "")
+@example([("- ", 60_000)], "a")
+def test_no_nesting_ends_the_process(parts: list[tuple[str, int]], end: str) -> None:
+    data = ("".join(opener * times for opener, times in parts) + end).encode()
+    for read in (lambda: load_bytes("q.yaml", data), lambda: parse_overlay("o.yaml", data)):
+        with suppress(ConfigError):
+            read()
+
+
+def test_a_token_of_a_service_account_that_nests(tmp_path: Path) -> None:
+    payload = base64.urlsafe_b64encode(b"[" * 40_000).decode()
+    (tmp_path / "token").write_text(f"{base64.urlsafe_b64encode(json.dumps({}).encode()).decode()}.{payload}.x")
+    with pytest.raises(StaticUserError, match="expected the token of a service account"):
+        StaticUser(StaticIdentity(template="{service_account}", directory=str(tmp_path))).read()
+
+
+# ---- number ----
+
+
+TOO_MANY = f"expected at most {MAX_VALUES} values in the file (keys, values, lists and mappings)"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("- a\n" * MAX_VALUES, MAX_VALUES),
+        ("[" + "a,\n" * MAX_VALUES + "]", MAX_VALUES),
+        ("".join(f"k{number}: 1\n" for number in range(MAX_VALUES)), MAX_VALUES // 2),
+        (HEAD + "quotas:\n" + "- {user: a, ip: b}\n" * MAX_VALUES, 50_001),
+        (HEAD + "quotas:\n" + "- user: a\n  ip: b\n" * MAX_VALUES, 99_999),
+        ("- [" + "[],\n" * MAX_VALUES, MAX_VALUES - 1),
+    ],
+)
+def test_too_many_values_are_refused(text: str, line: int) -> None:
+    (found,) = refused(text.encode())
+    assert found.endswith(f": (the whole file): {TOO_MANY}")
+    assert abs(int(found.split(":")[1]) - line) <= 2
+
+
+def test_as_many_values_as_are_taken_whichever_way_they_are_read() -> None:
+    items = MAX_VALUES - 1
+    for first in ("a", "&anchored a"):  # from events alone, and from nodes
+        assert len(parse("q.yaml", f"- {first}\n".encode() + b"- a\n" * (items - 1)).values) == items
+        with pytest.raises(ConfigError, match="values in the file"):
+            parse("q.yaml", f"- {first}\n".encode() + b"- a\n" * items)
+
+
+def test_ten_thousand_entries_with_everything_in_them_are_far_from_too_many() -> None:
+    entry = (
+        "- {user: user-%d, client-id: client-%d, producer_byte_rate: 4M, consumer_byte_rate: 4M, "
+        "request_percentage: 5, controller_mutation_rate: 7, "
+        "candidate: {producer_byte_rate: 3M, consumer_byte_rate: 3M}}\n"
+    )
+    text = HEAD + "quotas:\n" + "".join(entry % (number, number) for number in range(10_000))
+    assert len(load_bytes("q.yaml", text.encode()).quotas) == 10_000
+
+
+def test_a_file_of_too_many_bytes() -> None:
+    (found,) = refused(b"#" * (MAX_FILE_BYTES + 1))
+    assert found == f"q.yaml: (the whole file): expected a file of at most 16777216 bytes, it has {MAX_FILE_BYTES + 1}"
+
+
+def test_directives_are_counted() -> None:
+    """libyaml compares each with all before it: a million of them took an hour in which no other thread ran."""
+    text = "".join(f"%TAG !a{number}! a\n" for number in range(MAX_DIRECTIVES))
+    assert parse("q.yaml", (text + "--- 1\n").encode()).values == 1
+    (found,) = refused((text + "%TAG !b! b\n" + "--- 1\n").encode())
+    assert "expected at most 100 directives (lines that begin with %), there are 101" in found
+
+
+# ---- what grows when it is read ----
+
+
+def lists_of_lists(item: str, reference: str) -> bytes:
+    lines = [f"a: &a {item}"]
+    for number in range(98, 115):
+        lines.append(f"{chr(number)}: &{chr(number)} {reference % ','.join([f'*{chr(number - 1)}'] * 10)}")
+    return "\n".join(lines).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        lists_of_lists("[x,x,x,x,x,x,x,x,x,x]", "[%s]"),
+        lists_of_lists("{x: 1}", "{<<: [%s]}"),
+        b"a: &a [*a]\n",
+        b"a: &a {b: *a}\n",
+        b"a: &a {<<: *a}\n",
+    ],
+)
+def test_aliases_that_multiply(data: bytes) -> None:
+    (found,) = refused(data)
+    assert "nests too deeply or expands to too many values (aliases?)" in found
+
+
+@pytest.mark.parametrize("value", ["1:" * 1_000_000 + "1", "1:" * 1000 + "1.5", "9" * 5000, "0b" + "1" * 2000])
+def test_numbers_that_take_long(value: str) -> None:
+    found = refused(f"a: {value}\n".encode())
+    assert (
+        f"expected a value, or quotes around it: it has {len(value)} characters, at most {MAX_NUMBER_CHARS}" in found[0]
+    )
+    assert parse("q.yaml", f"a: '{value}'\n".encode()).values == {"a": value}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("!!bool maybe", "it is no bool"),
+        ("!!timestamp soon", "it is no timestamp"),
+        ("1:" * 300 + "1.5", "it is no float"),
+        ("2024-13-45", "month must be in 1..12"),
+    ],
+)
+def test_scalars_that_are_not_what_they_say(value: str, expected: str) -> None:
+    (found,) = [each for each in refused(f"a: {value}\n".encode()) if each.startswith("q.yaml:1:4: a: ")]
+    assert f"expected a value, or quotes around it: {expected}" in found
+
+
+@pytest.mark.parametrize(
+    ("text", "mistakes"),
+    [
+        ("".join(f"k{number}: 1\n" for number in range(100_000)), 100_001),
+        (HEAD + "quotas:\n" + "- {user: a, x: b, y: c}\n" * 30_000, 60_000),
+        ("a: 1\n" * 100_000, 99_999),
+        (HEAD + "quotas:\n" + "- {user: a, producer_byte_rate: 1M}\n" * 30_000, 29_999),
+    ],
+)
+def test_of_very_many_mistakes_the_first_are_told(text: str, mistakes: int) -> None:
+    """The place of each has to be looked for: 124 000 unknown keys took five minutes."""
+    found = refused(text.encode())
+    assert MAX_PROBLEMS < len(found) <= MAX_PROBLEMS + 2
+    assert found[-1] == f"q.yaml: (the whole file): has {mistakes - MAX_PROBLEMS} more problems" or mistakes == 100_001
+    assert "more problems" in found[-1]
+
+
+def test_the_same_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "q.yaml"
+    path.write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match=r"q\.yaml:1:33: \(the whole file\): expected at most 32 levels of nesting"):
+        load(path)

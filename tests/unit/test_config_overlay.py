@@ -1,0 +1,175 @@
+"""The overlay file: what is written is read back, whatever the names; what is wrong is named with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from config.load import load_bytes
+from config.overlay import load_overlay, overlay_bytes, parse_overlay, table_in_force
+from config.problems import ConfigError
+from quota.admin import Entity, enforced, names_of
+from quota.overlay import Overlay, altered, laid_over
+from quota.table import Entry, QuotaTable
+
+USER_A: Entity = (("user", "a"),)
+PRODUCE = "producer_byte_rate"
+
+names = st.text(min_size=1).filter(lambda name: not any("\ud800" <= char <= "\udfff" for char in name))
+name_or_default = names | st.none() | st.just("<default>")
+entities = st.one_of(
+    name_or_default.map(lambda name: (("user", name),)),
+    name_or_default.map(lambda name: (("client-id", name),)),
+    st.tuples(name_or_default, name_or_default).map(lambda both: (("client-id", both[0]), ("user", both[1]))),
+)
+values = st.none() | st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+whole_values = st.none() | st.integers(1, 2**63).map(float)
+limits = st.fixed_dictionaries(
+    {},
+    optional={
+        PRODUCE: whole_values,
+        "consumer_byte_rate": whole_values,
+        "request_percentage": values,
+        "controller_mutation_rate": values,
+    },
+).filter(bool)
+
+
+@given(st.dictionaries(entities, limits, max_size=5))
+@example({(("ip", None),): {"connection_creation_rate": None}, (("ip", "::1"),): {"connection_creation_rate": 5.0}})
+@example({(("user", "<default>"),): {PRODUCE: 1.0}, (("user", None),): {PRODUCE: None}})
+@example({(("user", "12"),): {PRODUCE: 5e-7}, (("user", "null"),): {PRODUCE: 1000.0000005}})
+@example({(("user", "\x00\n\x85\u2028\ufeff\ufffe ~ - : # {"),): {PRODUCE: float(2**63)}})
+@example({(("user", "x" * 32_767),): {PRODUCE: 1.0}})
+def test_what_is_written_is_read_back(overlay: Overlay) -> None:
+    assert parse_overlay("o.yaml", overlay_bytes(overlay)) == overlay
+
+
+def test_the_file_is_readable_and_says_who_writes_it() -> None:
+    text = overlay_bytes(
+        {
+            (("client-id", None), ("user", "alice")): {PRODUCE: 2_000_000.0, "consumer_byte_rate": None},
+            (("user", "<default>"),): {"request_percentage": 12.5},
+        }
+    ).decode()
+    assert text.startswith("# Written by kquota: client quotas that were set through it with AlterClientQuotas")
+    assert text.endswith(
+        "quotas:\n"
+        "- {user: alice, client-id: <default>, producer_byte_rate: 2000000, consumer_byte_rate: null}\n"
+        "- user: {name: <default>}\n"
+        "  request_percentage: 12.5\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("quotas: [{user: a}]", "o.yaml:1:10: quotas[0]: expected at least one limit"),
+        ("quotas: [{producer_byte_rate: 1}]", "o.yaml:1:10: quotas[0]: expected a user, a client-id"),
+        ("quotas: [{user: 5, producer_byte_rate: 1}]", "quotas[0].user: got 5, expected a name that is not empty"),
+        ("quotas: [{user: '', producer_byte_rate: 1}]", 'quotas[0].user: got "", expected a name that is not empty'),
+        (
+            "quotas: [{user: {nam: a}, producer_byte_rate: 1}]",
+            "quotas[0].user: got a mapping with nam, expected a name",
+        ),
+        ("quotas: [{user: a, producer_byte_rate: yes}]", "producer_byte_rate: got true, expected a number, or null"),
+        ("quotas: [{user: a, producer_byte_rate: 0}]", "expected producer_byte_rate to be a finite number above 0"),
+        ("quotas: [{user: a, producer_byte_rate: .inf}]", "expected producer_byte_rate to be a finite number above 0"),
+        ("quotas: [{user: a, producer_byte_rate: 1.5}]", "expected producer_byte_rate to be a whole number, got 1.5"),
+        ("quotas: [{user: a, producer_rate: 1}]", "quotas[0].producer_rate: unknown key, did you mean"),
+        (
+            "quotas:\n- {user: a, producer_byte_rate: 1}\n- {user: a, producer_byte_rate: 2}",
+            "o.yaml:3:3: quotas[1]: expected each entity once, user=a is there already",
+        ),
+        ("quotas: [{user: a, ip: 1.1.1.1, producer_byte_rate: 1}]", "quotas[0]: an ip cannot be combined with a user"),
+        ("quotas: [{ip: host, connection_creation_rate: 1}]", "quotas[0]: expected an IPv4 or IPv6 address"),
+        (
+            "quotas: [{ip: 1.1.1.1, producer_byte_rate: 1}]",
+            "producer_byte_rate: expected connection_creation_rate, got",
+        ),
+        (
+            "quotas: [{ip: '::1', connection_creation_rate: 1}, {ip: '0::1', connection_creation_rate: 1}]",
+            "each entity once",
+        ),
+        ("quotas: [{user: a, connection_creation_rate: null}]", "expected producer_byte_rate or consumer_byte_rate"),
+        ("quota: []", "o.yaml:1:1: quota: unknown key, did you mean quotas?"),
+        ("- a", "got a list of 1, expected a mapping"),
+        ("quotas:", "quotas: got null, expected a list"),
+        ("{", "expected YAML"),
+        ("quotas: [{user: a, producer_byte_rate: 1, producer_byte_rate: 2}]", "expected each key once"),
+    ],
+)
+def test_mistakes_are_named_with_their_place(text: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_overlay("o.yaml", text.encode())
+    assert expected in str(caught.value)
+
+
+def test_all_mistakes_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_overlay("o.yaml", b"quotas: [{user: a}, {user: a, producer_byte_rate: 0}]")
+    assert len(caught.value.problems) == 3
+
+
+def test_no_file_is_no_overlay_and_neither_are_comments_alone(tmp_path: Path) -> None:
+    assert load_overlay(tmp_path / "absent.yaml") == {}
+    assert parse_overlay("o.yaml", b"# nothing\n") == {}
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        load_overlay(tmp_path)
+
+
+def test_the_entries_in_force_are_those_of_the_file_with_the_overlay(tmp_path: Path) -> None:
+    path = tmp_path / "overlay.yaml"
+    quotas = {
+        "entries": [{"user": "a", PRODUCE: 1, "consumer_byte_rate": 2}],
+        "alter": "apply",
+        "alter_principals": ["ANONYMOUS"],
+        "overlay": str(path),
+    }
+    text = yaml.safe_dump({"upstream": {"bootstrap": ["kafka:9092"]}, "quotas": quotas, "quota.producer.default": 5})
+    config = load_bytes("q.yaml", text.encode())
+    in_file = table_in_force(config).entries
+    assert Entry("a", None, 1.0, 2.0) in in_file
+    path.write_bytes(overlay_bytes({USER_A: {PRODUCE: 7.0, "consumer_byte_rate": None}}))
+    assert table_in_force(config).entries == (Entry("a", None, 7.0), *in_file[1:])
+    path.write_text("nonsense")
+    with pytest.raises(ConfigError):
+        table_in_force(config)
+
+
+@given(st.binary(max_size=200))
+@example(b"quotas: [{user: {name: [a]}, producer_byte_rate: 1}]")
+@example(b"quotas: [{? {a: b} : c}]")
+@example(b"quotas: [{user: &a [*a]}]")
+def test_any_bytes_are_an_overlay_or_a_problem_with_a_place(data: bytes) -> None:
+    problems = []
+    try:
+        parse_overlay("o.yaml", data)
+    except ConfigError as error:
+        problems = error.problems or ["no problem is named"]
+    assert all(str(problem).startswith("o.yaml") for problem in problems)
+
+
+@given(st.dictionaries(entities, limits, max_size=3), st.lists(st.tuples(entities, limits), max_size=8))
+def test_alterations_do_what_they_say_whatever_the_file_has(in_file: Overlay, alterations: Any) -> None:
+    """Against a model that is obviously right: a table of limits in which keys are set and deleted."""
+    model = {entity: {key: value for key, value in of.items() if value is not None} for entity, of in in_file.items()}
+    model = {entity: of for entity, of in model.items() if of}
+    file = QuotaTable(Entry(*names_of(entity), **of) for entity, of in model.items())
+    overlay: Overlay = {}
+    for entity, wanted in alterations:
+        overlay = altered(overlay, file, {entity: wanted})
+        overlay = parse_overlay("o.yaml", overlay_bytes(overlay))  # a restart after each
+        of = model.setdefault(entity, {})
+        for key, value in wanted.items():
+            of.pop(key, None)
+            if value is not None:
+                of[key] = value
+        if not of:
+            del model[entity]
+        assert enforced(laid_over(file, overlay)) == model

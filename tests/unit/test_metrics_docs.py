@@ -1,0 +1,101 @@
+"""docs/metrics.md lists every metric with its real type and labels, and no other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from deploy.export import ExportState
+from deploy.export_worker import WorkerState
+from deploy.follow import Followed, Follower
+from deploy.metrics import Metrics, Status
+from deploy.metrics.held import held_families
+from deploy.metrics.security import security_families
+from deploy.security import Security
+from deploy.watch import ReloadState
+from proxy.errors import CloseReason
+from proxy.identity import IdentityPolicy
+from proxy.observer import Counters
+from proxy.server import Proxy
+from proxy.settings import ProxySettings
+from quota.entity import DEFAULT, Kind
+from quota.ledger import Ledger
+from quota.table import Entry, QuotaTable
+
+TEXT = Path(__file__, "../../../docs/metrics.md").resolve().read_text()
+LABEL = (
+    r"\b(kind|cause|user|client_id|mode|limit|reason|api|version|python|ip|scope|outcome|sink|library|peer|setting|"
+    r"lane)\b"
+)
+
+
+async def everything() -> bytes:
+    """An exposition in which every family has at least one sample."""
+    entries = [Entry(None, DEFAULT, 10.0, 10.0, 1.0, 1.0), Entry(None, "s", 1.0, mode="shadow")]
+    ledger, counters = Ledger(QuotaTable(entries), smooth=False), Counters()
+    for kind in Kind:
+        ledger.charge(ledger.account("u", "c"), kind, 1000, 0)
+    ledger.charge(ledger.account("u", "s"), Kind.PRODUCE, 1000, 0)
+    ledger.note_broker_throttle(ledger.account("u", "c"), 5)
+    ledger.note_throttle(ledger.account("u", "c"), Kind.PRODUCE, 5, held=True)
+    ledger.connections.admit("10.0.0.1", "u", 0)
+    counters.connections_closed["client_closed"] = 1
+    counters.parse_errors["tls_on_plain_port"] = 1
+    counters.requests[0] = 1
+    counters.libraries.note("librdkafka/2.1", 500.0, ignored=True)
+    counters.tls_handshakes["client"] = 1
+    counters.tls_handshake_failures["client", "certificate"] = 1
+    side: Any = SimpleNamespace(setting="listen.tls", expires_at_s=1.0)
+    security = Security(side, None, IdentityPolicy(), Follower([Followed("listen.tls", [], list)]))
+    status = Status(ready=True, cluster_reached=True, draining=False)
+    export = ExportState({"files": WorkerState(1, 1, 1, 1, 1.0, None)}, 1, 1)
+    metrics = Metrics(
+        ledger,
+        counters,
+        ReloadState(),
+        lambda: status,
+        max_groups=5,
+        alterations={"denied": 1},
+        export=lambda: export,
+        held=lambda: held_families(Proxy(ProxySettings("127.0.0.1", 0, range(0), ()), ledger, counters), ledger),
+        security=lambda: security_families(security, counters),
+    )
+    return await metrics.text(0)
+
+
+@pytest.mark.trio
+async def test_the_page_and_the_exposition_agree() -> None:
+    exported = {}
+    for family in text_string_to_metric_families((await everything()).decode()):
+        if family.name.startswith("process_"):
+            continue
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        assert family.samples, f"{name} has no sample here, so its labels cannot be compared"
+        labels = set().union(*(sample.labels for sample in family.samples)) - {"le"}
+        exported[name] = (family.type, labels)
+    documented = {}
+    before: set[str] = set()
+    for row in TEXT.splitlines():
+        cells = [cell.strip() for cell in row.split("|")]
+        if len(cells) == 6 and cells[1].startswith("`kquota_"):
+            labels = before if cells[3] == "the same" else set(re.findall(LABEL, re.sub(r"\([^)]*\)", "", cells[3])))
+            before = labels
+            documented[cells[1].strip("`")] = (cells[2], labels)
+    assert documented == exported
+
+
+def test_every_close_reason_is_explained() -> None:
+    (table,) = re.findall(r"\| reason \| meaning \|\n(.*?)\n\n", TEXT, re.DOTALL)
+    named = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert named == {str(reason) for reason in CloseReason}
+
+
+def test_queries_on_the_page_use_metrics_that_exist() -> None:
+    (queries,) = re.findall(r"```promql\n(.*?)```", TEXT, re.DOTALL)
+    for name in re.findall(r"kquota_\w+", queries):
+        assert f"| `{name}` |" in TEXT

@@ -1,0 +1,310 @@
+"""/metrics as Prometheus reads it: parsed by Prometheus' own library, named by its rules, true to the ledger."""
+
+from __future__ import annotations
+
+import re
+import tracemalloc
+
+import pytest
+import trio
+import trio.testing
+from prometheus_client.parser import text_string_to_metric_families
+
+from deploy.metrics import Metrics, Status
+from deploy.watch import ReloadState
+from proxy.observer import Counters
+from quota.entity import DEFAULT, Kind
+from quota.ledger import Ledger
+from quota.table import Entry, QuotaTable
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+TABLE = QuotaTable([Entry(None, DEFAULT, producer_byte_rate=1000.0, consumer_byte_rate=1000.0)])
+
+
+def metrics_of(ledger: Ledger, counters: Counters | None = None, most: int = 200) -> Metrics:
+    status = Status(ready=True, cluster_reached=True, draining=False)
+    return Metrics(ledger, counters or Counters(), ReloadState(), lambda: status, max_groups=most)
+
+
+def parse(text: bytes) -> Samples:
+    samples: Samples = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
+            assert key not in samples, f"twice: {key}"
+            samples[key] = sample.value
+    return samples
+
+
+def value(samples: Samples, name: str, **labels: str) -> float | None:
+    return samples.get((name, frozenset(labels.items())))
+
+
+def busy_ledger() -> Ledger:
+    """alice/etl is over its quota of 1000 B/s, bob/etl shares the counter, carol has nothing to wait for."""
+    ledger = Ledger(TABLE, smooth=False, max_throttle_ms=500)
+    alice, bob, carol = ledger.account("alice", "etl"), ledger.account("bob", "etl"), ledger.account("carol", "")
+    assert ledger.charge(alice, Kind.PRODUCE, 9000, 0) == 0
+    delay_ms = ledger.charge(alice, Kind.PRODUCE, 2000, 0)  # 11 000 B / 10 s against 1000 B/s: 1000 ms, cut to 500
+    assert delay_ms == 500
+    ledger.note_throttle(alice, Kind.PRODUCE, delay_ms)
+    ledger.charge_no_throttle(bob, Kind.FETCH, 300, 0)
+    ledger.charge(carol, Kind.PRODUCE, 50, 0)
+    return ledger
+
+
+@pytest.mark.trio
+async def test_the_exposition_tells_what_the_ledger_knows() -> None:
+    samples = parse(await metrics_of(busy_ledger()).text(0))
+
+    def of(name: str, **labels: str) -> float | None:
+        return value(samples, name, **labels)
+
+    alice = {"user": "alice", "client_id": "etl"}
+    assert of("kquota_bytes_total", kind="produce", **alice) == 11_000
+    assert of("kquota_bytes_total", kind="fetch", **alice) == 0  # a zero said aloud, so that rates see the first byte
+    assert of("kquota_bytes_total", kind="fetch", user="bob", client_id="etl") == 300
+    assert of("kquota_bytes_total", kind="produce", user="carol", client_id="") == 50
+    assert of("kquota_throttled_requests_total", cause="produce", **alice) == 1
+    assert of("kquota_throttle_seconds_total", cause="produce", **alice) == 0.5
+    assert of("kquota_throttle_seconds_total", cause="fetch", **alice) == 0
+    group = {"kind": "produce", "user": "", "client_id": "etl"}
+    assert of("kquota_quota_limit", mode="enforce", **group) == 1000
+    assert of("kquota_quota_observed", mode="enforce", **group) == 1100
+    assert of("kquota_quota_utilisation_ratio", mode="enforce", **group) == 1.1
+    assert of("kquota_throttle_remaining_seconds", **group) == 0.5
+    assert of("kquota_throttle_owed_seconds", **group) == 1.0
+    assert of("kquota_throttle_capped_total", cause="produce") == 1
+    assert of("kquota_throttle_capped_total", cause="fetch") == 0
+    assert of("kquota_config_quotas") == 1
+    assert of("kquota_clients_known") == 3
+    assert of("kquota_clients_folded") == 0
+    assert of("kquota_ready") == 1
+
+
+@pytest.mark.trio
+async def test_shadow_quotas_show_what_they_would_do() -> None:
+    ledger = Ledger(QuotaTable([Entry("u", None, producer_byte_rate=10.0, mode="shadow")]), smooth=False)
+    assert ledger.charge(ledger.account("u", "c"), Kind.PRODUCE, 200, 0) == 0  # 20 B/s against 10: would be 10 s
+    samples = parse(await metrics_of(ledger).text(0))
+    group = {"kind": "produce", "user": "u", "client_id": ""}
+    assert value(samples, "kquota_quota_limit", mode="shadow", **group) == 10
+    assert value(samples, "kquota_would_throttle_requests_total", limit="shadow", **group) == 1
+    assert value(samples, "kquota_would_throttle_seconds_total", limit="shadow", **group) == 10
+
+
+@pytest.mark.trio
+async def test_what_the_data_path_counted_is_there() -> None:
+    counters = Counters()
+    counters.connections_opened = 5
+    counters.connections_open = 2
+    counters.connections_muted = 1
+    counters.connections_closed["client_closed"] = 3
+    counters.parse_errors["tls_on_plain_port"] = 4
+    counters.requests.update({0: 7, 1: 8, -1: 2})
+    for seconds in (0.0004, 0.002, 0.002, 99.0):
+        counters.upstream_latency.add(seconds)
+    samples = parse(await metrics_of(Ledger(TABLE), counters).text(0))
+    assert value(samples, "kquota_connections_closed_total", reason="client_closed") == 3
+    assert value(samples, "kquota_parse_errors_total", kind="tls_on_plain_port") == 4
+    assert value(samples, "kquota_requests_total", api="Produce") == 7
+    assert value(samples, "kquota_requests_total", api="unknown") == 2
+    assert value(samples, "kquota_connections_open") == 2
+    assert value(samples, "kquota_connections_muted") == 1
+    assert value(samples, "kquota_upstream_latency_seconds_bucket", le="0.0005") == 1
+    assert value(samples, "kquota_upstream_latency_seconds_bucket", le="0.0025") == 3
+    assert value(samples, "kquota_upstream_latency_seconds_bucket", le="+Inf") == 4
+    assert value(samples, "kquota_upstream_latency_seconds_count") == 4
+    assert value(samples, "kquota_upstream_latency_seconds_sum") == pytest.approx(99.0044)
+
+
+@pytest.mark.trio
+async def test_names_and_help_follow_prometheus_rules() -> None:
+    text = await metrics_of(busy_ledger()).text(0)
+    families = list(text_string_to_metric_families(text.decode()))
+    ours = [family for family in families if not family.name.startswith("process_")]
+    assert len(ours) > 30
+    assert len({family.name for family in families}) == len(families)
+    for family in ours:
+        assert re.fullmatch(r"kquota_[a-z]+(_[a-z]+)*", family.name), family.name
+        assert family.documentation.endswith("."), family.name
+        assert not re.search(r"_(ms|milliseconds|kb|mb|percent|count|sum|bucket)$", family.name), family.name
+        for sample in family.samples:
+            assert family.type != "counter" or sample.name.endswith("_total"), sample.name
+            assert family.type != "gauge" or not sample.name.endswith("_total"), sample.name
+
+
+@pytest.mark.trio
+async def test_hostile_names_cannot_break_the_exposition() -> None:
+    ledger = Ledger(TABLE)
+    names = ['a"b', "a\\b", "a\nb", "a\rb", "\ud800", "x" * 32_767, "other", "\x00", "{}", "é\u2028", "a\\nb"]
+    for name in names:
+        ledger.charge(ledger.account(name, name), Kind.PRODUCE, 1, 0)
+    text = await metrics_of(ledger).text(0)
+    samples = parse(text)
+    moved = {
+        key: one for key, one in samples.items() if key[0] == "kquota_bytes_total" and ("kind", "produce") in key[1]
+    }
+    assert len(moved) == len(names)
+    assert all(one == 1 for one in moved.values())
+    assert value(samples, "kquota_bytes_total", kind="produce", user='a"b', client_id='a"b') == 1
+    assert value(samples, "kquota_bytes_total", kind="produce", user="a\nb", client_id="a\nb") == 1
+    assert len(text) < 60_000
+
+
+@pytest.mark.trio
+async def test_a_hundred_thousand_client_ids_stay_within_the_bound() -> None:
+    ledger = Ledger(TABLE, smooth=False)
+    metrics = metrics_of(ledger, most=100)
+    for index in range(100_000):
+        ledger.charge(ledger.account("u", f"invented-{index}"), Kind.PRODUCE, 10, 0)
+    text = await metrics.text(0)
+    samples = parse(text)
+    assert (
+        len(samples) < 100 * (2 + 2 + 2 + 5) + 200
+    )  # per client: bytes, requests, seconds x 2 kinds; per group 5 gauges
+    produced = [one for key, one in samples.items() if key[0] == "kquota_bytes_total" and ("kind", "produce") in key[1]]
+    assert len(produced) == 101
+    assert sum(produced) == 1_000_000
+    assert value(samples, "kquota_clients_known") == 20_000  # the others are forgotten, what they did is not
+    assert value(samples, "kquota_clients_folded") == 19_900
+    assert value(samples, "kquota_bytes_total", kind="produce", user="other", client_id="other") == 999_000
+
+
+@pytest.mark.trio
+async def test_nothing_is_lost_or_counted_twice_when_the_ledger_forgets() -> None:
+    ledger = Ledger(TABLE, smooth=False)
+    metrics = metrics_of(ledger, most=1)
+    hour_ms = 3_600_000
+    ledger.charge(ledger.account("a", "x"), Kind.PRODUCE, 100, 0)
+    ledger.charge(ledger.account("b", "x"), Kind.PRODUCE, 10, 0)
+    await metrics.text(0)
+    ledger.charge(ledger.account("b", "x"), Kind.PRODUCE, 5, 1)  # seen by no scrape before it is forgotten
+    assert await metrics.expire(hour_ms + 1) == 3  # two clients and the counter they shared
+    assert list(ledger.accounts()) == []
+    ledger.charge(ledger.account("b", "x"), Kind.PRODUCE, 7, hour_ms + 2)
+    samples = parse(await metrics.text(hour_ms + 2))
+    assert value(samples, "kquota_bytes_total", kind="produce", user="b", client_id="x") == 7  # in a's place
+    assert value(samples, "kquota_bytes_total", kind="produce", user="other", client_id="other") == 15
+
+
+@pytest.mark.trio
+async def test_limits_that_come_and_go_count_shadow_throttles_once() -> None:
+    entry = Entry(None, "c", producer_byte_rate=10.0, mode="shadow")
+    shadow, none = QuotaTable([entry]), QuotaTable([])
+    ledger = Ledger(shadow, smooth=False)
+    metrics = metrics_of(ledger)
+    now_ms = 0.0
+    for table in (shadow, none, shadow, none, shadow):
+        ledger.swap(table)
+        ledger.charge(ledger.account("u", "c"), Kind.PRODUCE, 1000, now_ms)
+        samples = parse(await metrics.text(now_ms))
+        now_ms += 2000
+    # three of the five charges met the shadow limit, each over it
+    assert (
+        value(samples, "kquota_would_throttle_requests_total", kind="produce", user="", client_id="c", limit="shadow")
+        == 3
+    )
+
+
+@pytest.mark.trio
+async def test_a_storm_of_scrapes_shares_one_answer() -> None:
+    ledger = busy_ledger()
+    metrics = metrics_of(ledger)
+    first = await metrics.text(0)
+    ledger.charge(ledger.account("alice", "etl"), Kind.PRODUCE, 1, 0)
+    assert await metrics.text(999) is first
+    assert await metrics.text(1000) != first
+
+
+@pytest.mark.trio
+async def test_a_scrape_lets_others_work_in_between() -> None:
+    ledger = Ledger(TABLE)
+    for index in range(5000):
+        ledger.charge(ledger.account("u", str(index)), Kind.PRODUCE, 1, 0)
+    metrics = metrics_of(ledger)
+    turns = 0
+
+    async def traffic() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(traffic)
+        await metrics.text(0)
+        nursery.cancel_scope.cancel()
+    assert turns > 5000 / 250 + 30  # at least once per step of 250 clients and once per metric
+
+
+@pytest.mark.trio
+async def test_scrapes_do_not_grow_memory() -> None:
+    ledger = busy_ledger()
+    metrics = metrics_of(ledger)
+    for turn in range(5):
+        await metrics.text(turn * 1000)
+    tracemalloc.start()
+    try:
+        await metrics.text(6000)
+        before = tracemalloc.get_traced_memory()[0]
+        for turn in range(7, 40):
+            await metrics.text(turn * 1000)
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown < 50_000  # one answer is about 10 KB, and only the last is kept
+
+
+@pytest.mark.trio
+async def test_libraries_are_counted_by_name_and_version() -> None:
+    counters = Counters()
+    metrics = metrics_of(Ledger(TABLE), counters)
+    note = counters.libraries.note
+    note("librdkafka/2.1.0", 500.0, ignored=True)
+    note("librdkafka/2.1.0", 1500.0, ignored=False)
+    note("apache-kafka-java/4.2.0", 300.0, ignored=False)
+    note(None, 200.0, ignored=False)
+    note("x", 200.0, ignored=False)
+    note("x/", 200.0, ignored=False)  # the same to Prometheus
+    samples = parse(await metrics.text(0))
+
+    def of(name: str, library: str, version: str) -> float | None:
+        return value(samples, f"kquota_library_{name}_total", library=library, version=version)
+
+    assert [
+        of(name, "librdkafka", "2.1.0") for name in ("mutes", "mute_seconds", "mutes_ignored", "ignored_seconds")
+    ] == [
+        2,
+        2.0,
+        1,
+        0.5,
+    ]
+    assert of("mutes", "apache-kafka-java", "4.2.0") == 1
+    assert of("ignored_seconds", "apache-kafka-java", "4.2.0") == 0, "said aloud"
+    assert of("mutes", "unknown", "") == 1
+    assert of("mutes", "x", "") == 2
+
+
+@pytest.mark.trio
+async def test_invented_libraries_stay_within_the_bound_and_nothing_is_lost() -> None:
+    counters = Counters()
+    metrics = metrics_of(Ledger(TABLE), counters)
+    note = counters.libraries.note
+    note("apache-kafka-java/4.2.0", 1000.0, ignored=False)
+    rest = 0.0
+    for turn in range(10):
+        for index in range(10_000):
+            note(f'"}}\n{turn}-{index}\ud800{"é" * 200}/{index}', 200.0, ignored=index % 2 == 0)
+        note("apache-kafka-java/4.2.0", 1000.0, ignored=False)
+        samples = parse(await metrics.text(turn * 1000.0))
+        found = {key: one for key, one in samples.items() if key[0].startswith("kquota_library_")}
+        assert len(found) <= 4 * 31
+        other = value(samples, "kquota_library_mutes_total", library="other", version="other")
+        assert other is not None
+        # Those forgotten before anybody looked are there too; a series of its own ends when its library is forgotten.
+        assert other - rest >= 10_001 - 30
+        assert other <= (turn + 1) * 10_001 + 1
+        rest = other
+    assert len(list(counters.libraries)) == 1000
+    assert max(len(text) for key in found for _, text in key[1]) <= 120

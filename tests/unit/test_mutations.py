@@ -1,0 +1,551 @@
+"""The partition-mutation quota without sockets: all versions of the three requests, encoded by kafka-python."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.intercept import AdminRequest, Forward
+from proxy.mutation_request import RECENT_MS, RECENT_TOPICS, RecentChanges
+from proxy.mutations import DEFAULT_COUNT_MS
+from proxy.wire.frames import WireError
+from proxy.wire.topics import (
+    CREATE_PARTITIONS,
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    MAX_TOPICS,
+    REFUSAL_TEXT,
+    STRICT_FROM,
+)
+from tests.support.mutation_tools import (
+    CREATE_VERSIONS,
+    DELETE_VERSIONS,
+    EXISTS,
+    INVALID_PARTITIONS,
+    INVALID_REQUEST,
+    METADATA,
+    PARTITIONS_VERSIONS,
+    THROTTLED,
+    UNKNOWN_ID,
+    UNKNOWN_TOPIC,
+    Client,
+    Cluster,
+    create,
+    create_assigned,
+    delete,
+    encoded,
+    partitions,
+)
+
+STRICT_CREATE = [v for v in CREATE_VERSIONS if v >= STRICT_FROM[CREATE_TOPICS]]
+LENIENT_CREATE = [v for v in CREATE_VERSIONS if v < STRICT_FROM[CREATE_TOPICS]]
+STRICT_DELETE = [v for v in DELETE_VERSIONS if v >= STRICT_FROM[DELETE_TOPICS]]
+LENIENT_DELETE = [v for v in DELETE_VERSIONS if v < STRICT_FROM[DELETE_TOPICS]]
+STRICT_PARTITIONS = [v for v in PARTITIONS_VERSIONS if v >= STRICT_FROM[CREATE_PARTITIONS]]
+LENIENT_PARTITIONS = [v for v in PARTITIONS_VERSIONS if v < STRICT_FROM[CREATE_PARTITIONS]]
+
+
+# ---- E8 to E16: rate 2, ten windows of 1 s: burst 20; two topics of 30 partitions -----------------------------------
+
+
+@pytest.mark.parametrize("version", STRICT_CREATE)
+def test_strict_create(version: int) -> None:
+    client = Client(2)
+    done = client.send(create(version, {"a": 30, "b": 30}))
+    assert done.errors == {"a": 0, "b": THROTTLED}
+    assert done.delay_ms == 5000  # 20 - 30 = -10 tokens, at 2 per second
+    assert client.cluster.counts == {"a": 30}
+    assert [topic.name for topic in done.forwarded.topics] == ["a"]
+    (refused,) = (topic for topic in done.message.topics if topic.name == "b")
+    assert refused.error_message == REFUSAL_TEXT
+    assert (refused.num_partitions, refused.replication_factor, refused.configs) == (-1, -1, [])
+    if version >= 7:
+        assert refused.topic_id is None
+    client.now_ms = 5000
+    again = client.send(create(version, {"b": 30}))
+    assert (again.errors, again.delay_ms) == ({"b": 0}, 0)
+
+
+@pytest.mark.parametrize("version", LENIENT_CREATE)
+def test_permissive_create(version: int) -> None:
+    client = Client(2)
+    done = client.send(create(version, {"a": 30, "b": 30}))
+    assert (done.errors, done.delay_ms) == ({"a": 0, "b": 0}, 20_000)  # 20 - 60 = -40
+    assert client.cluster.counts == {"a": 30, "b": 30}
+
+
+@pytest.mark.parametrize("version", STRICT_DELETE)
+def test_strict_delete(version: int) -> None:
+    client = Client(2)
+    client.cluster.add(a=30, b=30)
+    b_id, _ = client.cluster.topics["b"]
+    done = client.send(delete(version, ["a", "b"]))
+    assert (done.errors, done.delay_ms) == ({"a": 0, "b": THROTTLED}, 5000)
+    assert client.cluster.counts == {"b": 30}
+    (refused,) = (topic for topic in done.message.responses if topic.name == "b")
+    assert refused.error_message == REFUSAL_TEXT
+    if version >= 6:
+        assert refused.topic_id == b_id  # as a broker does, although the request gave the name only
+
+
+@pytest.mark.parametrize("version", LENIENT_DELETE)
+def test_permissive_delete(version: int) -> None:
+    client = Client(2)
+    client.cluster.add(a=30, b=30)
+    done = client.send(delete(version, ["a", "b"]))
+    assert (done.errors, done.delay_ms, client.cluster.counts) == ({"a": 0, "b": 0}, 20_000, {})
+
+
+@pytest.mark.parametrize("version", STRICT_PARTITIONS)
+def test_strict_partitions(version: int) -> None:
+    client = Client(2)
+    client.cluster.add(a=1, b=1)
+    done = client.send(partitions(version, {"a": 31, "b": 31}))
+    assert (done.errors, done.delay_ms) == ({"a": 0, "b": THROTTLED}, 5000)
+    assert client.cluster.counts == {"a": 31, "b": 1}
+    (refused,) = (topic for topic in done.message.results if topic.name == "b")
+    assert refused.error_message == REFUSAL_TEXT
+
+
+@pytest.mark.parametrize("version", LENIENT_PARTITIONS)
+def test_permissive_partitions(version: int) -> None:
+    client = Client(2)
+    client.cluster.add(a=1, b=1)
+    done = client.send(partitions(version, {"a": 31, "b": 31}))
+    assert (done.errors, done.delay_ms) == ({"a": 0, "b": 0}, 20_000)
+    assert client.cluster.counts == {"a": 31, "b": 31}
+
+
+def test_without_a_quota_nothing_is_asked_and_nothing_held() -> None:
+    # E10, E13, E16
+    client = Client(None)
+    client.cluster.add(x=5)
+    for message in (create(7, {"a": 30, "b": -1}), partitions(3, {"x": 9}), delete(6, ["a", "x"])):
+        seen = len(client.cluster.seen)
+        body = encoded(message)
+        request = AdminRequest(message.API_KEY, message.API_VERSION, "u", "c", client.account, body)
+        assert client.quota.request(request, 0) == Forward()
+        assert len(client.cluster.seen) == seen
+    # Totals have what the requests tell: 30 + 1, and one for each topic whose count they do not tell.
+    assert client.charged == 31 + 1 + 2
+
+
+# ---- the rest of KIP-599 --------------------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_kip() -> None:
+    # rate 5, 100 windows of 1 s: burst 500. 7 topics of 80 partitions: all accepted, -60 tokens; 12 s for the next one
+    client = Client(5, burst_s=100)
+    done = client.send(create(7, {f"t{n}": 80 for n in range(7)}))
+    assert set(done.errors.values()) == {0}
+    assert (done.delay_ms, client.tokens) == (0, -60)
+    refused = client.send(create(7, {"late": 1}))
+    assert (refused.errors, refused.delay_ms, refused.forwarded) == ({"late": THROTTLED}, 12_000, None)
+    client.now_ms = 12_000
+    assert client.send(create(7, {"late": 1})).errors == {"late": 0}
+
+
+@pytest.mark.parametrize("version", STRICT_CREATE)
+def test_what_is_accepted_is_never_delayed(version: int) -> None:
+    client = Client(2)
+    done = client.send(create(version, {"a": 1000}))
+    assert (done.errors, done.delay_ms, client.tokens) == ({"a": 0}, 0, -980)
+
+
+def test_nothing_left_is_answered_without_the_broker() -> None:
+    client = Client(2)
+    client.cluster.add(a=30, x=1)
+    client.send(delete(6, ["a"]))
+    assert client.tokens == -10
+    for message in (create(6, {"b": 1, "c": 1}), partitions(3, {"x": 2}), delete(5, ["x"])):
+        done = client.send(message)
+        assert (set(done.errors.values()), done.delay_ms, done.forwarded) == ({THROTTLED}, 5000, None)
+        assert done.message.throttle_time_ms == 0  # the session sets it
+    assert client.cluster.counts == {"x": 1}
+    assert client.charged == 30
+
+
+def test_topics_are_judged_in_the_order_of_the_request() -> None:
+    client = Client(2)  # burst 20
+    done = client.send(create(7, [("a", 5), ("b", 16), ("c", 1), ("d", 1)]))
+    assert done.errors == {"a": 0, "b": 0, "c": THROTTLED, "d": THROTTLED}  # 20, 15, -1
+    assert done.delay_ms == 500
+
+
+def test_the_rest_of_a_request_keeps_its_bytes() -> None:
+    client = Client(2)
+    message = create(7, [("a", 20), ("b", 1), ("c", 1)])
+    message.topics[0].configs = [message.topics[0].CreatableTopicConfig(version=7, name="retention.ms", value="77")]
+    message.timeout_ms = 12_345
+    client.send(create(7, {"drain": 1}))
+    done = client.send(message)
+    # 19 tokens: a and nothing else
+    assert done.errors == {"a": 0, "b": THROTTLED, "c": THROTTLED}
+    expected = create(7, {"a": 20})
+    expected.topics[0].configs = message.topics[0].configs
+    expected.timeout_ms = 12_345
+    assert done.forwarded_body == encoded(expected)
+
+
+@pytest.mark.parametrize("version", CREATE_VERSIONS[1:])
+def test_validation_is_free(version: int) -> None:
+    client = Client(2)
+    client.send(create(7, {"drain": 100}))
+    done = client.send(create(version, {"a": 30}, validate_only=True))
+    assert (done.errors, done.delay_ms, client.charged) == ({"a": 0}, 0, 100)
+
+
+@pytest.mark.parametrize("version", PARTITIONS_VERSIONS)
+def test_validation_of_partitions_is_free(version: int) -> None:
+    client = Client(2)
+    client.cluster.add(x=1)
+    client.send(create(7, {"drain": 100}))
+    done = client.send(partitions(version, {"x": 30}, validate_only=True))
+    assert (done.errors, done.delay_ms, client.charged) == ({"x": 0}, 0, 100)
+
+
+@pytest.mark.parametrize("version", CREATE_VERSIONS)
+def test_what_the_broker_refuses_is_given_back(version: int) -> None:
+    client = Client(2)
+    client.cluster.add(there=30)
+    client.cluster.fail["forbidden"] = 29
+    done = client.send(create(version, {"there": 30, "forbidden": 4, "fine": 3, "none": 0}))
+    errors = {"there": EXISTS, "forbidden": 29, "fine": 0, "none": INVALID_PARTITIONS}
+    assert (done.errors, done.delay_ms) == (errors, 0)
+    assert (client.tokens, client.charged) == (17, 3)
+
+
+@pytest.mark.parametrize("version", DELETE_VERSIONS)
+def test_deletes_that_fail_are_given_back(version: int) -> None:
+    client = Client(2)
+    client.cluster.add(a=5, forbidden=10)
+    client.cluster.fail["forbidden"] = 29
+    done = client.send(delete(version, ["forbidden", "nowhere", "a"]))
+    assert (done.errors, done.delay_ms) == ({"forbidden": 29, "nowhere": UNKNOWN_TOPIC, "a": 0}, 0)
+    assert (client.charged, client.tokens, client.cluster.counts) == (5, 15, {"forbidden": 10})
+
+
+@pytest.mark.parametrize("version", PARTITIONS_VERSIONS)
+def test_partitions_that_cannot_be_are_not_charged(version: int) -> None:
+    client = Client(2)
+    client.cluster.add(a=5, b=5)
+    done = client.send(partitions(version, {"a": 5, "b": 3, "nowhere": 50}))
+    errors = {"a": INVALID_PARTITIONS, "b": INVALID_PARTITIONS, "nowhere": UNKNOWN_TOPIC}
+    assert (done.errors, done.delay_ms, client.charged) == (errors, 0, 0)
+
+
+@pytest.mark.parametrize("error", [7, -1])
+def test_what_may_have_happened_stays_charged(error: int) -> None:
+    client = Client(2)
+    client.cluster.fail["slow"] = error  # REQUEST_TIMED_OUT, UNKNOWN_SERVER_ERROR
+    client.send(create(7, {"slow": 9}))
+    assert client.charged == 9
+
+
+@pytest.mark.parametrize("version", CREATE_VERSIONS)
+def test_repeated_names_go_to_the_broker_and_cost_nothing(version: int) -> None:
+    client = Client(2)
+    done = client.send(create(version, [("a", 30), ("b", 1), ("a", 30)]))
+    assert (done.errors, client.charged) == ({"a": INVALID_REQUEST, "b": 0}, 1)
+    assert [topic.name for topic in done.forwarded.topics] == ["a", "b", "a"]
+    client.cluster.add(x=1)
+    done = client.send(partitions(3, [("x", 30), ("x", 40)]))
+    assert (done.errors, client.charged) == ({"x": INVALID_REQUEST}, 1)
+
+
+def test_topics_that_exist_are_neither_refused_nor_charged() -> None:
+    client = Client(2)
+    client.cluster.add(old=100)
+    done = client.send(create(7, {"old": 100, "new": 30, "late": 1}))
+    assert done.errors == {"old": EXISTS, "new": 0, "late": THROTTLED}  # only 30 of 20 were used
+    assert done.delay_ms == 5000
+    assert client.send(create(7, {"old": 100})).errors == {"old": EXISTS}  # and this has not to wait
+    assert client.charged == 30
+
+
+def test_enough_tokens_need_no_question() -> None:
+    client = Client(2)
+    client.send(create(7, {"a": 19, "b": 1, "c": 5}))
+    assert client.cluster.seen == [(CREATE_TOPICS, 7)]
+
+
+# ---- counts that the request does not have --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", CREATE_VERSIONS[4:])
+def test_default_counts_are_asked_for_once_and_kept_right(version: int) -> None:
+    client = Client(2, Cluster(default_count=7))
+    client.send(create(version, {"a": -1, "b": 2}))
+    assert (client.charged, client.cluster.seen) == (9, [(CREATE_TOPICS, 5), (CREATE_TOPICS, version)])
+    assert client.cluster.counts == {"a": 7, "b": 2}  # asking has created nothing
+    client.send(create(version, {"c": -1}))
+    assert (client.charged, len(client.cluster.seen)) == (16, 3)
+    client.cluster.default_count = 4  # changed elsewhere: answers from version 5 on tell
+    client.send(create(7, {"d": -1}))
+    assert client.charged == 20
+    client.send(create(version, {"e": -1}))
+    assert client.charged == 24
+
+
+def test_a_default_count_is_asked_for_again_after_a_while() -> None:
+    client = Client(2, Cluster(default_count=7))
+    client.send(create(4, {"a": -1}))
+    client.cluster.default_count = 2
+    client.now_ms = DEFAULT_COUNT_MS + 1
+    client.send(create(4, {"b": -1}))
+    assert client.charged == 9
+
+
+def test_a_default_count_that_nobody_tells_is_one() -> None:
+    client = Client(2, Cluster(default_count=7, describe_configs=False))
+    client.send(create(7, {"a": -1}))
+    assert client.charged == 1
+    client.cluster.describe_configs = True
+    client.send(create(7, {"b": -1}))
+    assert client.charged == 8
+
+
+@pytest.mark.parametrize("version", CREATE_VERSIONS)
+def test_assigned_partitions_are_counted(version: int) -> None:
+    client = Client(2)
+    client.send(create_assigned(version, "a", 4))
+    assert client.charged == 4
+
+
+def test_deletes_by_id() -> None:
+    client = Client(2)
+    client.cluster.add(a=30, b=30)
+    (a_id, _), (b_id, _) = client.cluster.topics["a"], client.cluster.topics["b"]
+    done = client.send(delete(6, [], [a_id, uuid.UUID(int=99), b_id]))
+    by_id = {topic.topic_id: (topic.name, topic.error_code) for topic in done.message.responses}
+    assert by_id == {a_id: ("a", 0), uuid.UUID(int=99): (None, UNKNOWN_ID), b_id: ("b", THROTTLED)}
+    assert client.cluster.seen == [(METADATA, 12), (DELETE_TOPICS, 6)]
+
+
+def test_a_topic_by_name_and_by_id_is_a_repetition() -> None:
+    client = Client(2)
+    client.cluster.add(a=30)
+    a_id, _ = client.cluster.topics["a"]
+    done = client.send(delete(6, ["a"], [a_id]))
+    assert (done.errors, client.charged) == ({"a": INVALID_REQUEST}, 0)
+
+
+@pytest.mark.parametrize(("version", "asked"), [(1, 4), (5, 4), (6, 10)])
+def test_questions_are_of_versions_that_the_clients_broker_has(version: int, asked: int) -> None:
+    client = Client(2)
+    client.cluster.add(a=1)
+    client.send(delete(version, ["a"]))
+    assert client.cluster.seen == [(METADATA, asked), (DELETE_TOPICS, version)]
+
+
+def test_changes_made_elsewhere_count_at_once() -> None:
+    client = Client(2)
+    client.cluster.add(a=1)
+    client.send(partitions(3, {"a": 3}))
+    client.cluster.add(a=9)  # deleted and made anew by others
+    client.now_ms = 1000
+    client.send(partitions(3, {"a": 11}))
+    client.cluster.add(a=15)
+    client.send(delete(6, ["a"]))
+    assert client.charged == 2 + 2 + 15
+
+
+def test_what_the_broker_does_not_know_yet_is_remembered_from_the_answer() -> None:
+    client = Client(2)
+    client.send(create(7, {"a": 8}))
+    client.cluster.hidden.add("a")
+    client.send(partitions(3, {"a": 10}))
+    assert client.charged == 10
+    client.send(delete(6, ["a"]))
+    assert client.charged == 20
+
+
+def test_what_nobody_knew_costs_at_least_one() -> None:
+    client = Client(2)
+    client.cluster.add(a=5)
+    client.cluster.hidden.add("a")  # made elsewhere, this very moment
+    done = client.send(delete(6, ["a"]))
+    assert (done.errors, client.charged) == ({"a": 0}, 1)
+
+
+def test_a_topic_that_only_seemed_to_exist_is_charged_afterwards() -> None:
+    client = Client(2)
+    client.send(create(7, {"drain": 21}))
+    client.cluster.add(a=5)
+    handle = client.cluster.handle
+
+    def gone_meanwhile(api_key: int, version: int, body: bytes) -> bytes:
+        answer = handle(api_key, version, body)
+        client.cluster.topics.pop("a", None) if api_key == METADATA else None
+        return answer
+
+    client.cluster.handle = gone_meanwhile  # type: ignore[method-assign]
+    assert client.send(create(7, {"a": 5})).errors == {"a": 0}
+    assert client.charged == 26
+
+
+def test_the_memory_is_short_and_small() -> None:
+    recent, topic_id = RecentChanges(), uuid.UUID(int=1)
+    recent.put("a", topic_id, 3, 0)
+    assert recent.get("a", RECENT_MS) == recent.get(topic_id, RECENT_MS) == (3, topic_id, 0)
+    assert recent.get("a", RECENT_MS + 1) is None
+    assert recent.get(None, 0) is None
+    recent.put("a", None, 5, 1)  # CreatePartitions knows no ids
+    assert recent.get("a", 1) == recent.get(topic_id, 1) == (5, topic_id, 1)
+    for number in range(2 * RECENT_TOPICS):
+        recent.put(str(number), None, 1, 0)
+    assert len(recent) == RECENT_TOPICS
+    recent.forget(str(2 * RECENT_TOPICS - 1), "nothing", None)
+    assert recent.get(str(2 * RECENT_TOPICS - 1), 0) is None
+
+
+@pytest.mark.parametrize("version", DELETE_VERSIONS)
+def test_what_is_remembered_does_not_outlive_the_topic(version: int) -> None:
+    # Made here, and this very moment deleted and made anew, smaller, by somebody else: that one counts.
+    client = Client(2)
+    client.send(create(7, {"a": 15}))
+    client.cluster.add(a=2)
+    client.send(partitions(3, {"a": 4}))
+    assert client.charged == 15 + 2
+    client.cluster.add(a=1)
+    client.send(delete(version, ["a"]))
+    assert client.charged == 15 + 2 + 1
+
+
+def test_a_broker_that_knows_fewer_partitions_of_the_same_topic_is_behind() -> None:
+    client = Client(2)
+    client.send(create(7, {"a": 1}))
+    topic_id, _ = client.cluster.topics["a"]
+    client.send(partitions(3, {"a": 4}))
+    client.cluster.topics["a"] = (topic_id, 1)
+    client.send(delete(6, ["a"]))
+    assert client.charged == 1 + 3 + 4
+
+
+# ---- shadow, groups, reloads, bad bytes -----------------------------------------------------------------------------
+
+
+def test_shadow_measures_and_refuses_nothing() -> None:
+    client = Client(2, mode="shadow")
+    client.cluster.add(old=1)
+    done = client.send(create(7, {"a": 30, "b": 30, "old": 1}))
+    assert (done.errors, done.delay_ms) == ({"a": 0, "b": 0, "old": EXISTS}, 0)
+    (group,) = client.ledger.snapshot(0)
+    assert group.shadow is not None
+    # b would have been refused, so it took nothing
+    assert (group.observed, group.shadow.throttled, group.shadow.throttle_ms) == (-10, 1, 5000)
+    assert client.send(create(5, {"c": 10})).delay_ms == 0
+    (group,) = client.ledger.snapshot(0)
+    assert group.shadow is not None
+    assert (group.observed, group.shadow.throttled, group.shadow.throttle_ms) == (-20, 2, 10_000)
+
+
+@pytest.mark.parametrize(
+    "message", [create(7, {"a": 1}), delete(6, ["a"]), delete(5, ["a"]), partitions(3, {"a": 2}), create(0, {"a": 1})]
+)
+def test_cut_requests_are_malformed(message: object) -> None:
+    client = Client(2)
+    body = encoded(message)
+    for cut in (b"", body[:3], body[:-3]):
+        request = AdminRequest(message.API_KEY, message.API_VERSION, "u", "c", client.account, cut)  # type: ignore[attr-defined]
+        with pytest.raises(WireError, match="cannot be read") as caught:
+            client.quota.request(request, 0)
+        assert caught.value.reason == "request_malformed"
+        unlimited = Client(None)
+        request = AdminRequest(message.API_KEY, message.API_VERSION, "u", "c", unlimited.account, cut)  # type: ignore[attr-defined]
+        assert unlimited.quota.request(request, 0) == Forward()  # the broker may judge it
+
+
+def test_unknown_tagged_fields_cannot_be_judged() -> None:
+    client = Client(2)
+    body = encoded(create(7, {"a": 1}))[:-1] + b"\1\x63\2ab"  # tag 99, two bytes
+    with pytest.raises(WireError, match="99") as caught:
+        client.quota.request(AdminRequest(CREATE_TOPICS, 7, "u", "c", client.account, body), 0)
+    assert caught.value.reason == "request_malformed"
+
+
+def test_a_default_count_that_cannot_be_read_is_one() -> None:
+    client = Client(2)
+    client.cluster.fail["a"] = 999
+    client.send(create(7, {"a": -1}))
+    assert client.charged == 1  # what became of it cannot be read either, so the charge stays
+
+
+@pytest.mark.parametrize("message", [create(4, {}), create(7, {}), delete(3, []), delete(5, []), partitions(3, {})])
+def test_more_topics_than_can_be_judged_at_once(message: Any) -> None:
+    client = Client(2)
+    count = MAX_TOPICS + 1
+    flexible = encoded(message)[:1] == b"\1"
+    body = bytes([count + 1 & 0x7F | 0x80, (count + 1 >> 7) & 0x7F | 0x80, count + 1 >> 14]) if flexible else None
+    body = body or count.to_bytes(4)
+    request = AdminRequest(message.API_KEY, message.API_VERSION, "u", "c", client.account, body + bytes(99))
+    with pytest.raises(WireError, match="names 10001 topics, expected at most 10000") as caught:
+        client.quota.request(request, 0)
+    assert caught.value.reason == "request_malformed"
+
+
+def test_topics_that_the_client_may_not_see_are_the_brokers_to_refuse() -> None:
+    client = Client(2)
+    client.cluster.add(secret=30, a=1)
+    client.cluster.hidden.add("secret")  # a broker answers TOPIC_AUTHORIZATION_FAILED in place of UNKNOWN_TOPIC
+    client.cluster.fail["secret"] = 29
+    client.send(create(7, {"drain": 21}))
+    assert client.send(delete(6, ["secret"])).errors == {"secret": 29}
+    assert client.send(partitions(3, {"secret": 40})).errors == {"secret": 29}
+    assert client.charged == 21
+
+
+def test_an_answer_that_cannot_be_read_passes_if_it_need_not_be_changed() -> None:
+    client = Client(2)
+    request = AdminRequest(CREATE_TOPICS, 7, "u", "c", client.account, encoded(create(7, {"a": 5})))
+    outcome = client.quota.request(request, 0)
+    assert isinstance(outcome, Forward)
+    assert outcome.on_response is not None
+    reply = outcome.on_response(b"\0\0\0\0\x02\x02a" + bytes(16) + b"\x03\xe7", 0)  # error 999
+    assert (reply.body, reply.delay_ms, client.charged) == (None, 0, 5)
+
+
+def test_an_answer_that_must_be_changed_and_cannot_be_read_ends_the_connection() -> None:
+    client = Client(2)
+    client.cluster.handle = lambda *_: b"\0\0\0"  # type: ignore[method-assign]
+    with pytest.raises(WireError) as caught:
+        client.send(create(7, {"a": 30, "b": 30}))
+    assert caught.value.reason == "broker_malformed"
+
+
+@given(data=st.data())
+def test_what_is_charged_is_what_was_changed(data: st.DataObject) -> None:
+    # Whatever clients send, in whatever version: the total is the number of partitions that came and went, nothing is
+    # refused before the tokens are used up, and a refused topic is left alone.
+    cluster = Cluster(default_count=3)
+    client = Client(2, cluster)
+    names = st.sampled_from(["a", "b", "c", "d", "bad"])
+    cluster.fail["bad"] = 17
+    changed = 0
+    for _ in range(data.draw(st.integers(1, 8))):
+        client.now_ms += data.draw(st.sampled_from([0, 100, 3000, 30_000]))
+        kind = data.draw(st.sampled_from(["create", "delete", "partitions"]))
+        asked = data.draw(st.lists(st.tuples(names, st.sampled_from([-1, 1, 4, 15, 40])), max_size=4))
+        if kind == "create":
+            message = create(data.draw(st.sampled_from(CREATE_VERSIONS[4:])), asked)
+        elif kind == "delete":
+            message = delete(data.draw(st.sampled_from(DELETE_VERSIONS[1:])), [name for name, _ in asked])
+        else:
+            message = partitions(data.draw(st.sampled_from(PARTITIONS_VERSIONS)), asked)
+        before, tokens = cluster.counts, client.tokens
+        done = client.send(message)
+        after = cluster.counts
+        difference = sum(abs(after.get(name, 0) - before.get(name, 0)) for name in {*before, *after})
+        changed += difference
+        assert client.charged == changed
+        refused = {name for name, error in done.errors.items() if error == THROTTLED}
+        for name in refused:
+            assert before.get(name) == after.get(name)
+        if refused:
+            # What the broker refused ("bad") was charged until it said so.
+            assert tokens < difference or tokens < 0 or "bad" in done.errors
+            assert done.delay_ms > 0

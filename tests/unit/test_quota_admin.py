@@ -1,0 +1,423 @@
+"""Kafka's administration of quotas as rules: what may be set and how it is found. Cases G of quota-cases by number.
+
+Their expectations come from Kafka's own tests; tests/broker/test_quota_admin_kafka.py asks a real broker the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from quota.admin import (
+    INVALID_REQUEST,
+    UNSUPPORTED_VERSION,
+    AdminError,
+    Component,
+    Entity,
+    Op,
+    enforced,
+    entity_of,
+    entity_of_entry,
+    entity_text,
+    judge,
+    names_of,
+    select,
+)
+from quota.connections import ConnectionEntry, ConnectionLimits, Scope
+from quota.entity import DEFAULT
+from quota.overlay import altered, laid_over
+from quota.table import CandidateLimits, Entry, QuotaTable
+
+PRODUCE, FETCH, TIME, MUTATIONS = (
+    "producer_byte_rate",
+    "consumer_byte_rate",
+    "request_percentage",
+    "controller_mutation_rate",
+)
+
+RATE = "connection_creation_rate"
+
+
+def entity(user: str | None = "-", client_id: str | None = "-", ip: str | None = "-") -> Entity:
+    """An entity; "-" leaves a type out, None is the default."""
+    given = (("user", user), ("client-id", client_id), ("ip", ip))
+    return entity_of((kind, name) for kind, name in given if name != "-")
+
+
+def change(entity: Entity, **values: float | None) -> tuple[Entity, list[Op]]:
+    return entity, [Op(key, value) for key, value in values.items()]
+
+
+def code(*alterations: tuple[Entity, list[Op]]) -> list[int]:
+    """The error codes of a request, 0 for none."""
+    return [0 if verdict.error is None else verdict.error.code for verdict in judge(alterations)]
+
+
+class Table:
+    """What an administrator sees: alterations over a file, applied one after the other."""
+
+    def __init__(self, *in_file: Entry, connections: Sequence[ConnectionEntry] = ()) -> None:
+        self.in_file = QuotaTable(in_file, connections=ConnectionLimits(connections))
+        self.overlay: dict[Entity, dict[str, float | None]] = {}
+
+    def alter(self, entity: Entity, **values: float | None) -> None:
+        (verdict,) = judge([change(entity, **values)])
+        assert verdict.error is None
+        self.overlay = altered(self.overlay, self.in_file, {entity: verdict.changes})
+
+    @property
+    def in_force(self) -> QuotaTable:
+        return laid_over(self.in_file, self.overlay)
+
+    @property
+    def shown(self) -> dict[Entity, dict[str, float]]:
+        return enforced(self.in_force)
+
+
+# ---- altering -------------------------------------------------------------------------------------------------------
+
+
+def test_g1_set_change_remove_and_mix() -> None:
+    table, both = Table(), entity("user", "client-id")
+    assert table.shown == {}
+    table.alter(both, producer_byte_rate=10000.0, consumer_byte_rate=20000.0)
+    table.alter(both, producer_byte_rate=15000.0)
+    assert table.shown == {both: {PRODUCE: 15000.0, FETCH: 20000.0}}
+    table.alter(both, producer_byte_rate=None)
+    assert table.shown == {both: {FETCH: 20000.0}}
+    table.alter(both, request_percentage=None)
+    assert table.shown == {both: {FETCH: 20000.0}}
+    table.alter(both, producer_byte_rate=5000.0)
+    table.alter(both, producer_byte_rate=20000.0, consumer_byte_rate=None, request_percentage=12.3)
+    assert table.shown == {both: {PRODUCE: 20000.0, TIME: 12.3}}
+    table.alter(both, producer_byte_rate=None, request_percentage=None)
+    assert table.shown == {}
+    assert table.overlay == {}
+
+
+@pytest.mark.parametrize(
+    "alteration",
+    [
+        change(entity(""), producer_byte_rate=1.0),
+        change(entity(client_id=""), producer_byte_rate=1.0),
+        (entity_of([("", "name")]), [Op(TIME, 12.34)]),
+        (entity_of([("other", "name")]), [Op(TIME, 12.34)]),
+        change((), producer_byte_rate=10000.0),
+        change(entity("user"), bad=1.0),
+        change(entity("user"), producer_byte_rate=10000.5),
+    ],
+)
+def test_g4_invalid_requests(alteration: tuple[Entity, list[Op]]) -> None:
+    assert code(alteration) == [INVALID_REQUEST]
+
+
+@pytest.mark.parametrize(
+    "mixed", [entity("u", ip="1.2.3.4"), entity(client_id="c", ip="1.2.3.4"), entity("u", "c", None)]
+)
+def test_g5_an_address_goes_with_nothing_else(mixed: Entity) -> None:
+    assert code(change(mixed, producer_byte_rate=1.0)) == [INVALID_REQUEST]
+
+
+@pytest.mark.parametrize(
+    "keys", [{"bad": 1.0}, {"bad": 1.0, PRODUCE: 1.0}, {PRODUCE: 1.0, "bad": 1.0}, {"": 1.0}, {PRODUCE: 1.0, "": 1.0}]
+)
+def test_g7_one_invalid_key_spoils_its_entity(keys: dict[str, float]) -> None:
+    (verdict,) = judge([change(entity("u"), **keys)])
+    assert verdict.error is not None
+    assert verdict.error.code == INVALID_REQUEST
+    assert verdict.changes == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "good"),
+    [
+        (PRODUCE, 0.0, False),
+        (PRODUCE, -1.0, False),
+        (PRODUCE, -math.inf, False),
+        (TIME, 250.5, True),
+        (TIME, 1e308, True),
+        (TIME, 1e-300, True),
+        (TIME, 0.0, False),
+        (MUTATIONS, 0.5, True),
+        ("connection_creation_rate", 1.0, False),  # not of a user
+        (PRODUCE, 1e-9, True),  # a fraction of at most 1e-6 passes for whole
+        (PRODUCE, 5e-7, True),
+        (PRODUCE, 2e-6, False),
+        (PRODUCE, 1000.0000005, True),
+        (PRODUCE, 999.9999999, False),  # but not from below
+        (FETCH, float(2**31), True),
+        (FETCH, float(2**63 - 1024), True),
+        (FETCH, float(2**63), True),
+        (FETCH, float(2**63 + 2048), False),
+        (FETCH, 1e300, False),
+        (FETCH, math.inf, False),
+        (FETCH, math.nan, False),  # a broker takes this one, and infinity for the two that may have a fraction
+        (TIME, math.nan, False),
+        (TIME, math.inf, False),
+    ],
+)
+def test_g12_values(key: str, value: float, good: bool) -> None:
+    assert code(change(entity("u"), **{key: value})) == [0 if good else INVALID_REQUEST]
+
+
+def test_g3_addresses() -> None:
+    table, address, default = Table(), entity(ip="1.2.3.4"), entity(ip=None)
+    table.alter(address, connection_creation_rate=100.0)
+    table.alter(address, connection_creation_rate=150.0)
+    table.alter(default, connection_creation_rate=200.0)
+    assert select(table.shown, [any_("ip")], strict=False) == [
+        (address, {RATE: 150.0}),
+        (default, {RATE: 200.0}),
+    ]
+    limits = table.in_force.connections
+    assert [limits.rate(Scope.IP, name).connection_creation_rate for name in ("1.2.3.4", "1.1.1.1")] == [150.0, 200.0]
+    table.alter(address, connection_creation_rate=None)
+    table.alter(default, connection_creation_rate=None)
+    assert (table.shown, table.overlay) == ({}, {})
+
+
+def test_addresses_are_the_same_however_they_are_spelt() -> None:
+    table = Table()
+    table.alter(entity(ip="0:0::1"), connection_creation_rate=1.0)
+    table.alter(entity(ip="::ffff:10.0.0.1"), connection_creation_rate=2.0)
+    assert table.shown == {entity(ip="::1"): {RATE: 1.0}, entity(ip="10.0.0.1"): {RATE: 2.0}}
+    assert len(select(table.shown, [named("ip", "0::0:1")], strict=True)) == 1
+    table.alter(entity(ip="::1"), connection_creation_rate=None)
+    assert list(table.shown) == [entity(ip="10.0.0.1")]
+
+
+def test_caps_of_an_address_stay_when_its_rate_is_altered() -> None:
+    table = Table(connections=[ConnectionEntry(Scope.IP, "1.2.3.4", 5.0, 3), ConnectionEntry(Scope.USER, "u", 7.0)])
+    table.alter(entity(ip="1.2.3.4"), connection_creation_rate=None)
+    assert table.in_force.connections.entries == (
+        ConnectionEntry(Scope.IP, "1.2.3.4", None, 3),
+        ConnectionEntry(Scope.USER, "u", 7.0),
+    )
+    table.alter(entity(ip="1.2.3.4"), connection_creation_rate=9.0)
+    assert table.in_force.connections.rate(Scope.IP, "1.2.3.4") == ConnectionEntry(Scope.IP, "1.2.3.4", 9.0, 3)
+    shadow = Table(connections=[ConnectionEntry(Scope.IP, DEFAULT, 5.0, 3, mode="shadow")])
+    assert shadow.shown == {}
+    shadow.alter(entity(ip=None), connection_creation_rate=None)
+    assert shadow.in_force.connections.entries == shadow.in_file.connections.entries
+    shadow.alter(entity(ip=None), connection_creation_rate=9.0)
+    assert shadow.in_force.connections.entries == (ConnectionEntry(Scope.IP, DEFAULT, 9.0),)
+
+
+@pytest.mark.parametrize(
+    "name", ["not a valid host because it has spaces", "RFC2606.invalid", "1.2.3", "", "localhost"]
+)
+def test_g6_bad_addresses(name: str) -> None:
+    assert code(change(entity(ip=name), connection_creation_rate=1.0)) == [INVALID_REQUEST]
+
+
+@pytest.mark.parametrize(
+    ("value", "good"), [(1.0, True), (float(2**31 - 1), True), (float(2**31), False), (1.5, False), (0.0, False)]
+)
+def test_g12_rates_of_connections(value: float, good: bool) -> None:
+    assert code(change(entity(ip="::1"), connection_creation_rate=value)) == [0 if good else INVALID_REQUEST]
+    assert code(change(entity(ip="::1"), producer_byte_rate=value)) == [INVALID_REQUEST]
+
+
+def test_what_is_removed_need_not_exist() -> None:
+    (verdict,) = judge([change(entity("u"), producer_byte_rate=None, no_such_key=None)])
+    assert verdict.error is None
+    assert Table().shown == {}
+
+
+def test_entities_are_judged_one_by_one() -> None:
+    good, bad = change(entity("m2"), producer_byte_rate=7.0), change(entity("m1"), producer_byte_rate=7.0, bad=1.0)
+    assert code(bad, good) == [INVALID_REQUEST, 0]
+    assert judge([bad, good])[1].changes == {PRODUCE: 7.0}
+
+
+def test_a_key_that_is_there_twice() -> None:
+    twice = (entity("u"), [Op(PRODUCE, 1.0), Op(PRODUCE, None)])
+    (verdict,) = judge([twice])
+    assert verdict.error is not None
+    assert (verdict.error.code, verdict.changes) == (INVALID_REQUEST, {})
+
+
+def test_an_entity_that_is_there_twice_is_answered_once_and_its_first_alteration_stands() -> None:
+    first, again = change(entity("a", "b"), producer_byte_rate=1.0), change(entity("a", "b"), consumer_byte_rate=2.0)
+    (verdict,) = judge([first, again, again])
+    assert verdict.error is not None
+    assert (verdict.error.code, verdict.changes) == (INVALID_REQUEST, {PRODUCE: 1.0})
+    bad = change(entity("a", "b"), bad=1.0)
+    (verdict,) = judge([bad, again])
+    assert (verdict.error and verdict.error.code, verdict.changes) == (INVALID_REQUEST, {})
+
+
+def test_a_type_that_is_there_twice_means_the_last_name() -> None:
+    assert entity_of([("user", "x"), ("user", "y")]) == entity("y")
+
+
+@pytest.mark.parametrize(
+    "name", ["user with spaces", "<default>", "Ü ☃ \U0001f600", "\x00\n\u2028", "a=b,c", "~", "x" * 32_767]
+)
+def test_g11_names_are_taken_as_they_are(name: str) -> None:
+    table = Table()
+    table.alter(entity(name), producer_byte_rate=20000.0)
+    assert table.shown == {entity(name): {PRODUCE: 20000.0}}
+
+
+def test_names_longer_than_the_protocol_can_carry_are_refused() -> None:
+    assert code(change(entity("x" * 32_768), producer_byte_rate=1.0)) == [INVALID_REQUEST]
+    assert code(change(entity("ü" * 16_384), producer_byte_rate=1.0)) == [INVALID_REQUEST]
+
+
+def test_a_user_called_default_is_not_the_default() -> None:
+    table = Table()
+    table.alter(entity("<default>"), producer_byte_rate=70.0)
+    table.alter(entity(None), producer_byte_rate=71.0)
+    assert [entry.user for entry in table.in_force.entries] == ["<default>", DEFAULT]
+    assert table.shown == {entity("<default>"): {PRODUCE: 70.0}, entity(None): {PRODUCE: 71.0}}
+
+
+# ---- describing -----------------------------------------------------------------------------------------------------
+
+# The eleven entities of ClientQuotasRequestTest and two addresses.
+G8: dict[Entity, dict[str, float]] = {
+    entity("user-1", "client-id-1"): {TIME: 50.50},
+    entity("user-2", "client-id-1"): {TIME: 51.51},
+    entity("user-3", "client-id-2"): {TIME: 52.52},
+    entity(None, "client-id-1"): {TIME: 53.53},
+    entity("user-1", None): {TIME: 54.54},
+    entity("user-3", None): {TIME: 55.55},
+    entity("user-1"): {TIME: 56.56},
+    entity("user-2"): {TIME: 57.57},
+    entity("user-3"): {TIME: 58.58},
+    entity(None): {TIME: 59.59},
+    entity(client_id="client-id-2"): {TIME: 60.60},
+    entity(ip="1.2.3.4"): {"connection_creation_rate": 61.0},
+    entity(ip=None): {"connection_creation_rate": 62.0},
+}
+
+
+def named(kind: str, name: str) -> Component:
+    return Component(kind, 0, name)
+
+
+def default(kind: str) -> Component:
+    return Component(kind, 1, None)
+
+
+def any_(kind: str) -> Component:
+    return Component(kind, 2, None)
+
+
+@pytest.mark.parametrize(
+    ("components", "strict", "count"),
+    [
+        ([named("user", "user-1")], False, 3),
+        ([named("user", "unknown")], False, 0),
+        ([named("client-id", "client-id-2")], False, 2),
+        ([default("user")], False, 2),
+        ([named("user", "user-2")], True, 1),
+        ([named("client-id", "client-id-1")], True, 0),
+        ([any_("user")], True, 4),
+        ([any_("user")], False, 10),
+        ([any_("client-id")], True, 1),
+        ([any_("client-id")], False, 7),
+        ([any_("ip")], False, 2),
+        ([], False, 13),
+        ([], True, 0),
+        ([any_("user"), any_("client-id")], True, 6),
+        ([any_("user"), default("client-id")], False, 2),
+        ([named("user", "user-1"), any_("client-id")], False, 2),
+        ([named("user", "")], False, 0),
+    ],
+)
+def test_g8_filters(components: list[Component], strict: bool, count: int) -> None:
+    assert len(select(G8, components, strict=strict)) == count
+
+
+@pytest.mark.parametrize("wanted", G8)
+def test_g8_a_strict_filter_by_all_names_finds_one_entity(wanted: Entity) -> None:
+    components = [default(kind) if name is None else named(kind, name) for kind, name in wanted]
+    assert select(G8, components, strict=True) == [(wanted, G8[wanted])]
+
+
+@pytest.mark.parametrize(
+    ("components", "expected"),
+    [
+        ([any_("ip"), any_("user")], INVALID_REQUEST),  # G9
+        ([named("client-id", "c"), named("ip", "1.2.3.4")], INVALID_REQUEST),  # G9
+        ([named("other", "name")], UNSUPPORTED_VERSION),  # G10
+        ([any_("ip"), any_("other")], UNSUPPORTED_VERSION),
+        ([any_("")], INVALID_REQUEST),
+        ([any_("user"), named("user", "u")], INVALID_REQUEST),
+        ([Component("user", 0, None)], INVALID_REQUEST),
+        ([Component("user", 1, "u")], INVALID_REQUEST),
+        ([Component("user", 2, "u")], INVALID_REQUEST),
+        ([Component("user", 3, "u")], INVALID_REQUEST),
+        ([Component("user", -1, None)], INVALID_REQUEST),
+    ],
+)
+def test_g9_g10_filters_that_make_no_sense(components: list[Component], expected: int) -> None:
+    with pytest.raises(AdminError) as caught:
+        select(G8, components, strict=False)
+    assert caught.value.code == expected
+
+
+def test_shadow_limits_are_not_in_force_and_not_shown() -> None:
+    entries = [Entry("a", None, 1.0), Entry("b", None, 1.0, mode="shadow")]
+    assert enforced(QuotaTable(entries)) == {entity("a"): {PRODUCE: 1.0}}
+
+
+def test_entities_and_entries_say_the_same() -> None:
+    for wanted in list(G8)[:11]:
+        assert entity_of_entry(Entry(*names_of(wanted), 1.0)) == wanted
+    assert entity_text(entity(None, "c")) == "user=<default>, client-id=c"
+
+
+# ---- overlay --------------------------------------------------------------------------------------------------------
+
+
+def test_the_overlay_wins_for_each_entity_and_key() -> None:
+    table = Table(Entry("a", None, 1.0, 2.0), Entry(None, DEFAULT, 3.0))
+    table.alter(entity("a"), producer_byte_rate=10.0, request_percentage=5.0)
+    assert table.shown == {entity("a"): {PRODUCE: 10.0, FETCH: 2.0, TIME: 5.0}, entity(client_id=None): {PRODUCE: 3.0}}
+
+
+def test_what_the_file_sets_stays_removed_until_it_is_set_again() -> None:
+    table = Table(Entry("a", None, 1.0, 2.0))
+    table.alter(entity("a"), producer_byte_rate=None)
+    assert table.overlay == {entity("a"): {PRODUCE: None}}
+    assert table.shown == {entity("a"): {FETCH: 2.0}}
+    table.alter(entity("a"), consumer_byte_rate=None)
+    assert table.shown == {}
+    table.in_file = QuotaTable([Entry("a", None, 100.0)])  # the file is edited: what was removed is still removed
+    assert table.shown == {}
+    table.alter(entity("a"), producer_byte_rate=7.0)
+    assert table.shown == {entity("a"): {PRODUCE: 7.0}}
+
+
+def test_what_only_the_overlay_sets_is_gone_without_a_trace() -> None:
+    table = Table(Entry("a", None, 1.0))
+    table.alter(entity("a"), consumer_byte_rate=5.0)
+    table.alter(entity("a"), consumer_byte_rate=None)
+    assert table.overlay == {}
+
+
+def test_candidates_stay_beside_altered_limits_and_go_with_removed_ones() -> None:
+    candidate = CandidateLimits(producer_byte_rate=5.0)
+    table = Table(Entry("a", None, 10.0, candidate=candidate))
+    table.alter(entity("a"), producer_byte_rate=9.0)
+    assert table.in_force.entries == (Entry("a", None, 9.0, candidate=candidate),)
+    assert table.shown == {entity("a"): {PRODUCE: 9.0}}
+    table.alter(entity("a"), producer_byte_rate=None)
+    assert table.in_force.entries == ()
+
+
+def test_an_entity_in_shadow_mode_is_enforced_with_what_the_overlay_sets() -> None:
+    table = Table(Entry("a", None, 1.0, 2.0, mode="shadow"))
+    table.alter(entity("a"), producer_byte_rate=None)  # not in force: nothing to remove
+    assert table.overlay == {}
+    table.alter(entity("a"), producer_byte_rate=9.0)
+    assert table.shown == {entity("a"): {PRODUCE: 9.0}}
+    (entry,) = table.in_force.entries
+    assert (entry.mode, entry.consumer_byte_rate) == ("enforce", None)
+    table.alter(entity("a"), producer_byte_rate=None)
+    assert table.in_force.entries == table.in_file.entries

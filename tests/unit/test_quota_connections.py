@@ -1,0 +1,392 @@
+"""Connection limits: KIP-612's arithmetic as Kafka's own tests have it (2 samples of 1 s), caps, memory."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from collections import Counter as CountOf
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quota.connections import (
+    MOST_REMEMBERED,
+    Cause,
+    ConnectionEntry,
+    ConnectionGate,
+    ConnectionLimits,
+    Refusal,
+    Scope,
+    Ticket,
+    canonical_address,
+)
+from quota.entity import DEFAULT
+from quota.rate import SampledRate, throttle_ms
+from tests.support.examples import examples
+
+IP, USER = Scope.IP, Scope.USER
+A, B = "10.0.0.1", "10.0.0.2"
+
+
+class Gate:
+    """A gate with limits that tests change, and Kafka's test windows: 2 samples of 1 s."""
+
+    def __init__(self, *entries: ConnectionEntry, num_samples: int = 2) -> None:
+        self.limits = ConnectionLimits(entries)
+        self.gate = ConnectionGate(lambda: self.limits, num_samples=num_samples, window_ms=1000)
+
+    def rate(self, scope: Scope, name: object, value: float | None, **more: object) -> None:
+        """Set or remove (None) a rate limit."""
+        self.limits = self.limits.without(scope, name)  # type: ignore[arg-type]
+        if value is not None:
+            self.limits = self.limits.with_entry(ConnectionEntry(scope, name, value, **more))  # type: ignore[arg-type]
+
+    def attempts(self, count: int, now: float, address: str = A, user: str | None = None) -> list[Ticket | Refusal]:
+        return [self.gate.admit(address, user, now) for _ in range(count)]
+
+    def observed(self, scope: Scope, name: str, now: float) -> float:
+        return self.gate.standing(scope, name, now).observed
+
+
+def admitted(decisions: list[Ticket | Refusal]) -> int:
+    return sum(isinstance(one, Ticket) for one in decisions)
+
+
+# ---- Kafka's cases (ConnectionQuotasTest) ---------------------------------------
+
+
+def test_i1_a_rate_limit_that_changes_while_the_clock_stands() -> None:
+    gate = Gate(ConnectionEntry(IP, A, 20))
+    first = gate.attempts(40, 0)
+    assert [isinstance(one, Ticket) for one in first] == [True] * 20 + [False] * 20
+    # the 21st: 21 in a window of (2 - 1) s: (21 - 20) / 20 * 1000 ms = 50 ms; taken back, so the 40th is told the same
+    assert {one for one in first if isinstance(one, Refusal)} == {Refusal(Cause.IP_RATE, A, 20, 21.0, 50)}
+    gate.rate(IP, A, 30)
+    assert admitted(gate.attempts(40, 0)) == 10  # 30 in all: history is kept
+    gate.rate(IP, A, None)
+    assert admitted(gate.attempts(40, 0)) == 40
+
+
+def test_i2_below_the_limit_nobody_is_refused() -> None:
+    gate = Gate(ConnectionEntry(IP, A, 30))
+    assert all(admitted(gate.attempts(1, 40 * turn)) for turn in range(200))  # 25/s
+
+
+def test_i3_above_the_limit_the_rate_is_held() -> None:
+    gate = Gate(ConnectionEntry(IP, A, 20))
+    count = sum(admitted(gate.attempts(1, 25 * turn)) for turn in range(80))  # 40/s for 2 s
+    assert abs(gate.observed(IP, A, 25 * 79) - 20) <= 1
+    assert abs(count / (25 * 79 / 1000) - 20) <= 1
+
+
+def test_i4_a_refused_connection_leaves_no_trace_in_any_rate() -> None:
+    gate = Gate(ConnectionEntry(IP, A, 0), ConnectionEntry(USER, DEFAULT, 100))
+    (refusal,) = gate.attempts(1, 0, user="alice")
+    assert refusal == Refusal(Cause.IP_RATE, A, 0, 1.0, 1000)  # the delay is bounded to one sample
+    assert gate.observed(IP, A, 0) == 0.0
+    assert gate.observed(USER, "alice", 0) == 0.0
+
+
+def test_i4_a_user_that_is_refused_takes_back_what_its_address_recorded() -> None:
+    gate = Gate(ConnectionEntry(IP, DEFAULT, 100), ConnectionEntry(USER, "alice", 0))
+    assert admitted(gate.attempts(1, 0, user="bob")) == 1
+    (refusal,) = gate.attempts(1, 0, user="alice")
+    assert isinstance(refusal, Refusal)
+    assert refusal.cause is Cause.USER_RATE
+    assert gate.observed(IP, A, 0) == 1.0  # bob's
+
+
+def test_i5_defaults_and_overrides() -> None:
+    gate = Gate(ConnectionEntry(IP, DEFAULT, 50))
+
+    def effective() -> list[float | None]:
+        entries = [gate.gate.standing(IP, address, 0).rate for address in (A, B)]
+        return [None if entry is None else entry.connection_creation_rate for entry in entries]
+
+    assert effective() == [50, 50]
+    gate.rate(IP, A, 30)
+    gate.rate(IP, DEFAULT, 20)
+    assert effective() == [30, 20]
+    gate.rate(IP, DEFAULT, None)
+    assert effective() == [30, None]
+    gate.rate(IP, A, None)
+    assert effective() == [None, None]
+
+
+def test_the_delay_is_kip_13s_with_production_windows() -> None:
+    gate = Gate(ConnectionEntry(IP, A, 20), num_samples=11)
+    decisions = gate.attempts(201, 0)
+    assert admitted(decisions) == 200  # 20/s over ten whole windows
+    assert decisions[-1] == Refusal(Cause.IP_RATE, A, 20, 20.1, 50)  # (20.1 - 20) / 20 * 10 000 ms
+    assert admitted(gate.attempts(2, 50)) == 1  # when it is over: 201 / 10.05 s = 20.0/s
+
+
+def test_a_delay_that_rounds_to_nothing_admits_as_in_kafka() -> None:
+    gate = Gate(ConnectionEntry(IP, A, 5000))
+    decisions = gate.attempts(5003, 0)
+    # 5001: 0.2 ms rounds to 0, admitted and recorded; 5002: 0.4 ms; 5003: 0.6 ms rounds to 1
+    assert admitted(decisions) == 5002
+    assert isinstance(decisions[-1], Refusal)
+    assert decisions[-1].delay_ms == 1
+
+
+# ---- users, caps, shadow ---------------------------------------
+
+
+def test_rate_and_cap_may_come_from_different_entries() -> None:
+    gate = Gate(ConnectionEntry(USER, "alice", 5), ConnectionEntry(USER, DEFAULT, 1, 2))
+    standing = gate.gate.standing(USER, "alice", 0)
+    assert standing.rate is not None
+    assert standing.cap is not None
+    assert (standing.rate.label, standing.cap.label) == ("user", "<default user>")
+
+
+def test_a_cap_refuses_at_once_and_the_rates_keep_what_they_recorded() -> None:
+    gate = Gate(ConnectionEntry(USER, "alice", 100, 2))
+    decisions = gate.attempts(3, 0, user="alice")
+    assert decisions[2] == Refusal(Cause.USER_CAP, "alice", 2, 2, 0)
+    assert gate.observed(USER, "alice", 0) == 3.0  # as Kafka, which counts the rate before the slots
+    assert gate.gate.refused == {Cause.USER_CAP: 1}
+    ticket = decisions[0]
+    assert isinstance(ticket, Ticket)
+    gate.gate.leave(ticket)
+    assert admitted(gate.attempts(2, 0, user="alice")) == 1
+    assert dict(gate.gate.open(USER)) == {"alice": 2}
+    assert dict(gate.gate.open(IP)) == {A: 2}
+
+
+def test_a_cap_of_nothing_refuses_everybody_and_a_cap_that_comes_later_knows_who_is_there() -> None:
+    gate = Gate()
+    tickets = gate.attempts(3, 0, user="alice")
+    gate.limits = ConnectionLimits([ConnectionEntry(IP, DEFAULT, None, 3), ConnectionEntry(USER, "mallory", None, 0)])
+    assert gate.attempts(1, 0, user="alice") == [Refusal(Cause.IP_CAP, A, 3, 3, 0)]
+    assert gate.attempts(1, 0, B, user="mallory") == [Refusal(Cause.USER_CAP, "mallory", 0, 0, 0)]
+    for ticket in tickets:
+        assert isinstance(ticket, Ticket)
+        gate.gate.leave(ticket)
+    assert not gate.gate.open(IP)
+    assert not gate.gate.open(USER)
+
+
+def test_a_user_that_becomes_known_later_is_charged_then_and_once() -> None:
+    gate = Gate(ConnectionEntry(USER, "alice", 1, 2), ConnectionEntry(IP, DEFAULT, 100))
+    first, second, third = gate.attempts(3, 0)
+    assert isinstance(first, Ticket)
+    assert isinstance(second, Ticket)
+    assert isinstance(third, Ticket)
+    assert not gate.gate.open(USER)
+    assert gate.gate.identify(first, "alice", 0) is None
+    assert gate.gate.identify(first, "alice", 0) is None  # re-authentication
+    refusal = gate.gate.identify(second, "alice", 0)
+    assert refusal == Refusal(Cause.USER_RATE, "alice", 1, 2.0, 1000)
+    assert gate.observed(IP, A, 0) == 3.0  # it was served until here
+    assert gate.gate.identify(second, "alice", 2001) is None
+    assert gate.gate.identify(third, "alice", 9999) == Refusal(Cause.USER_CAP, "alice", 2, 2, 0)
+    for ticket in (first, second, third):
+        gate.gate.leave(ticket)
+    assert not gate.gate.open(USER)
+    assert not gate.gate.open(IP)
+
+
+def test_a_connection_may_change_its_user() -> None:
+    gate = Gate()
+    (ticket,) = gate.attempts(1, 0, user="ANONYMOUS")
+    assert isinstance(ticket, Ticket)
+    assert gate.gate.identify(ticket, "alice", 0) is None
+    assert dict(gate.gate.open(USER)) == {"alice": 1}
+
+
+def test_shadow_limits_count_what_they_would_have_refused_and_refuse_nobody() -> None:
+    gate = Gate(
+        ConnectionEntry(IP, A, 20, 25, mode="shadow"),
+        ConnectionEntry(USER, "alice", 1000),
+    )
+    assert admitted(gate.attempts(40, 0, user="alice")) == 40
+    assert gate.gate.shadow_refused == {Cause.IP_RATE: 20, Cause.IP_CAP: 15}
+    assert not gate.gate.refused
+    assert gate.observed(IP, A, 0) == 20.0
+    assert gate.observed(USER, "alice", 0) == 40.0
+
+
+def test_standing_tells_the_rate_and_what_one_more_connection_would_meet() -> None:
+    gate = Gate(ConnectionEntry(IP, A, 20, 30))
+    assert gate.gate.standing(IP, A, 0).delay_ms == 0
+    gate.attempts(19, 0)
+    assert gate.gate.standing(IP, A, 0).delay_ms == 0
+    gate.attempts(1, 0)
+    before = gate.gate.standing(IP, A, 0)
+    assert (before.observed, before.delay_ms, before.open) == (20.0, 50, 20)
+    assert gate.gate.standing(IP, A, 0) == before  # looking changes nothing
+    assert gate.gate.standing(IP, A, 2000).observed == 0.0
+    assert gate.gate.standing(IP, B, 0).rate is None
+    assert Gate(ConnectionEntry(IP, A, 0)).gate.standing(IP, A, 0).delay_ms == 1000
+
+
+def test_refusals_are_remembered_by_name_and_bounded() -> None:
+    gate = Gate(ConnectionEntry(IP, DEFAULT, None, 0), ConnectionEntry(IP, A, 1, 100))
+    gate.attempts(3, 5)  # one admitted, two refused by the rate
+    gate.attempts(1, 7, B)
+    gate.attempts(1, 9)
+    assert [(one.last.cause, one.last.name, one.count, one.at_ms) for one in gate.gate.refusals(9)] == [
+        (Cause.IP_RATE, A, 3, 9),
+        (Cause.IP_CAP, B, 1, 7),
+    ]
+    assert gate.gate.standing(IP, A, 9).refused == gate.gate.refusals(1)
+    for number in range(MOST_REMEMBERED):
+        gate.attempts(1, 10, f"10.1.{number >> 8}.{number & 255}")
+    assert len(gate.gate.refusals(10**6)) == MOST_REMEMBERED
+    assert gate.gate.standing(IP, A, 10).refused == []
+    assert gate.gate.refused == {Cause.IP_RATE: 3, Cause.IP_CAP: 1 + MOST_REMEMBERED}
+
+
+# ---- entities ---------------------------------------
+
+
+def test_addresses_have_one_spelling() -> None:
+    assert canonical_address("::ffff:10.0.0.1") == "10.0.0.1"
+    assert canonical_address("2001:DB8:0::1") == "2001:db8::1"
+    assert canonical_address("fe80::1%eth0") == "fe80::1"
+    assert ConnectionEntry(IP, "::FFFF:10.0.0.1", 1).name == "10.0.0.1"
+    for wrong in ("kafka-0", "10.0.0", "10.0.0.1/8", "", "010.0.0.1"):
+        with pytest.raises(ValueError, match="does not appear to be"):
+            ConnectionEntry(IP, wrong, 1)
+
+
+def test_bad_limits_are_refused() -> None:
+    with pytest.raises(ValueError, match="not empty"):
+        ConnectionEntry(USER, "", 1)
+    for rate in (-1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="connection_creation_rate is"):
+            ConnectionEntry(USER, "u", rate)
+    with pytest.raises(ValueError, match="max_connections is -1"):
+        ConnectionEntry(USER, "u", None, -1)
+    with pytest.raises(ValueError, match="two connection limits"):
+        ConnectionLimits([ConnectionEntry(IP, "::1", 1), ConnectionEntry(IP, "0::1", 2)])
+
+
+def test_an_address_and_a_user_of_the_same_name_are_two() -> None:
+    gate = Gate(ConnectionEntry(IP, A, 20), ConnectionEntry(USER, A, 1000))
+    assert admitted(gate.attempts(40, 0, user=A)) == 20
+    assert gate.observed(USER, A, 0) == 20.0
+
+
+# ---- against a plain model, and memory ---------------------------------------
+
+
+@settings(max_examples=examples(200))
+@given(
+    st.lists(st.tuples(st.integers(0, 700), st.sampled_from([A, B])), max_size=120),
+    st.integers(1, 8),
+    st.sampled_from([1, 2, 3, 11]),
+)
+def test_forgetting_changes_no_decision(steps: list[tuple[int, str]], limit: int, num_samples: int) -> None:
+    """A gate that forgets idle names decides as Kafka's sensors do, which live on."""
+    gate = Gate(ConnectionEntry(IP, DEFAULT, limit), num_samples=num_samples)
+    sensors = {address: SampledRate(num_samples, 1000) for address in (A, B)}
+    now = 0
+    for pause, address in steps:
+        now += pause * num_samples // 2
+        sensor = sensors[address]
+        sensor.record(1.0, now)
+        observed = sensor.measure(now)
+        delay = 0 if observed <= limit else min(throttle_ms(observed, limit, sensor.window_ms), 1000)
+        if delay:
+            sensor.record(-1.0, now)
+        decision = gate.gate.admit(address, None, now)
+        told = decision.delay_ms if isinstance(decision, Refusal) else 0
+        assert told == delay
+        if isinstance(decision, Ticket):
+            gate.gate.leave(decision)
+
+
+@settings(max_examples=examples(150))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["admit", "admit unnamed", "identify", "leave"]),
+            st.sampled_from([A, B]),
+            st.sampled_from(["alice", "bob"]),
+            st.integers(0, 400),
+        ),
+        max_size=80,
+    ),
+    st.integers(0, 4),
+    st.integers(1, 6),
+    st.sampled_from(["enforce", "shadow"]),
+)
+def test_counts_of_open_connections_are_right_and_caps_are_kept(
+    steps: list[tuple[str, str, str, int]], cap: int, rate: int, mode: Literal["enforce", "shadow"]
+) -> None:
+    gate = Gate(ConnectionEntry(IP, A, rate, cap + 2, mode), ConnectionEntry(USER, DEFAULT, rate, cap, mode))
+    tickets: list[Ticket] = []
+    refused, now = 0, 0
+    for what, address, user, pause in steps:
+        now += pause
+        if what.startswith("admit"):
+            decision = gate.gate.admit(address, user if what == "admit" else None, now)
+            if isinstance(decision, Ticket):
+                tickets.append(decision)
+            else:
+                refused += 1
+                assert (decision.delay_ms > 0) == (decision.cause in (Cause.IP_RATE, Cause.USER_RATE))
+        elif tickets and what == "identify":
+            refused += gate.gate.identify(tickets[0], user, now) is not None
+        elif tickets:
+            gate.gate.leave(tickets.pop(0))
+        for scope, names in ((IP, [one.address for one in tickets]), (USER, [one.user for one in tickets if one.user])):
+            assert dict(gate.gate.open(scope)) == dict(CountOf(names))
+        if mode == "enforce":
+            assert max(gate.gate.open(USER).values(), default=0) <= cap
+            assert gate.gate.open(IP).get(A, 0) <= cap + 2
+    assert refused == gate.gate.refused.total()
+    assert refused == 0 or mode == "enforce"
+    assert sum(one.count for one in gate.gate.refusals(100)) == refused
+    for ticket in tickets:
+        gate.gate.leave(ticket)
+    assert not gate.gate.open(IP)
+    assert not gate.gate.open(USER)
+
+
+def test_memory_is_bounded_with_a_million_addresses() -> None:
+    gate = Gate(ConnectionEntry(IP, DEFAULT, 5), num_samples=11)
+    rng = random.Random(612)
+    most = 0
+    per_second = 20_000
+    for number in range(1_000_000):
+        now = number * 1000 / per_second
+        address = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
+        ticket = gate.gate.admit(address, None, now)
+        assert isinstance(ticket, Ticket)
+        gate.gate.leave(ticket)
+        if rng.random() < 0.001:
+            most = max(most, gate.gate.tracked(IP))
+    assert most <= 11 * per_second + 1  # those of one window, no more
+    last_ms = 1_000_000 * 1000 / per_second
+    assert gate.gate.forget(last_ms + 11_000, most=2_000_000) == gate.gate.tracked(IP) + 11 * per_second
+    assert gate.gate.tracked(IP) == 0
+    assert not gate.gate.open(IP)
+
+
+def test_in_a_window_without_end_the_longest_idle_address_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quota.connections.MOST_TRACKED", 3)
+    gate = Gate(ConnectionEntry(IP, DEFAULT, 1), num_samples=10_000)
+    for now, last in enumerate((1, 2, 3, 1, 4)):
+        gate.attempts(1, now, f"10.0.0.{last}")
+    assert gate.gate.tracked(IP) == 3
+    observed = [gate.observed(IP, f"10.0.0.{last}", 9) > 0 for last in (1, 2, 3, 4)]
+    assert observed == [True, False, True, True]
+
+
+def test_an_address_seen_once_costs_little() -> None:
+    gate = Gate(ConnectionEntry(IP, DEFAULT, 5), num_samples=11)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for number in range(20_000):
+        ticket = gate.gate.admit(f"10.0.{number >> 8}.{number & 255}", None, 1e9 + number / 100)
+        assert isinstance(ticket, Ticket)
+        gate.gate.leave(ticket)
+    used = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert used / 20_000 < 400, f"{used / 20_000:.0f} bytes each"

@@ -1,0 +1,355 @@
+"""DescribeClientQuotas and AlterClientQuotas at the session, in both versions: what broker and client get to see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kio.schema.errors import ErrorCode
+
+from proxy import quota_admin
+from proxy.errors import CloseReason, SessionError
+from proxy.quota_admin import MOST_ANSWERS, AlterRule, QuotaAdmin, describe_request, read_described
+from proxy.session import Session
+from quota.admin import CLUSTER_AUTHORIZATION_FAILED, AdminError, Changes, Entity, Quotas
+from tests.support.session_tools import (
+    THREE_WAYS,
+    Cut,
+    answers,
+    decode,
+    encode,
+    from_broker,
+    from_client,
+    kio_message,
+    ledger,
+    request,
+    response,
+    session,
+)
+
+DESCRIBE, ALTER = 48, 49
+ALICE: Entity = (("user", "alice"),)
+PRODUCE = "producer_byte_rate"
+versions = pytest.mark.parametrize("version", [0, 1])
+
+
+@dataclass
+class Authority:
+    """Does as it is told; keeps what it was asked to change."""
+
+    rule: AlterRule = "deny"
+    shown: Quotas = field(default_factory=lambda: {ALICE: {PRODUCE: 1000.0}, (("client-id", None),): {PRODUCE: 5.5}})
+    principals: Sequence[str] = ("ANONYMOUS",)
+    managed: str = "in the file /etc/kquota.yaml"
+    applied: list[tuple[str, Changes]] = field(default_factory=list)
+    done: list[Callable[[str | None], None]] = field(default_factory=list)
+    told_of_the_broker: int = 0
+
+    def quotas(self) -> Quotas:
+        return self.shown
+
+    def may_alter(self, user: str) -> bool:
+        return user in self.principals
+
+    def apply(self, user: str, changes: Changes, done: Callable[[str | None], None]) -> None:
+        self.applied.append((user, changes))
+        self.done.append(done)
+
+    def altered_at_the_broker(self) -> None:
+        self.told_of_the_broker += 1
+
+
+def under(authority: Authority) -> tuple[Session, QuotaAdmin]:
+    admin = QuotaAdmin(authority)
+    return session(ledger(), interceptors={DESCRIBE: admin, ALTER: admin}), admin
+
+
+def describing(version: int, *components: tuple[str, int, str | None], strict: bool = False) -> bytes:
+    module = kio_message("describe_client_quotas", version, "request")
+    parts = tuple(module.ComponentData(entity_type=a, match_type=b, match=c) for a, b, c in components)
+    return encode(module.DescribeClientQuotasRequest(components=parts, strict=strict))
+
+
+def described(version: int, error: int = 0, throttle_ms: int = 0, message: str = "") -> bytes:
+    """What a broker without quotas answers."""
+    module = kio_message("describe_client_quotas", version, "response")
+    return encode(
+        module.DescribeClientQuotasResponse(
+            throttle_time=timedelta(milliseconds=throttle_ms),
+            error_code=ErrorCode(error),
+            error_message=message,
+            entries=None if error else (),
+        )
+    )
+
+
+def altering(version: int, *entries: tuple[Entity, dict[str, float | None]], validate_only: bool = False) -> bytes:
+    module = kio_message("alter_client_quotas", version, "request")
+    return encode(
+        module.AlterClientQuotasRequest(
+            entries=tuple(
+                module.EntryData(
+                    entity=tuple(module.EntityData(entity_type=kind, entity_name=name) for kind, name in entity),
+                    ops=tuple(
+                        module.OpData(key=key, value=0.0 if value is None else value, remove=value is None)
+                        for key, value in ops.items()
+                    ),
+                )
+                for entity, ops in entries
+            ),
+            validate_only=validate_only,
+        )
+    )
+
+
+def read(api: str, api_key: int, version: int, frame: bytes) -> Any:
+    """The message in the only response frame, which answers correlation id 1."""
+    module = kio_message(api, version, "response")
+    head = len(response(api_key, version, 1, b""))
+    assert frame[4:8] == b"\0\0\0\1"
+    name = "DescribeClientQuotasResponse" if api_key == DESCRIBE else "AlterClientQuotasResponse"
+    return decode(getattr(module, name), frame[head:])
+
+
+def altered(version: int, frame: bytes) -> list[tuple[int, str | None, Entity]]:
+    return [
+        (
+            entry.error_code.value,
+            entry.error_message,
+            tuple((part.entity_type, part.entity_name) for part in entry.entity),
+        )
+        for entry in read("alter_client_quotas", ALTER, version, frame).entries
+    ]
+
+
+@versions
+@pytest.mark.parametrize("cut", THREE_WAYS)
+def test_describe_shows_what_is_enforced_once_the_broker_lets_the_client_look(version: int, cut: Cut) -> None:
+    one, _ = under(Authority())
+    asked = from_client(one, request(DESCRIBE, version, 1, describing(version, ("user", 0, "alice"))), cut=cut)
+    assert asked == request(DESCRIBE, version, 1, describing(version, strict=True))  # finds nothing, costs nothing
+    told = from_broker(one, response(DESCRIBE, version, 1, described(version, throttle_ms=7)), cut=cut)
+    message = read("describe_client_quotas", DESCRIBE, version, told)
+    assert (message.throttle_time, message.error_code, message.error_message) == (timedelta(milliseconds=7), 0, "")
+    (entry,) = message.entries
+    assert [(part.entity_type, part.entity_name) for part in entry.entity] == [("user", "alice")]
+    assert [(value.key, value.value) for value in entry.values] == [(PRODUCE, 1000.0)]
+
+
+@versions
+def test_describe_of_everything_is_what_the_sidecar_itself_reads_from_a_broker(version: int) -> None:
+    authority = Authority()
+    one, _ = under(authority)
+    from_client(one, request(DESCRIBE, version, 1, describe_request(version)))
+    told = from_broker(one, response(DESCRIBE, version, 1, described(version)))
+    assert read_described(version, told[len(response(DESCRIBE, version, 1, b"")) :]) == authority.shown
+
+
+@versions
+def test_a_client_that_the_broker_does_not_let_look_gets_the_brokers_refusal(version: int) -> None:
+    one, _ = under(Authority())
+    from_client(one, request(DESCRIBE, version, 1, describing(version)))
+    refusal = response(DESCRIBE, version, 1, described(version, CLUSTER_AUTHORIZATION_FAILED, message="no"))
+    assert from_broker(one, refusal) == refusal
+    with pytest.raises(AdminError) as caught:
+        read_described(version, refusal[len(response(DESCRIBE, version, 1, b"")) :])
+    assert caught.value.code == CLUSTER_AUTHORIZATION_FAILED
+
+
+@versions
+@pytest.mark.parametrize(
+    ("components", "error"),
+    [
+        ([("other", 0, "x")], ErrorCode.unsupported_version),
+        ([("user", 3, None)], ErrorCode.invalid_request),
+        ([("ip", 2, None), ("user", 2, None)], ErrorCode.invalid_request),
+    ],
+)
+def test_a_filter_that_makes_no_sense_is_answered_as_a_broker_does(
+    version: int, components: list[tuple[str, int, str | None]], error: ErrorCode
+) -> None:
+    one, _ = under(Authority())
+    from_client(one, request(DESCRIBE, version, 1, describing(version, *components)))
+    message = read(
+        "describe_client_quotas",
+        DESCRIBE,
+        version,
+        from_broker(one, response(DESCRIBE, version, 1, described(version))),
+    )
+    assert (message.error_code, message.entries) == (error, None)
+    assert message.error_message
+
+
+@versions
+def test_deny_refuses_each_entity_and_says_where_quotas_are_managed(version: int) -> None:
+    one, admin = under(Authority())
+    bob: Entity = (("client-id", "c"), ("user", "bob"))
+    body = altering(version, (ALICE, {PRODUCE: 1.0}), (bob, {PRODUCE: 1.0}), (ALICE, {PRODUCE: 2.0}))
+    assert from_client(one, request(ALTER, version, 1, body)) == b""
+    text = "not through this kquota sidecar: quotas are managed in the file /etc/kquota.yaml"
+    assert altered(version, answers(one)) == [(44, text, ALICE), (44, text, bob)]
+    assert admin.requests == {"denied": 1}
+
+
+@versions
+def test_forward_passes_request_and_response_untouched_and_the_source_looks_again(version: int) -> None:
+    authority = Authority("forward")
+    one, admin = under(authority)
+    sent = request(ALTER, version, 1, altering(version, ((("nonsense", ""),), {"bad": -1.0})))
+    assert from_client(one, sent) == sent
+    told = response(ALTER, version, 1, b"\0\0\0\0" + b"whatever the broker says")
+    assert from_broker(one, told) == told
+    assert (authority.told_of_the_broker, admin.requests) == (1, {"forwarded": 1})
+
+
+@versions
+def test_apply_is_for_the_listed_users_only(version: int) -> None:
+    authority = Authority("apply", principals=["alice"])
+    one, admin = under(authority)
+    from_client(one, request(ALTER, version, 1, altering(version, (ALICE, {PRODUCE: 1.0}))))
+    text = "user ANONYMOUS may not alter quotas through this kquota sidecar"
+    assert altered(version, answers(one)) == [(CLUSTER_AUTHORIZATION_FAILED, text, ALICE)]
+    assert (authority.applied, admin.requests) == ([], {"unauthorized": 1})
+
+
+@versions
+@pytest.mark.parametrize("cut", THREE_WAYS)
+def test_apply_answers_when_it_is_done(version: int, cut: Cut) -> None:
+    authority = Authority("apply")
+    one, admin = under(authority)
+    bad: Entity = (("user", ""),)
+    body = altering(version, (ALICE, {PRODUCE: 1.0, "consumer_byte_rate": None}), (bad, {PRODUCE: 1.0}))
+    assert from_client(one, request(ALTER, version, 1, body), cut=cut) == b""
+    assert authority.applied == [("ANONYMOUS", {ALICE: {PRODUCE: 1.0, "consumer_byte_rate": None}})]
+    assert (one.must_wait, answers(one)) == (True, b"")
+    authority.done[0](None)
+    assert one.resume(1.0) == []
+    assert altered(version, answers(one)) == [
+        (0, None, ALICE),
+        (42, "expected a name or the default, got an empty user", bad),
+    ]
+    assert admin.requests == {"applied": 1}
+
+
+@versions
+def test_what_cannot_be_stored_is_an_error_of_each_entity_that_was_valid(version: int) -> None:
+    authority = Authority("apply")
+    one, admin = under(authority)
+    bad: Entity = (("user", ""),)
+    from_client(one, request(ALTER, version, 1, altering(version, (ALICE, {PRODUCE: 1.0}), (bad, {PRODUCE: 1.0}))))
+    authority.done[0]("/o.yaml cannot be written: No space left on device")
+    one.resume(1.0)
+    failed, invalid = altered(version, answers(one))
+    assert failed == (56, "nothing was changed: /o.yaml cannot be written: No space left on device", ALICE)
+    assert invalid[0] == 42
+    assert admin.requests == {"failed": 1}
+
+
+@versions
+@pytest.mark.parametrize("value", [1.0, -1.0])
+def test_g2_validate_only_changes_nothing(version: int, value: float) -> None:
+    authority = Authority("apply")
+    one, admin = under(authority)
+    from_client(one, request(ALTER, version, 1, altering(version, (ALICE, {PRODUCE: value}), validate_only=True)))
+    ((code, _, _),) = altered(version, answers(one))
+    assert code == (0 if value > 0 else 42)
+    assert (authority.applied, admin.requests) == ([], {"validated": 1})
+
+
+@versions
+@pytest.mark.parametrize("ops", [{}, {PRODUCE: -1.0}])
+def test_what_changes_nothing_is_answered_at_once(version: int, ops: dict[str, float | None]) -> None:
+    authority = Authority("apply")
+    one, _ = under(authority)
+    from_client(one, request(ALTER, version, 1, altering(version, (ALICE, ops))))
+    ((code, _, _),) = altered(version, answers(one))
+    assert code == (42 if ops else 0)
+    assert authority.applied == []
+
+
+@versions
+@pytest.mark.parametrize("api", [DESCRIBE, ALTER])
+def test_what_cannot_be_read_ends_the_connection(version: int, api: int) -> None:
+    good = describing(version, ("user", 0, "a")) if api == DESCRIBE else altering(version, (ALICE, {PRODUCE: 1.0}))
+    for body in (b"", good[:-1], good[:-4], b"\xff" * 30):
+        one, _ = under(Authority("apply"))
+        with pytest.raises(SessionError) as caught:
+            from_client(one, request(api, version, 1, body))
+        assert caught.value.reason is CloseReason.CLIENT_MALFORMED
+        assert caught.value.kind == "request_malformed"
+    one, _ = under(Authority())
+    from_client(one, request(DESCRIBE, version, 1, describing(version)))
+    with pytest.raises(SessionError) as caught:
+        from_broker(one, response(DESCRIBE, version, 1, b"\0\0\0\0\0"))
+    assert caught.value.reason is CloseReason.BROKER_MALFORMED
+
+
+def test_tagged_fields_that_nobody_knows_end_the_connection() -> None:
+    """They might mean that something else is to be altered than what we read."""
+    one, _ = under(Authority("apply"))
+    body = altering(1, (ALICE, {PRODUCE: 1.0}))
+    with pytest.raises(SessionError, match="Unknown tagged field tag: 5") as caught:
+        from_client(one, request(ALTER, 1, 1, body[:-1] + b"\x01\x05\x02hi"))
+    assert caught.value.reason is CloseReason.CLIENT_MALFORMED
+
+
+@versions
+def test_answers_are_kept_until_the_limits_change_and_never_many(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+    original = quota_admin.describe_response
+
+    def counted(version: int, *rest: Any) -> bytes:
+        encoded.append(version)
+        return original(version, *rest)
+
+    monkeypatch.setattr(quota_admin, "describe_response", counted)
+    authority = Authority()
+    one, admin = under(authority)
+
+    def shown(*components: tuple[str, int, str | None]) -> int:
+        from_client(one, request(DESCRIBE, version, 1, describing(version, *components)))
+        told = from_broker(one, response(DESCRIBE, version, 1, described(version)))
+        return len(read("describe_client_quotas", DESCRIBE, version, told).entries)
+
+    assert [shown(), shown(), shown(("user", 2, None)), shown()] == [2, 2, 1, 2]
+    assert len(encoded) == 2
+    authority.shown = {ALICE: {PRODUCE: 2.0}}
+    assert [shown(), shown()] == [1, 1]
+    assert len(encoded) == 3
+    for number in range(3 * MOST_ANSWERS):
+        assert shown(("user", 0, f"user {number}")) == 0
+    assert len(admin._answers) == MOST_ANSWERS
+    assert shown() == 1
+
+
+@versions
+def test_the_longest_names_fit_into_complaints_about_them(version: int) -> None:
+    long, longest = "k" * 32_767, (("user", "u" * 32_767),)
+    one, _ = under(Authority("apply"))
+    body = altering(
+        version, (ALICE, {long: 1.0}), (longest, {PRODUCE: -1.0}), (longest, {}), ((("t" * 32_767, ""),), {})
+    )
+    from_client(one, request(ALTER, version, 1, body))
+    answered = altered(version, answers(one))
+    assert [code for code, _, _ in answered] == [42, 42, 42]
+    assert all(message is not None and len(message) == 500 for _, message, _ in answered)
+    one, _ = under(Authority())
+    from_client(one, request(DESCRIBE, version, 1, describing(version, (long, 0, "x"))))
+    told = from_broker(one, response(DESCRIBE, version, 1, described(version)))
+    message = read("describe_client_quotas", DESCRIBE, version, told)
+    assert (message.error_code, len(message.error_message)) == (ErrorCode.unsupported_version, 500)
+
+
+@versions
+@given(data=st.binary(max_size=60))
+def test_any_bytes_are_answered_or_end_the_connection_with_a_reason(version: int, data: bytes) -> None:
+    for api in (DESCRIBE, ALTER):
+        one, _ = under(Authority("apply"))
+        with suppress(SessionError):
+            from_client(one, request(api, version, 1, data))

@@ -1,0 +1,373 @@
+"""Bounded memory (ADR 0010): invented clients, forgetting that changes nothing, debts that stay, overflow counters."""
+
+import gc
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quota import counters
+from quota.accounts import STEP, Account
+from quota.counters import OVERFLOW
+from quota.entity import DEFAULT, LONGEST_NAME, GroupKey, Kind, bounded_name
+from quota.group import Group
+from quota.ledger import Ledger
+from quota.table import Entry, QuotaTable
+from tests.support.examples import examples
+
+PRODUCE, FETCH, REQUEST, MUTATION = Kind
+HOUR_MS = 3_600_000
+
+DEFAULTS = QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=500, controller_mutation_rate=1)])
+"""500 B/s and one partition a second for each client-id apart."""
+
+
+def ledger_of(most: int, table: QuotaTable = DEFAULTS, *, smooth: bool = False) -> Ledger:
+    return Ledger(table, max_throttle_ms=None, smooth=smooth, max_clients=most)
+
+
+def invent(ledger: Ledger, count: int, now: int, name: str = "invented") -> None:
+    for number in range(count):
+        ledger.charge(ledger.account("u", f"{name}-{number}"), PRODUCE, 1, now)
+
+
+# The bound.
+
+
+def test_invented_clients_take_the_room_of_a_few() -> None:
+    # docs/benchmarks.md has a million of them against the running sidecar's settings.
+    most, now = 2000, 0
+    ledger = ledger_of(most)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        sizes = []
+        for wave in range(8):
+            now += 2500  # so that some counters may be forgotten, and some may not yet
+            invent(ledger, 5000, now, f"wave-{wave}")
+            assert ledger.clients <= most
+            assert ledger.counters.count(PRODUCE) <= most
+            gc.collect()
+            sizes.append(tracemalloc.get_traced_memory()[0])
+        assert max(sizes) < most * 2600
+        assert sizes[-1] < sizes[0] * 1.1
+    finally:
+        tracemalloc.stop()
+    assert ledger.counters.overflowed[PRODUCE] > 0
+
+
+def test_honest_clients_are_counted_exactly_during_an_attack() -> None:
+    # Three that stay connected, one of them over its limit; and one with an entry of its own that comes and goes.
+    table = QuotaTable([*DEFAULTS.entries, Entry(client_id="named", producer_byte_rate=700)])
+    attacked, calm = ledger_of(100, table, smooth=True), ledger_of(10_000, table, smooth=True)
+    held = {one: [one.account("u", name) for name in ("a", "b", "c")] for one in (attacked, calm)}
+    for now in range(0, 60_000, 250):
+        for index, amount in ((0, 100), (1, 125), (2, 300)):
+            delays = {one.charge(held[one][index], PRODUCE, amount, now) for one in (attacked, calm)}
+            assert len(delays) == 1
+        delays = {one.charge(one.account("u", "named"), PRODUCE, 200, now) for one in (attacked, calm)}
+        assert len(delays) == 1
+        invent(attacked, 150, now, f"at-{now}")
+    assert attacked.counters.overflowed[PRODUCE] > 10_000
+    assert attacked.observed(held[attacked][2], PRODUCE, now) > 500
+
+
+def test_debts_survive_an_attack() -> None:
+    # 60 000 B at 500 B/s: (6000 - 500) / 500 * 10 s = 110 s. -400 tokens at 1/s: 400 s. Nobody holds these accounts.
+    ledger = ledger_of(50)
+    assert ledger.charge(ledger.account("u", "debtor"), PRODUCE, 60_000, 0) == 110_000
+    assert ledger.charge_mutation(ledger.account("u", "builder"), 411, True, 0) == (True, 0)
+    for now in range(0, 100_000, 5000):
+        invent(ledger, 200, now, f"at-{now}")
+        for name in range(100):
+            ledger.charge_mutation(ledger.account("u", f"maker-{now}-{name}"), 1, True, now)
+    assert ledger.known("u", "debtor") is None  # the account was forgotten
+    keys = {(group.kind, group.key.client_id) for group in ledger.groups()}
+    assert {(PRODUCE, "debtor"), (MUTATION, "builder")} <= keys  # the debts were not
+    assert ledger.charge_mutation(ledger.account("u", "builder"), 1, True, 100_000) == (False, 300_000)
+    debtor = next(group for group in ledger.groups(PRODUCE) if group.key.client_id == "debtor")
+    assert debtor.throttled_until == 110_000
+
+
+def test_accounts_that_are_held_are_never_forgotten() -> None:
+    ledger = ledger_of(100)
+    held = [ledger.account("u", f"held-{number}") for number in range(150)]
+    invent(ledger, 1000, 0)
+    assert all(ledger.account("u", account.identity.client_id) is account for account in held)
+    assert ledger.clients <= 150 + 100
+    del held
+    invent(ledger, 200, 0, "more")
+    assert ledger.clients <= 100
+
+
+def test_forgotten_accounts_and_counters_are_announced() -> None:
+    ledger = ledger_of(100)
+    accounts: list[Account] = []
+    groups: list[Group] = []
+    ledger.on_forget.append(accounts.append)
+    ledger.counters.on_forget.append(groups.append)
+    for now in range(0, 1_000_000, 1000):
+        ledger.charge(ledger.account("u", f"c-{now}"), PRODUCE, 1, now)
+    accounts += ledger.accounts()
+    groups += ledger.groups(PRODUCE)
+    assert sum(account.meters[PRODUCE].amount for account in accounts) == 1000
+    assert sum(group.usage.amount for group in groups) == 1000
+    assert not ledger.counters.overflowed[PRODUCE]
+
+
+# Forgetting changes nothing.
+
+gaps = st.one_of(
+    st.integers(0, 3000), st.sampled_from([10_999, 11_000, 11_001, 21_999, 22_000, 33_000, 33_001, 60_000])
+)
+steps = st.lists(
+    st.tuples(gaps, st.sampled_from(["charge", "strict", "refund", "check", "fetch"]), st.integers(0, 900)),
+    min_size=1,
+    max_size=60,
+)
+
+
+@pytest.mark.parametrize("smooth", [True, False])
+@given(story=steps, limit=st.integers(1, 60), cap=st.sampled_from([None, 5000]))
+@settings(max_examples=examples(150))
+def test_forgetting_as_early_as_possible_changes_no_decision(
+    smooth: bool, story: list[tuple[int, str, int]], limit: int, cap: int | None
+) -> None:
+    entry = Entry(
+        user="u",
+        producer_byte_rate=limit,
+        consumer_byte_rate=limit,
+        request_percentage=limit,
+        controller_mutation_rate=limit,
+    )
+    forgetful, mindful = (Ledger(QuotaTable([entry]), smooth=smooth, max_throttle_ms=cap) for _ in range(2))
+    now = 0
+    for gap, action, amount in story:
+        now += gap
+        forget_all(forgetful, now)
+        answers = []
+        for ledger in (forgetful, mindful):
+            account = ledger.account("u", "c")
+            if action == "charge":
+                # Busy time in tens of milliseconds: whole percent-seconds, whose sums are exact.
+                answer: object = (
+                    ledger.charge(account, PRODUCE, amount, now),
+                    ledger.charge(account, REQUEST, amount * 10, now),
+                    ledger.charge(account, MUTATION, amount, now),
+                )
+            elif action == "strict":
+                answer = ledger.charge_mutation(account, amount, True, now)
+            elif action == "refund":
+                answer = [ledger.refund(account, kind, amount * 10, now) for kind in (PRODUCE, REQUEST)]
+            elif action == "check":
+                answer = [(ledger.check(account, kind, now), ledger.allowance(account, kind, now)) for kind in Kind]
+            else:
+                admission = ledger.admit(account, FETCH, 10_000, now)
+                if not admission.throttle_ms and not smooth:  # pacing also learns sizes of batches, see the ADR
+                    ledger.settle(account, FETCH, admission, amount, now)
+                elif not admission.throttle_ms:
+                    ledger.settle(account, FETCH, admission, 0, now)
+                answer = admission[:2]
+            answers.append(answer)
+        assert answers[0] == answers[1]
+
+
+def forget_all(ledger: Ledger, now: int) -> None:
+    """Forget at once whatever may be forgotten, as an attack would make it."""
+    for group in list(ledger.groups()):
+        group.last_ms -= HOUR_MS if group.forgettable(now) else 0
+    ledger.expire(now)
+    assert all(not group.forgettable(now) for group in ledger.groups())
+
+
+def test_an_admitted_fetch_keeps_its_counter() -> None:
+    ledger = ledger_of(100, QuotaTable([Entry(client_id=DEFAULT, consumer_byte_rate=500)]), smooth=True)
+    account = ledger.account("u", "c")
+    admission = ledger.admit(account, FETCH, 5000, 0)
+    (group,) = ledger.groups(FETCH)
+    assert not group.forgettable(60_000)
+    ledger.settle(account, FETCH, admission, 0, 60_000)
+    assert group.forgettable(60_000)
+
+
+def test_a_window_longer_than_an_hour_is_not_forgotten_after_an_hour() -> None:
+    ledger = Ledger(DEFAULTS, num_samples=3, window_ms=HOUR_MS, smooth=False, max_throttle_ms=None)
+    ledger.charge(ledger.account("u", "c"), PRODUCE, 500 * 7200, 0)
+    ledger.expire(HOUR_MS + 1)
+    assert ledger.charge(ledger.account("u", "c"), PRODUCE, 500 * 3600, HOUR_MS + 1) > 0
+
+
+# Overflow.
+
+
+@pytest.fixture
+def crowded() -> tuple[Ledger, list[Account]]:
+    """100 counters, all used by connected clients."""
+    ledger = ledger_of(100)
+    held = [ledger.account("u", f"first-{number}") for number in range(100)]
+    for account in held:
+        ledger.charge(account, PRODUCE, 100, 0)
+    return ledger, held
+
+
+def test_newcomers_share_one_counter_under_their_entrys_limit(crowded: tuple[Ledger, list[Account]]) -> None:
+    ledger, held = crowded
+    said: list[Kind] = []
+    ledger.counters.on_overflow = said.append
+    one, two = ledger.account("u", "late-1"), ledger.account("v", "late-2")
+    assert ledger.charge(one, PRODUCE, 3000, 0) == 0
+    assert ledger.charge(two, PRODUCE, 3000, 0) == 2000  # 6000 B / 10 s = 600 against 500
+    assert ledger.charge(held[0], PRODUCE, 100, 0) == 0  # those that were there before keep their own
+    assert said == [PRODUCE, PRODUCE]
+    assert ledger.counters.overflowed[PRODUCE] == 2
+    assert ledger.counters.count(PRODUCE) == 100
+    shared = one.meters[PRODUCE].group
+    assert shared is not None
+    assert shared is two.meters[PRODUCE].group
+    assert (shared.key, shared.limit, shared.users) == (GroupKey(None, OVERFLOW), 500, 2)
+    assert shared in list(ledger.groups(PRODUCE))
+    produce = ledger.explain("v", "late-2", 0).kinds[0]
+    assert (produce.group, produce.throttle_ms, produce.counter) == (("", OVERFLOW), 2000, shared)
+
+
+def test_each_entry_has_an_overflow_counter_of_its_own() -> None:
+    table = QuotaTable(
+        [
+            Entry(user=DEFAULT, producer_byte_rate=500),
+            Entry(user="u", client_id=DEFAULT, producer_byte_rate=700),
+            Entry(user="u", client_id="named", producer_byte_rate=900),
+            Entry(user="w", producer_byte_rate=300),
+        ]
+    )
+    ledger = ledger_of(100, table)
+    held = [ledger.account(f"user-{number}", "c") for number in range(100)]
+    for account in held:
+        ledger.charge(account, PRODUCE, 1, 0)
+    keys = {}
+    for user, client_id in (("a", "x"), ("b", "y"), ("u", "x"), ("u", "y"), ("u", "named"), ("w", "x")):
+        account = ledger.account(user, client_id)
+        ledger.charge(account, PRODUCE, 1, 0)
+        group = account.meters[PRODUCE].group
+        assert group is not None
+        keys[user, client_id] = group.key, group.limit
+    assert keys == {
+        ("a", "x"): ((OVERFLOW, None), 500),
+        ("b", "y"): ((OVERFLOW, None), 500),
+        ("u", "x"): (("u", OVERFLOW), 700),
+        ("u", "y"): (("u", OVERFLOW), 700),
+        ("u", "named"): (("u", "named"), 900),  # entries that name everybody they are about always find room:
+        ("w", "x"): (("w", None), 300),  # there are only as many of them as the file has
+    }
+
+
+def test_clients_without_a_limit_need_no_room() -> None:
+    table = QuotaTable([Entry(user="u", producer_byte_rate=500)])
+    ledger = ledger_of(100, table)
+    held = [ledger.account(f"user-{number}", "c") for number in range(150)]
+    for account in held:
+        assert ledger.charge(account, PRODUCE, 1e9, 0) == 0
+    assert ledger.counters.overflowed[PRODUCE] == 0
+    assert held[-1].meters[PRODUCE].group is None
+    assert ledger.charge(ledger.account("u", "c"), PRODUCE, 6000, 0) == 2000
+
+
+def test_clients_get_their_own_counter_once_there_is_room(crowded: tuple[Ledger, list[Account]]) -> None:
+    ledger, held = crowded
+    late = ledger.account("u", "late")
+    assert ledger.charge(late, PRODUCE, 6000, 0) == 2000
+    ledger.expire(60_000)  # nobody has left
+    assert ledger.charge(late, PRODUCE, 1, 60_000) == 0
+    assert late.meters[PRODUCE].group is not None
+    assert late.meters[PRODUCE].group.key.client_id == OVERFLOW
+    del held[:20]
+    invent(ledger, 100, 80_000, "others")  # their accounts go, and with them what they used
+    ledger.expire(100_000)
+    ledger.charge(late, PRODUCE, 1, 100_000)
+    assert late.meters[PRODUCE].group.key.client_id == "late"
+    ledger.charge(late, PRODUCE, 1, 200_000 + HOUR_MS)
+    ledger.expire(200_000 + HOUR_MS)  # the last accounts on it go,
+    ledger.expire(200_000 + HOUR_MS)  # and then the counter
+    assert OVERFLOW not in {group.key.client_id for group in ledger.groups(PRODUCE)}
+
+
+def test_overflow_counters_follow_a_reload(crowded: tuple[Ledger, list[Account]]) -> None:
+    ledger, _held = crowded
+    late = ledger.account("u", "late")
+    ledger.charge(late, PRODUCE, 6000, 0)
+    ledger.swap(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=1000)]))
+    assert ledger.charge(late, PRODUCE, 0, 0) == 0  # 600 B/s against 1000, with the history
+    assert ledger.charge(late, PRODUCE, 5000, 0) == 1000
+    ledger.swap(QuotaTable([Entry(client_id="someone", producer_byte_rate=1000)]))
+    assert ledger.charge(late, PRODUCE, 5000, 0) == 0
+    assert len(list(ledger.groups(PRODUCE))) == 100
+
+
+# Names.
+
+
+def test_very_long_names_are_kept_short_and_apart() -> None:
+    longest = "x" * 32_767
+    assert bounded_name("x" * LONGEST_NAME) == "x" * LONGEST_NAME
+    assert len(bounded_name(longest)) == LONGEST_NAME
+    assert bounded_name(longest) != bounded_name(longest[:-1])
+    assert bounded_name(bounded_name(longest)) == bounded_name(longest)
+    bounded_name("\ud800" * 1000)  # what is no Unicode can come from the wire all the same
+    ledger = ledger_of(100, QuotaTable([*DEFAULTS.entries, Entry(client_id=longest, producer_byte_rate=1000)]))
+    one, two = ledger.account("u", longest), ledger.account("u", longest[:-1])
+    assert ledger.charge(one, PRODUCE, 9000, 0) == 0  # its own entry, found by its whole name
+    assert ledger.charge(two, PRODUCE, 9000, 0) == 8000
+    assert ledger.explain("u", longest, 0).kinds[0].limit == 1000
+    assert ledger.explain("u", longest, 0).kinds[0].observed == 900
+
+
+def test_a_thousand_names_of_32_kb_take_no_32_mb() -> None:
+    ledger = ledger_of(1000)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(1000):
+            ledger.charge(ledger.account("u", f"{number:05}" + "\U0001f600" * 8000), PRODUCE, 1, 0)
+        assert tracemalloc.get_traced_memory()[0] < 1000 * 4000
+    finally:
+        tracemalloc.stop()
+
+
+# Pauses.
+
+
+def test_a_sweep_lets_others_work_after_each_few_hundred() -> None:
+    ledger = ledger_of(5000)
+    invent(ledger, 5000, 0)
+    forgotten = list(ledger.sweep(2 * HOUR_MS))
+    assert sum(forgotten) == 10_000
+    assert max(forgotten) <= STEP
+
+
+def test_a_sweep_bears_what_others_do_meanwhile() -> None:
+    ledger = ledger_of(3000)
+    invent(ledger, 3000, 0)
+    held = [ledger.account("u", f"invented-{number}") for number in range(100)]
+    for step, _ in enumerate(ledger.sweep(2 * HOUR_MS)):
+        invent(ledger, 20, 2 * HOUR_MS, f"step-{step}")
+        for account in held:
+            ledger.charge(account, PRODUCE, 1, 2 * HOUR_MS)
+    for account in held:
+        group = account.meters[PRODUCE].group
+        assert group is not None
+        ledger.check(account, PRODUCE, 2 * HOUR_MS)
+        assert account.meters[PRODUCE].group is ledger.counters.get(PRODUCE, GroupKey(None, account.identity.client_id))
+
+
+def test_a_reload_looks_at_no_counter() -> None:
+    # 500 B/s, then 5000 for all: a counter learns of it when it is needed.
+    ledger = ledger_of(3000)
+    invent(ledger, 3000, 0)
+    groups = list(ledger.groups(PRODUCE))
+    ledger.swap(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=5000)]))
+    assert {group.limit for group in groups} == {500}
+    assert {group.limit for group in ledger.groups(PRODUCE)} == {5000}
+
+
+def test_an_hour_is_kafkas() -> None:
+    assert counters.EXPIRE_AFTER_MS == HOUR_MS

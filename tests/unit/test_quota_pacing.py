@@ -1,0 +1,442 @@
+"""Smooth pacing, simulated: clients in a closed loop (ask, be told to wait, wait, ask again) on a simulated clock.
+
+Run as a program, it prints the tables of docs/adr/0004-smooth-pacing.md:
+``python tests/unit/test_quota_pacing.py``.
+"""
+
+import heapq
+import itertools
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from quota.entity import DEFAULT, Kind
+from quota.group import Admission
+from quota.ledger import Ledger
+from quota.table import Entry, QuotaTable
+
+PRODUCE, FETCH = Kind.PRODUCE, Kind.FETCH
+MB = 1_000_000
+LINK_BYTES_PER_MS = 120_000
+"""All clients share a link of 120 MB/s, so that nothing is infinitely fast."""
+
+
+@dataclass
+class Run:
+    """What passed: (when in ms, bytes, connection), and how many fetches were refused."""
+
+    limit: float
+    connections: int
+    passed: list[tuple[float, int, int]] = field(default_factory=list)
+    useful: list[tuple[float, int, int]] = field(default_factory=list)
+    refused: int = 0
+
+    def bytes_between(self, start_ms: float, end_ms: float) -> int:
+        return sum(size for t, size, _ in self.passed if start_ms <= t < end_ms)
+
+    def achieved(self, start_ms: float, end_ms: float) -> float:
+        """Rate over limit."""
+        return self.bytes_between(start_ms, end_ms) / ((end_ms - start_ms) / 1000) / self.limit
+
+    def payload(self, start_ms: float, end_ms: float) -> float:
+        """Rate of whole batches over limit: what the consumers' applications see."""
+        return Run(self.limit, 1, self.useful).achieved(start_ms, end_ms)
+
+    def waste(self, start_ms: float, end_ms: float) -> float:
+        """The share of the bytes on the wire that belonged to cut batches."""
+        return 1 - self.payload(start_ms, end_ms) / self.achieved(start_ms, end_ms)
+
+    def longest_gap_ms(self, start_ms: float, end_ms: float) -> float:
+        """The longest time in which no response came at all."""
+        times = [start_ms, *(t for t, _, _ in self.useful if start_ms <= t < end_ms), end_ms]
+        return max(later - earlier for earlier, later in itertools.pairwise(times))
+
+    def seconds(self, start_ms: int, end_ms: int) -> list[float]:
+        """For each second, the rate over limit."""
+        sums = [0] * ((end_ms - start_ms) // 1000)
+        for t, size, _ in self.passed:
+            if start_ms <= t < end_ms:
+                sums[int(t - start_ms) // 1000] += size
+        return [total / self.limit for total in sums]
+
+    def fairness(self, start_ms: float, end_ms: float) -> float:
+        """Jain's index of the connections' shares: 1 when all are equal, 1/n when one has everything."""
+        shares = [0] * self.connections
+        for t, size, connection in self.passed:
+            if start_ms <= t < end_ms:
+                shares[connection] += size
+        return sum(shares) ** 2 / (self.connections * sum(share * share for share in shares))
+
+
+def ledger_of(limit: float, smooth: bool) -> Ledger:
+    return Ledger(
+        QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=limit, consumer_byte_rate=limit)]), smooth=smooth
+    )
+
+
+def produce(
+    limit: float, size: int, connections: int, *, smooth: bool = True, rtt_ms: float = 1, until_ms: float = 90_000
+) -> Run:
+    """Each connection sends a request of `size`, waits for the delay and one round trip, and sends the next."""
+    ledger, run = ledger_of(limit, smooth), Run(limit, connections)
+    account = ledger.account("u", "c")
+    ready = [(connection * 0.01, connection) for connection in range(connections)]
+    link_free_at = 0.0
+    while ready[0][0] < until_ms:
+        t, connection = ready[0]
+        link_free_at = t = max(link_free_at, t) + size / LINK_BYTES_PER_MS
+        delay = ledger.charge(account, PRODUCE, size, t)
+        run.passed.append((t, size, connection))
+        heapq.heapreplace(ready, (t + delay + rtt_ms, connection))
+    return run
+
+
+class Log:
+    """One partition as a broker serves it, to a client that starts anew at the first batch that did not come whole."""
+
+    def __init__(self, batch: int, mixed: bool, seed: int) -> None:
+        sizes = random.Random(seed)
+        self._batches = [sizes.randint(batch // 8, batch) if mixed else batch for _ in range(997)]
+        self._next = 0
+
+    def read(self, max_bytes: int) -> tuple[int, int]:
+        """(bytes of records in the response, those of them in whole batches).
+
+        Exactly as many as are allowed, the last batch cut off in the middle (``FileRecords.slice``), but at least the
+        first batch (KIP-74)."""
+        whole = 0
+        while True:
+            size = self._batches[self._next % len(self._batches)]
+            if whole and whole + size > max_bytes:
+                return max_bytes, whole
+            whole += size
+            self._next += 1
+            if whole >= max_bytes:
+                return whole, whole
+
+
+OVERHEAD = 90
+"""Bytes of a response besides its records."""
+PARTITION_BYTES = 1 << 20
+"""max.partition.fetch.bytes, the consumer's default: each reads a single partition."""
+
+
+def fetch(
+    limit: float,
+    batch: int,
+    connections: int,
+    *,
+    smooth: bool = True,
+    admit: bool = True,
+    idle: int = 0,
+    mixed: bool = False,
+    rtt_ms: float = 1,
+    until_ms: float = 90_000,
+) -> Run:
+    """Each connection asks for 50 MB and gets what its log holds, up to what it is allowed.
+
+    `mixed` batches are of all sizes from an eighth of `batch`. `idle` more connections wait at the end of their log: an
+    empty response after half a second. `admit` False uses check() and allowance() instead, which knows of no other
+    connection's fetches.
+    """
+    ledger, run = ledger_of(limit, smooth), Run(limit, connections)
+    account = ledger.account("u", "c")
+    logs = [Log(batch, mixed, seed) for seed in range(connections)]
+    events: list[tuple[float, int, Admission | None, int, int]] = [
+        (i * 0.01, i, None, 0, 0) for i in range(connections + idle)
+    ]
+    while events[0][0] < until_ms:
+        t, connection, admission, size, useful = events[0]
+        if admission is not None:  # a response
+            if admit:
+                ledger.settle(account, FETCH, admission, size, t)
+            else:
+                ledger.charge_no_throttle(account, FETCH, size, t)
+            if connection < connections:
+                run.passed.append((t, size, connection))
+                run.useful.append((t, useful, connection))
+            heapq.heapreplace(events, (t + rtt_ms, connection, None, 0, 0))
+            continue
+        if admit:
+            admission = ledger.admit(account, FETCH, 50 * MB, t)
+        else:
+            admission = Admission(ledger.check(account, FETCH, t), ledger.allowance(account, FETCH, t))
+        if admission.throttle_ms > 0:
+            run.refused += 1
+            heapq.heapreplace(events, (t + admission.throttle_ms + rtt_ms, connection, None, 0, 0))
+            continue
+        assert admission.max_bytes is not None
+        if connection < connections:
+            size, useful = logs[connection].read(min(admission.max_bytes, PARTITION_BYTES))
+            size += OVERHEAD
+            heapq.heapreplace(events, (t + rtt_ms + size / LINK_BYTES_PER_MS, connection, admission, size, useful))
+        else:
+            heapq.heapreplace(events, (t + rtt_ms + 500, connection, admission, 60, 0))
+    return run
+
+
+PRODUCERS = [
+    # (limit, request size, connections, round trip in ms)
+    (1 * MB, 1000, 1, 0.2),
+    (1 * MB, 1000, 8, 1),
+    (1 * MB, 1000, 64, 1),
+    (1 * MB, 16_384, 1, 5),
+    (1 * MB, 16_384, 8, 5),
+    (1 * MB, 16_384, 64, 5),
+    (1 * MB, 100_000, 1, 20),
+    (1 * MB, 100_000, 8, 20),
+    (1 * MB, 100_000, 64, 20),
+    (10 * MB, 16_384, 8, 5),
+    (10 * MB, 100_000, 64, 5),
+    (10 * MB, 1 * MB, 1, 5),
+    (10 * MB, 1 * MB, 8, 5),
+    (10 * MB, 1 * MB, 64, 5),
+]
+
+
+@pytest.mark.parametrize(("limit", "size", "connections", "rtt_ms"), PRODUCERS)
+def test_producers_run_at_their_limit_and_evenly(limit: float, size: int, connections: int, rtt_ms: float) -> None:
+    run = produce(limit, size, connections, rtt_ms=rtt_ms)
+    # After the first burst has left the window and Kafka's own delays for it are over (the largest here is 14 s).
+    assert run.achieved(26_000, 86_000) == pytest.approx(1, abs=0.01)
+    assert max(run.seconds(26_000, 86_000)) <= 1.15
+    assert min(run.seconds(26_000, 86_000)) >= 0.75
+    assert run.fairness(26_000, 86_000) >= 0.95
+
+
+def test_requests_of_a_whole_second_come_one_a_second() -> None:
+    run = produce(1 * MB, 1 * MB, 1, rtt_ms=5, until_ms=120_000)
+    assert run.achieved(30_000, 120_000) == pytest.approx(1, abs=0.02)
+    assert max(run.seconds(30_000, 120_000)) <= 2
+
+
+def test_kafkas_formula_alone_comes_in_bursts() -> None:
+    # The echo that pacing is there for: eight connections, and ten seconds' worth within one second, again and again
+    kafka = produce(1 * MB, 16_384, 8, rtt_ms=5, smooth=False)
+    assert max(kafka.seconds(26_000, 86_000)) > 5
+    assert min(kafka.seconds(26_000, 86_000)) < 0.05
+
+
+def test_pacing_forgives_lateness_of_the_client() -> None:
+    # One connection, requests worth 50 ms, and 300 ms of silence after each twentieth. If lateness were lost, it would
+    # reach 1000 / (1000 + 300) = 77 %.
+    ledger, t, sent = ledger_of(1 * MB, True), 0.0, 0
+    account = ledger.account("u", "c")
+    for turn in range(2500):
+        t += ledger.charge(account, PRODUCE, 50_000, t) + (300 if turn % 20 == 0 else 1)
+        sent += 50_000 if 26_000 <= t < 86_000 else 0
+    assert sent / 60 / MB == pytest.approx(1, abs=0.03)
+
+
+CONSUMERS = [
+    # (limit, batch, round trip in ms, the largest share of bytes on the wire that may be of no use)
+    (1 * MB, 1000, 1, 0.02),
+    (1 * MB, 16_384, 7.3, 0.02),
+    (1 * MB, 50_000, 5, 0.02),
+    (1 * MB, 100_000, 20, 0.02),
+    (10 * MB, 1000, 20, 0.02),
+    (10 * MB, 100_000, 7.3, 0.05),  # ten batches in 1 MiB: the consumer's own limit cuts the eleventh
+    (10 * MB, 1 * MB, 1, 0.02),
+]
+
+
+@pytest.mark.parametrize("connections", [1, 8, 64])
+@pytest.mark.parametrize(("limit", "batch", "rtt_ms", "waste"), CONSUMERS)
+def test_consumers_run_at_their_limit_and_evenly(
+    limit: float, batch: int, rtt_ms: float, waste: float, connections: int
+) -> None:
+    run = fetch(limit, batch, connections, rtt_ms=rtt_ms)
+    # Admitted one by one, they never overdraw the first window, so they run evenly as soon as it is over.
+    assert run.achieved(12_000, 72_000) == pytest.approx(1, abs=0.02)
+    assert run.waste(12_000, 72_000) <= waste
+    assert max(run.seconds(12_000, 72_000)) <= 1.5  # portions are half a second at most
+    assert min(run.seconds(12_000, 72_000)) >= 0.5
+    assert run.longest_gap_ms(12_000, 72_000) <= 1000
+    assert run.fairness(12_000, 72_000) >= 0.85
+    assert run.refused / 90 < 40  # empty responses per second, all connections together
+
+
+@pytest.mark.parametrize(
+    ("limit", "batch", "payload"),
+    [
+        (1 * MB, 16_384, 0.97),
+        (1 * MB, 50_000, 0.95),
+        (1 * MB, 100_000, 0.97),
+        (1 * MB, 400_000, 0.97),
+        (1 * MB, 1 * MB, 0.97),
+        (10 * MB, 100_000, 0.95),
+        (10 * MB, 1 * MB, 0.97),
+        (100_000, 16_384, 0.97),
+        (2500, 1000, 0.8),  # the response itself is a tenth of it
+    ],
+)
+def test_batches_of_all_sizes_are_hardly_cut(limit: float, batch: int, payload: float) -> None:
+    run = fetch(limit, batch, 1, mixed=True, rtt_ms=5)
+    assert payload <= run.payload(12_000, 72_000) <= 1.02
+    assert run.longest_gap_ms(12_000, 72_000) <= 2000
+
+
+@pytest.mark.parametrize("batch", [16_384, 100_000])
+@pytest.mark.parametrize(("rtt_ms", "payload"), [(0.2, 0.97), (20, 0.97), (100, 0.9)])
+def test_a_broker_far_away_is_read_in_larger_portions(batch: int, rtt_ms: float, payload: float) -> None:
+    run = fetch(1 * MB, batch, 1, mixed=True, rtt_ms=rtt_ms)
+    assert run.payload(12_000, 72_000) >= payload
+
+
+@pytest.mark.parametrize(("limit", "batch"), [(1 * MB, 16_384), (10 * MB, 1 * MB)])
+def test_one_consumer_by_check_and_allowance(limit: float, batch: int) -> None:
+    run = fetch(limit, batch, 1, admit=False)
+    assert run.achieved(12_000, 72_000) == pytest.approx(1, abs=0.02)
+    assert max(run.seconds(12_000, 72_000)) <= 1.25
+
+
+def test_the_first_window_is_not_overdrawn_by_many_consumers() -> None:
+    # 10 MB, a portion of 100 ms for each of those that are on their way, and the fence-post effect
+    run = fetch(1 * MB, 16_384, 64)
+    assert run.bytes_between(0, 10_000) <= 11.1 * MB
+
+
+@pytest.mark.parametrize("batch", [16_384, 100_000])
+@pytest.mark.parametrize(("idle", "least"), [(3, 0.95), (8, 0.95), (63, 0.93), (200, 0.9)])
+def test_consumers_without_data_do_not_hold_up_the_one_with_data(idle: int, least: float, batch: int) -> None:
+    run = fetch(1 * MB, batch, 1, idle=idle, rtt_ms=5)
+    assert least <= run.payload(20_000, 80_000) <= 1.02
+
+
+def test_fetches_get_useful_portions() -> None:
+    # Small batches: 250 ms worth, half of that at least, but for one in 17 that brings a single batch to learn its size
+    run = fetch(1 * MB, 1000, 1)
+    sizes = [size for t, size, _ in run.passed if t > 12_000]
+    assert sum(size >= 124_000 for size in sizes) >= len(sizes) * 0.9
+
+
+def test_max_bytes_of_one_brings_batches_too_large_for_a_portion() -> None:
+    # One batch a second, and nothing of it cut: KIP-74 sends a first batch whole
+    run = fetch(1 * MB, 1 * MB, 1, rtt_ms=5)
+    assert {size for t, size, _ in run.passed if t > 12_000} == {1 * MB + OVERHEAD}
+    assert run.longest_gap_ms(12_000, 72_000) <= 1100
+
+
+def test_batches_larger_than_a_portion_are_paid_for() -> None:
+    run = fetch(1 * MB, 1 * MB, 4, rtt_ms=5, until_ms=120_000)
+    assert run.achieved(30_000, 120_000) == pytest.approx(1, abs=0.07)
+    assert run.fairness(30_000, 120_000) >= 0.8
+
+
+def test_a_tiny_limit_still_makes_progress() -> None:
+    # 250 B/s and batches of 4 KB: one each 16 s
+    run = fetch(250, 4096, 1, until_ms=300_000)
+    assert run.achieved(60_000, 300_000) == pytest.approx(1, abs=0.1)
+
+
+def paced(ledger: Ledger, now: float) -> bool:
+    return any(group.paced for group in ledger.snapshot(now))
+
+
+def test_an_episode_begins_with_a_violation_and_that_delay_is_kafkas() -> None:
+    # 60 MB in one request at 5 MB/s: 6 MB/s over 10 s, (6 - 5) / 5 * 10 s = 2 s, pacing or not
+    ledger = ledger_of(5 * MB, True)
+    account = ledger.account("u", "c")
+    assert ledger.charge(account, PRODUCE, 50 * MB, 0) == 0
+    assert not paced(ledger, 0)
+    assert ledger.charge(account, PRODUCE, 10 * MB, 0) == 2000
+    assert paced(ledger, 0)
+
+
+def test_an_episode_ends_after_two_calm_windows_and_the_burst_is_back() -> None:
+    ledger = ledger_of(1 * MB, True)
+    account = ledger.account("u", "c")
+    t = 0.0
+    while t < 30_000:  # saturating
+        t += ledger.charge(account, PRODUCE, 100_000, t) + 1
+    assert paced(ledger, t)
+    while t < 75_000:  # at half the limit: 50 KB each 100 ms
+        ledger.charge(account, PRODUCE, 50_000, t)
+        t += 100
+    assert not paced(ledger, t)
+    # The window holds 12 s x 0.5 MB/s at most, so at least 4 MB pass at once.
+    assert ledger.charge(account, PRODUCE, 4 * MB, t) == 0
+
+
+def test_saturating_clients_stay_in_their_episode() -> None:
+    ledger = ledger_of(1 * MB, True)
+    account = ledger.account("u", "c")
+    t, violated = 0.0, False
+    while t < 120_000:
+        delay = ledger.charge(account, PRODUCE, 16_384, t)
+        violated = violated or delay > 0
+        assert paced(ledger, t) == violated
+        t += delay + 1
+
+
+def test_waiting_is_not_calm() -> None:
+    # 64 MB at once at 1 MB/s: 54 s of delay. The window is empty after 11 s, but the episode goes on.
+    ledger = ledger_of(1 * MB, True)
+    account = ledger.account("u", "c")
+    ledger.charge(account, PRODUCE, 64 * MB, 0)
+    ledger.charge(account, PRODUCE, 1000, 53_000)
+    assert paced(ledger, 53_000)
+
+
+def test_a_settled_admission_frees_what_it_reserved() -> None:
+    ledger = ledger_of(1 * MB, True)
+    account = ledger.account("u", "c")
+    admissions = [ledger.admit(account, FETCH, 100 * MB, 0) for _ in range(11)]
+    # each is promised one second's worth, in full while nothing is known; ten fill the window, and the eleventh waits
+    # for the shortest portion
+    assert [one.max_bytes for one in admissions] == [1 * MB] * 10 + [0]
+    assert [one.throttle_ms for one in admissions] == [0] * 10 + [250]
+    for one in admissions[:10]:
+        ledger.settle(account, FETCH, one, 0, 1)
+    assert ledger.allowance(account, FETCH, 1) == 10 * MB
+    assert not paced(ledger, 1)
+
+
+def test_fetchers_that_went_away_do_not_lengthen_the_queue_for_ever() -> None:
+    # 10 000 connections ask once within a second, nearly all are refused, and none comes back
+    ledger = ledger_of(1 * MB, True)
+    account = ledger.account("u", "c")
+    ledger.settle(account, FETCH, ledger.admit(account, FETCH, 10 * MB, 0), 10 * MB, 0)
+    delays = []
+    for i in range(10_000):
+        admission = ledger.admit(account, FETCH, 10 * MB, 12_000 + i / 10)
+        delays.append(admission.throttle_ms)
+        if not admission.throttle_ms:
+            ledger.settle(account, FETCH, admission, 100_000, 12_000 + i / 10)
+    assert delays.count(0) < 125  # 10 MB fit into the window, and 1 MB a second after that
+    assert 25_000 < max(delays) <= 30_000
+    assert ledger.admit(account, FETCH, 10 * MB, 45_000).throttle_ms == 0
+
+
+def _tables() -> None:
+    print(
+        "| limit | request | connections | Kafka: busiest s | quietest s | smooth: busiest s | quietest s | achieved |"
+    )
+    for limit, size, connections, rtt_ms in PRODUCERS:
+        kafka = produce(limit, size, connections, rtt_ms=rtt_ms, smooth=False)
+        ours = produce(limit, size, connections, rtt_ms=rtt_ms)
+        k, s = kafka.seconds(26_000, 86_000), ours.seconds(26_000, 86_000)
+        print(
+            f"| {limit / MB:.0f} MB/s | {size} B | {connections} | {max(k):.2f} | {min(k):.2f} "
+            f"| {max(s):.2f} | {min(s):.2f} | {ours.achieved(26_000, 86_000):.3f} |"
+        )
+    print("| limit | batch | consumers | busiest s | quietest s | wire | payload | fairness | refused/s |")
+    for limit, batch, connections, idle, mixed in (
+        *((limit, batch, n, 0, False) for limit, batch, _, _ in CONSUMERS[1:] for n in (1, 8, 64) if batch != 1000),
+        *((limit, batch, 1, 0, True) for limit, batch, _, _ in CONSUMERS[1:] if batch != 1000),
+        (1 * MB, 1 * MB, 1, 0, True),
+        (100_000, 16_384, 1, 0, True),
+        *((1 * MB, batch, 1, idle, False) for batch in (16_384, 100_000) for idle in (8, 63, 200)),
+    ):
+        run = fetch(limit, batch, connections, idle=idle, mixed=mixed, rtt_ms=5)
+        s = run.seconds(20_000, 80_000)
+        print(
+            f"| {limit / MB:g} MB/s | {'up to ' if mixed else ''}{batch} B | {connections} + {idle} idle "
+            f"| {max(s):.2f} | {min(s):.2f} | {run.achieved(20_000, 80_000):.3f} | {run.payload(20_000, 80_000):.3f} "
+            f"| {run.fairness(20_000, 80_000):.2f} | {run.refused / 90:.0f} |"
+        )
+
+
+if __name__ == "__main__":
+    _tables()

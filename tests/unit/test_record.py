@@ -1,0 +1,99 @@
+"""The usage record: its rows, lines and types, and the page that describes it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quota import record
+from quota.entity import Kind
+
+TEXT = Path(__file__, "../../../docs/usage-records.md").resolve().read_text()
+
+
+def a_row(**values: Any) -> record.Row:
+    known = {"instance": "i", "sequence": 1, "start_ms": 1000, "end_ms": 11_000, "duration_s": 10.0, "samples": 10}
+    return record.build(known | {"kquota_version": "1", "user": "u", "client_id": "c"} | values)
+
+
+def test_a_line_is_the_row_again() -> None:
+    row = a_row(client_id='a "quoted"\nname ü', produce_bytes=5, produce_limit=2e6, produce_limit_mode="shadow")
+    line = record.to_line(row)
+    assert line.isascii()
+    assert line.count(b"\n") == 1
+    assert record.from_line(line) == row
+    assert tuple(json.loads(line)) == record.NAMES
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"colour": "red"}, "colour is no field"),
+        ({"produce_bytes": 1.5}, "produce_bytes is 1.5, expected a whole number (bigint)"),
+        ({"produce_bytes": -1}, "produce_bytes is -1, expected at least 0"),
+        ({"produce_bytes": True}, "expected a whole number"),
+        ({"samples": 2**31}, "expected a whole number (int)"),
+        ({"user": None}, "user is None, expected a string"),
+        ({"pod": 3}, "pod is 3, expected a string"),
+        ({"duration_s": float("nan")}, "expected a finite number"),
+        ({"duration_s": "10"}, "expected a number"),
+        ({"fetch_limit_mode": "strict"}, "expected one of enforce, shadow"),
+        ({"sequence": 0}, "sequence is 0, expected at least 1"),
+        ({"end_ms": 999}, "end_ms is 999, before start_ms 1000"),
+        ({"requests": 3, "requests_fetch": 2}, "requests is 3, its families sum to 2"),
+        ({"schema_version": 3}, "schema_version is 3, this reader knows 1 to 2"),
+        ({"schema_version": 0}, "schema_version is 0, this reader knows 1 to 2"),
+        ({"schema_version": True}, "schema_version is True, this reader knows 1 to 2"),
+        ({"schema_version": 1}, "throttle_produce_held_count is no field of version 1"),
+        ({"throttle_fetch_held_count": -1}, "throttle_fetch_held_count is -1, expected at least 0"),
+    ],
+)
+def test_a_wrong_row_is_refused_with_its_field(values: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(record.RecordError, match=re.escape(complaint)):
+        a_row(**values)
+
+
+@pytest.mark.parametrize("line", [b"", b"{", b"[]", b"17", b"{}", record.to_line(a_row())[:-9], b"\xff\xfe"])
+def test_what_is_no_record_is_refused(line: bytes) -> None:
+    with pytest.raises(record.RecordError):
+        record.from_line(line)
+
+
+def test_a_missing_field_is_named() -> None:
+    row = a_row()
+    del row["mutes"]
+    assert record.problems(row) == ["mutes is missing"]
+
+
+def test_amounts_that_can_be_given_back_may_be_negative() -> None:
+    a_row(fetch_bytes=-1, request_seconds=-0.5, mutations=-3.0)
+
+
+def test_types_for_spark_and_duckdb_name_every_field_once() -> None:
+    assert len(set(record.NAMES)) == len(record.NAMES)
+    assert [part.split(" ")[0] for part in record.spark_ddl().split(", ")] == list(record.NAMES)
+    assert list(record.duckdb_columns()) == list(record.NAMES)
+    assert set(record.UNITS) == {str(kind) for kind in Kind}
+
+
+def test_the_page_lists_every_field_with_its_type_unit_and_meaning() -> None:
+    documented = {}
+    for line in TEXT.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("| `"):
+            continue
+        name, type_, unit, null, meaning = cells
+        name = name.strip("`")
+        for kind in record.UNITS if name.startswith("<kind>") else [""]:
+            real_unit = record.UNITS[kind] if unit == "the kind's" else unit
+            documented[name.replace("<kind>", kind)] = (type_, real_unit, null == "yes", meaning)
+    assert documented == {f.name: (f.type, f.unit, f.nullable, f.meaning) for f in record.FIELDS}
+
+
+def test_the_page_s_example_is_a_record() -> None:
+    (example,) = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
+    assert record.problems(json.loads(example)) == []

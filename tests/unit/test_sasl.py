@@ -1,0 +1,518 @@
+"""SASL as a session sees it, without sockets: whose name is believed, when, and that nothing secret stays behind."""
+
+from __future__ import annotations
+
+import gc
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.errors import CloseReason, SessionError
+from proxy.login import NOBODY, renewal_ms
+from proxy.sasl import Login
+from proxy.session import Session
+from proxy.wire import sasl as wire
+from quota.entity import Kind
+from quota.ledger import Ledger
+from tests.support.sasl_tools import (
+    OAUTH_STEPS,
+    PLAIN_STEPS,
+    SCRAM_STEPS,
+    authenticate,
+    authenticate_response,
+    bearer,
+    handshake,
+    handshake_response,
+    jwt,
+    listen,
+    log_in,
+    raw,
+)
+from tests.support.session_tools import (
+    THREE_WAYS,
+    Cut,
+    from_broker,
+    from_client,
+    ledger,
+    produce,
+    produce_response,
+    request,
+    response,
+    session,
+)
+
+API_VERSIONS, METADATA = 18, 3
+SHOWN = {"PLAIN": PLAIN_STEPS, "SCRAM-SHA-256": SCRAM_STEPS, "SCRAM-SHA-512": SCRAM_STEPS, "OAUTHBEARER": OAUTH_STEPS}
+NO_TOKEN = Login("alice")
+
+
+# ---- names ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("token", "name"),
+    [
+        (b"\0alice\0secret", "alice"),
+        (b"alice\0alice\0secret", "alice"),
+        (b"bob\0alice\0secret", "alice"),  # a broker refuses it; were it accepted, authcid would be the principal
+        ("\0jos\u00e9\0s".encode(), "jos\u00e9"),
+        (b"\0alice\0", "alice"),
+        (b"\0\0secret", None),
+        (b"alice\0secret", None),
+        (b"\0alice\0sec\0ret", None),
+        (b"", None),
+    ],
+)
+def test_plain_names_its_authentication_identity(token: bytes, name: str | None) -> None:
+    assert wire.plain_name(token) == name
+
+
+@pytest.mark.parametrize(
+    ("token", "name"),
+    [
+        (b"n,,n=alice,r=nonce", ("alice", False)),
+        (b"n,a=alice,n=alice,r=nonce", ("alice", False)),
+        (b"n,,n=O=3Dme=2CCN=3Dx,r=nonce", ("O=me,CN=x", False)),
+        (b"n,,n==3D2C,r=nonce", ("=2C", False)),
+        (b"n,,n=tokenid,r=nonce,tokenauth=true", ("tokenid", True)),
+        (b"n,,n=tokenid,r=nonce,tokenauth=TRUE,x=y", ("tokenid", True)),
+        (b"n,,n=tokenid,r=nonce,tokenauth=true,tokenauth=false", ("tokenid", False)),
+        (b"n,,n=alice,r=nonce,m=n=bob", ("alice", False)),
+        (b"n,,m=ext,n=alice,r=nonce", ("alice", False)),
+        (b"y,,n=alice,r=nonce", None),  # channel binding
+        (b"n,,n=a=lice,r=nonce", None),
+        (b"n,,n=alice", None),
+        (b"n,,n=,r=nonce", None),
+        (b"n,,n=al\xc3\xadce,r=nonce", None),
+        (b"", None),
+    ],
+)
+def test_scram_names_are_unescaped(token: bytes, name: tuple[str, bool] | None) -> None:
+    """RFC 5802 §5.1: =2C is a comma, =3D an equals sign."""
+    assert wire.scram_name(token) == name
+
+
+@pytest.mark.parametrize(
+    ("token", "name"),
+    [
+        (bearer(jwt({"sub": "alice", "azp": "web"})), "alice"),
+        (bearer(jwt({"sub": "alice"}, "c2ln")), "alice"),
+        (b"n,a=alice,\1auth=bearer  " + jwt({"sub": "bob"}).encode() + b"\1host=x\1\1", "bob"),
+        # of two the last one counts, as where the broker reads it
+        (
+            b"n,,\1auth=Bearer "
+            + jwt({"sub": "a"}).encode()
+            + b"\1auth=Bearer "
+            + jwt({"sub": "b"}).encode()
+            + b"\1\1",
+            "b",
+        ),
+        (bearer(jwt({"azp": "web"})), None),
+        (bearer(jwt({"sub": 7})), None),
+        (bearer(jwt({"sub": ""})), None),
+        (bearer("opaque-token"), None),
+        (bearer("a.b"), None),
+        (bearer("e30.!!.x"), None),
+        (bearer("e30.W10.x"), None),  # []
+        (bearer("e30." + "W" * 40_000 + ".x"), None),
+        (b"n,,\1auth=Basic abc\1\1", None),
+        (b"\1", None),
+        (b"", None),
+    ],
+)
+def test_oauthbearer_names_the_claim(token: bytes, name: str | None) -> None:
+    assert wire.oauth_name(token, "sub") == name
+
+
+def test_nested_json_is_no_way_to_crash() -> None:
+    import base64
+
+    deep = base64.urlsafe_b64encode(b"[" * 200_000).rstrip(b"=").decode()
+    assert wire.oauth_name(bearer(f"e30.{deep}.x"), "sub") is None
+
+
+def test_another_claim_can_be_the_name() -> None:
+    assert wire.oauth_name(bearer(jwt({"sub": "id", "client_id": "orders"})), "client_id") == "orders"
+
+
+# ---- when they are believed -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", THREE_WAYS)
+@pytest.mark.parametrize("version", [-1, 0, 1, 2])
+@pytest.mark.parametrize("mechanism", sorted(SHOWN))
+def test_a_login_is_told_once_the_broker_has_accepted_all_of_it(mechanism: str, version: int, cut: Cut) -> None:
+    one = session(ledger())
+    told = listen(one)
+    steps = SHOWN[mechanism]
+    log_in(one, mechanism, steps[:-1], version=version, cut=cut)
+    assert told == []
+    if steps[:-1]:
+        sent = authenticate(steps[-1][0], version) if version >= 0 else raw(steps[-1][0])
+        answer = authenticate_response(0, steps[-1][1], version) if version >= 0 else raw(steps[-1][1])
+        from_client(one, sent, cut=cut)
+        assert told == []
+        from_broker(one, answer, cut=cut)
+    else:
+        one = session(ledger())
+        told = listen(one)
+        log_in(one, mechanism, steps, version=version, cut=cut)
+    assert told == [NO_TOKEN]
+    # and requests are requests again
+    assert from_client(one, produce(9, 100), cut=cut) == produce(9, 100)
+    assert from_broker(one, produce_response(9), cut=cut) == produce_response(9)
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+@pytest.mark.parametrize("mechanism", sorted(SHOWN))
+def test_a_refused_login_is_not_believed(mechanism: str, version: int) -> None:
+    one = session(ledger())
+    told = listen(one)
+    log_in(one, mechanism, (), version=version)
+    *before, (last, _) = SHOWN[mechanism]
+    for token, reply in before:
+        from_client(one, authenticate(token, version))
+        from_broker(one, authenticate_response(0, reply, version))
+    from_client(one, authenticate(last, version))
+    refusal = authenticate_response(58, b"", version)
+    assert from_broker(one, refusal) == refusal
+    assert told == []
+    assert one.user == "ANONYMOUS"
+
+
+@pytest.mark.parametrize("version", [-1, 2])
+def test_oauthbearers_challenge_has_error_0_and_is_no_success(version: int) -> None:
+    one = session(ledger())
+    told = listen(one)
+    log_in(one, "OAUTHBEARER", [(OAUTH_STEPS[0][0], b'{"status":"invalid_token"}')], version=version)
+    assert told == []
+    from_client(one, raw(b"\1") if version < 0 else authenticate(b"\1", version))
+    # Even a broker that went on as if nothing had been would not make us believe the first message.
+    from_broker(one, raw(b"") if version < 0 else authenticate_response(0, b"", version))
+    assert told == []
+
+
+@pytest.mark.parametrize("server_final", [b"", b"e=invalid-proof", b"r=abc,s=c2FsdA==,i=4096"])
+def test_scram_is_believed_with_the_servers_final_message_alone(server_final: bytes) -> None:
+    one = session(ledger())
+    told = listen(one)
+    log_in(one, "SCRAM-SHA-256", [SCRAM_STEPS[0], (SCRAM_STEPS[1][0], server_final)])
+    assert told == []
+
+
+def test_a_mechanism_that_the_broker_does_not_have_ends_the_login() -> None:
+    one = session(ledger())
+    told = listen(one)
+    from_client(one, handshake("SCRAM-SHA-256", 0))
+    refusal = handshake_response(33, 0)
+    assert from_broker(one, refusal) == refusal
+    # not raw any more: whatever comes now is Kafka's protocol, or the end
+    assert from_client(one, request(API_VERSIONS, 0, 2, b""))
+    assert told == []
+
+
+@pytest.mark.parametrize("mechanism", ["GSSAPI", "OWN"])
+def test_mechanisms_that_show_no_name_pass_and_say_so(mechanism: str) -> None:
+    one = session(ledger())
+    told = listen(one)
+    tokens = [(b"\x60\x82ticket", b"\x60\x82reply"), (b"", b"\x05\x04\xff\xff wrap"), (b"\x05\x04\x00\xff wrap", b"")]
+    log_in(one, mechanism, tokens)
+    assert set(told) == {Login(None)}
+    assert from_client(one, produce(9, 100)) == produce(9, 100)
+
+
+@pytest.mark.parametrize("cut", THREE_WAYS)
+def test_raw_gssapi_ends_where_a_request_begins(cut: Cut) -> None:
+    """Its last message has no answer: the broker's mechanism is complete and says nothing (SaslServerAuthenticator)."""
+    one = session(ledger())
+    told = listen(one)
+    log_in(
+        one,
+        "GSSAPI",
+        [(b"\x60\x82\x02\xd9 ticket", b"\x60\x81 reply"), (b"", b"\x05\x04\xff wrap")],
+        version=-1,
+        cut=cut,
+    )
+    last = raw(b"\x05\x04\x04\xff\x00\x0c\x00\x00 wrapped layer")
+    assert from_client(one, last, cut=cut) == last
+    assert told == []
+    ask = request(METADATA, 1, 7, struct.pack(">i", 0))
+    assert from_client(one, ask, cut=cut) == ask
+    assert told == [Login(None)]
+    answer = response(METADATA, 1, 7, struct.pack(">iii", 0, -1, 0))
+    assert from_broker(one, answer, cut=cut) == answer
+
+
+def test_what_comes_with_a_login_waits_for_its_answer() -> None:
+    """Otherwise requests sent along with the password would be charged to somebody else."""
+    one = session(ledger(produce_rate=1e9))
+    one.when_authenticated(lambda login: one.identify(login.name or "?" if login else "?"))
+    first = handshake("PLAIN")
+    assert from_client(one, first + authenticate(PLAIN_STEPS[0][0]) + produce(3, 500)) == first
+    assert one.must_wait
+    from_broker(one, handshake_response())
+    assert not one.must_wait
+    assert b"".join(one.resume(0.0)) == authenticate(PLAIN_STEPS[0][0])
+    assert one.must_wait
+    from_broker(one, authenticate_response())
+    assert b"".join(one.resume(0.0)) == produce(3, 500)
+    assert one.user == "alice"
+
+
+def test_while_a_name_is_looked_up_nothing_is_taken() -> None:
+    one = session(ledger())
+    woken: list[int] = []
+    one.when_decided(lambda: woken.append(1))
+    one.when_authenticated(lambda _: one.hold())
+    log_in(one, "SCRAM-SHA-256", SCRAM_STEPS)
+    assert one.must_wait
+    one.identify("owner")
+    assert (one.must_wait, woken, one.user) == (False, [1], "owner")
+
+
+# ---- who is charged -------------------------------------------------------------------------------------------------
+
+
+def known(of: Ledger) -> set[tuple[str, str]]:
+    return {account.identity for account in of.accounts()}
+
+
+def test_logins_are_charged_to_nobody() -> None:
+    of = ledger(request_percentage=0.001)
+    one = session(of, login_expected=True)
+    one.when_authenticated(lambda login: one.identify(login.name or "?" if login else "?"))
+    from_client(one, request(API_VERSIONS, 0, 1, b""))
+    from_broker(one, response(API_VERSIONS, 0, 1, struct.pack(">hi", 0, 0)), 500.0)
+    log_in(one, "SCRAM-SHA-256", SCRAM_STEPS, now_ms=1000.0)
+    assert known(of) == set()
+    assert one.mute_until_ms == 0
+    from_client(one, produce(3, 500), 2000.0)
+    assert known(of) == {("alice", "c")}
+    assert NOBODY.meters[Kind.REQUEST].amount == 0
+
+
+def test_who_may_stay_without_a_further_request() -> None:
+    """pre_auth_timeout_ms: a client that has logged in, and any that has asked something where no login is wanted."""
+    free, wanted = session(ledger()), session(ledger(), login_expected=True)
+    wanted.when_authenticated(lambda login: wanted.identify(login.name or "?" if login else "?"))
+    for one in (free, wanted):
+        assert not one.under_way
+        from_client(one, request(API_VERSIONS, 0, 1, b""))
+        from_broker(one, response(API_VERSIONS, 0, 1, struct.pack(">hi", 0, 0)), 500.0)
+    assert (free.under_way, wanted.under_way) == (True, False)
+    log_in(wanted, "SCRAM-SHA-256", SCRAM_STEPS, now_ms=1000.0)
+    assert wanted.under_way
+
+
+def test_who_needs_no_login_although_others_do_is_told_as_such() -> None:
+    of = ledger()
+    one = session(of, login_expected=True)
+    told = listen(one)
+    from_client(one, request(API_VERSIONS, 0, 1, b""))
+    assert told == []
+    from_client(one, produce(2, 100))
+    assert told == [], "not before the broker has shown that it takes requests (tests/broker/test_before_login.py)"
+    from_broker(one, response(API_VERSIONS, 0, 1, struct.pack(">hi", 0, 0)))
+    from_broker(one, response(METADATA, 1, 2, struct.pack(">iihihi", 1, 1, 0, 9092, -1, 0)))
+    assert told == [None]
+
+
+def test_whoever_asks_for_logins_where_none_are_taken_is_charged() -> None:
+    """A broker answers ILLEGAL_SASL_STATE from its request layer, which charges (KafkaApis)."""
+    of = ledger(request_percentage=100.0)
+    one = session(of)
+    for number in range(10):
+        from_client(one, handshake("PLAIN", correlation_id=number), 100.0 * number)
+        from_broker(one, handshake_response(34, correlation_id=number), 100.0 * number + 50.0)
+    account = of.known("ANONYMOUS", "c")
+    assert account is not None
+    assert account.meters[Kind.REQUEST].charges == 9
+    assert account.requests[17] == 9
+
+
+# ---- again and again (KIP-368) --------------------------------------------------------------------------------------
+
+
+def test_a_client_whose_session_ends_is_not_muted_any_more_and_afterwards_is_again() -> None:
+    """1000 B/s, so 10 000 B in the window's first second. 25 000 B come: (25 000 - 10 000) / 1000 = 15 s of mute, of
+    which the session (10 s, the last 0.8 s left free) has room for 9.1."""
+    of = ledger(produce_rate=1000, smooth=False)
+    one = session(of)
+    told = listen(one)
+    log_in(one, "PLAIN", PLAIN_STEPS, lifetime_ms=10_000)
+    assert renewal_ms(10_000) == 800
+    from_client(one, produce(3, 25_000), 100.0)
+    assert one.mute_until_ms == 9200.0
+    assert from_broker(one, produce_response(3), 100.0) == produce_response(3, 15_000)
+    # What was sent before the client heard of it reaches the broker in time. The window is 10.4 s long by now:
+    late = produce(4, 1000)
+    assert from_client(one, late, 9500.0) == late
+    assert one.mute_until_ms == 9200.0
+    assert from_broker(one, produce_response(4), 9500.0) == produce_response(4, 25_000 + 1000 - 10_400)
+    # and so does the new login, after which the mute goes on.
+    log_in(one, "PLAIN", PLAIN_STEPS, lifetime_ms=60_000, now_ms=9900.0)
+    assert told == [NO_TOKEN, NO_TOKEN]
+    assert one.mute_until_ms == 9500.0 + 15_600.0
+
+
+def test_only_so_much_passes_before_the_end_of_a_session() -> None:
+    """A client that does not log in again gains no more than twice what buffers may have held, 16 MiB: once 8 % before
+    the end of its session (10 s), once half way between when these were through (9.6 s) and the end."""
+    of = ledger(produce_rate=1000, smooth=False)
+    one = session(of)
+    log_in(one, "PLAIN", PLAIN_STEPS, lifetime_ms=10_000)
+    for now_ms, muted_until_ms in ((9600.0, 9800.0), (9800.0, 10_000.0)):
+        for number in range(17):
+            assert one.mute_until_ms <= now_ms, number
+            from_client(one, produce(number, 1024 * 1024), now_ms)
+        assert one.mute_until_ms >= muted_until_ms, "and the second time much longer"
+    assert one.mute_until_ms == 9800.0 + 30_000, "the longest mute that there is, as for anybody"
+
+
+def test_a_client_that_renews_late_is_let_through_a_second_time() -> None:
+    """librdkafka sends on whatever it is told. What it had sent before its timer fired passes later, the login too."""
+    of = ledger(produce_rate=1000, smooth=False)
+    one = session(of)
+    told = listen(one)
+    log_in(one, "PLAIN", PLAIN_STEPS, lifetime_ms=10_000)
+    for number in range(17):
+        from_client(one, produce(number, 1024 * 1024), 9600.0)
+        from_broker(one, produce_response(number), 9600.0)
+    assert one.mute_until_ms == 9800.0
+    from_client(one, produce(17, 1024 * 1024), 9800.0)
+    from_broker(one, produce_response(17), 9800.0)
+    log_in(one, "PLAIN", PLAIN_STEPS, lifetime_ms=60_000, now_ms=9850.0)
+    assert told == [NO_TOKEN, NO_TOKEN]
+    assert one.mute_until_ms == 9800.0 + 30_000, "the rest of the mute"
+
+
+def test_a_session_that_outlives_its_end_is_muted_like_any() -> None:
+    """Kafka closes it; whoever does not gets no free pass."""
+    of = ledger(produce_rate=1000, smooth=False)
+    one = session(of)
+    log_in(one, "PLAIN", PLAIN_STEPS, lifetime_ms=10_000)
+    from_client(one, produce(3, 25_000), 9500.0)
+    assert one.mute_until_ms == 9200.0
+    assert from_client(one, produce(4, 1000), 10_500.0) == b"", "the mute that was put off"
+    assert one.mute_until_ms == 9500.0 + 15_000.0
+
+
+def test_the_last_part_of_a_session_is_free_of_mutes() -> None:
+    # 8 %, at most half a minute; for a client that renews after 90 %
+    lifetimes = (1000, 4000, 60_000, 600_000, 3_600_000)
+    assert [renewal_ms(lifetime) for lifetime in lifetimes] == [80, 320, 4800, 30_000, 30_000]
+
+
+def test_charges_follow_another_principal() -> None:
+    """Kafka's own brokers refuse a login as somebody else; what one accepts is believed."""
+    of = ledger(produce_rate=1e9)
+    one = session(of)
+    one.when_authenticated(lambda login: one.identify(login.name or "?" if login else "?"))
+    log_in(one, "PLAIN", PLAIN_STEPS)
+    from_client(one, produce(3, 500))
+    from_broker(one, produce_response(3))
+    log_in(one, "PLAIN", [(b"\0bob\0x", b"")])
+    from_client(one, produce(4, 700))
+    charged = {account.identity.user: account.meters[Kind.PRODUCE].amount for account in of.accounts()}
+    assert (charged["alice"], charged["bob"]) == (500, 700)
+
+
+# ---- hostile --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("raw_mode", [False, True])
+def test_messages_beyond_what_a_broker_takes_end_the_connection(raw_mode: bool) -> None:
+    one = session(ledger())
+    log_in(one, "PLAIN", (), version=-1 if raw_mode else 2)
+    huge = raw(b"\0" * 600_000) if raw_mode else authenticate(b"\0" * 600_000)
+    with pytest.raises(SessionError) as caught:
+        from_client(one, huge[:20])
+    assert (caught.value.reason, caught.value.kind) == (CloseReason.CLIENT_MALFORMED, "sasl_too_large")
+
+
+@given(data=st.binary(max_size=300), mechanism=st.sampled_from([*SHOWN, "GSSAPI", ""]), version=st.integers(-1, 2))
+def test_no_message_of_a_client_crashes(data: bytes, mechanism: str, version: int) -> None:
+    one = session(ledger())
+    told = listen(one)
+    log_in(one, mechanism, (), version=version)
+    frame = raw(data) if version < 0 else authenticate(data, version)
+    assert from_client(one, frame) == frame
+    assert told in ([], [Login(None)])
+
+
+@given(data=st.binary(max_size=300), version=st.integers(0, 2))
+def test_no_answer_of_a_broker_crashes(data: bytes, version: int) -> None:
+    one = session(ledger())
+    log_in(one, "PLAIN", (), version=version)
+    from_client(one, authenticate(PLAIN_STEPS[0][0], version))
+    try:
+        from_broker(one, response(36, version, 2, data))
+    except SessionError as error:
+        assert error.reason is CloseReason.BROKER_MALFORMED  # noqa: PT017 - either is right
+
+
+SECRETS = (b"pw-secret", b"cHJvb2Y=", b"c2ln")
+
+
+def found_in_memory(*roots: Any) -> set[bytes]:
+    """Which secrets are in any bytes, text or buffer that can be reached from these objects (through gc)."""
+    seen: set[int] = set()
+    stack: list[Any] = list(roots)
+    found = set()
+    while stack:
+        thing = stack.pop()
+        if id(thing) in seen or isinstance(thing, type) or type(thing).__name__ in ("module", "function"):
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, bytes | bytearray | memoryview):
+            found |= {secret for secret in SECRETS if secret in bytes(thing)}
+        elif isinstance(thing, str):
+            found |= {secret for secret in SECRETS if secret.decode() in thing}
+        stack += gc.get_referents(thing)
+    return found
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+@pytest.mark.parametrize("version", [-1, 2])
+@pytest.mark.parametrize("cut", THREE_WAYS)
+def test_nothing_secret_can_be_reached_afterwards(cut: Cut, version: int, accepted: bool) -> None:
+    """Not from the session, and not in the buffer that it was received in."""
+    of = ledger()
+    one = session(of)
+    buffer = bytearray(4096)  # one buffer for all reads, as the shell has
+
+    def feed(data: bytes, take: Any) -> None:
+        for part in cut(data):
+            buffer[: len(part)] = part
+            del take(memoryview(buffer)[: len(part)], 0.0)[:]
+
+    def frame(token: bytes) -> bytes:
+        return raw(token) if version < 0 else authenticate(token, version)
+
+    steps: Sequence[tuple[bytes, bytes]] = (*SCRAM_STEPS,)
+    for mechanism, pairs in (("SCRAM-SHA-256", steps), ("PLAIN", PLAIN_STEPS)):
+        feed(handshake(mechanism, 0 if version < 0 else 1), one.client_bytes)
+        feed(handshake_response(version=0 if version < 0 else 1), one.broker_bytes)
+        for token, reply in pairs:
+            feed(frame(token), one.client_bytes)
+            if version >= 0 and not accepted:
+                feed(authenticate_response(58, b"", version), one.broker_bytes)
+                break
+            feed(raw(reply) if version < 0 else authenticate_response(0, reply, version), one.broker_bytes)
+        assert found_in_memory(one, of, buffer) == set()
+        if version < 0:
+            one = session(of)
+    assert found_in_memory(bytearray(b"x pw-secret")) == {b"pw-secret"}  # the search finds what is there
+
+
+def test_session_tells_no_secret_in_its_errors() -> None:
+    one: Session = session(ledger())
+    log_in(one, "PLAIN", ())
+    from_client(one, authenticate(PLAIN_STEPS[0][0]))
+    with pytest.raises(SessionError) as caught:
+        from_broker(one, response(36, 2, 2, b"\0\0\0\x7fpw-secret"))
+    assert "secret" not in str(caught.value) + repr(caught.value.__cause__)

@@ -1,0 +1,213 @@
+"""Fetch under a quota, at every version: answered here when over it, made smaller near it, sessions kept in step."""
+
+from __future__ import annotations
+
+import datetime
+import struct
+from typing import Any
+
+import pytest
+
+from proxy.request_side import MAX_HELD_REQUEST_BYTES
+from proxy.session import Session
+from proxy.wire.apis import response_header_version, version_range
+from quota.entity import Kind
+from quota.ledger import Ledger
+from tests.support.session_tools import (
+    FETCH,
+    answers,
+    decode,
+    fetch_body,
+    from_broker,
+    from_client,
+    kio_message,
+    ledger,
+    request,
+    response,
+    session,
+)
+
+VERSIONS = range(4, version_range(FETCH)[1] + 1)  # type: ignore[index]
+SESSION_VERSIONS = range(7, VERSIONS.stop)
+
+
+def sent_request(frame: bytes, client_version: int) -> Any:
+    """The FetchRequest in a frame that went to the broker; checks its size, and the version it goes with."""
+    upstream = min(client_version, 15)
+    size, api_key, version, _, length = struct.unpack_from(">ihhih", frame)
+    assert (size, api_key, version) == (len(frame) - 4, FETCH, upstream)
+    body = frame[14 + length + (1 if upstream >= 12 else 0) :]
+    return decode(kio_message("fetch", upstream, "request").FetchRequest, body)
+
+
+def answer(frame: bytes, version: int) -> Any:
+    """The FetchResponse in a frame that the sidecar made, decoded in the version that the client asked with."""
+    assert int.from_bytes(frame[:4], "big") == len(frame) - 4
+    return decode(
+        kio_message("fetch", version, "response").FetchResponse, frame[8 + response_header_version(FETCH, version) :]
+    )
+
+
+def over_quota(rate: int = 1000, **settings: Any) -> tuple[Ledger, Session]:
+    """A session whose group has used 1.2 times its quota: 12 000 B in 10 s, quota 1 000 B/s, 2 s delay (not smooth)."""
+    book = ledger(fetch_rate=rate, smooth=False)
+    book.charge_no_throttle(book.account("ANONYMOUS", "c"), Kind.FETCH, 12 * rate, 0)
+    return book, session(book, **settings)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_sessionless_fetch_over_quota_gets_an_empty_response_of_its_version(version: int) -> None:
+    _, one = over_quota()
+    assert from_client(one, request(FETCH, version, 5, fetch_body(version, partitions={0: 0}))) == b""
+    frame = answers(one)
+    assert struct.unpack_from(">i", frame, 4) == (5,)
+    got = answer(frame, version)
+    assert got.throttle_time == datetime.timedelta(seconds=2)
+    assert got.responses == ()
+    if version >= 7:
+        assert (got.error_code.value, got.session_id) == (0, 0)
+    assert one.mute_until_ms == 2000.0
+    assert one.quiet
+
+
+@pytest.mark.parametrize("version", range(4))
+def test_oldest_versions_too(version: int) -> None:
+    _, one = over_quota()
+    body = struct.pack(">iii", -1, 500, 1) + (struct.pack(">i", 1000) if version >= 3 else b"") + struct.pack(">i", 0)
+    assert from_client(one, request(FETCH, version, 5, body)) == b""
+    # v0: size, correlation id, no topics. v1 on: throttle_time_ms before the topics.
+    expected = struct.pack(">ii", 5, 0) if version == 0 else struct.pack(">iii", 5, 2000, 0)
+    assert answers(one) == struct.pack(">i", len(expected)) + expected
+
+
+@pytest.mark.parametrize("version", SESSION_VERSIONS)
+def test_full_fetch_over_quota_creates_no_session(version: int) -> None:
+    _, one = over_quota()
+    from_client(one, request(FETCH, version, 5, fetch_body(version, epoch=0, partitions={0: 0})))
+    assert answer(answers(one), version).session_id == 0
+
+
+@pytest.mark.parametrize("version", SESSION_VERSIONS)
+def test_incremental_fetch_over_quota_keeps_the_session_and_tells_the_broker_later(version: int) -> None:
+    """Epochs 3 and 4 are answered here; the broker gets epoch 5 as its own 3, with everything said meanwhile."""
+    _, one = over_quota()
+
+    def ask(correlation_id: int, epoch: int, now_ms: float, **more: Any) -> bytes:
+        body = fetch_body(version, session_id=77, epoch=epoch, **more)
+        return from_client(one, request(FETCH, version, correlation_id, body), now_ms)
+
+    assert ask(1, 3, 0, partitions={0: 10, 1: 20, 2: 30}) == b""
+    assert answer(answers(one), version).session_id == 77
+    assert ask(2, 4, 2000, partitions={1: 21}, forget=(2,)) == b""
+    assert answer(answers(one), version).session_id == 77
+    # 11 s after the burst it has left the window: allowance 1 000 B/s * 10 s = 10 000 B.
+    carried = sent_request(ask(3, 5, 12_000, partitions={3: 40}), version)
+    assert (carried.session_id, carried.session_epoch, carried.max_bytes) == (77, 3, 10_000)
+    (topic,) = carried.topics
+    assert {p.partition: p.fetch_offset for p in topic.partitions} == {0: 10, 1: 21, 3: 40}
+    (forgotten,) = carried.forgotten_topics_data
+    assert forgotten.partitions == (2,)
+    # From then on only the epoch differs: patched in place.
+    later = sent_request(ask(4, 6, 12_001, partitions={0: 11}), version)
+    assert (later.session_epoch, [p.partition for p in later.topics[0].partitions]) == (4, [0])
+    # A new full fetch starts the count anew.
+    full = sent_request(ask(5, 0, 12_002, partitions={0: 11}), version)
+    assert full.session_epoch == 0
+    assert sent_request(ask(6, 1, 12_003), version).session_epoch == 1
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_fetch_near_the_quota_is_made_smaller_and_nothing_else_changes(version: int) -> None:
+    book = ledger(fetch_rate=1000, smooth=False)
+    book.charge_no_throttle(book.account("ANONYMOUS", "c"), Kind.FETCH, 9_000, 0)
+    one = session(book)
+    asked = fetch_body(version, max_bytes=50_000, min_bytes=5000, partitions={0: 9, 1: 8})
+    got = sent_request(from_client(one, request(FETCH, version, 1, asked)), version)
+    # 10 s at 1 000 B/s less 9 000 B: 1 000 B are left; min_bytes can't be above max_bytes.
+    assert (got.max_bytes, got.min_bytes) == (1000, 1000)
+    same = decode(type(got), fetch_body(min(version, 15), max_bytes=1000, min_bytes=1000, partitions={0: 9, 1: 8}))
+    assert got == same
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_fetch_without_a_quota_passes_unchanged_but_for_the_upstream_version(version: int) -> None:
+    one = session(ledger())
+    frame = request(FETCH, version, 1, fetch_body(version, partitions={0: 0}))
+    got = from_client(one, frame)
+    assert got[:6] + got[8:] == frame[:6] + frame[8:]
+    assert int.from_bytes(got[6:8], "big") == min(version, 15)
+    transparent = session(ledger(), rewrite=False)
+    assert from_client(transparent, frame) == frame
+
+
+def test_the_response_is_charged_as_kafka_does() -> None:
+    """4 + body, computed without the header (FetchResponse.sizeOf): v4 frame 4 + 4 + body, v12 frame 4 + 5 + body."""
+    for version in (4, 12):
+        book = ledger(fetch_rate=1000, smooth=False)
+        one = session(book)
+        from_client(one, request(FETCH, version, 1, fetch_body(version)))
+        from_broker(one, response(FETCH, version, 1, b"b" * 600))
+        assert book.account("ANONYMOUS", "c").meters[Kind.FETCH].amount == 604
+
+
+def test_a_fetch_too_large_to_be_looked_at_whole_waits() -> None:
+    """It could not be answered in place of the broker without losing what it says."""
+    book, one = over_quota()
+    huge = fetch_body(12, session_id=77, epoch=3, partitions=dict.fromkeys(range(3000), 0))
+    assert len(huge) > MAX_HELD_REQUEST_BYTES
+    frame = request(FETCH, 12, 1, huge)
+    assert from_client(one, frame) == b""
+    assert not one.inflight
+    assert one.mute_until_ms == 2000.0
+    got = b"".join(bytes(buffer) for buffer in one.resume(20_000.0))
+    assert len(got) == len(frame)
+    assert book.account("ANONYMOUS", "c").meters[Kind.FETCH].held == 1
+
+
+def test_a_claim_to_be_a_follower_earns_nothing() -> None:
+    """Brokers exempt any Fetch with a replica id. No broker fetches through a sidecar, but any client can claim one."""
+    _, one = over_quota()
+    body = bytearray(fetch_body(11, partitions={0: 0}))
+    body[0:4] = struct.pack(">i", 2)  # replica id
+    assert from_client(one, request(FETCH, 11, 1, bytes(body))) == b""
+    assert answer(answers(one), 11).throttle_time == datetime.timedelta(seconds=2)
+
+
+def test_reservations_are_given_back_when_the_connection_ends() -> None:
+    book = ledger(fetch_rate=1000)
+    account = book.account("ANONYMOUS", "c")
+    book.charge_no_throttle(account, Kind.FETCH, 9_000, 0)
+    free = book.allowance(account, Kind.FETCH, 0)
+    one = session(book)
+    from_client(one, request(FETCH, 12, 1, fetch_body(12)))
+    one.close(0.0)
+    assert book.allowance(account, Kind.FETCH, 0) == free
+
+
+def test_when_the_news_cannot_be_added_the_broker_is_made_to_ask_for_all_of_it() -> None:
+    _, one = over_quota()
+    small = fetch_body(12, session_id=77, epoch=3, partitions={0: 10})
+    assert from_client(one, request(FETCH, 12, 1, small), 0.0) == b""
+    answers(one)
+    huge = request(FETCH, 12, 2, fetch_body(12, session_id=77, epoch=4, partitions=dict.fromkeys(range(3000), 0)))
+    got = sent_request(from_client(one, huge, 30_000.0), 12)
+    assert got.session_epoch == 4  # the broker expects 3: INVALID_FETCH_SESSION_EPOCH, and the client begins anew
+
+
+@pytest.mark.parametrize("version", [4, 11, 12, 17])
+@pytest.mark.parametrize("limit", [1_000_000.0, None])
+def test_what_never_came_of_a_response_is_given_back(version: int, limit: float | None) -> None:
+    """A broker that dies inside a response of 100 000 bytes: charged whole at its beginning, then only what came."""
+    book = ledger(fetch_rate=limit)
+    one = session(book)
+    from_client(one, request(FETCH, version, 5, fetch_body(version, partitions={0: 0})))
+    whole = response(FETCH, min(version, 15), 5, b"\0" * 100_000)
+    meter = book.account("ANONYMOUS", "c").meters[Kind.FETCH]
+    from_broker(one, whole[:30_000])
+    charged = len(whole) - 4 - (1 if version >= 12 else 0)
+    assert meter.amount == charged
+    one.close(1.0)
+    assert meter.amount == charged - (len(whole) - 30_000)
+    assert book.reservations == 0
+    one.close(2.0)
+    assert meter.amount == charged - (len(whole) - 30_000), "only once"

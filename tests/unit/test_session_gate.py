@@ -1,0 +1,291 @@
+"""Requests that wait at the gate (ADR 0026), in the session: nothing is forwarded or charged before their turn."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from proxy.login import renewal_ms
+from quota.entity import Kind
+from quota.ledger import Ledger
+from tests.support.session_tools import (
+    FETCH,
+    METADATA,
+    Cut,
+    byte_by_byte,
+    from_broker,
+    from_client,
+    in_sevens,
+    ledger,
+    produce,
+    produce_response,
+    request,
+    session,
+    whole,
+)
+
+INIT_PRODUCER_ID, HEARTBEAT, CREATE_TOPICS, SHARE_FETCH = 22, 12, 19, 78
+KB, MB = 1000, 1_000_000
+
+
+class Fed:
+    """A session with the bytes that are still in its client's socket."""
+
+    def __init__(self, of: Ledger, **settings: object) -> None:
+        self.one = session(of, **settings)
+        self.rest = b""
+
+    def send(self, data: bytes, now_ms: float, cut: Cut = whole) -> bytes:
+        self.rest += b"".join(cut(data))
+        return self.read(now_ms, cut)
+
+    def read(self, now_ms: float, cut: Cut = whole) -> bytes:
+        """What a connection does when it may read: the backlog first."""
+        one, out = self.one, b""
+        if one.mute_until_ms > now_ms:
+            return b""
+        if one.has_backlog:
+            out += b"".join(bytes(buffer) for buffer in one.resume(now_ms))
+        parts, self.rest = list(cut(self.rest)), b""
+        while parts and not one.has_backlog and one.mute_until_ms <= now_ms:
+            out += from_client(one, parts.pop(0), now_ms)
+        self.rest = b"".join(parts)
+        return out
+
+    def wait(self, now_ms: float, cut: Cut = whole, until_ms: float = 1e9) -> tuple[float, bytes]:
+        """Look again whenever the session says so; when the first bytes were forwarded, and which."""
+        while now_ms < until_ms:
+            now_ms = max(self.one.mute_until_ms, now_ms)
+            if out := self.read(now_ms, cut):
+                return now_ms, out
+            assert self.one.mute_until_ms > now_ms
+        return now_ms, b""
+
+
+def indebted() -> Ledger:
+    """A ledger whose group owes: 2 MB at 0.1 MB/s are 10 s more than fit into the window."""
+    of = ledger(produce_rate=100 * KB)
+    first = Fed(of)
+    assert len(first.send(produce(1, 2 * MB), 0.0)) == 2 * MB + 4
+    assert first.one.mute_until_ms == 10_000.0
+    return of
+
+
+@pytest.mark.parametrize("cut", [whole, byte_by_byte, in_sevens])
+def test_a_new_connection_of_a_group_in_debt_waits_before_anything_is_forwarded(cut: Cut) -> None:
+    of = indebted()
+    new = Fed(of)
+    amount = of.account("ANONYMOUS", "c").meters[Kind.PRODUCE].amount
+    assert new.send(produce(1, 500), 1000.0, cut) == b""
+    assert new.one.exchange.held is not None
+    assert not new.one.inflight
+    assert of.account("ANONYMOUS", "c").meters[Kind.PRODUCE].amount == amount
+    at_ms, out = new.wait(1000.0)
+    out += new.read(at_ms)
+    assert out == produce(1, 500)
+    assert 9_700.0 <= at_ms <= 9_900.0
+    assert new.one.exchange.held is None
+    meter = of.account("ANONYMOUS", "c").meters[Kind.PRODUCE]
+    assert meter.held == 1
+    assert meter.held_ms == pytest.approx(at_ms - 1000.0, abs=1)
+    assert from_broker(new.one, produce_response(1), at_ms + 1)
+
+
+def test_what_comes_before_it_is_forwarded_and_what_comes_after_it_waits_too() -> None:
+    of = indebted()
+    new = Fed(of)
+    metadata = request(METADATA, 1, 1, struct.pack(">i", 0))
+    assert new.send(metadata + produce(2, 500) + metadata, 1000.0) == metadata
+    at_ms, out = new.wait(1000.0)
+    assert out == produce(2, 500)
+    assert new.one.mute_until_ms > at_ms, "it is muted for itself now"
+    _, out = new.wait(at_ms)
+    assert out == metadata
+
+
+def test_the_first_connection_is_muted_and_not_held_on_top_of_it() -> None:
+    of = ledger(produce_rate=100 * KB)
+    one = Fed(of)
+    one.send(produce(1, 2 * MB), 0.0)
+    one.rest = produce(2, 500)
+    at_ms, out = one.wait(0.0)
+    assert (at_ms, out) == (10_000.0, produce(2, 500))
+    assert of.account("ANONYMOUS", "c").meters[Kind.PRODUCE].held == 0
+
+
+def test_other_groups_and_other_apis_do_not_wait() -> None:
+    of = indebted()
+    new = Fed(of)
+    assert new.send(produce(1, 500, client_id="other"), 1000.0) == produce(1, 500, client_id="other")
+    heartbeat = request(HEARTBEAT, 1, 2, struct.pack(">h", 1) + b"g" + struct.pack(">ih", 1, 0))
+    assert new.send(heartbeat, 1000.0) == heartbeat
+
+
+def test_a_new_client_id_of_a_user_in_debt_waits_too() -> None:
+    """Its first request is the first that is known of it."""
+    from quota.entity import DEFAULT
+    from quota.table import Entry, QuotaTable
+
+    of = Ledger(QuotaTable([Entry(user=DEFAULT, producer_byte_rate=100 * KB)]))
+    of.charge(of.account("ANONYMOUS", "c"), Kind.PRODUCE, 2 * MB, 0.0)
+    for number in range(3):
+        new = Fed(of)
+        assert new.send(produce(1, 500, client_id=f"invented-{number}"), 1000.0) == b""
+
+
+def test_a_connection_that_ends_gives_its_place_away() -> None:
+    of = indebted()
+    waiting = [Fed(of) for _ in range(5)]
+    for one in waiting:
+        one.send(produce(1, 100 * KB), 1000.0)
+    for one in waiting[:4]:
+        one.one.close(2000.0)
+    assert of.account("ANONYMOUS", "c").meters[Kind.PRODUCE].held == 0
+    at_ms, _ = waiting[4].wait(2000.0)
+    assert at_ms <= 9_900.0
+
+
+@pytest.mark.parametrize(("acks", "later_ms", "kept"), [(1, 5000, False), (0, 5000, True), (0, 1000, True)])
+def test_only_requests_without_an_answer_are_kept_for_a_client_that_has_gone(
+    acks: int, later_ms: int, kept: bool
+) -> None:
+    of = indebted()
+    new = Fed(of)
+    new.send(produce(1, 500, acks=acks), later_ms)
+    held = new.one.exchange.held
+    assert held is not None
+    assert held.kept is kept
+
+
+def test_acks_0_on_new_connections_is_no_way_around() -> None:
+    """Each new connection has its request forwarded in its turn, and no sooner."""
+    of = ledger(produce_rate=100 * KB)
+    forwarded, open_ones, now_ms = 0, [], 0.0
+    while now_ms < 120_000:
+        new = Fed(of)
+        new.rest = produce(1, 100 * KB, acks=0)
+        open_ones.append(new)
+        for one in list(open_ones):
+            if one.one.mute_until_ms <= now_ms and one.read(now_ms):
+                forwarded += 1
+                open_ones.remove(one)
+                one.one.close(now_ms)
+        now_ms += 500.0
+    # 10 s of the window, the request that violates, then the limit
+    assert forwarded * 100 * KB <= 100 * KB * (120 + 10 + 1) * 1.02
+
+
+def test_a_request_that_never_becomes_whole_is_charged_as_far_as_it_was_forwarded() -> None:
+    of = ledger(produce_rate=1 * MB)
+    one = Fed(of)
+    one.send(produce(1, 5 * MB)[: 3 * MB], 0.0)
+    one.one.close(1000.0)
+    assert of.account("ANONYMOUS", "c").meters[Kind.PRODUCE].amount == 3 * MB - 4
+
+
+def test_large_requests_that_begin_together_do_not_all_pass() -> None:
+    of = ledger(produce_rate=1 * MB)
+    ones = [Fed(of) for _ in range(10)]
+    passed = [bool(one.send(produce(1, 20 * MB)[:1000], 0.0)) for one in ones]
+    assert passed == [True] + [False] * 9
+
+
+def test_request_time_holds_new_connections_too() -> None:
+    of = ledger(request_percentage=1)
+    one = Fed(of)
+    body = struct.pack(">i", 0)
+    one.send(request(METADATA, 1, 1, body), 0.0)
+    from_broker(one.one, struct.pack(">iiii", 12, 1, 0, 0), 500.0)  # busy for 500 ms: 5 % of the window, 40 s owed
+    assert one.one.mute_until_ms == 1500.0, "told as much as Kafka tells"
+    new = Fed(of)
+    assert new.send(request(METADATA, 1, 1, body), 600.0) == b""
+    at_ms, out = new.wait(600.0)
+    assert out
+    assert 29_000.0 <= at_ms <= 31_000.0, "at most half a minute is owed"
+
+
+def test_a_share_fetch_waits_like_a_fetch() -> None:
+    of = ledger(fetch_rate=100 * KB)
+    account = of.account("ANONYMOUS", "c")
+    of.charge(account, Kind.FETCH, 3 * MB, 0.0)
+    one = Fed(of, rewrite=False)
+    frame = request(SHARE_FETCH, 1, 1, b"\0" + bytes(40))
+    assert one.send(frame, 1000.0) == b""
+    held = one.one.exchange.held
+    assert held is not None
+    assert held.kind is Kind.FETCH
+    at_ms, out = one.wait(1000.0)
+    assert out == frame
+    assert at_ms >= 12_000.0
+
+
+def test_a_fetch_that_cannot_be_answered_here_waits_as_well() -> None:
+    """Of a session, and larger than what is looked at whole: what it says could not be carried over."""
+    of = ledger(fetch_rate=100 * KB)
+    of.charge(of.account("ANONYMOUS", "c"), Kind.FETCH, 3 * MB, 0.0)
+    one = Fed(of, rewrite=False)
+    head = struct.pack(">iiiibii", -1, 500, 1, MB, 0, 7, 5)  # incremental: session 7, epoch 5
+    frame = request(FETCH, 11, 1, head + struct.pack(">i", 1) + bytes(70_000))
+    assert one.send(frame, 1000.0) == b""
+    at_ms, out = one.wait(1000.0)
+    assert at_ms >= 12_000.0
+    out += one.read(at_ms)
+    assert len(out) == len(frame)
+
+
+def test_permissive_mutations_wait_and_strict_ones_are_refused_by_their_handler() -> None:
+    from proxy.mutations import MUTATION_APIS, MutationQuota
+    from quota.entity import DEFAULT
+    from quota.table import Entry, QuotaTable
+
+    of = Ledger(QuotaTable([Entry(client_id=DEFAULT, controller_mutation_rate=1)]))
+    of.charge_mutation(of.account("ANONYMOUS", "c"), 21, False, 0.0)  # 11 tokens: 10 s
+    handler = MutationQuota(of)
+    one = Fed(of, interceptors=dict.fromkeys(MUTATION_APIS, handler))
+    create = request(CREATE_TOPICS, 1, 1, struct.pack(">i", 1) + b"\0\1t" + struct.pack(">ihiiib", 1, 1, 0, 0, 1000, 0))
+    assert one.send(create, 1000.0) == b""
+    assert one.one.exchange.held is not None
+    at_ms, out = one.wait(1000.0)
+    assert out == create
+    assert at_ms == 10_000.0
+
+
+def test_the_login_behind_a_held_request_is_reached_before_the_session_ends() -> None:
+    """KIP-368: what is in the way of the login passes, as far as the group's allowance goes; it is charged."""
+    of = ledger(produce_rate=1 * MB)
+    of.charge(of.account("ANONYMOUS", "c"), Kind.PRODUCE, 300 * MB, 0.0)
+    new = Fed(of)
+    exchange = new.one.exchange
+    exchange.renew(9_200.0, 9_200.0 + renewal_ms(10_000), 0.0)
+    assert new.send(produce(1, 1 * MB), 5000.0) == b""
+    at_ms, out = new.wait(5000.0, until_ms=20_000.0)
+    assert out
+    assert 9_200.0 <= at_ms < 10_000.0
+    amount = of.account("ANONYMOUS", "c").meters[Kind.PRODUCE].amount
+    assert amount == 301 * MB
+
+
+def test_renewals_of_many_connections_share_one_allowance() -> None:
+    of = ledger(produce_rate=1 * MB)
+    of.charge(of.account("ANONYMOUS", "c"), Kind.PRODUCE, 300 * MB, 0.0)
+    passed = 0
+    for _ in range(200):
+        new = Fed(of)
+        new.one.exchange.renew(900.0, 1100.0, 0.0)  # logs in, and is to do so again at once
+        passed += bool(new.send(produce(1, 1 * MB), 1000.0))
+    assert passed == 10  # ten seconds' worth
+
+
+def test_a_connection_that_was_held_is_expected_back_like_any() -> None:
+    of = indebted()
+    first, second = Fed(of), Fed(of)
+    for one in (first, second):
+        one.send(produce(1, 100 * KB), 1000.0)
+    at_ms, _ = first.wait(1000.0)
+    # 10 s that Kafka asks for, until the 2 MB have left the window, are more than its own second and the other's.
+    assert first.one.mute_until_ms >= at_ms + 2000.0
+    gate = next(of.groups(Kind.PRODUCE))._gate  # type: ignore[attr-defined]
+    assert gate.ahead_ms(1.0) >= 1900.0, "the second waits, the first comes back"
+    first.one.close(at_ms)
+    assert gate.ahead_ms(1.0) <= 1100.0

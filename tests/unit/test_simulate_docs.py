@@ -1,0 +1,44 @@
+"""The examples in docs/cli.md are what the commands print."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deploy.cli import app
+
+TEXT = Path(__file__, "../../../docs/cli.md").resolve().read_text()
+
+
+SESSIONS = re.findall(
+    r"```\n\$ cat \w+\.yaml\n(.*?)\$ cat \w+\.jsonl\n(.*?)\$ kquota (simulate[^\n]*) --config [^\n]*\n(.*?)```",
+    TEXT,
+    re.DOTALL,
+)
+
+
+def test_there_are_examples() -> None:
+    assert [command for _, _, command, _ in SESSIONS] == [
+        "simulate",
+        "simulate --compare",
+        "simulate",
+        "simulate --pacing smooth",
+    ]
+
+
+@pytest.mark.parametrize(("quotas", "events", "command", "results"), SESSIONS)
+def test_the_simulate_examples_are_what_comes_out(
+    tmp_path: Path, quotas: str, events: str, command: str, results: str
+) -> None:
+    path = tmp_path / "quotas.yaml"
+    path.write_text(quotas)
+    done = CliRunner().invoke(app, [*command.split(), "--config", str(path)], input=events)
+    assert (done.exit_code, done.stdout) == (0, results)
+
+
+def test_every_command_is_listed() -> None:
+    commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert {name for name in commands if f"| `kquota {name}" not in TEXT} == set()

@@ -1,0 +1,418 @@
+"""Request headers of every API and version, and the body fields that quotas need."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import random
+import struct
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kio.serial import entity_writer
+from kio.static.constants import EntityType
+
+from proxy.wire import apis, requests, schema
+from proxy.wire.frames import MAX_FRAME_BYTES, WireError, diagnose
+from proxy.wire.primitives import uvarint
+from proxy.wire.software import client_software
+from tests.support.examples import examples
+from tests.support.wire_tools import (
+    TRAILING,
+    every_way,
+    framed,
+    growing,
+    kafka_python_frame,
+    kafka_python_messages,
+    kio_class,
+    kio_frame,
+    kio_versions,
+    sample,
+)
+
+REQUEST = EntityType.request
+
+
+def header_of(frame: bytes) -> tuple[object, ...] | None:
+    """Everything in the header, `body` relative to the frame; the same in all three ways."""
+
+    def parse(buf: bytearray, start: int, end: int) -> tuple[object, ...] | None:
+        header = requests.parse_request_header(buf, start, end)
+        if header is None:
+            return None
+        return (
+            header.size, header.api_key, header.api_version, header.correlation_id, header.client_id,
+            header.body - start, header.known,
+        )  # fmt: skip
+
+    found: tuple[object, ...] | None = every_way(parse, frame)
+    return found
+
+
+def header(api_key: int, version: int, correlation_id: int, client_id: bytes | None, tags: bytes = b"") -> bytes:
+    length = struct.pack(">h", -1) if client_id is None else struct.pack(">h", len(client_id)) + client_id
+    return struct.pack(">hhi", api_key, version, correlation_id) + length + tags
+
+
+def expected_header(
+    frame: bytes, key: int, version: int, correlation_id: int, client_id: str, body_bytes: int
+) -> tuple[object, ...]:
+    known = apis.is_known(key, version)
+    body = len(frame) - body_bytes if known else 14 + len(client_id.encode())
+    return len(frame) - 4, key, version, correlation_id, client_id, body, known
+
+
+@pytest.mark.parametrize("client_id", ["client-ß", "", None])
+def test_header_of_every_kio_request(client_id: str | None) -> None:
+    for key, version in kio_versions(REQUEST):
+        message = sample(kio_class(key, version, REQUEST), random.Random(key), repeat=1)
+        body = io.BytesIO()
+        entity_writer(type(message))(body, message)
+        frame = kio_frame(message, -2, client_id)
+        expected = expected_header(frame, key, version, -2, client_id or "", len(body.getvalue()))
+        assert header_of(frame) == expected, (key, version)
+
+
+def test_header_of_every_kafka_python_request() -> None:
+    for cls in kafka_python_messages():
+        if cls.type != "request":
+            continue
+        for version in range(cls.max_version + 1):
+            frame = kafka_python_frame(cls, version)
+            body_bytes = len(cls[version]().encode())
+            expected = expected_header(frame, cls.API_KEY, version, 0x0A0B0C0D, "client-ß", body_bytes)
+            assert header_of(frame) == expected, (cls.API_KEY, version)
+
+
+def test_every_known_version_has_the_header_that_the_table_says() -> None:
+    for key, (_, low, high, flexible) in schema.APIS.items():
+        for version in range(low, high + 1):
+            if (key, version) == (7, 0):
+                continue
+            tags = b"\0" if version >= flexible else b""
+            frame = framed(header(key, version, 5, b"abc", tags) + b"body")
+            assert header_of(frame) == (len(frame) - 4, key, version, 5, "abc", len(frame) - 4, True), (key, version)
+
+
+def test_controlled_shutdown_0_has_no_client_id() -> None:
+    for body in (b"", b"\0\0\0\1"):
+        frame = framed(struct.pack(">hhi", 7, 0, 42) + body)
+        assert header_of(frame) == (8 + len(body), 7, 0, 42, "", 12, True)
+
+
+def test_smallest_possible_request() -> None:
+    # ListGroups 0 has no body: 10 bytes are its header with a null client id.
+    assert header_of(framed(header(16, 0, 1, None))) == (10, 16, 0, 1, "", 14, True)
+
+
+@pytest.mark.parametrize(("key", "version"), [(999, 0), (-1, 0), (32767, 32767), (0, -1), (0, 99), (18, 99), (17, 2)])
+def test_unknown_apis_and_versions_have_readable_headers(key: int, version: int) -> None:
+    def parse(buf: bytearray, start: int, end: int) -> tuple[object, ...] | None:
+        found = requests.parse_request_header(buf, start, end)
+        if found is None:
+            return None
+        return found.api_key, found.api_version, found.correlation_id, found.client_id, found.known
+
+    frame = framed(header(key, version, -7, b"who", b"\0") + b"\xff" * 9)
+    assert every_way(parse, frame) == (key, version, -7, "who", False)
+    with pytest.raises(WireError) as caught:
+        requests.parse_request_header(framed(header(key, version, 1, b"")[:-2] + struct.pack(">h", 99)), 0, 14)
+    assert caught.value.reason == "header_malformed"
+    with pytest.raises(WireError, match="length is -2"):
+        requests.parse_request_header(framed(header(key, version, 1, b"")[:-2] + struct.pack(">h", -2)), 0, 14)
+
+
+def test_tagged_fields_in_the_header_are_skipped() -> None:
+    tags = b"\x02" + b"\x05\x03abc" + b"\x81\x01\x00"  # tag 5 of 3 bytes, tag 129 of none
+    frame = framed(header(3, 9, 5, b"c", tags) + b"body")
+    assert header_of(frame) == (len(frame) - 4, 3, 9, 5, "c", len(frame) - 4, True)
+
+
+def test_client_id_that_is_not_utf8_is_replaced_as_java_does() -> None:
+    frame = framed(header(3, 1, 5, b"a\xff") + b"body")
+    found = header_of(frame)
+    assert found is not None
+    assert found[4] == "a\N{REPLACEMENT CHARACTER}"
+
+
+def test_many_client_ids_do_not_pile_up() -> None:
+    for number in range(10_000):
+        frame = framed(header(3, 1, 5, b"id-%d" % number))
+        parsed = requests.parse_request_header(frame, 0, len(frame))
+        assert parsed is not None
+        assert parsed.client_id == f"id-{number}"
+    assert len(requests._client_ids) <= requests._MAX_CACHED_CLIENT_IDS
+    long = framed(header(3, 1, 5, b"x" * 32767))
+    assert (header_of_whole := requests.parse_request_header(long, 0, len(long))) is not None
+    assert len(header_of_whole.client_id) == 32767
+    assert b"x" * 32767 not in requests._client_ids
+
+
+def reason_of(frame: bytes, max_frame_bytes: int = MAX_FRAME_BYTES) -> str:
+    """The reason of the WireError, which comes byte by byte too as soon as it can be told, and nothing else before."""
+    reasons = set()
+    for buf, end in growing(frame + TRAILING):
+        try:
+            assert requests.parse_request_header(buf, 0, end, max_frame_bytes) is None
+        except WireError as error:
+            reasons.add((error.reason, error.message == str(error) != ""))
+    ((reason, explained),) = reasons
+    assert explained
+    return reason
+
+
+@pytest.mark.parametrize(
+    ("size", "reason"),
+    [
+        (-1, "frame_size_negative"),
+        (-(1 << 31), "frame_size_negative"),
+        (0, "frame_too_small"),
+        (7, "frame_too_small"),
+        (MAX_FRAME_BYTES + 1, "frame_too_large"),
+        ((1 << 31) - 1, "frame_too_large"),
+    ],
+)
+def test_sizes_that_cannot_be(size: int, reason: str) -> None:
+    assert reason_of(struct.pack(">i", size) + header(3, 1, 1, b"c")) == reason
+
+
+def test_the_limit_itself_is_allowed() -> None:
+    frame = struct.pack(">i", MAX_FRAME_BYTES) + header(0, 8, 1, b"c")
+    parsed = requests.parse_request_header(frame, 0, len(frame))
+    assert parsed is not None
+    assert parsed.size == MAX_FRAME_BYTES
+    assert reason_of(struct.pack(">i", 1000) + header(0, 8, 1, b"c"), max_frame_bytes=999) == "frame_too_large"
+
+
+@pytest.mark.parametrize("key_version", [(3, 1), (3, 9), (999, 1)])
+def test_header_that_does_not_fit_into_its_frame(key_version: tuple[int, int]) -> None:
+    whole = header(*key_version, 1, b"client", b"\0")
+    minimal = len(whole) - (0 if key_version == (3, 9) else 1)
+    for size in range(8, minimal):
+        frame = struct.pack(">i", size) + whole
+        assert reason_of(frame) == "header_malformed", size
+
+
+def test_header_tags_that_do_not_fit() -> None:
+    assert reason_of(framed(header(3, 9, 1, b"c", b"\x01\x00\x7f"))) == "header_malformed"
+    assert reason_of(framed(header(3, 9, 1, b"c", b"\xff\xff\xff\xff\x0f" + b"\0" * 20))) == "header_malformed"
+    assert reason_of(framed(header(3, 9, 1, b"c", b"\x80\x80\x80\x80\x80\x80"))) == "header_malformed"
+    huge = struct.pack(">i", 90_000_000) + header(3, 9, 1, b"c", b"\x01\x00\x80\x80\x80\x20")  # 64 MiB of tag
+    with pytest.raises(WireError, match="tagged fields"):
+        requests.parse_request_header(huge, 0, len(huge))
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (bytes.fromhex("16030102000100"), "tls_on_plain_port"),
+        (bytes.fromhex("16030300ff"), "tls_on_plain_port"),
+        (b"GET / HTTP/1.1\r\n", "http_on_kafka_port"),
+        (b"POST /topics HTTP/1.1\r\n", "http_on_kafka_port"),
+        (b"PRI * HTTP/2.0\r\n", "http_on_kafka_port"),
+        (b"HTTP/1.1 400 Bad\r\n", "http_on_kafka_port"),
+        (b"SSH-2.0-OpenSSH\r\n", "ssh_on_kafka_port"),
+        (b"PROXY TCP4 1.2.3.4\r\n", "proxy_protocol_on_kafka_port"),
+        (b"\r\n\r\n\0\r\nQUIT\n", "proxy_protocol_on_kafka_port"),
+    ],
+)
+def test_other_protocols_are_named(first: bytes, reason: str) -> None:
+    named = diagnose(first)
+    assert named is not None
+    assert named[0] == reason
+    assert reason_of(first + bytes(20)) == reason
+    assert diagnose(first[:3]) is None
+    # Even where frames of that size are allowed, unless what follows is a known API.
+    with pytest.raises(WireError) as caught:
+        requests.parse_request_header(first[:4] + b"\x7f" * 20, 0, 24, (1 << 31) - 1)
+    assert caught.value.reason == reason
+
+
+def test_kafka_itself_is_not_another_protocol() -> None:
+    for key, version in kio_versions(REQUEST):
+        assert diagnose(kio_frame(sample(kio_class(key, version, REQUEST), random.Random(1)))) is None
+
+
+# ---- Produce --------------------------------------------------------------------------------------------------------
+
+
+def acks_of(frame: bytes, version: int) -> int | None:
+    parsed = requests.parse_request_header(frame, 0, len(frame))
+    assert parsed is not None
+    head = frame[: parsed.body + 200]
+
+    def parse(buf: bytearray, start: int, end: int) -> int | None:
+        return requests.produce_acks(buf, start + parsed.body, max(end, start + parsed.body), version)
+
+    acks: int | None = every_way(parse, head)
+    return acks
+
+
+@pytest.mark.parametrize("version", range(14))
+@pytest.mark.parametrize("acks", [0, 1, -1])
+@pytest.mark.parametrize("transactional_id", [None, "", "tx", "t" * 126, "t" * 127, "t" * 150])
+def test_acks(version: int, acks: int, transactional_id: str | None) -> None:
+    cls = next(c for c in kafka_python_messages() if c.name == "ProduceRequest")
+    names: dict[str, Any] = {"transactional_id": transactional_id} if version >= 3 else {}
+    frame = kafka_python_frame(cls, version, acks=acks, timeout_ms=0x01010101, topic_data=[], **names)
+    assert acks_of(frame, version) == acks
+
+
+@pytest.mark.parametrize("version", [-1, schema.APIS[0][2] + 1])
+def test_acks_of_unknown_produce_versions_are_not_guessed(version: int) -> None:
+    with pytest.raises(WireError) as caught:
+        requests.produce_acks(bytes(100), 0, 100, version)
+    assert caught.value.reason == "unsupported_version"
+
+
+def test_acks_behind_impossible_lengths() -> None:
+    with pytest.raises(WireError, match="length is -2"):
+        requests.produce_acks(b"\xff\xfe\0\0\0\0", 0, 6, 3)
+    with pytest.raises(WireError, match="not a number"):
+        requests.produce_acks(b"\xff\xff\xff\xff\xff\xff", 0, 6, 9)
+    for length in (b"\xff\xff\xff\xff\x0f", b"\x81\x80\x02"):  # 4 GiB; 32 768, one more than Kafka's strings have
+        with pytest.raises(WireError, match="the transactional id's length is"):
+            requests.produce_acks(length, 0, len(length), 9)
+    assert requests.produce_acks(b"\x80\x80\x02", 0, 3, 9) is None  # 32 767: there may be more to come
+
+
+# ---- Fetch ----------------------------------------------------------------------------------------------------------
+
+
+def fetch_fields(frame: bytes, version: int, share: bool = False) -> dict[str, int | None]:
+    """Fields, and what stands at their positions; the same in all three ways."""
+    parsed = requests.parse_request_header(frame, 0, len(frame))
+    assert parsed is not None
+    parse_body = requests.parse_share_fetch if share else requests.parse_fetch
+
+    def parse(buf: bytearray, start: int, end: int) -> dict[str, int | None] | None:
+        fields = parse_body(buf, start + parsed.body, max(end, start + parsed.body), version)
+        if fields is None:
+            return None
+        found: dict[str, int | None] = {"rest": fields.rest - start}
+        for name in ("min_bytes", "max_bytes", "session_id", "session_epoch"):
+            at = getattr(fields, f"{name}_at")
+            found[name] = getattr(fields, name)
+            if at >= 0:
+                assert struct.unpack_from(">i", buf, at)[0] == found[name]
+                found[f"{name}_at"] = at - start
+        found["replica_id"], found["max_wait_ms"] = fields.replica_id, fields.max_wait_ms
+        return found
+
+    result: dict[str, int | None] = every_way(parse, frame)
+    return result
+
+
+@pytest.mark.parametrize("version", range(19))
+@pytest.mark.parametrize("seed", range(3))
+def test_fetch(version: int, seed: int) -> None:
+    cls = next(c for c in kafka_python_messages() if c.name == "FetchRequest")
+    rng = random.Random(seed)
+    wait, least, most, session, epoch, replica = (rng.randrange(1, 1 << 31) for _ in range(6))
+    values: dict[str, Any] = {"max_wait_ms": wait, "min_bytes": least, "topics": []}
+    expected: dict[str, int | None] = {"max_wait_ms": wait, "min_bytes": least, "max_bytes": None, "session_id": 0}
+    expected |= {"session_epoch": -1, "replica_id": -1}
+    if version < 15:
+        values["replica_id"] = expected["replica_id"] = replica
+    if version >= 3:
+        values["max_bytes"] = expected["max_bytes"] = most
+    if version >= 4:
+        values["isolation_level"] = 1
+    if version >= 7:
+        values |= {"session_id": session, "session_epoch": epoch, "forgotten_topics_data": []}
+        expected |= {"session_id": session, "session_epoch": epoch}
+    frame = kafka_python_frame(cls, version, **values)
+    found = fetch_fields(frame, version)
+    assert {name: found[name] for name in expected} == expected
+    present = {name for name in found if name.endswith("_at")}
+    assert present == {"min_bytes_at"} | ({"max_bytes_at"} if version >= 3 else set()) | (
+        {"session_id_at", "session_epoch_at"} if version >= 7 else set()
+    )
+    # What is left: an empty array of topics, from 7 on one of forgotten topics, from 11 on an empty rack, the tags.
+    array = 1 if version >= 12 else 4
+    rack = 0 if version < 11 else 1 if version >= 12 else 2
+    assert found["rest"] == len(frame) - array - (array if version >= 7 else 0) - rack - (version >= 12)
+
+
+def test_unknown_fetch_versions_are_not_guessed() -> None:
+    for version in (-1, 19):
+        assert requests.parse_fetch(bytes(100), 0, 100, version) is None
+    for version in (-1, 3):
+        assert requests.parse_share_fetch(bytes(100), 0, 100, version) is None
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("seed", range(5))
+def test_share_fetch(version: int, seed: int) -> None:
+    message = sample(kio_class(apis.SHARE_FETCH, version, REQUEST), random.Random(seed))
+    found = fetch_fields(kio_frame(message), version, share=True)
+    assert found["max_bytes"] == message.max_bytes
+    assert found["min_bytes"] == message.min_bytes
+    assert found["session_epoch"] == message.share_session_epoch
+    assert message.max_wait == datetime.timedelta(milliseconds=found["max_wait_ms"] or 0)
+    assert found["session_id"] == 0
+    assert "session_id_at" not in found
+
+
+def test_share_fetch_rest_is_where_the_topics_begin() -> None:
+    for version in (1, 2):
+        message = sample(kio_class(apis.SHARE_FETCH, version, REQUEST), random.Random(1), repeat=0)
+        frame = kio_frame(message)
+        assert fetch_fields(frame, version, share=True)["rest"] == len(frame) - 3  # no topics, none forgotten, no tags
+
+
+def test_share_fetch_with_impossible_lengths() -> None:
+    with pytest.raises(WireError, match="not a number"):
+        requests.parse_share_fetch(b"\xff" * 20, 0, 20, 1)
+    assert requests.parse_share_fetch(b"\xff\xff\xff\xff\x0f" + bytes(20), 0, 25, 1) is None
+
+
+# ---- ApiVersions ----------------------------------------------------------------------------------------------------
+
+
+def test_client_software() -> None:
+    cls = next(c for c in kafka_python_messages() if c.name == "ApiVersionsRequest")
+    for version in (3, 4):
+        frame = kafka_python_frame(
+            cls, version, client_software_name="apache-kafka-java", client_software_version="4.2.0"
+        )
+        parsed = requests.parse_request_header(frame, 0, len(frame))
+        assert parsed is not None
+        told = client_software(frame, parsed.body, len(frame), version)
+        assert told == "apache-kafka-java/4.2.0"
+        for end in range(parsed.body, len(frame) - 1):
+            assert client_software(frame, parsed.body, end, version) is None
+    assert client_software(b"\2a\2b\0", 0, 5, 2) is None
+    assert client_software(b"\xff" * 9, 0, 9, 3) is None
+
+
+# ---- anything -------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=examples(400))
+@given(data=st.binary(max_size=80), small=st.booleans())
+def test_garbage_raises_nothing_but_wire_errors(data: bytes, small: bool) -> None:
+    frame = framed(data) if small else data
+    with suppress(WireError):
+        found = requests.parse_request_header(frame, 0, len(frame))
+        if found is None:
+            return
+        assert 0 < found.body <= len(frame)
+        for version in range(19):
+            requests.parse_fetch(frame, found.body, len(frame), version)
+            client_software(frame, found.body, len(frame), version)
+        for version in range(3):
+            requests.parse_share_fetch(frame, found.body, len(frame), version)
+        for version in range(14):
+            requests.produce_acks(frame, found.body, len(frame), version)
+
+
+def test_a_header_of_endless_tagged_fields_is_refused_before_they_are_walked_over() -> None:
+    for count in (requests.MAX_HEADER_TAGS + 1, 2**31 - 1):
+        head = struct.pack(">hhih", 3, 9, 1, 1) + b"c" + uvarint(count)
+        frame = struct.pack(">i", 50_000_000) + head + b"\1\0" * 10
+        with pytest.raises(WireError, match="tagged fields in a request header"):
+            requests.parse_request_header(frame, 0, len(frame), 100_000_000)

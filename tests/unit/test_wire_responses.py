@@ -1,0 +1,434 @@
+"""Addresses and versions in responses: replaced where they must be, all else byte for byte as the broker sent it."""
+
+from __future__ import annotations
+
+import random
+import struct
+import uuid
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kio.static.constants import EntityType
+
+from proxy.wire import apis, messages, primitives, requests, responses, schema, throttle
+from proxy.wire.frames import WireError
+from proxy.wire.responses import NeedMore, NodeAddress, Rewritten
+from proxy.wire.software import client_software
+from proxy.wire.walk import Walker
+from tests.support.examples import examples
+from tests.support.wire_tools import (
+    THROTTLE_MS,
+    framed,
+    growing,
+    kafka_python_frame,
+    kafka_python_messages,
+    kio_class,
+    kio_frame,
+    kio_read,
+    kio_versions,
+    rewritten,
+    sample,
+    translated,
+    with_unknown_tag,
+)
+
+ADDRESSES = [
+    (key, version) for key, version in kio_versions() if key != apis.FETCH and (
+        apis.is_known(key, version) and responses.carries_addresses(key, version))
+]  # fmt: skip
+
+
+def shorter(node_id: int, host: str, port: int, kind: str) -> tuple[str, int]:
+    return "h", 1 + node_id % 60_000
+
+
+def longer(node_id: int, host: str, port: int, kind: str) -> tuple[str, int]:
+    return f"{kind}-{'x' * 140}", 65_535 - port % 5
+
+
+def unchanged(node_id: int, host: str, port: int, kind: str) -> tuple[str, int]:
+    return host, port
+
+
+def never(node_id: int, host: str, port: int, kind: str) -> tuple[str, int]:
+    raise AssertionError(f"nothing is to be translated, least of all node {node_id}")
+
+
+def kind_of(key: int, message: object) -> str:
+    if key == apis.DESCRIBE_QUORUM or getattr(message, "endpoint_type", 1) == 2:
+        return "controller"
+    return "broker"
+
+
+@pytest.mark.parametrize(("key", "version"), ADDRESSES)
+@pytest.mark.parametrize("translate", [shorter, longer])
+def test_rewritten_frames_are_what_kio_encodes_for_the_new_addresses(
+    key: int, version: int, translate: responses.Translate
+) -> None:
+    """kio's own encoding of the same message with other addresses is the oracle."""
+    for seed in range(4):
+        message = sample(kio_class(key, version), random.Random(seed), repeat=2 if seed else None)
+        frame = kio_frame(message)
+        expected = kio_frame(translated(message, translate, kind_of(key, message)))
+        found = rewritten(key, version, frame, translate)
+        assert found == expected
+        assert kio_read(found, key, version)
+        assert rewritten(key, version, frame, unchanged) == frame
+
+
+@pytest.mark.parametrize(("key", "version"), [p for p in ADDRESSES if apis.is_flexible(*p) and p[0] != apis.PRODUCE])
+def test_unknown_tagged_fields_survive(key: int, version: int) -> None:
+    message = sample(kio_class(key, version), random.Random(5), repeat=1)
+    frame = kio_frame(message)
+    expected = with_unknown_tag(kio_frame(translated(message, shorter, kind_of(key, message))))
+    assert rewritten(key, version, with_unknown_tag(frame), shorter) == expected
+
+
+@pytest.mark.parametrize("version", range(10, 14))
+def test_unknown_tagged_fields_around_the_endpoints_of_produce(version: int) -> None:
+    """The endpoints are in tagged field 0 themselves; others before and behind it stay as they are."""
+    cls = next(c for c in kafka_python_messages() if c.name == "ProduceResponse")
+    frames = []
+    for host, port in (("kafka-7", 9092), ("h", 8)):
+        endpoints = [{"node_id": 7, "host": host, "port": port, "rack": None}]
+        plain = kafka_python_frame(cls, version, responses=[], throttle_time_ms=3, node_endpoints=endpoints)
+        at = 4 + 4 + 1 + 1 + 4  # size, correlation id, header's tags, no responses, throttle time: here are the tags
+        assert plain[at : at + 2] == b"\x01\x00"
+        frames.append(framed(plain[4:at] + b"\x03" + b"\x4d\x03new" + plain[at + 1 :] + b"\x4e\x00"))
+    assert rewritten(0, version, frames[0], shorter) == frames[1]
+
+
+@pytest.mark.parametrize("name", ["MetadataResponse", "FindCoordinatorResponse"])
+def test_all_versions_by_kafka_python(name: str) -> None:
+    cls = next(c for c in kafka_python_messages() if c.name == name)
+    for version in range(cls.max_version + 1):
+        if name == "MetadataResponse":
+            nodes = [{"node_id": n, "host": f"kafka-{n}", "port": 9092, "rack": None} for n in (1, 22)]
+            expected = [nodes[0] | {"host": "h", "port": 2}, nodes[1] | {"host": "h", "port": 23}]
+            frame, other = (kafka_python_frame(cls, version, brokers=value, topics=[]) for value in (nodes, expected))
+        elif version <= 3:
+            frame = kafka_python_frame(cls, version, error_code=0, node_id=7, host="kafka-7", port=9092)
+            other = kafka_python_frame(cls, version, error_code=0, node_id=7, host="h", port=8)
+        else:
+            one = {"key": "g", "node_id": 7, "host": "kafka-7", "port": 9092, "error_code": 0, "error_message": None}
+            bad = one | {"node_id": -1, "host": "", "port": -1, "error_code": 15}
+            frame = kafka_python_frame(cls, version, coordinators=[one, bad])
+            other = kafka_python_frame(cls, version, coordinators=[one | {"host": "h", "port": 8}, bad])
+        assert rewritten(cls.API_KEY, version, frame, shorter) == other, version
+
+
+def test_nodes_that_do_not_exist_are_left_alone() -> None:
+    cls = next(c for c in kafka_python_messages() if c.name == "FindCoordinatorResponse")
+    for version in range(4):
+        frame = kafka_python_frame(cls, version, error_code=15, node_id=-1, host="", port=-1)
+        assert rewritten(10, version, frame, never) == frame
+    frame = kafka_python_frame(cls, 3, error_code=0, node_id=5, host="", port=9092)
+    assert rewritten(10, 3, frame, never) == frame
+
+
+def test_describe_cluster_tells_controllers_from_brokers() -> None:
+    seen: list[tuple[int, str]] = []
+
+    def note(node_id: int, host: str, port: int, kind: str) -> tuple[str, int]:
+        seen.append((node_id, kind))
+        return host, port
+
+    cls = next(c for c in kafka_python_messages() if c.name == "DescribeClusterResponse")
+    brokers = [{"broker_id": 4, "host": "a", "port": 1, "rack": "r"}]
+    for version, endpoint_type in ((0, 1), (1, 1), (1, 2), (2, 2)):
+        extra = {"endpoint_type": endpoint_type} if version else {}
+        frame = kafka_python_frame(cls, version, cluster_id="c", brokers=brokers, **extra)
+        responses.rewrite_addresses(60, version, frame, 0, len(frame), note)
+    assert seen == [(4, "broker"), (4, "broker"), (4, "controller"), (4, "controller")]
+
+
+def test_large_metadata_needs_only_its_head() -> None:
+    """A thousand topics behind three brokers: nothing of them is waited for or copied."""
+    cls = next(c for c in kafka_python_messages() if c.name == "MetadataResponse")
+    brokers = [{"node_id": n, "host": "kafka", "port": 9092, "rack": None} for n in range(3)]
+    frame = kafka_python_frame(cls, 12, brokers=brokers, topics=[])
+    head = frame[: frame.rindex(b"kafka") + 5 + 4]
+    whole = struct.pack(">i", 5_000_000) + frame[4:]
+    done = responses.rewrite_addresses(3, 12, whole, 0, len(head), shorter)
+    # The tag bytes and the rack of the last broker may be waited for: the walk ends with the array.
+    assert isinstance(done, NeedMore)
+    assert done.wanted <= len(head) + 2
+    done = responses.rewrite_addresses(3, 12, whole, 0, len(head) + 2, shorter)
+    assert isinstance(done, Rewritten)
+    assert done.consumed == len(head)
+    assert len(done.head) == len(head) - 3 * 4  # "kafka" became "h" three times
+    assert struct.unpack_from(">i", done.head)[0] == 5_000_000 - 3 * 4
+
+
+def test_throttle_field_can_be_set_in_the_rewritten_head() -> None:
+    for key, version in ADDRESSES:
+        message = sample(kio_class(key, version), random.Random(3), repeat=2)
+        frame = kio_frame(message)
+        done = responses.rewrite_addresses(key, version, frame, 0, len(frame), longer)
+        assert isinstance(done, Rewritten)
+        head = bytearray(done.head)
+        has = hasattr(message, "throttle_time")
+        assert responses.patch_throttle(head, 0, len(head), key, version, THROTTLE_MS + 5) is has, (key, version)
+        if has:
+            found = kio_read(bytes(head) + frame[done.consumed :], key, version)
+            assert found.throttle_time.total_seconds() * 1000 == THROTTLE_MS + 5
+
+
+# ---- Produce --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", range(1, 14))
+def test_plain_produce_responses_take_the_short_way(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cls = next(c for c in kafka_python_messages() if c.name == "ProduceResponse")
+    topic = {"topic_id": uuid.UUID(int=7)} if version >= 13 else {"name": "topic-ß"}
+    partition = {"index": 3, "error_code": 0, "base_offset": 1 << 40}
+    frame = kafka_python_frame(
+        cls, version, responses=[{**topic, "partition_responses": [partition]}], throttle_time_ms=9
+    )
+
+    def no_walk(*_: object) -> None:
+        raise AssertionError("the general walk was taken")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(responses, "Walker", no_walk)
+        assert responses.rewrite_addresses(0, version, frame, 0, len(frame), never) is None
+        buf = bytearray(frame)
+        assert responses.patch_throttle(buf, 0, len(buf), 0, version, 10)
+    assert buf == frame.replace(struct.pack(">i", 9), struct.pack(">i", 10))
+    short = throttle.plain_produce(frame, 0, len(frame), version)
+    walker = Walker(frame, len(frame), len(frame))
+    walker.run(throttle._THROTTLE_WALKS[version], responses.response_header_bytes(0, version) + 4)
+    assert short == walker.throttle_at
+
+
+@pytest.mark.parametrize("version", [pair[1] for pair in kio_versions() if pair[0] == 0])
+def test_short_way_and_walk_agree_about_produce(version: int) -> None:
+    """Whatever the short way takes for plain has no endpoints, and its throttle field where the walk finds it."""
+    taken = 0
+    for seed in range(300):
+        message = sample(kio_class(0, version), random.Random(seed), repeat=seed % 3 if seed % 2 else None)
+        frame = kio_frame(message)
+        at = throttle.plain_produce(frame, 0, len(frame), version)
+        if at >= 0:
+            taken += 1
+            assert not getattr(message, "node_endpoints", ())
+            assert struct.unpack_from(">i", frame, at)[0] == THROTTLE_MS
+    if version <= 8:
+        assert taken == 300
+
+
+def test_endpoints_in_produce_never_pass_as_plain() -> None:
+    for version in range(10, 14):
+        message = sample(kio_class(0, version), random.Random(1), repeat=1)
+        assert message.node_endpoints
+        frame = kio_frame(message)
+        assert throttle.plain_produce(frame, 0, len(frame), version) == -1
+        assert message.node_endpoints[0].host.encode() not in rewritten(0, version, frame, longer)
+
+
+# ---- malformed ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("00000000 7fffffff", "elements"),  # an array of two billion brokers
+        ("00000000 fffffffe", "-2 elements"),
+        ("00000000 00000001 00000007 fffe", "length is -2"),
+        ("00000000 00000001 00000007 7fff", "behind the end"),
+    ],
+)
+def test_absurd_lengths_in_metadata_4(body: str, text: str) -> None:
+    frame = framed(struct.pack(">i", 1) + bytes.fromhex(body))
+    with pytest.raises(WireError, match=text) as caught:
+        responses.rewrite_addresses(3, 4, frame, 0, len(frame), shorter)
+    assert caught.value.reason == "response_malformed"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "00 00000000 ffffffff0f",  # brokers
+        "00 00000000 ffffffffff01",  # a varint of more than 32 bits
+        "00 00000000 02 00000007 ffffffff0f",  # host
+        "01 05 ffffffff0f",  # tagged field in the header
+        "ffffffff0f",  # tagged fields in the header
+    ],
+)
+def test_absurd_lengths_in_metadata_12(body: str) -> None:
+    frame = framed(struct.pack(">i", 1) + bytes.fromhex(body) + bytes(4))
+    with pytest.raises(WireError) as caught:
+        responses.rewrite_addresses(3, 12, frame, 0, len(frame), shorter)
+    assert caught.value.reason == "response_malformed"
+    assert not responses.patch_throttle(bytearray(framed(frame[4:9])), 0, 9, 3, 12, 5)
+
+
+def test_endpoints_longer_than_their_tagged_field() -> None:
+    # throttle, then tagged field 0 that says one byte, with one endpoint in it.
+    endpoint = b"\x02" + struct.pack(">i", 1) + b"\x02a" + struct.pack(">i", 9) + b"\0\0"
+    frame = framed(struct.pack(">i", 1) + b"\0" + b"\x01" + struct.pack(">i", 0) + b"\x01\x00\x01" + endpoint)
+    with pytest.raises(WireError, match="longer than the size"):
+        responses.rewrite_addresses(0, 10, frame, 0, len(frame), shorter)
+
+
+@settings(max_examples=examples(600))
+@given(data=st.binary(min_size=5, max_size=120), pair=st.sampled_from(ADDRESSES))
+def test_garbage_raises_nothing_but_wire_errors(data: bytes, pair: tuple[int, int]) -> None:
+    frame = framed(data)
+    with suppress(WireError):
+        responses.rewrite(*pair, frame, 0, len(frame), shorter)
+    with suppress(WireError):
+        responses.rewrite(18, pair[1] % 5, frame, 0, len(frame), shorter)
+    with suppress(WireError):
+        responses.read_brokers(9, frame, 0, len(frame))
+    for key in schema.APIS:
+        responses.patch_throttle(bytearray(frame), 0, len(frame), key, pair[1] % 5, 5)
+
+
+@settings(max_examples=examples(600))
+@given(pair=st.sampled_from(ADDRESSES), seed=st.integers(0, 30), at=st.floats(0, 1), byte=st.integers(0, 255))
+def test_one_wrong_byte_never_breaks_the_frame(pair: tuple[int, int], seed: int, at: float, byte: int) -> None:
+    """What is returned is a frame: its size is true, whatever the wrong byte made of the contents."""
+    frame = bytearray(kio_frame(sample(kio_class(*pair), random.Random(seed))))
+    frame[4 + int(at * (len(frame) - 5))] = byte
+    with suppress(WireError):
+        done = responses.rewrite_addresses(*pair, frame, 0, len(frame), shorter)
+        assert not isinstance(done, NeedMore)
+        if done is not None:
+            new = done.head + frame[done.consumed :]
+            assert struct.unpack_from(">i", new)[0] == len(new) - 4
+
+
+# ---- questions and answers of our own -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", range(19))
+def test_empty_fetch_response(version: int) -> None:
+    frame = responses.empty_fetch_response(version, -5, THROTTLE_MS, 77)
+    cls = next(c for c in kafka_python_messages() if c.name == "FetchResponse")
+    extra = {"throttle_time_ms": THROTTLE_MS} if version else {}
+    extra |= {"error_code": 0, "session_id": 77} if version >= 7 else {}
+    assert frame == kafka_python_frame(cls, version, -5, responses=[], **extra)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_empty_share_fetch_response(version: int) -> None:
+    frame = responses.empty_share_fetch_response(version, -5, THROTTLE_MS)
+    found = kio_read(frame, apis.SHARE_FETCH, version)
+    assert found.throttle_time.total_seconds() * 1000 == THROTTLE_MS
+    assert (found.error_code.value, found.error_message, found.responses, found.node_endpoints) == (0, None, (), ())
+
+
+def test_empty_answers_of_unknown_versions_are_refused() -> None:
+    for build in (responses.empty_fetch_response,):
+        with pytest.raises(WireError, match="Fetch version 19"):
+            build(19, 1, 1, 1)
+    with pytest.raises(WireError, match="ShareFetch version 3"):
+        responses.empty_share_fetch_response(3, 1, 1)
+
+
+def test_our_questions_are_what_kio_reads() -> None:
+    for version in range(1, schema.APIS[apis.METADATA][2] + 1):
+        frame = responses.metadata_request(version, 3, "kquota")
+        request = kio_read(frame, apis.METADATA, version, EntityType.request)
+        assert request.topics == ()
+        assert getattr(request, "allow_auto_topic_creation", False) is False
+        parsed = requests.parse_request_header(frame, 0, len(frame))
+        assert parsed is not None
+        assert (parsed.correlation_id, parsed.client_id) == (3, "kquota")
+    for version in range(schema.APIS[apis.API_VERSIONS][2] + 1):
+        frame = responses.api_versions_request(version, 3, "kquota", "kquota", "1.2")
+        assert kio_read(frame, apis.API_VERSIONS, version, EntityType.request)
+        parsed = requests.parse_request_header(frame, 0, len(frame))
+        assert parsed is not None
+        told = client_software(frame, parsed.body, len(frame), version)
+        assert told == ("kquota/1.2" if version >= 3 else None)
+    with pytest.raises(ValueError, match="all of them"):
+        responses.metadata_request(0, 1, "c")
+    with pytest.raises(WireError):
+        responses.metadata_request(99, 1, "c")
+
+
+def test_read_brokers() -> None:
+    cls = next(c for c in kafka_python_messages() if c.name == "MetadataResponse")
+    for version in range(cls.max_version + 1):
+        brokers = [{"node_id": n, "host": f"kafka-{n}", "port": 9092 + n, "rack": None} for n in range(3)]
+        frame = kafka_python_frame(cls, version, brokers=brokers, topics=[])
+        expected = [NodeAddress(n, f"kafka-{n}", 9092 + n) for n in range(3)]
+        assert responses.read_brokers(version, frame, 0, len(frame)) == expected
+        with pytest.raises(WireError, match="cut"):
+            responses.read_brokers(version, frame, 0, frame.rindex(b"kafka") + 3)
+
+
+# ---- ApiVersions ----------------------------------------------------------------------------------------------------
+
+
+def api_versions_frame(version: int, offered: dict[int, tuple[int, int]], error: int = 0) -> bytes:
+    cls = next(c for c in kafka_python_messages() if c.name == "ApiVersionsResponse")
+    keys = [{"api_key": key, "min_version": low, "max_version": high} for key, (low, high) in offered.items()]
+    extra = {"throttle_time_ms": 9} if version else {}
+    return kafka_python_frame(cls, version, error_code=error, api_keys=keys, **extra)
+
+
+@pytest.mark.parametrize("version", range(5))
+def test_newer_versions_of_apis_with_addresses_are_not_offered(version: int) -> None:
+    offered = dict.fromkeys(schema.APIS, (0, 90)) | {500: (0, 7)}
+    expected = {
+        key: (0, schema.APIS[key][2] if key in schema.ADDRESS_WALKS or key == 18 else high)
+        for key, (_, high) in offered.items()
+    } | {500: (0, 7)}
+    found = rewritten(18, version, api_versions_frame(version, offered), never)
+    assert found == api_versions_frame(version, expected)
+    assert responses.read_api_versions(version, found, 0, len(found)) == expected
+    as_known = {key: (low, high) for key, (_, low, high, _) in schema.APIS.items()}
+    frame = api_versions_frame(version, as_known)
+    assert rewritten(18, version, frame, never) == frame
+
+
+@pytest.mark.parametrize("version", [0, 3, 5, 99])
+def test_refused_api_versions_has_the_layout_of_version_0(version: int) -> None:
+    frame = responses.unsupported_api_versions_response(6)
+    assert frame == kafka_python_frame(
+        next(c for c in kafka_python_messages() if c.name == "ApiVersionsResponse"),
+        0, 6, error_code=35, api_keys=[{"api_key": 18, "min_version": 0, "max_version": 4}],
+    )  # fmt: skip
+    assert rewritten(18, version, frame, never) == frame
+    assert responses.read_api_versions(version, frame, 0, len(frame)) == {18: (0, 4)}
+    for buf, end in growing(frame):
+        assert not responses.patch_throttle(buf, 0, end, 18, version, 5)
+        assert buf == frame[:end]
+
+
+def test_api_versions_of_an_unknown_layout_is_refused() -> None:
+    frame = api_versions_frame(4, {3: (0, 12)})
+    with pytest.raises(WireError) as caught:
+        responses.rewrite(18, 5, frame, 0, len(frame), never)
+    assert caught.value.reason == "unsupported_version"
+
+
+def test_broker_that_has_only_newer_versions_is_refused() -> None:
+    frame = api_versions_frame(3, {3: (50, 60)})
+    with pytest.raises(WireError, match="Metadata from version 50 on") as caught:
+        responses.rewrite(18, 3, frame, 0, len(frame), never)
+    assert caught.value.reason == "unsupported_version"
+
+
+@pytest.mark.parametrize("body", ["0000 ffffffff0f", "0000 80808080808001", "0000 7f 000300"])
+def test_api_versions_with_absurd_lengths(body: str) -> None:
+    frame = framed(struct.pack(">i", 1) + bytes.fromhex(body))
+    with pytest.raises(WireError):
+        responses.rewrite(18, 3, frame, 0, len(frame), never)
+    with pytest.raises(WireError):
+        responses.read_api_versions(3, frame, 0, len(frame))
+    with pytest.raises(WireError, match="cut"):
+        responses.read_api_versions(3, frame, 0, 9)
+
+
+def test_varints_are_minimal_and_read_back() -> None:
+    for value in (0, 1, 127, 128, 16383, 16384, (1 << 21) - 1, 1 << 21, (1 << 28) - 1, 1 << 28, (1 << 32) - 1):
+        raw = primitives.uvarint(value)
+        assert primitives.read_uvarint(raw, 0, len(raw)) == (value, len(raw))
+        assert primitives.read_uvarint(raw, 0, len(raw) - 1)[1] == -1
+    assert messages.framed(b"abc") == b"\0\0\0\3abc"

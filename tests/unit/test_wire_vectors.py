@@ -1,0 +1,248 @@
+"""What real brokers of both versions said (tests/vectors), read and rewritten in all three ways."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from proxy.wire import apis, generate, requests, responses
+from proxy.wire.sharefetch import ShareFetchScrubber
+from tests.support.wire_tools import every_way, kafka_python_messages, kio_read, rewritten, translated
+
+
+class Vector(NamedTuple):
+    kafka: str
+    brokers: list[str]
+    what: str
+    api_key: int
+    version: int
+    request: bytes
+    response: bytes
+
+    @property
+    def name(self) -> str:
+        return f"{self.kafka}-{apis.api_name(self.api_key)}-{self.version}-{self.what.replace(' ', '-')}"
+
+
+def load() -> list[Vector]:
+    found = []
+    for path in sorted((Path(__file__).parents[1] / "vectors").glob("kafka-*.json")):
+        recorded = json.loads(path.read_text())
+        for said in recorded["said"]:
+            found.append(
+                Vector(
+                    recorded["kafka"], recorded["brokers"], said["what"], said["api_key"], said["version"],
+                    bytes.fromhex(said["request"]), bytes.fromhex(said["response"]),
+                )
+            )  # fmt: skip
+    return found
+
+
+VECTORS = load()
+every_vector = pytest.mark.parametrize("vector", VECTORS, ids=[vector.name for vector in VECTORS])
+
+
+def decoded(vector: Vector, frame: bytes) -> Any:
+    """The response by kafka-python, or by kio for share groups: plain values that can be compared."""
+    if vector.api_key in (apis.SHARE_FETCH, apis.SHARE_ACKNOWLEDGE):
+        return kio_read(frame, vector.api_key, vector.version)
+    cls = next(c for c in kafka_python_messages() if vector.api_key == c.API_KEY and c.type == "response")
+    version = 0 if vector.what == "unsupported version" else vector.version
+    return cls.decode(frame, version=version, header=True, framed=True).to_dict()
+
+
+def to_sidecar(node_id: int, host: str, port: int, kind: str) -> tuple[str, int]:
+    return f"sidecar-{kind}", 19_000 + node_id
+
+
+def test_every_version_was_recorded() -> None:
+    seen = {(vector.kafka, vector.api_key, vector.version) for vector in VECTORS}
+    for kafka, api_key, versions in (
+        ("4.2.0", 0, range(3, 14)), ("3.9.1", 0, range(12)), ("4.2.0", 1, range(4, 19)), ("3.9.1", 1, range(18)),
+        ("4.2.0", 3, range(14)), ("3.9.1", 3, range(13)), ("4.2.0", 10, range(7)), ("3.9.1", 10, range(7)),
+        ("4.2.0", 18, [*range(5), 99]), ("3.9.1", 18, [*range(5), 99]), ("4.2.0", 60, range(3)),
+        ("3.9.1", 60, range(2)), ("4.2.0", 55, range(3)), ("4.2.0", 78, (1, 2)), ("4.2.0", 79, (1, 2)),
+    ):  # fmt: skip
+        for version in versions:
+            assert (kafka, api_key, version) in seen
+
+
+@every_vector
+def test_request_header(vector: Vector) -> None:
+    def parse(buf: bytearray, start: int, end: int) -> tuple[int, int, str] | None:
+        header = requests.parse_request_header(buf, start, end)
+        return (header.api_key, header.api_version, header.client_id) if header else None
+
+    client_id = "" if vector.version == 99 else "client-ß"
+    assert every_way(parse, vector.request) == (vector.api_key, vector.version, client_id)
+
+
+@pytest.mark.parametrize("vector", [v for v in VECTORS if v.api_key in (0, 1, 78)], ids=lambda vector: str(vector.name))
+def test_request_bodies(vector: Vector) -> None:
+    parsed = requests.parse_request_header(vector.request, 0, len(vector.request))
+    assert parsed is not None
+    body, end = parsed.body, len(vector.request)
+    if vector.api_key == apis.PRODUCE:
+        assert requests.produce_acks(vector.request, body, end, vector.version) == 1
+        return
+    parse = requests.parse_share_fetch if vector.api_key == apis.SHARE_FETCH else requests.parse_fetch
+    fields = parse(vector.request, body, end, vector.version)
+    assert fields is not None
+    assert (fields.max_wait_ms, fields.min_bytes, fields.replica_id) == (0, 0, -1)
+    if vector.api_key == apis.SHARE_FETCH:
+        assert (fields.max_bytes, fields.session_epoch) == (1000, 0)
+        return
+    assert fields.max_bytes == (200 if vector.version >= 3 else None)
+    assert fields.session_epoch == {"full": 0, "incremental": 1}.get(vector.what, -1)
+    assert (fields.session_id != 0) is (vector.what == "incremental")
+
+
+@every_vector
+def test_throttle_field(vector: Vector) -> None:
+    """Patched, the library reads our throttle time, and nothing else is different."""
+    before = decoded(vector, vector.response)
+    has = responses_have_throttle(vector)
+    patched = bytearray(vector.response)
+    done = responses.patch_throttle(patched, 0, len(patched), vector.api_key, vector.version, 77_777)
+    assert done is has
+    if not has:
+        assert patched == vector.response
+        return
+    after = decoded(vector, bytes(patched))
+    if isinstance(before, dict):
+        assert (before["throttle_time_ms"], after["throttle_time_ms"]) == (0, 77_777)
+        assert before | {"throttle_time_ms": 77_777} == after
+    else:
+        assert after.throttle_time.total_seconds() * 1000 == 77_777
+    lower = bytearray(patched)
+    assert responses.patch_throttle(lower, 0, len(lower), vector.api_key, vector.version, 5)
+    assert lower == patched  # the higher one stays
+
+
+def responses_have_throttle(vector: Vector) -> bool:
+    """By kafka-python's schema; a refused version of ApiVersions is answered as version 0, which lacks the field."""
+    if vector.what == "unsupported version":
+        return False
+    if vector.api_key in (apis.SHARE_FETCH, apis.SHARE_ACKNOWLEDGE):
+        return True
+    cls = next(c for c in kafka_python_messages() if vector.api_key == c.API_KEY and c.type == "response")
+    fields = [field for field in cls.json["fields"] if field["name"] == "ThrottleTimeMs"]
+    return any(vector.version in generate.versions(field["versions"]) for field in fields)
+
+
+@every_vector
+def test_no_broker_address_is_left(vector: Vector) -> None:
+    if vector.api_key == apis.FETCH or vector.what == "unsupported version":
+        return
+    found = rewritten(vector.api_key, vector.version, vector.response, to_sidecar)
+    if not responses.needs_rewrite(vector.api_key, vector.version) or vector.api_key == apis.API_VERSIONS:
+        assert found == vector.response
+        return
+    ports = [struct.pack(">i", int(address.rpartition(":")[2])) for address in vector.brokers]
+    assert b"127.0.0.1" not in found
+    assert not any(port in found for port in ports)
+    before, after = decoded(vector, vector.response), decoded(vector, found)
+    if isinstance(before, dict):
+        kind = "controller" if vector.api_key == apis.DESCRIBE_QUORUM else "broker"
+        assert after == replaced(before, kind, -1)
+    else:
+        assert after == translated(before, to_sidecar)
+    # And back: with the old addresses the frame is what the broker sent.
+    if vector.api_key != apis.DESCRIBE_QUORUM:
+        by_node = dict(addresses_in(before))
+        assert rewritten(vector.api_key, vector.version, found, lambda n, h, p, k: by_node[n]) == vector.response
+
+
+def replaced(value: Any, kind: str, node_id: int) -> Any:
+    if isinstance(value, list):
+        return [replaced(element, kind, node_id) for element in value]
+    if not isinstance(value, dict):
+        return value
+    found: Any = value.get("node_id", value.get("broker_id", node_id))
+    node_id = int(found)
+    out = {name: replaced(inner, kind, node_id) for name, inner in value.items()}
+    if {"host", "port"} <= out.keys() and out["host"] and node_id >= 0:
+        out["host"], out["port"] = to_sidecar(node_id, out["host"], out["port"], kind)
+    return out
+
+
+def addresses_in(value: Any) -> list[tuple[int, tuple[str, int]]]:
+    if not isinstance(value, dict):
+        return [(node.node_id, (node.host, node.port)) for node in value.node_endpoints]
+    found = [
+        (inner["node_id"] if "node_id" in inner else inner["broker_id"], (inner["host"], inner["port"]))
+        for name in ("brokers", "coordinators", "node_endpoints")
+        for inner in value.get(name) or ()
+    ]
+    return [*found, (value["node_id"], (value["host"], value["port"]))] if value.get("host") else found
+
+
+def test_leaders_that_moved_were_recorded() -> None:
+    """The vectors hold real node endpoints: of Produce from 10 on, of Fetch from 16 on, of ShareFetch."""
+    with_addresses = {
+        (vector.api_key, vector.version)
+        for vector in VECTORS
+        if b"127.0.0.1" in vector.response and vector.api_key in (0, 1, 78)
+    }
+    assert with_addresses == {(0, v) for v in range(10, 14)} | {(1, v) for v in (16, 17, 18)} | {(78, 1), (78, 2)}
+
+
+@pytest.mark.parametrize("vector", [v for v in VECTORS if v.api_key == 1], ids=lambda vector: str(vector.name))
+def test_fetch_is_answered_without_addresses_in_the_version_asked_upstream(vector: Vector) -> None:
+    """A broker's answer in version 15 is the answer of 16 to 18 without endpoints, for the same question."""
+    if vector.version <= 15:
+        assert b"127.0.0.1" not in vector.response
+        return
+    same = next(v for v in VECTORS if (v.kafka, v.api_key, v.version, v.what) == (vector.kafka, 1, 15, vector.what))
+    here, there = decoded(vector, vector.response), decoded(vector, same.response)  # read as 16 to 18
+    if vector.what == "not the leader":
+        assert here.pop("node_endpoints")
+        assert not there.pop("node_endpoints", None)
+    for one in (here, there):  # ids of sessions, and offsets, which grew while it was recorded
+        one.pop("session_id")
+        for topic in one["responses"]:
+            for partition in topic["partitions"]:
+                partition.pop("records")
+                partition.pop("current_leader")  # brokers tell it from 16 on: an id and an epoch, no address
+    assert here == there
+
+
+@pytest.mark.parametrize("vector", [v for v in VECTORS if v.api_key == 78], ids=lambda vector: str(vector.name))
+@pytest.mark.parametrize("step", [1, 3, 1000])
+def test_share_fetch_is_scrubbed(vector: Vector, step: int) -> None:
+    scrubber = ShareFetchScrubber(vector.version)
+    out = b"".join(scrubber.feed(vector.response[pos : pos + step]) for pos in range(0, len(vector.response), step))
+    assert scrubber.done
+    assert len(out) == len(vector.response)
+    assert b"127.0.0.1" not in out
+    message = decoded(vector, vector.response)
+    if vector.what == "not the leader":
+        assert message.node_endpoints
+        assert message.responses[0].partitions[0].error_code is ErrorCode.not_leader_or_follower
+        kept = len(out) - len(out.split(b"\x90\x4e")[1]) - 2  # up to the padding field, tag 10000
+        assert vector.response.startswith(out[: kept - 2])
+    else:
+        assert out == vector.response
+
+
+def test_empty_answers_are_what_brokers_send() -> None:
+    """Our empty fetch answer has the form of a real one: the same frame, but for session and throttle time."""
+    for vector in VECTORS:
+        if vector.api_key != apis.FETCH or vector.what != "incremental":
+            continue
+        frame = responses.empty_fetch_response(vector.version, 100 + vector.version, 0, 5)
+        real = decoded(vector, vector.response)
+        ours = decoded(vector, frame)
+        assert ours == real | {"session_id": 5, "responses": []}
+
+
+def test_vectors_hold_nothing_of_the_machine() -> None:
+    for vector in VECTORS:
+        text = (vector.request + vector.response).decode("latin-1")
+        assert not re.search(r"/(home|tmp|root|work)\b", text)
