@@ -6,17 +6,14 @@ import re
 import threading
 import time
 
-import pytest
 from typer.testing import CliRunner
 
 from deploy.cli import app
 from deploy.kafka import KafkaCluster
+from tests.broker.test_ui import browser, text
 from tests.corpus.job import wait_for
-from tests.raw_client import RawClient, produce_message
-from tests.sidecars import sidecar
-from tests.test_ui import browser, text
-
-pytestmark = pytest.mark.broker
+from tests.support.raw_client import RawClient, produce_message
+from tests.support.sidecars import sidecar
 
 RATE = 20_000
 

@@ -9,7 +9,7 @@ from proxy.observer import Counters
 from quota.entity import Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
-from tests.test_metrics_exposition import Samples, metrics_of, parse, value
+from tests.unit.test_metrics_exposition import Samples, metrics_of, parse, value
 
 ALICE = {"user": "alice", "client_id": "etl"}
 GROUP = {"kind": "produce", "user": "", "client_id": "etl"}

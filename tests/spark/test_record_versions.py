@@ -12,9 +12,9 @@ from analysis.runner import make
 from quota import record
 from quota.entity import Kind
 from quota.record import Row
-from tests.spark_tools import DAY_MS, T0_MS, table, write
-from tests.spark_tools import record as new_record
-from tests.test_export_rows import Watched
+from tests.support.spark_tools import DAY_MS, T0_MS, table, write
+from tests.support.spark_tools import record as new_record
+from tests.unit.test_export_rows import Watched
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
