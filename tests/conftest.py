@@ -48,9 +48,9 @@ QUARANTINE: Final[dict[str, str]] = {}
 """Tests that fail now and then, and why they may for now: node id without parameters -> reason. Each has two more
 tries, and the end of a run tells of them. It is for tests of the rooms without RERUNS."""
 
-RERUNS: Final = {"broker": 2} | ({"system": 1, "spark": 1} if os.environ.get("CI") else {})
-"""More tries in the rooms where brokers, JVMs and other processes stumble on a small, busy machine; the summary tells
-of each (R). A defect of ours fails each time. Elsewhere whatever is not in QUARANTINE passes the first time."""
+RERUNS: Final = {"broker": 2} | ({"spark": 1} if os.environ.get("CI") else {})
+"""More tries in the rooms where brokers and JVMs stumble on a small, busy machine; the summary tells of each (R).
+A defect of ours fails each time. Elsewhere whatever is not in QUARANTINE passes the first time."""
 
 hypothesis.settings.register_profile("dev", deadline=None)
 # The same examples in every run: a change fails for what it changed, and not for what chance found in old code.

@@ -349,12 +349,12 @@ def test_counts_of_open_connections_are_right_and_caps_are_kept(
     assert not gate.gate.open(USER)
 
 
-def test_memory_is_bounded_with_a_million_addresses() -> None:
+def test_memory_is_bounded_however_many_addresses_come() -> None:
     gate = Gate(ConnectionEntry(IP, DEFAULT, 5), num_samples=11)
     rng = random.Random(612)
     most = 0
-    per_second = 20_000
-    for number in range(1_000_000):
+    addresses, per_second = 200_000, 5_000
+    for number in range(addresses):
         now = number * 1000 / per_second
         address = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
         ticket = gate.gate.admit(address, None, now)
@@ -363,7 +363,7 @@ def test_memory_is_bounded_with_a_million_addresses() -> None:
         if rng.random() < 0.001:
             most = max(most, gate.gate.tracked(IP))
     assert most <= 11 * per_second + 1  # those of one window, no more
-    last_ms = 1_000_000 * 1000 / per_second
+    last_ms = addresses * 1000 / per_second
     assert gate.gate.forget(last_ms + 11_000, most=2_000_000) == gate.gate.tracked(IP) + 11 * per_second
     assert gate.gate.tracked(IP) == 0
     assert not gate.gate.open(IP)
