@@ -19,7 +19,7 @@ INSTALL := KQUOTA_PURE=1 $(PIP) install -c deploy/constraints.txt
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help lane accuracy evasion analysis demo test test-apiserver check audit bench load faults soak fuzz schema chart image-lock clean test-object-store report
+.PHONY: help lane accuracy evasion analysis demo test test-apiserver check audit bench load faults soak fuzz sanitize schema chart image-lock clean test-object-store report
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -122,6 +122,9 @@ soak: $(VENV)/.dev ## Half an hour of churning clients, reloads and faults: noth
 
 fuzz: $(VENV)/.dev ## Fuzz what reads bytes and files of others, a minute per target (FUZZ_ARGS="--seconds 600 header" for more)
 	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
+
+sanitize: $(VENV)/.dev ## The compiled code under AddressSanitizer and UBSan: its tests, then a minute of fuzzing (SANITIZE_ARGS="--seconds 600")
+	@$(BIN)/python -m tests.sanitize $(SANITIZE_ARGS)
 
 bench-analysis: $(VENV)/.dev ## The reports on a generated fleet of 100 million records, beside DuckDB (hours; FLEET_ARGS, BENCH_ARGS)
 	@$(BIN)/python -m analysis.fleet --output $(VENV)/fleet $(FLEET_ARGS)

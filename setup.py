@@ -23,13 +23,21 @@ except ImportError:  # only without build isolation, which brings it
 
 PURE = os.environ.get("KQUOTA_PURE", "")
 REQUIRED = PURE == "0"
+SANITIZED = os.environ.get("KQUOTA_SANITIZE", "") not in ("", "0")
+"""For tests only (tests/sanitize.py): AddressSanitizer and UBSan watch the compiled code."""
+if SANITIZED:
+    COMPILE = ["-O0", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-U_FORTIFY_SOURCE"]
+    LINK = ["-fsanitize=address,undefined"]
+else:
+    # For any machine of this kind: images move. What peers send is read here, hence the hardening that Debian uses.
+    COMPILE = ["-O2", "-g0", "-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"]
+    LINK = ["-Wl,-z,relro,-z,now"]
 LANE = Extension(
     "proxy._lane",
     ["proxy/_lane.pyx"],
     depends=["setup.py"],
-    # For any machine of this kind: images move. What peers send is read here, hence the hardening that Debian uses.
-    extra_compile_args=["-O2", "-g0", "-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"],
-    extra_link_args=["-Wl,-z,relro,-z,now"],
+    extra_compile_args=COMPILE,
+    extra_link_args=LINK,
     optional=not REQUIRED,
 )
 

@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: language_level=3, boundscheck=True, wraparound=False, cdivision=True, initializedcheck=False
 """The lane for ordinary traffic, compiled: what `reactor`, `turns`, `splice`, `framing`, the two sides of a session and
 the counters of `quota` do with Produce and Fetch, requests and responses, when nothing is special.
 
@@ -161,21 +161,33 @@ cdef bint bound = False
 
 # ---- attributes in place ------------------------------------------------------------------------------------------------
 
-cdef inline object get(object of, Py_ssize_t at):
-    return <object>KQ_AT(<PyObject *>of, at)[0]
+cdef int missing(object of, Py_ssize_t at) except -1:
+    """What Python says where an attribute was deleted (or never set)."""
+    for klass in type(of).__mro__:
+        for name, member in vars(klass).items():
+            if kq_offset(member) == at:
+                raise AttributeError(f"'{type(of).__name__}' object has no attribute '{name}'")
+    raise AttributeError(f"'{type(of).__name__}' object has no attribute {at} bytes from its beginning")
 
 
-cdef inline PyObject *peek(object of, Py_ssize_t at) noexcept:
+cdef inline PyObject *peek(object of, Py_ssize_t at) except NULL:
     """Borrowed: to be compared, not kept."""
-    return KQ_AT(<PyObject *>of, at)[0]
+    cdef PyObject *value = KQ_AT(<PyObject *>of, at)[0]
+    if value == NULL:
+        missing(of, at)
+    return value
 
 
-cdef inline bint is_none(object of, Py_ssize_t at) noexcept:
-    return KQ_AT(<PyObject *>of, at)[0] == <PyObject *>None
+cdef inline object get(object of, Py_ssize_t at):
+    return <object>peek(of, at)
 
 
-cdef inline bint is_false(object of, Py_ssize_t at) noexcept:
-    return KQ_AT(<PyObject *>of, at)[0] == Py_False
+cdef inline bint is_none(object of, Py_ssize_t at) except -1:
+    return peek(of, at) == <PyObject *>None
+
+
+cdef inline bint is_false(object of, Py_ssize_t at) except -1:
+    return peek(of, at) == Py_False
 
 
 cdef inline void put(object of, Py_ssize_t at, object value) noexcept:
@@ -187,14 +199,14 @@ cdef inline void put(object of, Py_ssize_t at, object value) noexcept:
 
 
 cdef inline double real(object of, Py_ssize_t at) except? -1.0:
-    cdef PyObject *value = KQ_AT(<PyObject *>of, at)[0]
+    cdef PyObject *value = peek(of, at)
     if PyFloat_CheckExact(<object>value):
         return PyFloat_AS_DOUBLE(<object>value)
     return PyFloat_AsDouble(<object>value)
 
 
 cdef inline long long whole(object of, Py_ssize_t at) except? -1:
-    return <long long><object>KQ_AT(<PyObject *>of, at)[0]
+    return <long long><object>peek(of, at)
 
 
 cdef inline uint32_t u32(const uint8_t *at) noexcept nogil:
