@@ -15,6 +15,10 @@ from typing import TYPE_CHECKING, Final
 import pytest
 import structlog
 
+# A checkout runs what is written there, unless asked for what has been compiled from it (quota/compiled.py): tests ask,
+# for whatever runs in this process and in those that it starts. KQUOTA_PURE=1 runs them with the Python code.
+os.environ.setdefault("KQUOTA_PURE", "0")
+
 from proxy import lane
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
     python -m tests.sanitize [--seconds N]
 
 It runs the tests that drive the compiled code, then the fuzz target `lane` on mutations of recorded traffic. Any
-report of the sanitizers, and any difference between the compiled code and Python's, makes the exit code 1. (Leaks are not looked for:
-an interpreter leaves much behind when it ends. Tests for those count objects.)
+report of the sanitizers, and any difference between the compiled code and Python's, makes the exit code 1. (Leaks are
+not looked for: an interpreter leaves much behind when it ends. Tests for those count objects.)
 """
 
 from __future__ import annotations

@@ -18,11 +18,9 @@ from trio.testing import MockClock
 from proxy import lane
 from proxy.wire.apis import PRODUCE, is_flexible
 from proxy.wire.messages import framed
-from quota.entity import DEFAULT, Kind
-from quota.group import Admission
-from quota.ledger import Ledger
+from quota.entity import DEFAULT
 from quota.table import Entry, QuotaTable
-from tests.lane_tools import Driven, book_of, both
+from tests.lane_tools import Driven, both
 from tests.session_tools import FETCH, METADATA, encode, kio_message, produce, request, response
 from tests.test_session_fetch import fetch_body
 
@@ -52,85 +50,20 @@ def limits(draw: Any) -> QuotaTable:
     return QuotaTable([entry])
 
 
-@FEW
-@given(st.data())
-def test_charges_are_those_of_the_ledger(data: Any) -> None:
-    """Delays, sums, windows and totals after any row of charges, reloads among them."""
-    from proxy._lane import charge_by_lane
+@pytest.mark.parametrize("name", ["client_waits", "mute_until_ms", "held_bytes"])
+def test_a_missing_attribute_is_an_error_as_in_python(name: str) -> None:
+    """Not a null pointer that is followed."""
 
-    smooth = data.draw(st.booleans())
-    table = limits(data.draw)
-    ours, theirs = Ledger(table, smooth=smooth), Ledger(table, smooth=smooth)
-    now_ms = data.draw(st.sampled_from([0.0, 12_345.678]))
-    for _ in range(data.draw(st.integers(1, 40))):
-        now_ms += data.draw(st.sampled_from([-1.5, 0.0, 0.4, 7.0, 999.0, 1000.0, 5_000.0, 20_000.0]))
-        now_ms = max(now_ms, 0.0)
-        if data.draw(st.integers(0, 9)) == 0:
-            table = limits(data.draw)
-            ours.swap(table)
-            theirs.swap(table)
-        kind = data.draw(st.sampled_from([Kind.PRODUCE, Kind.REQUEST]))
-        whole = st.integers(1, 2_000_000)
-        amount = data.draw(whole if kind is Kind.PRODUCE else st.floats(0.02, 500.0))
-        client_id = data.draw(st.sampled_from(["a", "b"]))
-        delay_ms = charge_by_lane(ours, ours.account("u", client_id), kind, amount, now_ms)
-        assert delay_ms == theirs.charge(theirs.account("u", client_id), kind, amount, now_ms)
-        assert book_of(ours, now_ms) == book_of(theirs, now_ms)
+    async def main() -> None:
+        with both(QuotaTable([]), waits_here=True) as (_, ours, theirs):
+            for one in (ours, theirs):
+                for number in (1, 2):
+                    one.feed(one.client_far, produce(number, 500))
+                delattr(one.session.exchange, name)
+                with pytest.raises(AttributeError, match=rf"^'?Exchange'? object has no attribute '{name}'$|^{name}$"):
+                    one.feed(one.client_far, produce(3, 500))
 
-
-@FEW
-@given(st.data())
-def test_fetches_are_admitted_and_settled_as_by_the_ledger(data: Any) -> None:
-    """The same answers, reservations, windows and lessons after any row of fetches, some of which never come back."""
-    from proxy._lane import admit_by_lane, settle_by_lane
-
-    draw = data.draw
-    smooth = draw(st.booleans())
-    table = limits(draw)
-    ours, theirs = Ledger(table, smooth=smooth), Ledger(table, smooth=smooth)
-    now_ms = draw(st.sampled_from([0.0, 12_345.678]))
-    out: list[tuple[str, Admission, Admission]] = []
-    for _ in range(draw(st.integers(1, 40))):
-        now_ms = max(now_ms + draw(st.sampled_from([-1.5, 0.0, 0.4, 7.0, 260.0, 1000.0, 5_000.0, 20_000.0])), 0.0)
-        if draw(st.integers(0, 9)) == 0:
-            table = limits(draw)
-            ours.swap(table)
-            theirs.swap(table)
-        client_id = draw(st.sampled_from(["a", "b"]))
-        if not out or draw(st.booleans()):
-            wanted = draw(st.sampled_from([-1, 0, 1, 1000, 52_428_800, 2**31 - 1]))
-            one = admit_by_lane(ours, ours.account("u", client_id), wanted, now_ms)
-            other = theirs.admit(theirs.account("u", client_id), Kind.FETCH, wanted, now_ms)
-            assert one[:2] + one[3:] == other[:2] + other[3:]
-            assert type(one) is Admission
-            assert (one.group is None) == (other.group is None)
-            if not one.throttle_ms:
-                out.append((client_id, one, other))
-        else:
-            client_id, one, other = out.pop(draw(st.integers(0, len(out) - 1)))
-            amount = draw(st.sampled_from([1, 100, 700, 10_000, 1_000_000]))
-            settle_by_lane(ours, ours.account("u", client_id), one, amount, now_ms)
-            theirs.settle(theirs.account("u", client_id), Kind.FETCH, other, amount, now_ms)
-        assert book_of(ours, now_ms) == book_of(theirs, now_ms)
-
-
-def test_a_missing_attribute_is_an_error_as_in_python() -> None:
-    """Not a null pointer that is followed: each way of reading a slot."""
-    from proxy._lane import charge_by_lane
-
-    for name, of in (
-        ("_watched", lambda group: group), ("limit", lambda group: group), ("_sums", lambda group: group.rate),
-        ("_current_start", lambda group: group.rate), ("active", lambda group: group.pacer),
-    ):  # fmt: skip
-        ledger = Ledger(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=1e6)]))
-        account = ledger.account("u", "c")
-        assert charge_by_lane(ledger, account, Kind.PRODUCE, 10, 1000.0) == 0
-        owner: Any = of(account.meters[Kind.PRODUCE].group)
-        delattr(owner, name)
-        with pytest.raises(AttributeError, match=rf"^'{type(owner).__name__}' object has no attribute '{name}'$"):
-            charge_by_lane(ledger, account, Kind.PRODUCE, 10, 1001.0)
-        with pytest.raises(AttributeError):
-            ledger.charge(account, Kind.PRODUCE, 10, 1001.0)
+    trio.run(main, clock=MockClock())
 
 
 @pytest.mark.parametrize("smooth", [True, False])
