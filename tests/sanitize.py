@@ -2,9 +2,9 @@
 
     python -m tests.sanitize [--seconds N]
 
-It runs the tests that drive the compiled code, then the fuzz target `lane` on mutations of recorded traffic. Any
-report of the sanitizers, and any difference between the compiled code and Python's, makes the exit code 1. (Leaks are
-not looked for: an interpreter leaves much behind when it ends. Tests for those count objects.)
+It runs the tests that drive the compiled code, random operations on a ledger, and the fuzz target `lane` on mutations
+of recorded traffic. Any report of the sanitizers, and any difference between the compiled code and Python's, makes the
+exit code 1. (Leaks are not looked for: an interpreter leaves much behind when it ends. Tests for those count objects.)
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ def main() -> None:
     print("· compiling with -fsanitize=address,undefined", flush=True)
     build()
     failed = False
-    for what in (pytest_arguments(TESTS), fuzz_arguments(TREE / "fuzz", options.seconds)):
+    ledger = ["-m", "tests.one_source", "--cases", "100"]
+    for what in (pytest_arguments(TESTS), ledger, fuzz_arguments(TREE / "fuzz", options.seconds)):
         done = run(library, *what)
         print(done.stdout[-4000:] + done.stderr[-8000:], flush=True)
         failed = failed or done.returncode != 0

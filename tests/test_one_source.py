@@ -44,8 +44,8 @@ def test_random_operations_end_in_the_same_state() -> None:
 def test_the_comparison_sees_a_small_difference() -> None:
     """A mean that learns a little quicker, in the Python code."""
     code = "import quota.window as window; from tests.one_source import case; window._LEARN = 1 / 15; "
-    code += "print(case(1), case(2))"
-    ours = run("0", "-c", "from tests.one_source import case; print(case(1), case(2))")
+    code += "print(case(0), case(4))"
+    ours = run("0", "-c", "from tests.one_source import case; print(case(0), case(4))")
     assert ours != run("1", "-c", code)
 
 

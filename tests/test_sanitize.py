@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import sanitize
+from tests.one_source import case
 from tests.programs import program
 
 
@@ -40,6 +41,14 @@ def test_streams_and_charges_bring_about_no_report(library: Path) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
     assert " passed" in done.stdout
     assert "skipped" not in done.stdout
+
+
+def test_random_operations_on_a_ledger_bring_about_none(library: Path) -> None:
+    done = sanitize.run(library, "-m", "tests.one_source", "--cases", "4", timeout_s=200)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
+    first, *lines = done.stdout.splitlines()
+    assert first == "arithmetic: compiled"
+    assert lines == [f"{seed} {case(seed)}" for seed in (1, 2, 3, 4)]
 
 
 def test_mutations_of_recorded_traffic_bring_about_none(library: Path, tmp_path: Path) -> None:
