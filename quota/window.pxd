@@ -17,11 +17,11 @@ cdef class WindowGroup(Group):
 
     @cython.locals(usage=Usage, rate=SampledRate, observed=cython.double)
     cpdef long long charge(self, object amount, long long now) except? -1
-    @cython.locals(usage=Usage)
+    @cython.locals(usage=Usage, delay=cython.longlong)
     cpdef object record(self, object amount, long long now)
     cpdef object _over(self, double observed, object limit, long long now)
     @cython.locals(rate=SampledRate, pacer=Pacer, observed=cython.double, empty_since=cython.longlong)
-    cpdef object _count(self, object amount, long long now)
+    cpdef (long long, double) _count(self, object amount, long long now) except *
     @cython.locals(pacer=Pacer, grain_ms=cython.double, kafka=cython.longlong, wait=cython.longlong)
     cpdef object admit(self, object wanted, long long now)
     cpdef object settle(self, object admission, object amount)
