@@ -4,7 +4,7 @@
 # The base has the Python and the Debian that the tests run on. For a build that can be repeated bit by bit, name it by
 # digest: --build-arg PYTHON_IMAGE=python:3.11-slim-bookworm@sha256:…
 # Every package is pinned and checked against a committed SHA-256 sum (deploy/image/*.txt); none is compiled.
-# Only kquota's own wheel is, in a stage of its own: the data path's lane (proxy/_lane.pyx).
+# Only kquota's own wheel is, in a stage of its own: the data path (modules of quota, proxy/_lane.pyx).
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 # --- the wheel of this checkout, the only stage with a compiler
@@ -18,7 +18,7 @@ COPY deploy/image/build.txt deploy/image/build.txt
 RUN python3 -m venv /opt/build \
     && /opt/build/bin/python -m pip install --no-cache-dir --only-binary :all: --require-hashes -r deploy/image/build.txt
 COPY . .
-# KQUOTA_PURE=0: no wheel without the compiled lane.
+# KQUOTA_PURE=0: no wheel without the compiled data path.
 RUN KQUOTA_PURE=0 /opt/build/bin/python -m pip wheel --no-cache-dir --no-build-isolation --no-deps --wheel-dir /dist .
 
 # --- the sidecar's environment: what it needs to run and nothing else, not even pip

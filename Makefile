@@ -16,10 +16,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PINS := pyproject.toml deploy/constraints.txt
 # The lane is compiled by the target for it, and not a second time by pip.
 INSTALL := KQUOTA_PURE=1 $(PIP) install -c deploy/constraints.txt
+# quota's modules that are compiled as they are, and what tells the compiler of their types.
+COMPILED := $(wildcard quota/*.pxd) $(patsubst %.pxd,%.py,$(wildcard quota/*.pxd))
+# A checkout runs what is written in it; what measures, or is shown, runs what images have (quota/compiled.py).
+AS_IMAGES := KQUOTA_PURE=0
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help lane accuracy evasion analysis demo test test-unit test-integration test-apiserver check audit bench load faults soak fuzz schema chart image-lock clean test-object-store report
+.PHONY: help lane accuracy evasion analysis demo test test-unit test-integration test-apiserver check audit bench load faults soak fuzz sanitize schema chart image-lock clean test-object-store report
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -37,8 +41,8 @@ $(VENV)/build/.packages: $(VENV)/.created deploy/image/build.txt
 	@touch $@
 
 # Tried again each time as long as there is nothing to compile with: a compiler may come.
-$(VENV)/.lane: $(VENV)/build/.packages setup.py proxy/_lane.pyx
-	@echo "· compiling the data path's lane (about 15 s; without a C compiler the pure Python one is used)"
+$(VENV)/.lane: $(VENV)/build/.packages setup.py proxy/_lane.pyx $(COMPILED)
+	@echo "· compiling the data path (about 45 s; without a C compiler the pure Python one is used)"
 	@$(VENV)/build/bin/python setup.py --quiet build_ext --inplace --force
 	@if compgen -G 'proxy/_lane.*.so' >/dev/null; then touch $@; fi
 
@@ -70,7 +74,7 @@ $(VENV)/.bench: $(VENV)/.dev $(PINS)
 	@touch $@
 
 demo: $(VENV)/.demo ## A real Kafka broker, the sidecar, real clients, a live view of throttling (about 30 s)
-	@$(BIN)/kquota demo --usage $(DEMO_USAGE) $(DEMO_ARGS)
+	@$(AS_IMAGES) $(BIN)/kquota demo --usage $(DEMO_USAGE) $(DEMO_ARGS)
 	@echo "next: make report, or make report REPORT=throttling: Spark reports on those records (Java 17 or 21 has to be there)"
 
 report: $(VENV)/.analysis ## A Spark report on what the demo's sidecar recorded: REPORT=usage, throttling, recommend, noisy, obedience …
@@ -78,7 +82,7 @@ report: $(VENV)/.analysis ## A Spark report on what the demo's sidecar recorded:
 
 analysis: $(VENV)/.analysis ## What `kquota report` needs: pyspark and what draws the pages (Java 17 or 21 has to be there)
 
-lane: $(VENV)/.lane ## Compile the data path's lane, if it has changed; every target that needs kquota does
+lane: $(VENV)/.lane ## Compile the data path (quota and proxy/_lane), if it has changed; every target that needs kquota does
 
 check: $(VENV)/.dev ## Format, lint, types (strict), import rules, generated files up to date
 	@echo "· ruff format"; $(BIN)/ruff format --check --quiet .
@@ -116,25 +120,28 @@ test-object-store: $(VENV)/.s3 ## Reports from and to an object store: an S3 ser
 	@$(BIN)/python -m pytest tests/s3_report.py
 
 bench: $(VENV)/.bench ## Direct vs HAProxy vs Envoy vs kquota, as ratios of one run (needs haproxy on PATH)
-	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
+	@$(AS_IMAGES) $(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 accuracy: $(VENV)/.dev ## Achieved over limit from 0.1 to 100 MB/s, for 1, 8 and 64 connections (about 13 minutes; ACCURACY_ARGS)
-	@$(BIN)/python -m benchmarks.accuracy $(ACCURACY_ARGS)
+	@$(AS_IMAGES) $(BIN)/python -m benchmarks.accuracy $(ACCURACY_ARGS)
 
 evasion: $(VENV)/.dev ## Attacks on every quota, and honest clients far above theirs: achieved over limit (about 15 minutes; EVASION_ARGS)
-	@$(BIN)/python -m benchmarks.evasion --store $(EVASION_ARGS)
+	@$(AS_IMAGES) $(BIN)/python -m benchmarks.evasion --store $(EVASION_ARGS)
 
 load: $(VENV)/.dev ## 2 000 connections at once: held, shared fairly, and what others notice (LOAD_ARGS=--quick for a short one)
-	@$(BIN)/python -m benchmarks.load $(LOAD_ARGS)
+	@$(AS_IMAGES) $(BIN)/python -m benchmarks.load $(LOAD_ARGS)
 
 faults: $(VENV)/.dev ## Every fault of docs/faults.md, two minutes of soak (about 15 minutes)
 	@KQUOTA_FAULTS=all $(BIN)/python -m pytest tests/broker/test_faults.py tests/broker/test_faults_system.py tests/broker/test_soak.py $(PYTEST_ARGS)
 
 soak: $(VENV)/.dev ## Half an hour of churning clients, reloads and faults: nothing may grow (SOAK_MINUTES=30, SOAK_ARGS="--plot FILE")
-	@$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES) $(SOAK_ARGS)
+	@$(AS_IMAGES) $(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES) $(SOAK_ARGS)
 
 fuzz: $(VENV)/.dev ## Fuzz what reads bytes and files of others, a minute per target (FUZZ_ARGS="--seconds 600 header" for more)
-	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
+	@$(AS_IMAGES) $(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
+
+sanitize: $(VENV)/.dev ## The compiled code under AddressSanitizer and UBSan: its tests, then a minute of fuzzing (SANITIZE_ARGS="--seconds 600")
+	@$(BIN)/python -m tests.sanitize $(SANITIZE_ARGS)
 
 bench-analysis: $(VENV)/.dev ## The reports on a generated fleet of 100 million records, beside DuckDB (hours; FLEET_ARGS, BENCH_ARGS)
 	@$(BIN)/python -m analysis.fleet --output $(VENV)/fleet $(FLEET_ARGS)
@@ -159,4 +166,4 @@ audit: $(VENV)/.dev ## Known vulnerabilities of what the image pins (asks PyPI; 
 		$(BIN)/pip-audit --strict --require-hashes --disable-pip --progress-spinner off -r deploy/image/$$lock.txt || exit; done
 
 clean: ## Remove .venv and caches of tools (the Kafka cache outside the project stays)
-	rm -rf $(VENV) demo-usage demo-reports .mypy_cache .ruff_cache .pytest_cache .hypothesis .fuzz *.egg-info build proxy/_lane.c proxy/_lane.*.so
+	rm -rf $(VENV) demo-usage demo-reports .mypy_cache .ruff_cache .pytest_cache .hypothesis .fuzz *.egg-info build proxy/_lane.c proxy/_lane.*.so quota/_compiled

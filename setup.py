@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the data path's lane (proxy/_lane.pyx) is compiled where that is possible.
+"""What pyproject.toml cannot say: the data path (modules of quota, proxy/_lane.pyx) is compiled where that is possible.
 
 KQUOTA_PURE decides here as it does when kquota runs (proxy/lane.py). Unset or empty: the lane is compiled where a C
 compiler and Python's headers are, and elsewhere left out with a line that says why. "0": it has to be, and the build
@@ -8,6 +8,7 @@ fails where it cannot. Anything else: it is left out.
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 import shutil
 import sys
@@ -23,46 +24,110 @@ except ImportError:  # only without build isolation, which brings it
 
 PURE = os.environ.get("KQUOTA_PURE", "")
 REQUIRED = PURE == "0"
-LANE = Extension(
-    "proxy._lane",
-    ["proxy/_lane.pyx"],
-    depends=["setup.py"],
+SANITIZED = os.environ.get("KQUOTA_SANITIZE", "") not in ("", "0")
+"""For tests only (tests/sanitize.py): AddressSanitizer and UBSan watch the compiled code."""
+if SANITIZED:
+    COMPILE = ["-O0", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-U_FORTIFY_SOURCE"]
+    LINK = ["-fsanitize=address,undefined"]
+else:
     # For any machine of this kind: images move. What peers send is read here, hence the hardening that Debian uses.
-    extra_compile_args=["-O2", "-g0", "-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"],
-    extra_link_args=["-Wl,-z,relro,-z,now"],
-    optional=not REQUIRED,
-)
+    COMPILE = ["-O2", "-g0", "-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"]
+    LINK = ["-Wl,-z,relro,-z,now"]
+
+
+def extension(name: str, source: str) -> Extension:
+    """One module to be compiled."""
+    return Extension(
+        name,
+        [source],
+        depends=["setup.py", *glob.glob("quota/*.pxd")],
+        extra_compile_args=COMPILE,
+        extra_link_args=LINK,
+    )
+
+
+# What has a .pxd beside it is compiled from the very .py that people read. Python's rules stay: bounds are checked,
+# integers are divided as Python does, annotations do not change what a name may be.
+QUOTA = [extension(f"quota.{path[6:-4]}", f"{path[:-4]}.py") for path in sorted(glob.glob("quota/*.pxd"))]
+for each in QUOTA:
+    each.cython_directives = {
+        "language_level": 3,
+        "annotation_typing": False,
+        "boundscheck": True,
+        "cdivision": False,
+        "wraparound": False,
+    }
+EXTENSIONS = [*QUOTA, extension("proxy._lane", "proxy/_lane.pyx")]
+SUMS = "quota/_compiled/SHA256SUMS"
+SOURCES = [*glob.glob("quota/*.pxd"), *(one for each in EXTENSIONS for one in each.sources)]
 
 
 class BuildLane(build_ext):
-    """Compiles the lane, or says why not. A mistake in its source is an error everywhere."""
+    """Compiles everything or nothing, and says why not. A mistake in its source is an error everywhere."""
 
     def initialize_options(self) -> None:
         """The C code that Cython makes goes to the build's directory, not beside the sources."""
         super().initialize_options()
         self.cython_c_in_temp = True
 
-    def build_extension(self, ext: Extension) -> None:
-        """Compile it, unless what that takes is missing and it may be left out."""
+    def get_ext_fullpath(self, ext_name: str) -> str:
+        """Modules of quota go to a place of their own. Beside their sources they would hide them: quota/compiled.py."""
+        folder, name = os.path.split(super().get_ext_fullpath(ext_name))
+        return os.path.join(folder, "_compiled", name) if ext_name.startswith("quota.") else os.path.join(folder, name)
+
+    def run(self) -> None:
+        """Compile. The sums of the sources come last: without them nothing of it is used."""
+        in_place, self.inplace = self.inplace, 0
+        self.remove(in_place)
         try:
-            if Cython is None:
-                raise PlatformError("Cython is not installed")
-            compiler = self.compiler.compiler_so[0]
-            if shutil.which(compiler) is None:
-                raise PlatformError(f"no C compiler ({compiler})")
-            super().build_extension(ext)
+            super().run()
         except (CCompilerError, PlatformError) as error:
-            # What was compiled from an earlier source must not be taken for this one.
-            for stale in [self.get_ext_fullpath(ext.name), *glob.glob("proxy/_lane.*.so")]:
-                if os.path.exists(stale):
-                    os.remove(stale)
+            self.remove(in_place)
             if REQUIRED:
                 raise
             print(f"kquota: the data path stays pure Python, its lane is not compiled: {error}", file=sys.stderr)
+        else:
+            self.write_sums()
+            if in_place:
+                for built in self.get_outputs():
+                    here = os.path.relpath(built, self.build_lib)
+                    os.makedirs(os.path.dirname(here), exist_ok=True)
+                    shutil.copyfile(built, here)
+        finally:
+            self.inplace = in_place
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compile one, unless what that takes is missing."""
+        if Cython is None:
+            raise PlatformError("Cython is not installed")
+        compiler = self.compiler.compiler_so[0]
+        if shutil.which(compiler) is None:
+            raise PlatformError(f"no C compiler ({compiler})")
+        super().build_extension(ext)
+
+    def remove(self, in_place: int) -> None:
+        """What was compiled from an earlier source must not be taken for this one."""
+        for root in (self.build_lib, *(["."] if in_place else [])):
+            for pattern in ("quota/_compiled/*", "proxy/_lane.*.so"):
+                for stale in glob.glob(os.path.join(root, pattern)):
+                    os.remove(stale)
+
+    def write_sums(self) -> None:
+        """SHA-256 of all that was compiled, as `sha256sum` writes them."""
+        sums = os.path.join(self.build_lib, SUMS)
+        os.makedirs(os.path.dirname(sums), exist_ok=True)
+        with open(sums, "w") as out:
+            for source in sorted(SOURCES):
+                with open(source, "rb") as read:
+                    out.write(f"{hashlib.sha256(read.read()).hexdigest()}  {source}\n")
+
+    def get_outputs(self) -> list[str]:
+        """For installers."""
+        return [*super().get_outputs(), os.path.join(self.build_lib, SUMS)]
 
 
 if PURE not in ("", "0"):
     print("kquota: the data path stays pure Python, its lane is not compiled: KQUOTA_PURE is set", file=sys.stderr)
     setup()
 else:
-    setup(ext_modules=[LANE], cmdclass={"build_ext": BuildLane})
+    setup(ext_modules=EXTENSIONS, cmdclass={"build_ext": BuildLane})

@@ -6,17 +6,10 @@ from typing import Any, Final
 
 from proxy.reactor import Again, Reactor, Watch
 from proxy.turns import Pause, Turns
-from quota.accounts import Account
-from quota.entity import Kind
-from quota.group import Admission
-from quota.ledger import Ledger
 
 ABI: Final[int]
 
 def bind() -> None: ...
-def charge_by_lane(ledger: Ledger, account: Account, kind: Kind, amount: float, now_ms: float) -> int: ...
-def admit_by_lane(ledger: Ledger, account: Account, wanted: int, now_ms: float) -> Admission: ...
-def settle_by_lane(ledger: Ledger, account: Account, admission: Admission, amount: int, now_ms: float) -> None: ...
 
 class Loop:
     since_ms: float

@@ -1,6 +1,6 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The lane for ordinary traffic, compiled: what `reactor`, `turns`, `splice`, `framing`, the two sides of a session and
-the counters of `quota` do with Produce and Fetch, requests and responses, when nothing is special.
+# cython: language_level=3, boundscheck=True, wraparound=False, cdivision=True, initializedcheck=False
+"""The lane for ordinary traffic, compiled: what `reactor`, `turns`, `splice`, `framing`, the two sides of a session do
+with Produce and Fetch, requests and responses, when nothing is special.
 
 Nothing is decided here that the Python code would not decide alike, and it stays the one that everything is defined by:
 whatever is not ordinary (another API, a mute, a login, a limit that is exceeded, a frame whose head is not there yet, an
@@ -28,6 +28,10 @@ from libc.math cimport INFINITY, ceil
 from libc.stdint cimport int16_t, int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp
 from libc.time cimport time_t
+
+from quota.accounts cimport Account, Meter
+from quota.group cimport Group
+from quota.ledger cimport Ledger
 
 
 cdef extern from *:
@@ -140,7 +144,6 @@ cdef enum:
     PAIR_BYTES = 32768  # of a request; larger ones are worth a wake-up of their own
 
 cdef double QUIET_S, WAITED_S, SHARE_S, HANDOVER_MS, LEAST_MS, MS_PER_BYTE
-cdef double SHORTEST_MS, TOLERANCE_MS, LEARN
 cdef double CLOSE_S = TICK_NS * 1e-9  # requests no further apart than this are close to each other
 cdef long LEAST_READ_BYTES, MAX_HELD_IN_FLIGHT_BYTES, POOL_SIZE, RECENT
 cdef long PRODUCE_MAX, FETCH_MAX, FETCH_UPSTREAM, MAX_HELD_REQUEST_BYTES
@@ -151,9 +154,7 @@ cdef int N_BUCKETS = 0
 cdef object Kind_PRODUCE = None, Kind_REQUEST = None, Kind_FETCH = None
 cdef object Pause_FULL = None, Pause_SPLICE_FULL = None, Pause_ANSWERS = None, Pause_TAKEN = None, Pause_ENDED = None
 cdef object AGAIN = None, IDLE = None, NOBODY = None
-cdef object WindowGroup_type = None
 cdef type Pending_type = None
-cdef object Admission_type = None, tuple_of = None, SINGLE = None
 cdef object client_failed = None, broker_failed = None, send_now = None
 cdef object ZERO = 0, FLOAT_ZERO = 0.0, ONE = 1, KEY_PRODUCE = 0, KEY_FETCH = 1
 cdef bint bound = False
@@ -161,21 +162,33 @@ cdef bint bound = False
 
 # ---- attributes in place ------------------------------------------------------------------------------------------------
 
-cdef inline object get(object of, Py_ssize_t at):
-    return <object>KQ_AT(<PyObject *>of, at)[0]
+cdef int missing(object of, Py_ssize_t at) except -1:
+    """What Python says where an attribute was deleted (or never set)."""
+    for klass in type(of).__mro__:
+        for name, member in vars(klass).items():
+            if kq_offset(member) == at:
+                raise AttributeError(f"'{type(of).__name__}' object has no attribute '{name}'")
+    raise AttributeError(f"'{type(of).__name__}' object has no attribute {at} bytes from its beginning")
 
 
-cdef inline PyObject *peek(object of, Py_ssize_t at) noexcept:
+cdef inline PyObject *peek(object of, Py_ssize_t at) except NULL:
     """Borrowed: to be compared, not kept."""
-    return KQ_AT(<PyObject *>of, at)[0]
+    cdef PyObject *value = KQ_AT(<PyObject *>of, at)[0]
+    if value == NULL:
+        missing(of, at)
+    return value
 
 
-cdef inline bint is_none(object of, Py_ssize_t at) noexcept:
-    return KQ_AT(<PyObject *>of, at)[0] == <PyObject *>None
+cdef inline object get(object of, Py_ssize_t at):
+    return <object>peek(of, at)
 
 
-cdef inline bint is_false(object of, Py_ssize_t at) noexcept:
-    return KQ_AT(<PyObject *>of, at)[0] == Py_False
+cdef inline bint is_none(object of, Py_ssize_t at) except -1:
+    return peek(of, at) == <PyObject *>None
+
+
+cdef inline bint is_false(object of, Py_ssize_t at) except -1:
+    return peek(of, at) == Py_False
 
 
 cdef inline void put(object of, Py_ssize_t at, object value) noexcept:
@@ -187,14 +200,14 @@ cdef inline void put(object of, Py_ssize_t at, object value) noexcept:
 
 
 cdef inline double real(object of, Py_ssize_t at) except? -1.0:
-    cdef PyObject *value = KQ_AT(<PyObject *>of, at)[0]
+    cdef PyObject *value = peek(of, at)
     if PyFloat_CheckExact(<object>value):
         return PyFloat_AS_DOUBLE(<object>value)
     return PyFloat_AsDouble(<object>value)
 
 
 cdef inline long long whole(object of, Py_ssize_t at) except? -1:
-    return <long long><object>KQ_AT(<PyObject *>of, at)[0]
+    return <long long><object>peek(of, at)
 
 
 cdef inline uint32_t u32(const uint8_t *at) noexcept nogil:
@@ -228,16 +241,10 @@ cdef Py_ssize_t P_id, P_key, P_version, P_account, P_sent, P_throttle, P_delay, 
 cdef Py_ssize_t P_admission, P_response, P_held, P_asked
 cdef Py_ssize_t T_to_broker, T_to_client, T_answers, T_request_read, T_response_read, T_up, T_down, T_taken, T_wanted
 cdef Py_ssize_t T_draining, T_patience, T_activity, T_splice_min
-cdef Py_ssize_t C_requests, C_touched, C_last, C_meters
-cdef Py_ssize_t M_amount, M_charges, M_generation, M_group
-cdef Py_ssize_t G_may_hold, G_usage, G_last, G_limit, G_owed, G_shadow, G_scale, G_watched, G_pacer, G_rate
-cdef Py_ssize_t G_smooth, G_admitted, G_outstanding, G_typical, G_portions
-cdef Py_ssize_t Q_active
-cdef Py_ssize_t K_current, K_start, K_sample, K_sums, K_lasts, K_purge, K_oldest, K_min, K_window
 cdef Py_ssize_t B_free, B_recent, B_at, B_baseline, B_round_trip
 cdef Py_ssize_t H_counts, H_sum
 cdef Py_ssize_t V_pipe, V_inside
-cdef Py_ssize_t E_generation, E_reservations, E_since
+cdef Py_ssize_t E_since
 cdef Py_ssize_t I_read, I_write, I_size
 
 
@@ -256,7 +263,7 @@ cdef look_up():
     global WAITED_S, SHARE_S, HANDOVER_MS, LEAST_MS, MS_PER_BYTE, LEAST_READ_BYTES, MAX_HELD_IN_FLIGHT_BYTES, POOL_SIZE
     global RECENT, PRODUCE_MAX, FETCH_MAX, N_BUCKETS
     global Kind_PRODUCE, Kind_REQUEST, Kind_FETCH, Pause_FULL, Pause_SPLICE_FULL, Pause_ANSWERS, Pause_TAKEN, Pause_ENDED
-    global AGAIN, IDLE, NOBODY, WindowGroup_type, Pending_type, client_failed, broker_failed, send_now
+    global AGAIN, IDLE, NOBODY, Pending_type, client_failed, broker_failed, send_now
     global W_readable, W_over, W_turn, W_rest, Y_halfway, Y_gives, QUIET_S, F_skip, F_dropping, F_scrub, F_held, F_stopped
     global X_mute, X_waits, X_outcome, X_logins, X_held, X_broker_mute
     global L_watch, S_state, S_raw
@@ -267,19 +274,14 @@ cdef look_up():
     global P_admission, P_response, P_held, P_asked
     global T_to_broker, T_to_client, T_answers, T_request_read, T_response_read, T_up, T_down, T_taken, T_wanted
     global T_draining, T_patience, T_activity, T_splice_min
-    global C_requests, C_touched, C_last, C_meters, M_amount, M_charges, M_generation, M_group
-    global G_may_hold, G_usage, G_last, G_limit, G_owed, G_shadow, G_scale, G_watched, G_pacer, G_rate, Q_active
-    global G_smooth, G_admitted, G_outstanding, G_typical, G_portions
-    global SHORTEST_MS, TOLERANCE_MS, LEARN, SINGLE, Admission_type, tuple_of
-    global K_current, K_start, K_sample, K_sums, K_lasts, K_purge, K_oldest, K_min, K_window
     global B_free, B_recent, B_at, B_baseline, B_round_trip, H_counts, H_sum
-    global E_generation, E_reservations, E_since, V_pipe, V_inside, I_read, I_write, I_size
+    global E_since, V_pipe, V_inside, I_read, I_write, I_size
     if sys.implementation.name != "cpython":
         raise TypeError(f"made for CPython, this is {sys.implementation.name}")
     from proxy import courtesy, errors, exchange, fetch, framing, login, observer, reactor, request_side, request_time
     from proxy import response_side, sasl, sizes, sockets, splice, turns
     from proxy.wire import apis, responses, schema
-    from quota import accounts, activity, entity, group, ledger, pacing, portion, rate, window
+    from quota import entity
 
     W_readable, W_over, W_turn, W_rest = (offset(reactor.Watch, name) for name in ("readable", "over", "turn", "rest_s"))
     Y_halfway, Y_gives = (offset(courtesy.Courtesy, name) for name in ("halfway", "gives_way"))
@@ -331,37 +333,10 @@ cdef look_up():
             "_splice_min_bytes",
         )
     )
-    C_requests, C_touched = (offset(activity.Activity, name) for name in ("requests", "touched"))
-    C_last, C_meters = (offset(accounts.Account, name) for name in ("last_ms", "meters"))
-    M_amount, M_charges = (offset(group.Usage, name) for name in ("amount", "charges"))
-    M_generation, M_group = (offset(accounts.Meter, name) for name in ("generation", "group"))
-    G_may_hold, G_usage, G_last, G_limit, G_owed, G_shadow = (
-        offset(group.Group, name) for name in ("may_hold", "usage", "last_ms", "limit", "owed_until", "shadow")
-    )
-    G_scale, G_watched, G_pacer, G_rate, G_smooth, G_admitted, G_outstanding, G_typical, G_portions = (
-        offset(window.WindowGroup, name)
-        for name in (
-            "_scale", "_watched", "pacer", "rate", "_smooth", "_admitted", "_outstanding", "_typical", "_portions",
-        )
-    )
-    SHORTEST_MS, TOLERANCE_MS = portion.SHORTEST_MS, pacing.TOLERANCE_MS
-    LEARN, SINGLE = window._LEARN, portion.SINGLE
-    Admission_type, tuple_of = group.Admission, tuple.__new__
-    if group.Admission._fields != ("throttle_ms", "max_bytes", "group", "reserved", "paced_ms"):
-        raise TypeError("an Admission has other fields than are known here")
-    Q_active = offset(pacing.Pacer, "active")
-    K_current, K_start, K_sample, K_sums, K_lasts, K_purge, K_oldest, K_min, K_window = (
-        offset(rate.SampledRate, name)
-        for name in (
-            "_current", "_current_start", "_sample_ms", "_sums", "_lasts", "_purge_at", "_oldest_start", "_min_ms",
-            "window_ms",
-        )
-    )
     B_free, B_recent, B_at, B_baseline, B_round_trip = (
         offset(request_time.RequestTime, name) for name in ("free_ms", "_recent", "_at", "_baseline", "round_trip_ms")
     )
     H_counts, H_sum = (offset(observer.Histogram, name) for name in ("counts", "sum_s"))
-    E_generation, E_reservations = (offset(ledger.Ledger, name) for name in ("_generation", "reservations"))
     E_since = offset(reactor.Reactor, "since_ms")
     V_pipe, V_inside = (offset(splice.Splice, name) for name in ("_pipe", "inside"))
     I_read, I_write, I_size = (offset(splice.Pipe, name) for name in ("read_fd", "write_fd", "size_bytes"))
@@ -390,220 +365,17 @@ cdef look_up():
     Pause_FULL, Pause_SPLICE_FULL, Pause_ANSWERS = pause.FULL, pause.SPLICE_FULL, pause.ANSWERS
     Pause_TAKEN, Pause_ENDED = pause.TAKEN, pause.ENDED
     AGAIN, IDLE, NOBODY = reactor.AGAIN, sasl._State.IDLE, login.NOBODY
-    WindowGroup_type, Pending_type = window.WindowGroup, exchange.Pending
+    Pending_type = exchange.Pending
     client_failed, broker_failed, send_now = errors.client_failed, errors.broker_failed, sockets.send_now
     bound = True
 
 
 # ---- quotas -------------------------------------------------------------------------------------------------------------
 
-cdef inline void add_one(object of, Py_ssize_t at) except *:
-    put(of, at, <object>(<object>peek(of, at) + ONE))
-
-
-cdef inline void use(object usage, object amount) except *:
-    """One charge more, in the running totals of an account's meter or a group."""
-    put(usage, M_amount, <object>peek(usage, M_amount) + amount)
-    add_one(usage, M_charges)
-
-
-cdef double window_count(object group, object amount, object number) except? -1.0:
-    """What `WindowGroup.charge` and `record` have in common outside an episode: count `amount` at `number` (whole ms, not
-    before the group's last). The rate observed then; 0 where there is no limit."""
-    cdef object usage, rate, sums, lasts
-    cdef long long now = number, current, window
-    cdef double value
-    usage = <object>peek(group, G_usage)
-    use(usage, amount)
-    put(group, G_last, number)
-    rate = <object>peek(group, G_rate)
-    value = <double>amount * real(group, G_scale)
-    if now - whole(rate, K_start) >= whole(rate, K_sample):
-        rate._advance(now)
-    current = whole(rate, K_current)
-    sums = <object>peek(rate, K_sums)
-    lasts = <object>peek(rate, K_lasts)
-    sums[current] = PyFloat_AsDouble(<object>PyList_GET_ITEM(sums, current)) + value
-    lasts[current] = number
-    if is_none(group, G_limit):
-        return 0.0
-    if now >= whole(rate, K_purge) or now < whole(rate, K_oldest):
-        return rate.measure(now)
-    window = window_ms(rate, now)
-    put(rate, K_window, window)
-    return sum_of(sums) / (window / 1000.0)
-
-
-cdef inline double sum_of(object sums) except? -1.0:
-    cdef double total = 0.0
-    cdef Py_ssize_t i
-    for i in range(PyList_GET_SIZE(sums)):
-        total += PyFloat_AsDouble(<object>PyList_GET_ITEM(sums, i))
-    return total
-
-
-cdef inline long long window_ms(object rate, long long now) except? -1:
-    """`SampledRate._window`, while no sample has expired."""
-    cdef long long elapsed = now - whole(rate, K_oldest), shortest = whole(rate, K_min)
-    if elapsed < shortest:
-        elapsed = shortest + elapsed % whole(rate, K_sample)
-    return elapsed if elapsed else 1
-
-
-cdef inline bint no_episode(object group) except -1:
-    """A window, outside an episode."""
-    return type(group) is WindowGroup_type and is_false(<object>peek(group, G_pacer), Q_active)
-
-
-cdef inline bint owes(object meter) except -1:
-    """Whether the meter's counter may keep requests waiting (`WindowGroup.hold`), or is one that is not known here."""
-    group = <object>peek(meter, M_group)
-    return group is not None and not is_false(group, G_may_hold)
-
-
-cdef inline object not_before(object group, long long now):
-    """A group's time does not run backwards."""
-    return get(group, G_last) if now < whole(group, G_last) else now
-
-
-cdef long long window_charge(object group, object amount, long long now) except? -1:
-    """`WindowGroup.charge`, as far as it goes while nothing is exceeded; that class has the rest and the explanations."""
-    cdef double observed
-    if not no_episode(group):
-        return group.charge(amount, now)
-    number = not_before(group, now)
-    observed = window_count(group, amount, number)
-    if is_none(group, G_limit):
-        return 0
-    if observed <= real(group, G_watched):
-        return group._impose(0, number) if <object>peek(group, G_owed) > number else 0  # it may not fit into 64 bits
-    return group._impose(group._over(observed, <object>peek(group, G_limit), number), number)
-
-
-cdef int window_record(object group, object amount, long long now) except -1:
-    """`WindowGroup.record`, as far as it goes while nothing is exceeded."""
-    cdef double observed
-    if not no_episode(group) or not is_false(group, G_shadow):
-        group.record(amount, now)
-        return 0
-    number = not_before(group, now)
-    observed = window_count(group, amount, number)
-    if not is_none(group, G_limit) and observed > real(group, G_watched):
-        group._over(observed, <object>peek(group, G_limit), number)
-    return 0
-
-
-cdef long long charge(object ledger, object account, object meter, object kind, object amount, double now_ms) except? -1:
-    """`Ledger.charge`."""
-    cdef long long now = <long long>now_ms
-    if peek(meter, M_generation) != peek(ledger, E_generation):
-        return ledger.charge(account, kind, amount, now_ms)
-    use(meter, amount)
-    put(account, C_last, now)
-    group = <object>peek(meter, M_group)
-    return 0 if group is None else window_charge(group, amount, now)
-
-
-cdef object admit(object ledger, object account, object meter, long long wanted, double now_ms):
-    """`Ledger.admit`, as far as it goes far from the limit."""
-    cdef object group, rate, sums
-    cdef long long now, window, granted
-    cdef double limit, total, outstanding, room, expected
-    group = <object>peek(meter, M_group)
-    if (
-        peek(meter, M_generation) != peek(ledger, E_generation)
-        or group is None
-        or not no_episode(group)
-        or is_none(group, G_portions)
-        or is_false(group, G_smooth)
-        or not is_false(group, G_shadow)
-        or not PyFloat_CheckExact(<object>peek(group, G_limit))
-    ):
-        return ledger.admit(account, Kind_FETCH, wanted, now_ms)
-    number = not_before(group, <long long>now_ms)
-    now = number
-    limit = real(group, G_limit)
-    outstanding = real(group, G_outstanding)
-    rate = <object>peek(group, G_rate)
-    sums = <object>peek(rate, K_sums)
-    if PyList_GET_SIZE(sums) == 0:
-        total, window = 0.0, max(whole(rate, K_min), 1)
-    elif whole(rate, K_oldest) <= now < whole(rate, K_purge):
-        total, window = sum_of(sums), window_ms(rate, now)
-    else:
-        return ledger.admit(account, Kind_FETCH, wanted, now_ms)
-    room = (limit * window / 1000.0 - total - outstanding) / real(group, G_scale)
-    if (
-        total / (window / 1000.0) > limit
-        # An episode would begin, or a grain is waited for: without anything outstanding, and with it.
-        or window - total / limit * 1000.0 < SHORTEST_MS / 2
-        or window - (total + outstanding) / limit * 1000.0 < SHORTEST_MS / 2
-        or <object>peek(group, G_owed) > number
-        or not room < 9e18
-    ):
-        return ledger.admit(account, Kind_FETCH, wanted, now_ms)
-    granted = min(max(<long long>room, 0), <long long>(min(limit * TOLERANCE_MS / 1000.0, 9e18)))
-    if is_none(group, G_typical) or real(group, G_typical) > granted:
-        return ledger.admit(account, Kind_FETCH, wanted, now_ms)
-    expected = real(group, G_typical)
-    granted = max(min(granted, wanted), 1)
-    add_one(group, G_admitted)
-    put(group, G_outstanding, outstanding + expected)
-    add_one(ledger, E_reservations)
-    return tuple_of(Admission_type, (0, granted, group, expected, 0.0))
-
-
-cdef int settle(
-    object ledger, object account, object meter, object admission, object amount, double now_ms
-) except -1:
-    """`Ledger.settle` for a fetch that was answered (`amount` is not 0)."""
-    cdef long long now = <long long>now_ms, admitted
-    cdef double learnt, left
-    group = <object>PyTuple_GET_ITEM(admission, 2)
-    if (
-        peek(meter, M_generation) != peek(ledger, E_generation)
-        or <double><object>PyTuple_GET_ITEM(admission, 4) != 0.0
-        or (group is not None and type(group) is not WindowGroup_type)
-    ):
-        ledger.settle(account, Kind_FETCH, admission, amount, now_ms)
-        return 0
-    if group is not None:
-        put(ledger, E_reservations, <object>peek(ledger, E_reservations) - ONE)
-        admitted = whole(group, G_admitted) - 1
-        put(group, G_admitted, admitted)
-        left = real(group, G_outstanding) - <double><object>PyTuple_GET_ITEM(admission, 3) if admitted else 0.0
-        put(group, G_outstanding, max(left, 0.0))
-        learnt = amount
-        if not is_none(group, G_typical):
-            learnt = real(group, G_typical) + (<double>amount - real(group, G_typical)) * LEARN
-        put(group, G_typical, learnt)
-        most = <object>PyTuple_GET_ITEM(admission, 1)
-        if most == SINGLE and not is_none(group, G_portions):
-            (<object>peek(group, G_portions)).learn(most, amount)
-    use(meter, amount)
-    put(account, C_last, now)
-    group = <object>peek(meter, M_group)
-    if group is not None:
-        window_record(group, amount, now)
-    return 0
-
-
-def charge_by_lane(ledger, account, kind, amount, double now_ms):
-    """`Ledger.charge` by the lane's arithmetic: for tests, which compare the two."""
-    bind()
-    return charge(ledger, account, account.meters[kind], kind, amount, now_ms)
-
-
-def admit_by_lane(ledger, account, wanted, double now_ms):
-    """`Ledger.admit`, as `charge_by_lane`."""
-    bind()
-    return admit(ledger, account, account.meters[Kind_FETCH], wanted, now_ms)
-
-
-def settle_by_lane(ledger, account, admission, amount, double now_ms):
-    """`Ledger.settle`, as `charge_by_lane`."""
-    bind()
-    settle(ledger, account, account.meters[Kind_FETCH], admission, amount, now_ms)
+cdef inline bint owes(Meter meter) noexcept:
+    """Whether the meter's counter may keep requests waiting (`Group.hold`)."""
+    cdef Group group = meter.group
+    return group is not None and group.may_hold
 
 
 # ---- the event loop -----------------------------------------------------------------------------------------------------
@@ -842,7 +614,8 @@ cdef int failed(object make, int number) except -1:
 cdef class Lane:
     """The two turns of one connection pair (`proxy.turns.Turns`), over plain sockets."""
 
-    cdef object turns, session, exchange, requests, responses, up, down, ledger, counters, reactor, clock
+    cdef object turns, session, exchange, requests, responses, up, down, counters, reactor, clock
+    cdef Ledger ledger
     cdef object inflight, append, popleft, time, latency, counted
     cdef object client_watch, broker_watch, broker
     cdef object view
@@ -866,7 +639,9 @@ cdef class Lane:
     cdef readonly int apart
     cdef int to_go
     # The client that sent the last request, as `RequestSide` has it, and what is needed of it.
-    cdef object account, name, of_produce, of_requests, of_fetch
+    cdef object name
+    cdef Account account
+    cdef Meter of_produce, of_requests
     # What is said besides a result: the rest of the frame that was judged, and answers whose turn has come.
     cdef long long rest
     cdef list answers, free
@@ -920,7 +695,7 @@ cdef class Lane:
         """The connection has ended: let go of it. (Turns and lane hold each other.)"""
         self.part()
         self.turns = self.session = self.client_watch = self.broker_watch = self.account = self.of_produce = None
-        self.of_requests = self.of_fetch = self.answers = None
+        self.of_requests = self.answers = None
 
     cdef inline double now(self) except? -1.0:
         return self.loop.now() if self.loop is not None else <double>self.clock()
@@ -1152,8 +927,7 @@ cdef class Lane:
         self.account = None
         if account is None or account is NOBODY:
             return False
-        meters = <object>peek(account, C_meters)
-        self.of_produce, self.of_requests, self.of_fetch = meters[Kind_PRODUCE], meters[Kind_REQUEST], meters[Kind_FETCH]
+        self.of_produce, self.of_requests = account.meters[Kind_PRODUCE], account.meters[Kind_REQUEST]
         self.name = (<str?>account.identity.client_id).encode("utf-8", "surrogatepass")
         self.account = account
         return True
@@ -1229,10 +1003,10 @@ cdef class Lane:
 
     cdef bint may_begin(self, long long size, double now_ms) except -1:
         """Whether a Produce request whose last byte is still to come may be forwarded (`RequestSide._waits`)."""
-        cdef object group = <object>peek(self.of_produce, M_group)
-        if peek(self.of_produce, M_generation) != peek(self.ledger, E_generation):
+        cdef Group group = self.of_produce.group
+        if self.of_produce.generation != self.ledger._generation:
             return False
-        if group is None or is_none(group, G_limit):
+        if group is None or group.limit is None:
             return True
         return (<long long>group.hold(self.exchange, size, <long long>now_ms)) == 0
 
@@ -1245,7 +1019,7 @@ cdef class Lane:
         cdef uint8_t *most
         cdef Py_ssize_t least_at
         cdef int32_t wanted
-        cdef object admission, pending, granted, account = self.account
+        cdef object admission, pending, granted
         cdef long long lowered
         if here < total or total > MAX_HELD_REQUEST_BYTES or version < 4:
             return 0
@@ -1257,7 +1031,7 @@ cdef class Lane:
             return 0
         most = at + least_at + 4
         wanted = <int32_t>u32(most)
-        admission = admit(self.ledger, account, self.of_fetch, wanted, now_ms)
+        admission = self.ledger.admit(self.account, Kind_FETCH, wanted, now_ms)
         if admission[0] > 0:
             put(self.requests, R_admitted, admission)
             return 0  # it is answered there, and asks the ledger no second time
@@ -1299,16 +1073,16 @@ cdef class Lane:
 
     cdef int count_request(self, object key) except -1:
         """`Exchange.count_request`."""
-        cdef object account = self.account
+        cdef Account account = self.account
         count(self.counted, key)
-        count(<object>peek(account, C_requests), key)
-        if is_false(account, C_touched):
+        count(account.requests, key)
+        if not account.touched:
             self.ledger.wake(account)
         return 0
 
     cdef bint request_complete(self, double now_ms) except -1:
         """`RequestSide._complete`; whether no further request may be judged now."""
-        cdef object requests = self.requests, exchange = self.exchange, account, pending, size, meter
+        cdef object requests = self.requests, exchange = self.exchange, account, pending, size
         cdef tuple completing
         cdef long long delay_ms
         if not is_none(requests, R_unsent):
@@ -1318,8 +1092,7 @@ cdef class Lane:
             completing = <tuple>get(requests, R_completing)
             put(requests, R_completing, None)
             account, size, pending = completing
-            meter = self.of_produce if account is self.account else (<object>peek(account, C_meters))[Kind_PRODUCE]
-            delay_ms = charge(self.ledger, account, meter, Kind_PRODUCE, size, now_ms)
+            delay_ms = self.ledger.charge(account, Kind_PRODUCE, size, now_ms)
             if delay_ms > 0:
                 if pending is None:
                     exchange.mute(account, Kind_PRODUCE, delay_ms, now_ms, size)
@@ -1504,7 +1277,7 @@ cdef class Lane:
         cdef Py_ssize_t here = end - start, total
         cdef long long size
         cdef int version, header = 8
-        cdef object pending, account, key, meter
+        cdef object pending, account, key
         if here < 8 or not self.inflight:
             return 0
         size = <int32_t>u32(at)
@@ -1545,8 +1318,7 @@ cdef class Lane:
         self.popleft()
         if key == KEY_FETCH:
             self.fetched = total
-            meter = self.of_fetch if account is self.account else (<object>peek(account, C_meters))[Kind_FETCH]
-            settle(self.ledger, account, meter, <object>peek(pending, P_admission), size - (header - 8), now_ms)
+            self.ledger.settle(account, Kind_FETCH, <object>peek(pending, P_admission), size - (header - 8), now_ms)
         else:
             self.note_latency(pending, now_ms)
         self.rest = total - here
@@ -1579,7 +1351,7 @@ cdef class Lane:
 
     cdef int charge_time(self, object pending, object account, double now_ms, double came_ms) except -1:
         """`ResponseSide._charge_time` and `RequestTime.busy_ms`."""
-        cdef object time = self.time, meter, busy, recent
+        cdef object time = self.time, busy, recent
         cdef double free_ms = real(time, B_free), sent_ms = real(pending, P_sent), start_ms, unused_ms, busy_ms, most_ms
         cdef long long place, replicated
         cdef long long delay_ms
@@ -1608,8 +1380,7 @@ cdef class Lane:
         if busy_ms <= 0.0:
             return 0
         busy = busy_ms
-        meter = self.of_requests if account is self.account else (<object>peek(account, C_meters))[Kind_REQUEST]
-        delay_ms = charge(self.ledger, account, meter, Kind_REQUEST, busy, now_ms)
+        delay_ms = self.ledger.charge(account, Kind_REQUEST, busy, now_ms)
         if delay_ms > 0:
             self.exchange.impose(pending, Kind_REQUEST, delay_ms, now_ms, busy)
         return 0

@@ -1,13 +1,13 @@
 """Which lane the data path takes: the compiled one where it was built, else the Python code that is its reference.
 
-Nothing depends on it but speed (ADR 0023). The environment variable KQUOTA_PURE (anything but "" and "0") chooses the
-Python code; setup.py obeys it too.
+Nothing depends on it but speed (ADR 0023). It comes with the compiled arithmetic or not at all: `quota.compiled`.
 """
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, Final
+
+from quota import compiled
 
 if TYPE_CHECKING:
     from proxy._lane import Lane, Loop
@@ -19,8 +19,8 @@ ABI: Final = 6
 
 
 def _why_not() -> str:
-    if os.environ.get("KQUOTA_PURE", "") not in ("", "0"):
-        return "KQUOTA_PURE is set"
+    if compiled.WHY_NOT:
+        return compiled.WHY_NOT
     try:
         import proxy._lane as _lane
     except ImportError as error:

@@ -4,3 +4,7 @@ Standard library only, no clocks, no input or output: callers pass the time in (
 Start reading at :mod:`quota.ledger`; :mod:`quota.entity` and :mod:`quota.table` say who shares a counter,
 :mod:`quota.rate` and :mod:`quota.bucket` hold Kafka's two ways of counting, :mod:`quota.pacing` is our own addition.
 """
+
+from quota.compiled import activate
+
+activate(__path__)

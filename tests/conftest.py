@@ -16,6 +16,10 @@ import hypothesis
 import pytest
 import structlog
 
+# A checkout runs what is written there, unless asked for what has been compiled from it (quota/compiled.py): tests ask,
+# for whatever runs in this process and in those that it starts. KQUOTA_PURE=1 runs them with the Python code.
+os.environ.setdefault("KQUOTA_PURE", "0")
+
 if TYPE_CHECKING:
     from tests.support.certificates import Authority
 

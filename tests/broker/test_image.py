@@ -245,6 +245,9 @@ def test_the_images_lane_is_compiled_from_these_sources(image: Builder) -> None:
     packages = next(image.root("kquota").glob("opt/kquota/lib/python3*/site-packages"))
     lane = {path.name for path in packages.glob("proxy/_lane*")}
     assert lane == {f"_lane{EXTENSION_SUFFIXES[0]}", "_lane.pyi"}, "neither C code nor source"
+    arithmetic = {path.name for path in packages.glob("quota/_compiled/*")}
+    assert arithmetic == {"SHA256SUMS", *(f"{one.stem}{EXTENSION_SUFFIXES[0]}" for one in ROOT.glob("quota/*.pxd"))}
+    assert not list(packages.glob("quota/*.pxd"))
     (metadata,) = packages.glob("kquota-*.dist-info/METADATA")
     assert "Requires-Dist: trio" in metadata.read_text()
     assert "cython" not in metadata.read_text().lower(), "only the build needs it"

@@ -3,10 +3,8 @@ each step. Two connections get the same script, one of each kind, over sockets o
 
 from __future__ import annotations
 
-import socket
+import os
 import struct
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -18,39 +16,19 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from proxy import lane
-from proxy.complaints import Complaints
-from proxy.errors import SessionError
-from proxy.exchange import Pending
-from proxy.observer import Counters
-from proxy.reactor import AGAIN, Reactor, Watch
-from proxy.session import Session
-from proxy.splice import PipePool
-from proxy.turns import Pause, Shared, Turns
 from proxy.wire.apis import PRODUCE, is_flexible
 from proxy.wire.messages import framed
-from quota.entity import DEFAULT, Kind
-from quota.group import Admission
-from quota.ledger import Ledger
+from quota.entity import DEFAULT
 from quota.table import Entry, QuotaTable
-from quota.window import WindowGroup
 from tests.support.examples import examples
-from tests.support.session_tools import (
-    FETCH,
-    METADATA,
-    encode,
-    fetch_body,
-    kio_message,
-    produce,
-    request,
-    response,
-    translate,
-)
+from tests.support.lane_tools import Driven, both
+from tests.support.session_tools import FETCH, METADATA, encode, fetch_body, kio_message, produce, request, response
 
 pytestmark = pytest.mark.skipif(not lane.COMPILED, reason=f"the lane is not compiled: {lane.WHY_NOT}")
 
-BUFFER_BYTES = 16_384
-SPLICE_MIN_BYTES = 4_096
-FEW = settings(max_examples=examples(120), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+EXAMPLES = int(os.environ.get("KQUOTA_EXAMPLES", "0")) or examples(120)
+"""Fewer where each takes longer (tests/sanitize.py)."""
+FEW = settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 # ---- quotas ----------------------------------------------------------------------------------------------------------
@@ -70,92 +48,20 @@ def limits(draw: Any) -> QuotaTable:
     return QuotaTable([entry])
 
 
-def book_of(ledger: Ledger, now_ms: float) -> Any:
-    """All that a ledger knows."""
-    accounts = sorted(
-        (
-            tuple(account.identity),
-            [(meter.amount, meter.charges, meter.throttled, meter.throttle_ms) for meter in account.meters.values()],
-            dict(account.requests),
-            account.last_ms,
-            account.touched,
-        )
-        for account in ledger.accounts()
-    )
-    groups = [window_of(group) for group in ledger.groups() if isinstance(group, WindowGroup)]
-    return accounts, groups, ledger.reservations, ledger.snapshot(now_ms)
+@pytest.mark.parametrize("name", ["client_waits", "mute_until_ms", "held_bytes"])
+def test_a_missing_attribute_is_an_error_as_in_python(name: str) -> None:
+    """Not a null pointer that is followed."""
 
+    async def main() -> None:
+        with both(QuotaTable([]), waits_here=True) as (_, ours, theirs):
+            for one in (ours, theirs):
+                for number in (1, 2):
+                    one.feed(one.client_far, produce(number, 500))
+                delattr(one.session.exchange, name)
+                with pytest.raises(AttributeError, match=rf"^'?Exchange'? object has no attribute '{name}'$|^{name}$"):
+                    one.feed(one.client_far, produce(3, 500))
 
-def window_of(group: WindowGroup) -> Any:
-    rate, pacer, portions = group.rate, group.pacer, group._portions
-    return (
-        (rate._sums, rate._starts, rate._lasts, rate.window_ms, group.last_ms, group.owed_until),
-        (group._admitted, group._outstanding, group._typical),
-        (pacer.active, pacer.paid_at, pacer._turn, pacer._held_until, pacer._calm_since),
-        None if portions is None else (portions.batch, portions._fetches),
-    )
-
-
-@FEW
-@given(st.data())
-def test_charges_are_those_of_the_ledger(data: Any) -> None:
-    """Delays, sums, windows and totals after any row of charges, reloads among them."""
-    from proxy._lane import charge_by_lane
-
-    smooth = data.draw(st.booleans())
-    table = limits(data.draw)
-    ours, theirs = Ledger(table, smooth=smooth), Ledger(table, smooth=smooth)
-    now_ms = data.draw(st.sampled_from([0.0, 12_345.678]))
-    for _ in range(data.draw(st.integers(1, 40))):
-        now_ms += data.draw(st.sampled_from([-1.5, 0.0, 0.4, 7.0, 999.0, 1000.0, 5_000.0, 20_000.0]))
-        now_ms = max(now_ms, 0.0)
-        if data.draw(st.integers(0, 9)) == 0:
-            table = limits(data.draw)
-            ours.swap(table)
-            theirs.swap(table)
-        kind = data.draw(st.sampled_from([Kind.PRODUCE, Kind.REQUEST]))
-        whole = st.integers(1, 2_000_000)
-        amount = data.draw(whole if kind is Kind.PRODUCE else st.floats(0.02, 500.0))
-        client_id = data.draw(st.sampled_from(["a", "b"]))
-        delay_ms = charge_by_lane(ours, ours.account("u", client_id), kind, amount, now_ms)
-        assert delay_ms == theirs.charge(theirs.account("u", client_id), kind, amount, now_ms)
-        assert book_of(ours, now_ms) == book_of(theirs, now_ms)
-
-
-@FEW
-@given(st.data())
-def test_fetches_are_admitted_and_settled_as_by_the_ledger(data: Any) -> None:
-    """The same answers, reservations, windows and lessons after any row of fetches, some of which never come back."""
-    from proxy._lane import admit_by_lane, settle_by_lane
-
-    draw = data.draw
-    smooth = draw(st.booleans())
-    table = limits(draw)
-    ours, theirs = Ledger(table, smooth=smooth), Ledger(table, smooth=smooth)
-    now_ms = draw(st.sampled_from([0.0, 12_345.678]))
-    out: list[tuple[str, Admission, Admission]] = []
-    for _ in range(draw(st.integers(1, 40))):
-        now_ms = max(now_ms + draw(st.sampled_from([-1.5, 0.0, 0.4, 7.0, 260.0, 1000.0, 5_000.0, 20_000.0])), 0.0)
-        if draw(st.integers(0, 9)) == 0:
-            table = limits(draw)
-            ours.swap(table)
-            theirs.swap(table)
-        client_id = draw(st.sampled_from(["a", "b"]))
-        if not out or draw(st.booleans()):
-            wanted = draw(st.sampled_from([-1, 0, 1, 1000, 52_428_800, 2**31 - 1]))
-            one = admit_by_lane(ours, ours.account("u", client_id), wanted, now_ms)
-            other = theirs.admit(theirs.account("u", client_id), Kind.FETCH, wanted, now_ms)
-            assert one[:2] + one[3:] == other[:2] + other[3:]
-            assert type(one) is Admission
-            assert (one.group is None) == (other.group is None)
-            if not one.throttle_ms:
-                out.append((client_id, one, other))
-        else:
-            client_id, one, other = out.pop(draw(st.integers(0, len(out) - 1)))
-            amount = draw(st.sampled_from([1, 100, 700, 10_000, 1_000_000]))
-            settle_by_lane(ours, ours.account("u", client_id), one, amount, now_ms)
-            theirs.settle(theirs.account("u", client_id), Kind.FETCH, other, amount, now_ms)
-        assert book_of(ours, now_ms) == book_of(theirs, now_ms)
+    trio.run(main, clock=MockClock())
 
 
 @pytest.mark.parametrize("smooth", [True, False])
@@ -194,222 +100,7 @@ def test_numbers_that_do_not_fit_into_64_bits(smooth: bool) -> None:
 # ---- both directions of a connection ---------------------------------------------------------------------------------
 
 
-@dataclass
-class Clock:
-    now_s: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-class TurnsAlone(Turns):
-    """Without the pumps of `proxy.connection`."""
-
-    def _release_sink(self) -> None:
-        self._sink_taken = False
-
-
-@dataclass
-class Driven:
-    """One connection pair, driven as its pumps would drive it. The far ends are the client and the broker."""
-
-    compiled: bool
-    waits_here: bool
-    """The lane waits for room in a full socket itself. (That there is some is told with each turn here.)"""
-    clock: Clock
-    ledger: Ledger
-    stack: ExitStack
-    rewrite: bool = True
-    max_in_flight: int = 1024
-    send_buffer_bytes: int = 1 << 20
-    came_now: bool = False
-    """Responses have come just now (else at time 0): no matter then whether their end is read or spliced."""
-    to_broker: bytearray = field(default_factory=bytearray)
-    to_client: bytearray = field(default_factory=bytearray)
-    ended: str = ""
-
-    def __post_init__(self) -> None:
-        client, self.client_far = self._pair()
-        broker, self.broker_far = self._pair()
-        self.reactor = reactor = Reactor()
-        reactor.clock = self.clock
-        self.counters = Counters()
-        self.pool = PipePool()
-        self.stack.callback(self.pool.close)
-        buffer = memoryview(bytearray(BUFFER_BYTES))
-        shared = Shared(self.counters, self.pool, buffer, SPLICE_MIN_BYTES, reactor, Complaints())
-        self.session = Session(
-            self.ledger,
-            self.counters,
-            user="u",
-            translate=translate if self.rewrite else None,
-            max_in_flight=self.max_in_flight,
-        )
-        self.turns = turns = TurnsAlone(client, self.session, shared)
-        self.stack.callback(turns._splice_up.close)
-        self.stack.callback(turns._splice_down.close)
-        turns._client_watch = self.client_watch = Watch(reactor, client.fileno())
-        self.broker_watch: Watch[Pause] = Watch(reactor, broker.fileno())
-        turns._broker = broker
-        self.client_turn: Any = turns._client_turn
-        self.broker_turn: Any = lambda: turns._broker_turn(broker, self.broker_watch)
-        self.lane: Any = None
-        if self.compiled:
-            self.lane = one = lane.lane_for(turns, self.client_watch)
-            assert one is not None
-            self.stack.callback(one.close)
-            one.connected(broker, self.broker_watch)
-            assert not one.waits_here  # there is no loop
-            one.waits_here = self.waits_here
-            self.client_turn, self.broker_turn = one.requests_turn(), one.responses_turn()
-        self.client, self.broker = client, broker
-
-    def _pair(self) -> tuple[socket.socket, socket.socket]:
-        near, far = socket.socketpair()
-        near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.send_buffer_bytes)
-        for one in (near, far):
-            self.stack.enter_context(one)
-            one.setblocking(False)
-        return near, far
-
-    def _take(self, far: socket.socket, into: bytearray) -> None:
-        try:
-            while data := far.recv(1 << 20):
-                into += data
-        except BlockingIOError:
-            pass
-
-    def drain(self) -> None:
-        self._take(self.broker_far, self.to_broker)
-        self._take(self.client_far, self.to_client)
-
-    def feed(self, far: socket.socket, data: bytes) -> None:
-        """Send it, and let the turns run, until all has been taken (or nobody takes anything: muted)."""
-        view = memoryview(data)
-        while view and not self.ended:
-            try:
-                view = view[far.send(view) :]
-                stuck = 0
-            except BlockingIOError:
-                stuck = 1
-            self.run()
-            if stuck:
-                break
-        self.unsent = bytes(view)
-
-    def run(self) -> None:
-        """All turns, until there is nothing more to do."""
-        try:
-            # The client's once more at the end: a response that was taken may let go on what waited for it.
-            while not self.ended and (self._turn_of_client() | self._turn_of_broker() | self._turn_of_client()):
-                pass
-        except SessionError as error:
-            self.ended = f"{error.reason}: {error}"
-        self.drain()
-
-    def _turn_of_client(self) -> bool:
-        turns, watch = self.turns, self.client_watch
-        watch.readable = True
-        result = self.client_turn()
-        self.drain()
-        match result:
-            case None | Pause.WAITS:
-                return self.lane is not None and self.lane.up_waits
-            case Pause.FULL:
-                data, turns._to_broker = turns._to_broker, b""
-                self._send_all(self.broker, data)
-            case Pause.ANSWERS:
-                self._send_all(self.client, b"".join(self.session.ready_answers()))
-            case Pause.ENDED:
-                self.ended = "ended"
-        return True
-
-    def _turn_of_broker(self) -> bool:
-        turns, watch = self.turns, self.broker_watch
-        watch.readable = True
-        if self.came_now:
-            self.reactor.since_ms = self.clock() * 1000.0
-        result = self.broker_turn()
-        self.drain()
-        match result:
-            case None:
-                return self.lane is not None and self.lane.down_waits
-            case Pause.FULL:
-                data, turns._to_client = turns._to_client, b""
-                turns._sink_taken = False
-                self._send_all(self.client, data)
-            case Pause.ENDED:
-                self.ended = "ended"
-            case other:
-                assert other in (AGAIN, Pause.SPLICE_FULL)
-        return True
-
-    def _send_all(self, sock: socket.socket, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            try:
-                view = view[sock.send(view) :]
-            except BlockingIOError:
-                self.drain()
-
-    def state(self) -> Any:
-        """Whatever one can see of it."""
-        session, turns = self.session, self.turns
-        exchange, asks, answers = session.exchange, session._requests, session._responses
-        time = exchange.request_time
-        counters = self.counters
-        return {
-            "to broker": bytes(self.to_broker),
-            "to client": bytes(self.to_client),
-            "ended": self.ended,
-            "walkers": [
-                (walker.skip, walker.dropping, walker.held, walker.stopped, walker.scrub is not None)
-                for walker in (session.request_frames, session.response_frames)
-            ],
-            "exchange": (
-                exchange.mute_until_ms, exchange.held_bytes, exchange.broker_mute_until_ms, exchange.client_waits,
-            ),
-            "in flight": [pending_of(one) for one in exchange.inflight],
-            "requests": (
-                asks.bytes_total, asks.client_ids, asks.software, asks._saw_request, asks.established, asks._backlog,
-                None if asks._completing is None else (asks._completing[1], asks._completing[2] is not None),
-                asks._unsent is not None,
-            ),
-            "responses": answers.bytes_total,
-            "time": (time.free_ms, time._recent, time._at, time.baseline_ms),
-            "turns": (
-                turns._to_broker, turns._to_client, turns._sink_taken, turns._answers, turns._request_read_bytes,
-                turns._response_read_bytes, turns.last_activity_s, turns._patience is not None,
-            ),
-            "counters": (
-                dict(counters.requests), counters.upstream_latency.counts, counters.upstream_latency.sum_s,
-                counters.fetches_answered, counters.fetches_shaped, counters.addresses_rewritten,
-                counters.connections_muted,
-            ),
-            "book": book_of(self.ledger, self.clock() * 1000.0),
-        }  # fmt: skip
-
-
-def pending_of(one: Pending) -> Any:
-    fields = {name: getattr(one, name) for name in Pending.__slots__}
-    fields["account"] = one.account.identity
-    fields["admission"] = None if one.admission is None else one.admission[:2] + one.admission[3:]
-    return fields
-
-
-@contextmanager
-def both(
-    table: QuotaTable, *, waits_here: bool, smooth: bool = True, **more: Any
-) -> Iterator[tuple[Clock, Driven, Driven]]:
-    clock = Clock()
-    with ExitStack() as stack:
-        yield (
-            clock,
-            *(
-                Driven(compiled, waits_here, clock, Ledger(table, smooth=smooth), stack, **more)
-                for compiled in (True, False)
-            ),
-        )
+# ---- both directions of a connection ---------------------------------------------------------------------------------
 
 
 def answer_plain(version: int, correlation_id: int, throttle_ms: int = 0, name: bytes = b"t", kind: str = "") -> bytes:

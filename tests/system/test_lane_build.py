@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 from deploy.cli import app
 from proxy import lane
+from quota import compiled
 from tests.support.programs import program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +49,9 @@ def test_ci_runs_with_the_lane_compiled() -> None:
     assert built.name == f"_lane{SUFFIX}"
     for source in ("proxy/_lane.pyx", "setup.py"):
         assert built.stat().st_mtime >= (ROOT / source).stat().st_mtime, f"{source} has changed since: `make lane`"
+    for types in ROOT.glob("quota/*.pxd"):
+        module = importlib.import_module(f"quota.{types.stem}")
+        assert module.__file__ == str(compiled.DIRECTORY / f"{types.stem}{SUFFIX}")
 
 
 def _lane_with(**environment: str) -> str:
@@ -69,9 +74,39 @@ def test_the_environment_switches_the_lane_off(value: str) -> None:
     assert _lane_with(KQUOTA_PURE=value) == "False|KQUOTA_PURE is set|pure Python: KQUOTA_PURE is set"
 
 
-@pytest.mark.parametrize("value", ["", "0"])
-def test_empty_and_0_do_not(value: str) -> None:
-    assert _lane_with(KQUOTA_PURE=value) == _lane_with()
+def test_a_checkout_runs_what_is_written_there_unless_asked() -> None:
+    why = "this is a checkout, where KQUOTA_PURE=0 asks for compiled code"
+    assert _lane_with() == _lane_with(KQUOTA_PURE="") == f"False|{why}|pure Python: {why}"
+    if lane.COMPILED:
+        assert _lane_with(KQUOTA_PURE="0") == "True||compiled"
+
+
+@pytest.mark.skipif(not lane.COMPILED, reason=f"the lane is not compiled: {lane.WHY_NOT}")
+@pytest.mark.parametrize("edited", ["quota/rate.py", "quota/rate.pxd", "proxy/_lane.pyx"])
+def test_an_edited_source_is_what_runs(edited: str, tmp_path: Path) -> None:
+    """All of it then: compiled modules know each other's layout."""
+    for package in ("quota", "proxy"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    code = "import quota.rate, quota.window; from proxy import lane; "
+    code += "print(lane.WHY_NOT, *(one.__file__.rpartition('.')[2] for one in (quota.rate, quota.window)))"
+
+    def run() -> str:
+        environment = _environment(KQUOTA_PURE="0")
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    assert run() == "so so"
+    with (tmp_path / edited).open("a") as source:
+        source.write("# edited\n")
+    assert run() == f"{edited} has changed since it was compiled: make lane py py"
+    shutil.copy(ROOT / edited, tmp_path / edited)
+    (tmp_path / "quota/_compiled" / f"rate{SUFFIX}").write_bytes(b"compiled for another machine")
+    assert run().endswith(" py py")
+    (tmp_path / "quota/_compiled" / f"rate{SUFFIX}").unlink()
+    assert run() == "quota/rate.py is not compiled for this Python py py"
 
 
 def test_without_a_compiled_lane_the_import_says_why(tmp_path: Path) -> None:
@@ -79,6 +114,9 @@ def test_without_a_compiled_lane_the_import_says_why(tmp_path: Path) -> None:
     package.mkdir()
     (package / "__init__.py").touch()
     shutil.copy(ROOT / "proxy/lane.py", package)
+    (tmp_path / "quota").mkdir()
+    for name in ("__init__", "compiled", "rate"):
+        shutil.copy(ROOT / f"quota/{name}.py", tmp_path / "quota")
     code = "from proxy import lane; print(lane.COMPILED, lane.WHY_NOT)"
 
     def run() -> str:
@@ -86,6 +124,9 @@ def test_without_a_compiled_lane_the_import_says_why(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    assert run() == "False it has not been compiled\n"
+    (tmp_path / "quota/_compiled").mkdir()
+    (tmp_path / "quota/_compiled/SHA256SUMS").touch()
     assert run() == "False No module named 'proxy._lane'\n"
     (package / f"_lane{SUFFIX}").write_bytes(b"compiled for another machine")
     assert "invalid ELF header" in run() or "file too short" in run()
@@ -101,10 +142,13 @@ def test_the_version_says_which_lane_runs() -> None:
 def checkout(tmp_path: Path) -> Path:
     """What a wheel is made of, with little code: a build of it takes a second or two."""
     folder = tmp_path / "checkout"
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "proxy/__init__.py", "proxy/lane.py"):
+    quota = ("quota/__init__.py", "quota/compiled.py")
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "proxy/__init__.py", "proxy/lane.py", *quota):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
     (folder / "proxy/_lane.pyx").write_text(SMALL.format(lane.ABI))
+    (folder / "quota/rate.py").write_text("class SampledRate:\n    pass\n")
+    (folder / "quota/rate.pxd").write_text("cdef class SampledRate:\n    pass\n")
     return folder
 
 
@@ -153,15 +197,20 @@ def test_a_wheel_has_the_lane_of_the_source_or_none(checkout: Path, tmp_path: Pa
     (checkout / "proxy/_lane.pyx").write_text(SMALL.format(other))
     wheel, said = _wheel(checkout)
     assert SAYS not in said
-    (compiled,) = (line.split() for line in said.splitlines() if " -c " in line and "_lane.c" in line)
-    assert [word for word in compiled if word.startswith("-O")][-1] == "-O2"
-    assert not [word for word in compiled if word.startswith("-march")], "images move between machines"
+    (command,) = (line.split() for line in said.splitlines() if " -c " in line and "_lane.c" in line)
+    assert [word for word in command if word.startswith("-O")][-1] == "-O2"
+    assert not [word for word in command if word.startswith("-march")], "images move between machines"
     assert "-any.whl" not in wheel.name, "it is for one Python and one kind of machine"
     with zipfile.ZipFile(wheel) as opened:
         lanes = [name for name in opened.namelist() if name.startswith("proxy/_lane")]
         (metadata,) = (name for name in opened.namelist() if name.endswith("/METADATA"))
         assert "Requires-Dist: Cython" not in opened.read(metadata).decode()
+        modules = sorted(name for name in opened.namelist() if name.startswith("quota/"))
+        sums = opened.read("quota/_compiled/SHA256SUMS").decode()
     assert lanes == [f"proxy/_lane{SUFFIX}"], "no C code, no source"
+    parts = ["__init__.py", "_compiled/SHA256SUMS", f"_compiled/rate{SUFFIX}", "compiled.py", "rate.py"]
+    assert modules == [f"quota/{name}" for name in parts]
+    assert [line.split("  ")[1] for line in sums.splitlines()] == ["proxy/_lane.pyx", "quota/rate.pxd", "quota/rate.py"]
     assert not list((checkout / "proxy").glob("*.c")), "nor beside the sources"
     assert _abi(wheel, tmp_path / "installed") == str(other)
     told = _alone("from proxy import lane; print(lane.WHY_NOT)", tmp_path / "installed")
@@ -185,16 +234,16 @@ def test_an_editable_installation_has_it_too(checkout: Path, tmp_path: Path) -> 
         done = _build(checkout, "install", "--editable", python=python, **environment)
         assert done.returncode == 0, done.stdout + done.stderr
         code = "from proxy import lane; print(lane.DESCRIPTION)"
-        told = subprocess.run(
-            [str(python), "-c", code], cwd=tmp_path, env=_environment(), capture_output=True, text=True
-        )
+        asked = _environment(KQUOTA_PURE="0")
+        told = subprocess.run([str(python), "-c", code], cwd=tmp_path, env=asked, capture_output=True, text=True)
         return told.stdout.strip(), done.stdout + done.stderr
 
     assert install()[0] == "compiled"
     assert (checkout / f"proxy/_lane{SUFFIX}").exists()
     lane_then, said = install(CC="gcc -nostdinc")
     assert SAYS in said, "a compiler without headers is as good as none"
-    assert lane_then == "pure Python: No module named 'proxy._lane'", "not the one of another source"
+    assert lane_then == "pure Python: it has not been compiled", "not the one of another source"
+    assert not list((checkout / "quota/_compiled").iterdir())
 
 
 def test_without_a_compiler_that_is_said(checkout: Path, tmp_path: Path) -> None:

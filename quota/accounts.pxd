@@ -1,0 +1,13 @@
+from quota.activity cimport Activity
+from quota.group cimport Group, Usage
+
+
+cdef class Meter(Usage):
+    cdef public Group group
+    cdef public long long generation
+
+
+cdef class Account(Activity):
+    cdef public object identity
+    cdef public dict meters
+    cdef public long long last_ms, broker_throttled, broker_throttle_ms

@@ -1,0 +1,61 @@
+"""Which code the arithmetic runs as: the modules that people read, or the same ones compiled from them (ADR 0027).
+
+Compiled modules lie in a place of their own, `_compiled`, never beside their sources, which they would hide from the
+import. They are used only where each source is still what was compiled, by its SHA-256: whoever edits a module runs
+what is written there. An installed kquota uses them if it has them, unless KQUOTA_PURE is set; a checkout, only where
+KQUOTA_PURE is 0.
+"""
+
+import hashlib
+import importlib
+import os
+from collections.abc import MutableSequence
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+DIRECTORY: Final = Path(__file__).parent / "_compiled"
+SUMS: Final = "SHA256SUMS"
+
+WHY_NOT = "quota has not been imported"
+"""Why the compiled modules are not used; empty when they are."""
+
+
+def activate(path: MutableSequence[str]) -> None:
+    """Put the compiled modules in front on the package's search path, if they are to be used."""
+    global WHY_NOT
+    WHY_NOT = _why_not(os.environ.get("KQUOTA_PURE", ""))
+    if WHY_NOT:
+        return
+    path.insert(0, str(DIRECTORY))
+    try:
+        importlib.import_module("quota.rate")  # which needs no other one
+    except ImportError as error:
+        path.remove(str(DIRECTORY))
+        WHY_NOT = str(error)
+
+
+def _why_not(asked: str) -> str:
+    if asked not in ("", "0"):
+        return "KQUOTA_PURE is set"
+    if asked != "0" and (ROOT / "proxy/_lane.pyx").exists():
+        return "this is a checkout, where KQUOTA_PURE=0 asks for compiled code"
+    try:
+        sums = (DIRECTORY / SUMS).read_text().splitlines()
+    except OSError:
+        return "it has not been compiled"
+    for line in sums:
+        digest, name = line.split("  ", 1)
+        source = ROOT / name
+        try:
+            found = hashlib.sha256(source.read_bytes()).hexdigest()
+        except FileNotFoundError:
+            if source.suffix != ".py":
+                continue  # what only the compiler reads is not installed
+            return f"{name} is missing"
+        if found != digest:
+            return f"{name} has changed since it was compiled: make lane"
+        if source.suffix == ".py" and not (DIRECTORY / f"{source.stem}{EXTENSION_SUFFIXES[0]}").exists():
+            return f"{name} is not compiled for this Python"
+    return ""

@@ -1,0 +1,16 @@
+cdef class Usage:
+    # Bytes are whole numbers of any size, busy time is not whole: as they come.
+    cdef public object amount
+    cdef public long long charges, throttled, throttle_ms, held, held_ms
+
+
+cdef class Group:
+    cdef public object applied, candidate, entry, key, kind, level, limit, max_throttle_ms, shadowed
+    cdef public bint carries, may_hold, pays, shadow
+    cdef public long long capped, last_ms, throttled_until, users
+    cdef public object owed_until  # what is owed at a high limit takes ages at a low one, more than fits into 64 bits
+    cdef public Usage usage
+
+    cpdef long long charge(self, object amount, long long now) except? -1
+    cpdef object record(self, object amount, long long now)
+    cpdef object _impose(self, object delay, long long now)

@@ -1,0 +1,8 @@
+from quota.group cimport Group
+
+
+cdef class BucketGroup(Group):
+    cdef public object _settings, _trial_bucket, _waiting, bucket
+
+    cpdef long long charge(self, object amount, long long now) except? -1
+    cpdef object record(self, object amount, long long now)

@@ -1,0 +1,8 @@
+cimport cython
+
+
+cdef class Portions:
+    cdef public object batch
+    cdef public long long _fetches
+
+    cpdef int learn(self, object max_bytes, object amount) except -1

@@ -1,0 +1,141 @@
+"""The compiled code under AddressSanitizer and UBSan: a copy of the sources with a build of its own, never in place.
+
+    python -m tests.sanitize [--seconds N]
+
+It runs the tests that drive the compiled code, random operations on a ledger, and the fuzz target `lane` on mutations
+of recorded traffic. Any report of the sanitizers, and any difference between the compiled code and Python's, makes the
+exit code 1. (Leaks are not looked for: an interpreter leaves much behind when it ends. Tests for those count objects.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TREE = ROOT / "build/sanitized"
+PACKAGES = ("quota", "proxy", "config", "deploy", "tests")
+BUILDER = Path(sys.prefix) / "build/bin/python"
+TESTS = ("tests/loopback/test_lane.py", "tests/loopback/test_pairs.py")
+EXIT_CODE = 86
+"""Of a process that a sanitizer has ended."""
+BUILD_LIMIT_S = 900.0
+
+
+def runtime() -> Path | None:
+    """AddressSanitizer's library, which comes with gcc; None where it is not."""
+    if shutil.which("gcc") is None:
+        return None
+    said = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    found = Path(said.stdout.strip())
+    return found.resolve() if found.is_absolute() and found.exists() else None
+
+
+def environment(library: Path) -> dict[str, str]:
+    """For a Python, itself not instrumented, that loads instrumented code. Its objects come from malloc, whose blocks
+    AddressSanitizer knows, not from arenas of its own."""
+    without = {name: value for name, value in os.environ.items() if name not in ("KQUOTA_PURE", "PYTHONPATH")}
+    return without | {
+        "LD_PRELOAD": str(library),
+        "PYTHONMALLOC": "malloc",
+        "PYTHONPATH": str(TREE),
+        "ASAN_OPTIONS": f"detect_leaks=0:exitcode={EXIT_CODE}:malloc_context_size=4:quarantine_size_mb=64",
+        "UBSAN_OPTIONS": f"halt_on_error=1:print_stacktrace=1:exitcode={EXIT_CODE}",
+        "KQUOTA_PURE": "0",
+    }
+
+
+def _compiled_from() -> str:
+    """SHA-256 over all that the compiled code is made of."""
+    sources = [ROOT / "setup.py", *sorted(ROOT.glob("proxy/*.p[yx]*")), *sorted(ROOT.glob("quota/*.p[yx]*"))]
+    return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in sources)).hexdigest()
+
+
+def build() -> Path:
+    """The copy, as the sources are now; compiled again only if they have changed."""
+    stamp = TREE / "compiled-from"
+    key = _compiled_from()
+    if not stamp.exists() or stamp.read_text() != key:
+        shutil.rmtree(TREE, ignore_errors=True)
+    for package in PACKAGES:
+        shutil.copytree(
+            ROOT / package,
+            TREE / package,
+            dirs_exist_ok=True,
+            ignore=shutil.ignore_patterns("__pycache__", *(f"*{suffix}" for suffix in EXTENSION_SUFFIXES[:1])),
+        )
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, TREE / name)
+    if not stamp.exists():
+        subprocess.run(
+            [str(BUILDER), "setup.py", "--quiet", "build_ext", "--inplace", "--force"],
+            cwd=TREE,
+            env=os.environ | {"KQUOTA_PURE": "0", "KQUOTA_SANITIZE": "1", "PYTHONPATH": ""},
+            check=True,
+            timeout=BUILD_LIMIT_S,
+        )
+        stamp.write_text(key)
+    return TREE
+
+
+def run(library: Path, *argv: str, timeout_s: float | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+    """A Python with the sanitized code, in the copy."""
+    return subprocess.run(
+        [sys.executable, *argv],
+        cwd=TREE,
+        env=environment(library) | more,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout_s,
+    )
+
+
+def pytest_arguments(files: tuple[str, ...]) -> list[str]:
+    """Each in this one process: a worker's end would be hard to tell from a sanitizer's."""
+    plugins = ["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:rerunfailures"]
+    return ["-m", "pytest", "-q", *plugins, "-o", "addopts=--import-mode=importlib --strict-markers", *files]
+
+
+FUZZ = "import sys; from tests.fuzz import blind; blind.main('lane', sys.argv[1:])"
+
+
+def fuzz_arguments(directory: Path, seconds: int, runs: int = -1) -> list[str]:
+    """The fuzz target, mutated blindly: atheris brings a libFuzzer with sanitizers of its own."""
+    from tests.fuzz.targets import find
+
+    seeds = directory / "seeds"
+    seeds.mkdir(parents=True, exist_ok=True)
+    for number, seed in enumerate(find("lane").seeds()):
+        (seeds / f"{number:04}").write_bytes(seed[: find("lane").max_bytes])
+    limits = [f"-max_total_time={seconds}", f"-atheris_runs={runs}", f"-max_len={find('lane').max_bytes}"]
+    return ["-c", FUZZ, *limits, f"-artifact_prefix={directory}/", str(seeds)]
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=int, default=60, help="of fuzzing")
+    options = parser.parse_args()
+    library = runtime()
+    if library is None:
+        sys.exit("gcc or its AddressSanitizer (libasan) is missing: install Debian's gcc")
+    print("· compiling with -fsanitize=address,undefined", flush=True)
+    build()
+    failed = False
+    ledger = ["-m", "tests.one_source", "--cases", "100"]
+    for what in (pytest_arguments(TESTS), ledger, fuzz_arguments(TREE / "fuzz", options.seconds)):
+        done = run(library, *what)
+        print(done.stdout[-4000:] + done.stderr[-8000:], flush=True)
+        failed = failed or done.returncode != 0
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

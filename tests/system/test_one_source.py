@@ -1,0 +1,56 @@
+"""The arithmetic compiled and as Python: the same answers and the same state, whatever is done to a ledger."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quota import compiled
+
+ROOT = Path(__file__).resolve().parents[2]
+CASES = 25
+CORE = ("rate", "bytes", "ledger", "pacing", "gate", "model", "bucket", "extremes", "standing", "trial")
+"""Tests that are run again with the Python code, in a process of its own, when this one runs the compiled one."""
+
+pytestmark = pytest.mark.skipif(bool(compiled.WHY_NOT), reason=f"quota is not compiled: {compiled.WHY_NOT}")
+
+
+def run(pure: str, *argv: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *argv],
+        cwd=ROOT,
+        env=os.environ | {"KQUOTA_PURE": pure, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_random_operations_end_in_the_same_state() -> None:
+    argv = ("-m", "tests.one_source", "--cases", str(CASES))
+    first, *compiled_lines = run("0", *argv).splitlines()
+    assert first == "arithmetic: compiled"
+    first, *pure_lines = run("1", *argv).splitlines()
+    assert first == "arithmetic: KQUOTA_PURE is set"
+    assert compiled_lines == pure_lines
+    assert len(set(pure_lines)) == CASES
+
+
+def test_the_comparison_sees_a_small_difference() -> None:
+    """A mean that learns a little quicker, in the Python code."""
+    code = "import quota.window as window; from tests.one_source import case; window._LEARN = 1 / 15; "
+    code += "print(case(0), case(4))"
+    ours = run("0", "-c", "from tests.one_source import case; print(case(0), case(4))")
+    assert ours != run("1", "-c", code)
+
+
+def test_the_arithmetics_tests_pass_with_the_python_code_too() -> None:
+    names = (*(f"quota_{name}" for name in CORE), "session", "session_fetch")
+    files = [f"tests/unit/test_{name}.py" for name in names]
+    plain = ["-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=--import-mode=importlib --strict-markers"]
+    assert " passed" in run("1", "-m", "pytest", "-q", *plain, *files)

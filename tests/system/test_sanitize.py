@@ -1,0 +1,58 @@
+"""The compiled code under AddressSanitizer and UBSan, the short version; `make sanitize` is the long one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import sanitize
+from tests.one_source import case
+from tests.support.programs import program
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    program("gcc", "gcc")
+    found = sanitize.runtime()
+    assert found is not None, "gcc is there without its libasan"
+    sanitize.build()
+    return found
+
+
+def test_the_sanitizers_are_at_work(library: Path) -> None:
+    """What runs below is instrumented, and a report ends it."""
+    code = "from proxy import lane, _lane; print(lane.COMPILED, _lane.__file__)"
+    done = sanitize.run(library, "-c", code)
+    assert done.stdout == f"True {next(sanitize.TREE.glob('proxy/_lane.*.so'))}\n", done.stderr
+    for built in sanitize.TREE.glob("*/**/*.so"):
+        symbols = built.read_bytes()
+        assert b"__asan_report_load8" in symbols, built
+        assert b"__ubsan_handle_" in symbols, built
+    freed = "import ctypes; libc = ctypes.CDLL(None); libc.malloc.restype = ctypes.c_void_p; "
+    freed += "at = ctypes.c_void_p(libc.malloc(8)); libc.free(at); libc.free(at)"
+    done = sanitize.run(library, "-c", freed)
+    assert done.returncode == sanitize.EXIT_CODE
+    assert "ERROR: AddressSanitizer: attempting double-free" in done.stderr
+
+
+def test_streams_and_charges_bring_about_no_report(library: Path) -> None:
+    done = sanitize.run(library, *sanitize.pytest_arguments(sanitize.TESTS[:1]), KQUOTA_EXAMPLES="8", timeout_s=200)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
+    assert " passed" in done.stdout
+    assert "skipped" not in done.stdout
+
+
+def test_random_operations_on_a_ledger_bring_about_none(library: Path) -> None:
+    done = sanitize.run(library, "-m", "tests.one_source", "--cases", "4", timeout_s=200)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
+    first, *lines = done.stdout.splitlines()
+    assert first == "arithmetic: compiled"
+    assert lines == [f"{seed} {case(seed)}" for seed in (1, 2, 3, 4)]
+
+
+def test_mutations_of_recorded_traffic_bring_about_none(library: Path, tmp_path: Path) -> None:
+    argv = sanitize.fuzz_arguments(tmp_path, seconds=200, runs=30)
+    done = sanitize.run(library, *argv, timeout_s=280)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
+    assert "#30 DONE" in done.stdout
