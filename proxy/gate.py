@@ -31,6 +31,7 @@ GATES: Final[dict[int, tuple[Kind, ...]]] = {
 """The quotas for which requests of an API are held; all others are held for request time alone, and fetches are decided
 by their own quota (`proxy.fetch`)."""
 MAX_INT32: Final = 2**31 - 1
+"""What a fetch asks for that names no `max_bytes`, or whose own is not looked at."""
 
 
 def lets_through(

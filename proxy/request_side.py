@@ -39,7 +39,6 @@ FETCH_HEAD_BYTES: Final = 512
 """Of Fetch requests that are not looked at whole: enough for everything before the topics (header tags aside)."""
 MAX_TRACKED_CLIENT_IDS: Final = 8
 """Client ids remembered for /connections; a connection has one in practice."""
-MAX_INT32: Final = 2**31 - 1
 ACKS_ALL: Final = -1
 
 _INT16: Final = Struct(">h")
@@ -423,7 +422,7 @@ class RequestSide:
             self._forward_fetch(pending, total - here)
             return here
         body = buf[header.body : start + here] if here == total <= MAX_HELD_REQUEST_BYTES else None
-        wanted = fields.max_bytes if fields.max_bytes is not None else MAX_INT32
+        wanted = fields.max_bytes if fields.max_bytes is not None else gate.MAX_INT32
         admission, self._admitted = self._admitted, None
         if admission is None:
             admission = exchange.ledger.admit(account, Kind.FETCH, wanted, now_ms)
