@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from deploy.fold import Fold, Labels, Totals, label
+from deploy.common.fold import Fold, Labels, Totals, label
 from proxy.libraries import Libraries, LibraryMutes
 
 MOST = 30

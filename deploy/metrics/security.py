@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from deploy.metrics.families import by
-from deploy.security import Security
+from deploy.sources.security import Security
 from proxy.observer import Counters
 
 

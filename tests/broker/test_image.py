@@ -142,7 +142,7 @@ def test_the_build_context_is_what_the_wheel_is_made_of() -> None:
         "setup.py",
         "proxy/_lane.pyx",
         "LICENSE",
-        "deploy/cli.py",
+        "deploy/cli/main.py",
         "quota/ledger.py",
         "deploy/image/sidecar.txt",
     } <= set(names)
@@ -515,7 +515,7 @@ def test_a_transparent_pod_as_the_chart_has_it(image: Builder, tmp_path: Path, t
 
 def test_smoke_sees_clients_sent_around_the_sidecar(kafka: KafkaCluster, capsys: pytest.CaptureFixture[str]) -> None:
     """Without the sidecar between: the broker's own address is none of the sidecar's ports."""
-    from deploy import smoke
+    from deploy.cli import smoke
 
     (bootstrap,) = kafka.bootstrap
     assert smoke.main([f"--bootstrap={bootstrap}", "--broker-ports=1-2", "--limit-s=0"]) == 1
@@ -523,7 +523,7 @@ def test_smoke_sees_clients_sent_around_the_sidecar(kafka: KafkaCluster, capsys:
 
 
 def test_smoke_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    from deploy import smoke
+    from deploy.cli import smoke
 
     (port,) = free_ports(1)
     arguments = [f"--bootstrap=127.0.0.1:{port}", "--broker-ports=1-2", "--limit-s=0"]

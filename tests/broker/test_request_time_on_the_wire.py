@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.request_time import TRAFFICS, compare
+from benchmarks.suites.request_time import TRAFFICS, compare
 from deploy.kafka import EmbeddedKafkaError, KafkaCluster
 from deploy.kafka.jmx import attributes
 from proxy.kernel import round_trip_ms

@@ -17,10 +17,10 @@ from structlog.testing import capture_logs
 
 from config.load import load_bytes, warnings_of
 from config.problems import ConfigError
-from deploy.admin import not_ready
-from deploy.check import summary_text
-from deploy.run import proxy_settings
-from deploy.security import load_security
+from deploy.admin.app import not_ready
+from deploy.app.run import proxy_settings
+from deploy.cli.check import summary_text
+from deploy.sources.security import load_security
 from proxy.server import Proxy
 from proxy.settings import ProxySettings, Transparent
 from proxy.transparent import Destination, Destinations, is_own_address, read_sockaddr_in, read_sockaddr_in6

@@ -11,7 +11,7 @@ import trio.testing
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.metrics import Metrics, Status
-from deploy.watch import ReloadState
+from deploy.sources.watch import ReloadState
 from proxy.observer import Counters
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger

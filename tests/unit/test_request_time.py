@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.request_time import main, table
+from benchmarks.suites.request_time import main, table
 from proxy.request_time import (
     DEFAULT_BASELINE_MS,
     EXEMPT,
