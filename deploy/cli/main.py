@@ -303,7 +303,13 @@ def demo(
     try:
         from deploy.demo import main as demo_main
     except ModuleNotFoundError as error:
-        say(f"error: the demo needs its extra packages ({error.name}): pip install 'kquota[demo]'", err=True)
+        if (error.name or "").startswith("deploy."):
+            say(
+                "error: images do not have the demo: it needs a checkout (make demo) or pip install 'kquota[demo]'",
+                err=True,
+            )
+        else:
+            say(f"error: the demo needs its extra packages ({error.name}): pip install 'kquota[demo]'", err=True)
         raise typer.Exit(FAILED) from None
     raise typer.Exit(demo_main(seconds, plain, usage))
 
