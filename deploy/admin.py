@@ -34,7 +34,7 @@ from deploy.explain_text import explanation_text
 from deploy.history import History
 from deploy.metrics import CONTENT_TYPE, Metrics
 from deploy.text import ascii_json
-from proxy.observer import ConnectionInfo
+from proxy.telemetry.observer import ConnectionInfo
 from quota.admin import Entity
 from quota.connections import canonical_address
 from quota.group import Group
