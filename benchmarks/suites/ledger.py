@@ -15,7 +15,7 @@ from pathlib import Path
 
 from deploy.metrics import Metrics, Status
 from deploy.sources.watch import ReloadState
-from proxy.observer import Counters
+from proxy.telemetry.observer import Counters
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Account, Ledger
 from quota.rate import SampledRate

@@ -34,7 +34,7 @@ from deploy.admin.guard import Guard, Hosts
 from deploy.admin.history import History
 from deploy.common.text import ascii_json
 from deploy.metrics import CONTENT_TYPE, Metrics
-from proxy.observer import ConnectionInfo
+from proxy.telemetry.observer import ConnectionInfo
 from quota.admin import Entity
 from quota.connections import canonical_address
 from quota.group import Group

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from config.model import Config
 from deploy.common.text import UNITS
-from proxy.observer import ConnectionInfo
+from proxy.telemetry.observer import ConnectionInfo
 from proxy.wire.schema import API_NAMES
 from quota.admin import Entity, entity_of_entry
 from quota.connections import ConnectionEntry, Refused, Scope, canonical_address

@@ -14,7 +14,7 @@ from typing import Any, Final
 import trio
 
 from deploy.common.fold import STEP
-from proxy.observer import Counters
+from proxy.telemetry.observer import Counters
 from quota.entity import GroupKey, Kind
 from quota.group import Group
 from quota.ledger import Ledger

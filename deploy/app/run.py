@@ -35,10 +35,10 @@ from deploy.sources.quota_source import QuotaSource
 from deploy.sources.security import Security, load_security
 from deploy.sources.watch import ReloadState, Watcher
 from proxy import lane
-from proxy.intercept import Interceptors
-from proxy.mutations import MUTATION_APIS, MutationQuota
-from proxy.quota_admin import QuotaAdmin
-from proxy.server import Proxy
+from proxy.handlers.intercept import Interceptors
+from proxy.handlers.mutations import MUTATION_APIS, MutationQuota
+from proxy.handlers.quota_admin import QuotaAdmin
+from proxy.listen.server import Proxy
 from proxy.settings import ProxySettings, SizeLimits, StallLimits, Transparent
 from proxy.wire.apis import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
 from quota.entity import Kind

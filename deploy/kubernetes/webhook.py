@@ -26,7 +26,7 @@ from starlette.routing import Route
 from deploy.common import logs
 from deploy.kubernetes.review import ReviewError, Template, TemplateError, review
 from deploy.sources.reading import Aside, StuckError
-from proxy.tls import MAX_PEM_BYTES
+from proxy.tls.contexts import MAX_PEM_BYTES
 from quota.files import in_memory, read_file
 
 log = structlog.get_logger("kquota.webhook")

@@ -16,7 +16,7 @@ from deploy.metrics.own import Status, export_families, own_families, source_fam
 from deploy.metrics.traffic import traffic_families
 from deploy.sources.quota_source import SourceState
 from deploy.sources.watch import ReloadState
-from proxy.observer import Counters
+from proxy.telemetry.observer import Counters
 from quota.ledger import Ledger
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from deploy.metrics.families import by
 from deploy.sources.security import Security
-from proxy.observer import Counters
+from proxy.telemetry.observer import Counters
 
 
 def security_families(security: Security, counters: Counters) -> Iterator[Metric]:

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from deploy.common.fold import OTHER, label
 from deploy.metrics.families import by, counter, gauge
-from proxy.observer import LATENCY_BUCKETS_S, Counters
+from proxy.telemetry.observer import LATENCY_BUCKETS_S, Counters
 from proxy.wire.schema import API_NAMES
 from quota.connections import Cause, ConnectionGate, Scope
 

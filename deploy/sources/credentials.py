@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from config.model import Config
-from proxy.credentials import Credentials
+from proxy.upstream.credentials import Credentials
 
 
 def own_credentials(config: Config) -> Credentials | None:

@@ -14,8 +14,8 @@ from config.table import to_table
 from deploy.common.heap import beside_traffic, pauses
 from deploy.sources.credentials import own_credentials
 from deploy.sources.quota_source import MOST_LOGGED, QuotaSource
-from proxy.cluster import ClusterError, ask_quotas
-from proxy.tls import ClientTls
+from proxy.tls.contexts import ClientTls
+from proxy.upstream.cluster import ClusterError, ask_quotas
 from quota.admin import Changes, Entity, Quotas, canonical, enforced
 from quota.overlay import from_cluster
 from quota.table import QuotaTable

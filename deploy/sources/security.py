@@ -12,9 +12,9 @@ from config.tls import ListenTls, UpstreamTls
 from deploy.sources.credentials import kafka_python_login, own_credentials
 from deploy.sources.follow import Followed, Follower
 from deploy.sources.static_user import StaticUser
-from proxy.credentials import Credentials
-from proxy.identity import IdentityPolicy
-from proxy.tls import ClientTls, KeyPair, ServerTls, TlsSide
+from proxy.auth.identity import IdentityPolicy
+from proxy.tls.contexts import ClientTls, KeyPair, ServerTls, TlsSide
+from proxy.upstream.credentials import Credentials
 from quota.principal import PrincipalRules
 
 

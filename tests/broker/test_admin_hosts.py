@@ -31,7 +31,7 @@ from deploy.common import logs
 from deploy.kafka import KafkaCluster
 from deploy.metrics import Metrics, Status
 from deploy.sources.watch import ReloadState
-from proxy.observer import Counters
+from proxy.telemetry.observer import Counters
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.broker.test_ui import FLAGS, text

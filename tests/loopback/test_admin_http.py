@@ -19,7 +19,7 @@ from deploy.admin.app import AdminApp, AdminServer, bind
 from deploy.app.run import now_ms
 from deploy.metrics import Metrics, Status
 from deploy.sources.watch import ReloadState
-from proxy.observer import ConnectionInfo, Counters
+from proxy.telemetry.observer import ConnectionInfo, Counters
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable

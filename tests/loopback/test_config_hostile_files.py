@@ -32,8 +32,8 @@ from deploy.sources.quota_file import FileSource
 from deploy.sources.reading import MOST_SETTLING, Aside, FileReader, StuckError
 from deploy.sources.security import load_security
 from deploy.sources.watch import ReloadState, Watcher
-from proxy.credentials import Credentials, LoginError
-from proxy.tls import KeyPair, ServerTls, TlsFilesError
+from proxy.tls.contexts import KeyPair, ServerTls, TlsFilesError
+from proxy.upstream.credentials import Credentials, LoginError
 from quota import files
 from quota.entity import Kind
 from quota.files import in_memory, read_file
@@ -214,7 +214,10 @@ def test_openssl_gets_what_was_looked_at(tmp_path: Path, issued: Issued, monkeyp
     """It opens files by itself, and would wait for a FIFO that has taken the place of one in between."""
     key = tmp_path / "key"
     key.write_bytes(issued.key.read_bytes())
-    monkeypatch.setattr("proxy.tls.in_memory", lambda data: _after(in_memory(data), lambda: put("FIFO", key)))
+    monkeypatch.setattr(
+        "proxy.tls.contexts.in_memory",
+        lambda data: _after(in_memory(data), lambda: put("FIFO", key)),
+    )
     assert ServerTls(KeyPair(issued.chain, key)).expires_at_s is not None
 
 

@@ -26,7 +26,7 @@ from deploy.sources import quota_cluster
 from deploy.sources.quota_cluster import ClusterSource
 from deploy.sources.quota_file import MOST_WAITING, FileSource
 from deploy.sources.quota_source import QuotaSource
-from proxy.cluster import ClusterError
+from proxy.upstream.cluster import ClusterError
 from quota.admin import Changes, Entity, Quotas
 from quota.connections import ConnectionEntry, Scope
 from quota.entity import DEFAULT

@@ -11,7 +11,7 @@ from deploy.admin.explain import Moment, explanation_json, identity_of_connectio
 from deploy.admin.explain_text import explanation_text, throttled_text
 from deploy.app.throttle_log import QUIET_MS, ThrottleLog
 from deploy.cli.top import chosen, page, rows
-from proxy.observer import ConnectionInfo
+from proxy.telemetry.observer import ConnectionInfo
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.standing import standing

@@ -18,11 +18,11 @@ from deploy.metrics.security import security_families
 from deploy.sources.follow import Followed, Follower
 from deploy.sources.security import Security
 from deploy.sources.watch import ReloadState
+from proxy.auth.identity import IdentityPolicy
 from proxy.errors import CloseReason
-from proxy.identity import IdentityPolicy
-from proxy.observer import Counters
-from proxy.server import Proxy
+from proxy.listen.server import Proxy
 from proxy.settings import ProxySettings
+from proxy.telemetry.observer import Counters
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.metrics import Metrics, Status
 from deploy.sources.watch import ReloadState
-from proxy.observer import Counters
+from proxy.telemetry.observer import Counters
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
