@@ -23,7 +23,7 @@ AS_IMAGES := KQUOTA_PURE=0
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help lane accuracy evasion analysis demo test test-unit test-integration test-apiserver check audit bench load faults soak fuzz sanitize schema chart image-lock clean test-object-store report
+.PHONY: help lane accuracy evasion analysis demo test test-unit test-integration test-apiserver check audit bench load faults soak fuzz sanitize schema chart image-lock clean test-object-store report hooks release-check test-chart
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -112,6 +112,9 @@ REST = $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadsco
 ALONE = { code=$$?; if [ $$code -ne 1 ] || [ -z "$${CI:-}" ]; then (exit $$code); else echo "· what failed, once more, by itself" && \
 	timeout --signal=INT --kill-after=20 200 $(BIN)/python -m pytest --last-failed --last-failed-no-failures none -m 'not unit'; fi; }
 
+test-chart: $(VENV)/.dev ## The chart and the webhook, without a cluster (a part of test-integration)
+	@$(BIN)/python -m pytest -n 2 tests/system/test_chart.py tests/system/test_chart_analysis.py tests/system/test_webhook.py $(PYTEST_ARGS)
+
 test-apiserver: $(VENV)/.dev ## The chart and the webhook with a real Kubernetes API server (the first time builds it with Go: minutes)
 	@echo "· kube-apiserver and etcd, built if need be"; nice $(BIN)/python -m tests.support.apiserver_tools
 	@$(BIN)/python -m pytest tests/apiserver/with_apiserver.py $(PYTEST_ARGS)
@@ -164,6 +167,12 @@ audit: $(VENV)/.dev ## Known vulnerabilities of what the image pins (asks PyPI; 
 	@$(PIP) install -c deploy/constraints.txt 'pip-audit>=2.9,<3'
 	@for lock in sidecar analysis build; do echo "· deploy/image/$$lock.txt"; \
 		$(BIN)/pip-audit --strict --require-hashes --disable-pip --progress-spinner off -r deploy/image/$$lock.txt || exit; done
+
+hooks: $(VENV)/.dev ## Git hooks for this checkout: format and lint before a commit, check and the unit tests before a push
+	@$(BIN)/pre-commit install
+
+release-check: $(VENV)/.dev ## What a release would publish: built, read by twine, installed and used; left in dist (RELEASE_TAG=vX.Y.Z)
+	@$(BIN)/python -m tests.release_check $(if $(RELEASE_TAG),--tag $(RELEASE_TAG))
 
 clean: ## Remove .venv and caches of tools (the Kafka cache outside the project stays)
 	rm -rf $(VENV) demo-usage demo-reports .mypy_cache .ruff_cache .pytest_cache .hypothesis .fuzz *.egg-info build proxy/_lane.c proxy/_lane.*.so quota/_compiled

@@ -239,7 +239,7 @@ def _values(fleet: Fleet) -> Mapping[str, Column]:
         "cluster_id": F.when(F.col("app") % 3 == 0, "east").otherwise("west"),
         "namespace": F.concat(F.lit("team-"), (F.col("app") % 40).cast("string")),
         "pod": F.concat_ws("-", "user", "sidecar"),
-        "kquota_version": F.lit("0.1.0"),
+        "kquota_version": F.lit("0.2.0"),
         "user": F.col("user"),
         "client_id": client,
         "client_library": _library(1),

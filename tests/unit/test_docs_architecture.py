@@ -29,7 +29,11 @@ def test_each_module_says_what_it_is_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", sorted(str(path.relative_to(ROOT)) for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
+    "page",
+    sorted(
+        str(path.relative_to(ROOT))
+        for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]
+    ),
 )
 def test_links_lead_somewhere(page: str) -> None:
     path = ROOT / page

@@ -1,0 +1,80 @@
+"""The project's own tools, run for real: workflows by actionlint, hooks by pre-commit, a release up to publishing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests import release_check
+from tests.support import go_tools
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def actionlint() -> Path:
+    """Built by Go the first time."""
+    return go_tools.program("actionlint", "github.com/rhysd/actionlint/cmd/actionlint")
+
+
+def lint(program: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(program), "-no-color", *(str(path) for path in sorted((folder / ".github/workflows").iterdir()))]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def test_actionlint_has_nothing_to_say(actionlint: Path) -> None:
+    done = lint(actionlint, ROOT)
+    assert (done.returncode, done.stdout) == (0, ""), done
+
+
+def test_actionlint_would_say_something(actionlint: Path, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / ".github", tmp_path / ".github")
+    broken = tmp_path / ".github/workflows/ci.yml"
+    broken.write_text(broken.read_text().replace("matrix.python }}", "matrix.pyton }}"))
+    done = lint(actionlint, tmp_path)
+    assert done.returncode == 1
+    assert 'property "pyton" is not defined' in done.stdout
+
+
+def test_the_hooks_mend_what_is_committed(tmp_path: Path) -> None:
+    """A repository with this project's hooks and tools, and a badly formatted file in it."""
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+
+    for name in (".pre-commit-config.yaml", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / ".venv").symlink_to(ROOT / ".venv")
+    (tmp_path / "one.py").write_text('"""One."""\nimport os, sys\nprint( os,sys )\n')
+    assert run("git", "init", "--quiet").returncode == 0
+    assert run("git", "add", "one.py").returncode == 0
+    hooks = (sys.executable, "-m", "pre_commit", "run", "--files", "one.py")
+    first = run(*hooks)
+    assert first.returncode == 1, "files were changed"
+    assert (tmp_path / "one.py").read_text().endswith("print(os, sys)\n"), first.stdout
+    run(*hooks)
+    assert run(*hooks).returncode == 0
+
+
+def test_a_release_is_built_installed_and_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`make release-check`, without compiling: tests/system/test_lane_build.py and the image's tests do that."""
+    monkeypatch.setenv("KQUOTA_PURE", "1")
+    sdist, wheel, sums = release_check.check(ROOT, tmp_path / "dist")
+    with tarfile.open(sdist) as packed:
+        names = {name.partition("/")[2] for name in packed.getnames()}
+    assert {"setup.py", "quota/ledger.py", "quota/ledger.pxd", "LICENSE", "README.md"} <= names
+    installed = zipfile.ZipFile(wheel).namelist()
+    assert {"quota/ledger.py", "deploy/cli/main.py", "deploy/admin/ui/static/index.html"} <= set(installed)
+    assert not [name for name in installed if name.startswith(("tests/", "benchmarks/", "docs/"))]
+    assert len(sums.read_text().splitlines()) == 2
+
+
+def test_a_tag_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(release_check.NotFitError, match=r"the tag is v0\.0\.1, the version"):
+        release_check.check(ROOT, tmp_path / "dist", tag="v0.0.1")
