@@ -28,8 +28,12 @@ class Wait:
         self._moved_bytes = 0
 
     def look(self, passed_s: float, moved_bytes: int, *, begun: bool, our_turn: bool, min_bytes_per_s: float) -> float:
-        """`moved_bytes` is a running total; `our_turn` means that it is not the peer that something waits for."""
-        moved, self._moved_bytes = moved_bytes - self._moved_bytes, moved_bytes
+        """`moved_bytes` is a running total; `our_turn` means that it is not the peer that something waits for.
+
+        A total that is smaller than the last one is of a socket that is closed and tells nothing any more
+        (`proxy.io.kernel.send_queue`): nothing has moved, and no time is made up for it.
+        """
+        moved, self._moved_bytes = max(0, moved_bytes - self._moved_bytes), moved_bytes
         if not begun:
             self.waited_s = 0.0
         elif not our_turn:

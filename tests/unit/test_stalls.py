@@ -99,3 +99,12 @@ def test_the_time_before_the_first_request_counts_while_it_is_the_clients_turn()
         assert stalls.look(1.0, replace(QUIET, under_way=False)) is None
         assert stalls.look(1.0, replace(QUIET, under_way=False, owed=True)) is None
     assert stalls.look(1.0, replace(QUIET, under_way=False)) is CloseReason.PRE_AUTH_TIMEOUT
+
+
+def test_a_closed_socket_that_has_lost_its_count_is_no_slow_reader() -> None:
+    """`send_queue` says (0, 0) of one. 100 000 bytes fewer at 500 bytes/s would have been 200 s of waiting."""
+    stalls = Stalls(LIMITS)
+    assert stalls.look(5.0, replace(QUIET, unsent=True, acked_bytes=100_000)) is None
+    assert stalls.look(5.0, replace(QUIET, acked_bytes=0)) is None
+    assert stalls.look(59.0, replace(QUIET, unsent=True, acked_bytes=0)) is None, "counted from the beginning"
+    assert stalls.look(2.0, replace(QUIET, unsent=True, acked_bytes=0)) is CloseReason.SLOW_READER
