@@ -25,8 +25,9 @@ from deploy.admin.history import History
 from deploy.app.throttle_log import ThrottleLog
 from deploy.common import logs
 from deploy.common.heap import is_computing, let_go, settle, share_fairly, uncollected
+from deploy.common.version import kquota_version
 from deploy.export.exporter import new_exporter
-from deploy.metrics import Metrics, Status, kquota_version
+from deploy.metrics import Metrics, Status
 from deploy.metrics.held import held_families
 from deploy.metrics.security import security_families
 from deploy.sources.quota_cluster import ClusterSource

@@ -7,17 +7,18 @@ import platform
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from config.load import load, warnings_of
-from config.model import Config
 from config.problems import ConfigError, Problem
 from deploy.common.lean import UNUSED, without
 from deploy.common.text import ascii_json, json_text, say
 from deploy.redirect import cli as redirect_cli
-from quota.table import QuotaTable
+
+if TYPE_CHECKING:
+    from config.model import Config
+    from quota.table import QuotaTable
 
 OK, FAILED, WRONG_USE = 0, 1, 2
 MOST_PROBLEMS = 50
@@ -46,6 +47,8 @@ class Pacing(StrEnum):
 
 def _load_on_paper(path: Path) -> Config:
     """Load a configuration, or say what is wrong on stderr and exit with 2."""
+    from config.load import load
+
     try:
         return load(path, on_paper=True)
     except ConfigError as error:
@@ -79,6 +82,8 @@ def _print_problems(problems: list[Problem]) -> None:
 
 
 def _warn(config: Config) -> None:
+    from config.load import warnings_of
+
     for warning in warnings_of(config):
         say(f"warning: {warning}", err=True)
 
@@ -89,7 +94,7 @@ def _print_json(value: Any) -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from deploy.metrics import kquota_version
+        from deploy.common.version import kquota_version
         from proxy import lane
 
         say(f"kquota {kquota_version()}, Python {platform.python_version()}, data path: {lane.DESCRIPTION}")
@@ -131,6 +136,7 @@ def check(
     ] = False,
 ) -> None:
     """Check a configuration and print what it means; every problem is named with its place."""
+    from config.load import load
     from config.overlay import table_in_force
     from deploy.cli.check import summary_json, summary_text
 

@@ -5,6 +5,6 @@ about a millisecond and lets traffic through in between; scrapes that come faste
 """
 
 from deploy.metrics.gather import CONTENT_TYPE, Metrics
-from deploy.metrics.own import Status, kquota_version
+from deploy.metrics.own import Status
 
-__all__ = ["CONTENT_TYPE", "Metrics", "Status", "kquota_version"]
+__all__ = ["CONTENT_TYPE", "Metrics", "Status"]

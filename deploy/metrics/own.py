@@ -6,10 +6,10 @@ import platform
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from deploy.common.version import kquota_version
 from deploy.export.exporter import ExportState
 from deploy.metrics.families import by, counter, gauge
 from deploy.sources.quota_source import SourceState
@@ -18,14 +18,6 @@ from proxy.lane import COMPILED
 from quota.connections import Scope
 from quota.entity import Kind
 from quota.ledger import Ledger
-
-
-def kquota_version() -> str:
-    """The installed version; "unknown" when run from a source tree that is not installed."""
-    try:
-        return version("kquota")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 @dataclass(frozen=True, slots=True)

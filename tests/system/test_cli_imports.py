@@ -1,0 +1,47 @@
+"""What the command loads before it knows what it is for: asking for the version or for help takes no time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+NEEDLESS = {
+    "yaml", "kio", "trio", "starlette", "hypercorn", "prometheus_client", "structlog", "rich", "kafka",
+    "config.model", "proxy.session.session", "deploy.metrics",
+}  # fmt: skip
+LIST = "import json, sys; print(json.dumps(sorted(name for name, one in sys.modules.items() if one is not None)))"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["--help"], ["redirect", "--help"], ["run", "--help"]], ids=" ".join
+)
+def test_nothing_is_imported_that_is_not_needed(arguments: list[str]) -> None:
+    program = (
+        "import sys; from deploy.cli.main import main\n"
+        f"sys.argv = ['kquota', *{arguments!r}]\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        f"print(); {LIST}"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    loaded = set(json.loads(done.stdout.splitlines()[-1]))
+    assert "typer" in loaded
+    assert loaded & NEEDLESS == set()
+
+
+def test_the_version_takes_little_more_than_the_command_line_library() -> None:
+    """As a ratio, taken in turns, the best of five each: seconds would be the machine's."""
+
+    def best_s(*command: str) -> float:
+        took = []
+        for _ in range(5):
+            began = time.perf_counter()
+            subprocess.run([sys.executable, *command], check=True, capture_output=True)
+            took.append(time.perf_counter() - began)
+        return min(took)
+
+    assert best_s("-m", "deploy.cli.main", "--version") < 2.5 * best_s("-c", "import typer")
