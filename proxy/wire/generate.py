@@ -39,12 +39,12 @@ ADDRESSES: Final = {
     "Fetch": "leaders that moved (KIP-951); never seen by clients of kquota, which asks brokers with version 15",
     "Metadata": "all brokers",
     "FindCoordinator": "the coordinators",
-    "DescribeQuorum": "controllers (KIP-853)",
     "DescribeCluster": "all brokers, or all controllers when endpoint_type is 2 (KIP-919)",
     "ShareFetch": "leaders that moved (KIP-932)",
     "ShareAcknowledge": "leaders that moved (KIP-932)",
 }
 NOT_ADDRESSES: Final = {
+    "DescribeQuorum": "controllers (KIP-853), shown to administrators; no client of a broker connects to them",
     "StreamsGroupHeartbeat": "endpoints of Kafka Streams applications (KIP-1071), not of brokers",
     "StreamsGroupDescribe": "endpoints of Kafka Streams applications (KIP-1071), not of brokers",
 }
@@ -68,10 +68,7 @@ class Message:
 
     def program(self, version: int) -> Program:
         """The whole body in `version`."""
-        steps = tuple(_struct(self.fields, version, version in self.flexible, self.structs))
-        if self.name == "DescribeQuorumResponse":
-            steps = ((p.CONTROLLERS, 0), *steps)
-        return _merged(steps)
+        return _merged(tuple(_struct(self.fields, version, version in self.flexible, self.structs)))
 
     def carries_addresses(self) -> bool:
         """Whether any version has a struct with both a host and a port."""
@@ -315,7 +312,7 @@ _NAMES: Final = {
     getattr(p, name): name
     for name in (
         "SKIP", "STRING", "VARLEN", "BYTES", "ARRAY", "VARARRAY", "TAGS", "NULLABLE",
-        "NODE_ID", "ENDPOINT_TYPE", "CONTROLLERS", "HOST", "VARHOST", "PORT", "THROTTLE",
+        "NODE_ID", "ENDPOINT_TYPE", "HOST", "VARHOST", "PORT", "THROTTLE",
     )
 }  # fmt: skip
 

@@ -36,11 +36,10 @@ TAGS: Final = (
 NULLABLE: Final = 7  # Program: one byte, negative is null
 NODE_ID: Final = 8  # -: int32, the node that the next host and port belong to
 ENDPOINT_TYPE: Final = 9  # -: int8, 1 brokers, 2 controllers (KIP-919)
-CONTROLLERS: Final = 10  # -: nothing on the wire; the addresses of this message are controllers' addresses
-HOST: Final = 11  # -: a STRING that is a broker's host
-VARHOST: Final = 12  # -: a compact string that is a broker's host
-PORT: Final = 13  # n: n bytes (4, or 2 for uint16) that are the port of the host before it
-THROTTLE: Final = 14  # -: int32 throttle_time_ms
+HOST: Final = 10  # -: a STRING that is a broker's host
+VARHOST: Final = 11  # -: a compact string that is a broker's host
+PORT: Final = 12  # n: n bytes (4, or 2 for uint16) that are the port of the host before it
+THROTTLE: Final = 13  # -: int32 throttle_time_ms
 
 
 def read_uvarint(buf: Buffer, pos: int, limit: int) -> tuple[int, int]:

@@ -9,7 +9,6 @@ from typing import Final
 from proxy.wire.primitives import (
     ARRAY,
     BYTES,
-    CONTROLLERS,
     ENDPOINT_TYPE,
     HOST,
     NODE_ID,
@@ -252,9 +251,6 @@ ADDRESS_WALKS: Final[dict[int, tuple[tuple[int, int, Program], ...]]] = {
         (1, 2, ((SKIP, 6), (STRING, 0), (NODE_ID, 0), (HOST, 0), (PORT, 4))),
         (3, 3, ((SKIP, 6), (VARLEN, 0), (NODE_ID, 0), (VARHOST, 0), (PORT, 4))),
         (4, 6, ((SKIP, 4), (VARARRAY, ((VARLEN, 0), (NODE_ID, 0), (VARHOST, 0), (PORT, 4), (SKIP, 2), (VARLEN, 0), (TAGS, ()))))),
-    ),
-    55: (  # DescribeQuorum: controllers (KIP-853)
-        (2, 2, ((CONTROLLERS, 0), (SKIP, 2), (VARLEN, 0), (VARARRAY, ((VARLEN, 0), (VARARRAY, ((SKIP, 6), (VARLEN, 0), (SKIP, 16), (VARARRAY, ((SKIP, 44), (TAGS, ()))), (VARARRAY, ((SKIP, 44), (TAGS, ()))), (TAGS, ()))), (TAGS, ()))), (VARARRAY, ((NODE_ID, 0), (VARARRAY, ((VARLEN, 0), (VARHOST, 0), (PORT, 2), (TAGS, ()))), (TAGS, ()))))),
     ),
     60: (  # DescribeCluster: all brokers, or all controllers when endpoint_type is 2 (KIP-919)
         (0, 0, ((SKIP, 6), (VARLEN, 0), (VARLEN, 0), (SKIP, 4), (VARARRAY, ((NODE_ID, 0), (VARHOST, 0), (PORT, 4), (VARLEN, 0), (TAGS, ()))))),

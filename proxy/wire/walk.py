@@ -115,8 +115,6 @@ class Walker:
             elif code == p.NULLABLE:
                 self.need(pos + 1)
                 pos = pos + 1 if buf[pos] >= 0x80 else self.run(argument, pos + 1)
-            elif code == p.CONTROLLERS:
-                self._controllers = True
             if pos > limit:
                 self.need(pos)
         return pos

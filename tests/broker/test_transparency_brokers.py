@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from deploy.common.probe import ProbeError, brokers_seen_by
-from deploy.kafka import KafkaCluster
+from deploy.kafka import KafkaCluster, run_tool
+from deploy.kafka.ports import free_ports
 from tests.corpus.connections import ConnectionWatch
 from tests.corpus.job import Job, wait_for
 from tests.corpus.records import Record, read_confluent, send_aiokafka, send_confluent, send_kafka_python
@@ -308,3 +309,32 @@ def test_a_leader_that_dies_under_load_loses_nothing(kafka3: KafkaCluster, proxy
         found = stored(kafka3.bootstrap[0], topic)
         consuming.finish(until=max(found) + 1)
     check_promises(found, [producing], [consuming])
+
+
+def test_controllers_take_no_ports_of_brokers(kafka3: KafkaCluster) -> None:
+    """Three brokers, three ports: `kafka-metadata-quorum` shows the controllers where they are, all brokers work.
+
+    Controllers were given ports as well once: they used up the range, and the next broker found none.
+    """
+    (first,) = free_ports(1)
+    listen = {"broker_ports": f"{first}-{first + 2}"}
+    with sidecar(kafka3.bootstrap, listen=listen) as proxy:
+        told = run_tool(
+            "org.apache.kafka.tools.MetadataQuorumCommand",
+            ["--bootstrap-server", proxy.bootstrap, "describe", "--status"],
+            kafka3.version,
+        ).stdout
+        direct = run_tool(
+            "org.apache.kafka.tools.MetadataQuorumCommand",
+            ["--bootstrap-server", kafka3.bootstrap[0], "describe", "--status"],
+            kafka3.version,
+        ).stdout
+
+        def voters(text: str) -> list[str]:
+            return [line for line in text.splitlines() if line.startswith("CurrentVoters")]
+
+        assert len(voters(direct)) == 1
+        assert "endpoints" in direct, "Kafka 4 names the controllers' addresses"
+        assert voters(told) == voters(direct)
+        host, _, port = proxy.bootstrap.rpartition(":")
+        assert sorted(node for node, *_ in brokers_seen_by(host, int(port))) == [1, 2, 3]

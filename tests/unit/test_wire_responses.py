@@ -57,9 +57,7 @@ def never(node_id: int, host: str, port: int, kind: str) -> tuple[str, int]:
 
 
 def kind_of(key: int, message: object) -> str:
-    if key == apis.DESCRIBE_QUORUM or getattr(message, "endpoint_type", 1) == 2:
-        return "controller"
-    return "broker"
+    return "controller" if getattr(message, "endpoint_type", 1) == 2 else "broker"
 
 
 @pytest.mark.parametrize(("key", "version"), ADDRESSES)

@@ -149,14 +149,12 @@ def test_no_broker_address_is_left(vector: Vector) -> None:
     assert not any(port in found for port in ports)
     before, after = decoded(vector, vector.response), decoded(vector, found)
     if isinstance(before, dict):
-        kind = "controller" if vector.api_key == apis.DESCRIBE_QUORUM else "broker"
-        assert after == replaced(before, kind, -1)
+        assert after == replaced(before, "broker", -1)
     else:
         assert after == translated(before, to_sidecar)
     # And back: with the old addresses the frame is what the broker sent.
-    if vector.api_key != apis.DESCRIBE_QUORUM:
-        by_node = dict(addresses_in(before))
-        assert rewritten(vector.api_key, vector.version, found, lambda n, h, p, k: by_node[n]) == vector.response
+    by_node = dict(addresses_in(before))
+    assert rewritten(vector.api_key, vector.version, found, lambda n, h, p, k: by_node[n]) == vector.response
 
 
 def replaced(value: Any, kind: str, node_id: int) -> Any:
