@@ -23,7 +23,7 @@ AS_IMAGES := KQUOTA_PURE=0
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help lane accuracy evasion analysis demo test test-unit test-integration test-apiserver check audit bench load faults soak fuzz sanitize schema chart image-lock clean test-object-store report
+.PHONY: help classes lane accuracy evasion analysis demo test test-unit test-integration test-apiserver check audit bench load faults soak fuzz sanitize schema chart image-lock clean test-object-store report
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -90,15 +90,19 @@ check: $(VENV)/.dev ## Format, lint, types (strict), import rules, generated fil
 	@echo "· mypy --strict"; $(BIN)/mypy
 	@echo "· import rules"; $(BIN)/lint-imports --no-cache > .venv/imports.log || { cat .venv/imports.log; exit 1; }
 
+# Made once for each Java and set of jars, in the cache outside the project: each JVM of Kafka starts with half of the work.
+classes: $(VENV)/.dev
+	@$(BIN)/python -m deploy.kafka.prepare
+
 # pytest's 5 says that PYTEST_ARGS chose none of its tests: an error only where they chose none of the others either.
-test: check ## check, then the unit tests, then every other test with real brokers and real clients
+test: check classes ## check, then the unit tests, then every other test with real brokers and real clients
 	@unit=0; $(UNIT) $(PYTEST_ARGS) || unit=$$?; [ $$unit = 0 ] || [ $$unit = 5 ] || exit $$unit; \
 		rest=0; $(REST) $(PYTEST_ARGS) || $(ALONE) || rest=$$?; [ $$rest = 0 ] || { [ $$rest = 5 ] && [ $$unit = 0 ]; }
 
 test-unit: $(VENV)/.dev ## The unit tests alone: no processes, no network, no waiting (under a minute)
 	@$(UNIT) $(PYTEST_ARGS)
 
-test-integration: $(VENV)/.dev ## All tests but the unit tests: sockets, processes, brokers, Spark
+test-integration: $(VENV)/.dev classes ## All tests but the unit tests: sockets, processes, brokers, Spark
 	@$(REST) $(PYTEST_ARGS) || $(ALONE)
 
 # By folder, so that only those files are imported, and by marker as well, so that a file in PYTEST_ARGS runs once.
