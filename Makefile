@@ -97,24 +97,18 @@ classes: $(VENV)/.dev
 # pytest's 5 says that PYTEST_ARGS chose none of its tests: an error only where they chose none of the others either.
 test: check classes ## check, then the unit tests, then every other test with real brokers and real clients
 	@unit=0; $(UNIT) $(PYTEST_ARGS) || unit=$$?; [ $$unit = 0 ] || [ $$unit = 5 ] || exit $$unit; \
-		rest=0; $(REST) $(PYTEST_ARGS) || $(ALONE) || rest=$$?; [ $$rest = 0 ] || { [ $$rest = 5 ] && [ $$unit = 0 ]; }
+		rest=0; $(REST) $(PYTEST_ARGS) || rest=$$?; [ $$rest = 0 ] || { [ $$rest = 5 ] && [ $$unit = 0 ]; }
 
 test-unit: $(VENV)/.dev ## The unit tests alone: no processes, no network, no waiting (under a minute)
 	@$(UNIT) $(PYTEST_ARGS)
 
 test-integration: $(VENV)/.dev classes ## All tests but the unit tests: sockets, processes, brokers, Spark
-	@$(REST) $(PYTEST_ARGS) || $(ALONE)
+	@$(REST) $(PYTEST_ARGS)
 
 # By folder, so that only those files are imported, and by marker as well, so that a file in PYTEST_ARGS runs once.
 UNIT = $(BIN)/python -m pytest -n 2 --dist worksteal -o testpaths=tests/unit -m unit
 REST = $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder -m 'not unit' \
 	-o testpaths='tests/loopback tests/system tests/broker tests/spark'
-
-# Of these thousands of tests with brokers, JVMs and clocks on two cores, one may fail for what others did to the machine, or to
-# its process. In CI such a one is run again in a process of its own, with nothing beside it, and has to pass there.
-# Only after a whole run (pytest's exit code 1), and never for long: what fails by the dozen is broken. No unit test has that.
-ALONE = { code=$$?; if [ $$code -ne 1 ] || [ -z "$${CI:-}" ]; then (exit $$code); else echo "· what failed, once more, by itself" && \
-	timeout --signal=INT --kill-after=20 200 $(BIN)/python -m pytest --last-failed --last-failed-no-failures none -m 'not unit'; fi; }
 
 test-apiserver: $(VENV)/.dev ## The chart and the webhook with a real Kubernetes API server (the first time builds it with Go: minutes)
 	@echo "· kube-apiserver and etcd, built if need be"; nice $(BIN)/python -m tests.support.apiserver_tools
