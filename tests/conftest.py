@@ -47,8 +47,8 @@ LONG: Final = (
     "test_export",
     "test_faults_system",
     "test_evasion",
-    "test_load",
-    "test_benchmarks_smoke",
+    "test_load_live",
+    "test_benchmarks_tiny",
 )
 """Files that take longest, begun first (`--durations`): at the end no worker is left with one of them while the others
 have none. The first one brings all others of its group along (tests/support/schedule.py)."""
