@@ -5,7 +5,7 @@ SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 # Test files run side by side, each with brokers of its own: most of their time is spent waiting for throttles to end.
-PYTEST_WORKERS ?= 3
+PYTEST_WORKERS ?= 4
 SOAK_MINUTES ?= 30
 BIN := $(VENV)/bin
 # Usage records of the demo, and the reports on them.
@@ -23,7 +23,7 @@ AS_IMAGES := KQUOTA_PURE=0
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help lane accuracy evasion analysis demo test test-unit test-integration test-apiserver check audit bench load faults soak fuzz sanitize schema chart image-lock clean test-object-store report hooks release-check test-chart
+.PHONY: help classes lane accuracy evasion analysis demo test test-unit test-integration test-apiserver check audit bench load faults soak fuzz sanitize schema chart image-lock clean test-object-store report hooks release-check test-chart
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -90,27 +90,25 @@ check: $(VENV)/.dev ## Format, lint, types (strict), import rules, generated fil
 	@echo "· mypy --strict"; $(BIN)/mypy
 	@echo "· import rules"; $(BIN)/lint-imports --no-cache > .venv/imports.log || { cat .venv/imports.log; exit 1; }
 
+# Made once for each Java and set of jars, in the cache outside the project: each JVM of Kafka starts with half of the work.
+classes: $(VENV)/.dev
+	@$(BIN)/python -m deploy.kafka.prepare
+
 # pytest's 5 says that PYTEST_ARGS chose none of its tests: an error only where they chose none of the others either.
-test: check ## check, then the unit tests, then every other test with real brokers and real clients
+test: check classes ## check, then the unit tests, then every other test with real brokers and real clients
 	@unit=0; $(UNIT) $(PYTEST_ARGS) || unit=$$?; [ $$unit = 0 ] || [ $$unit = 5 ] || exit $$unit; \
-		rest=0; $(REST) $(PYTEST_ARGS) || $(ALONE) || rest=$$?; [ $$rest = 0 ] || { [ $$rest = 5 ] && [ $$unit = 0 ]; }
+		rest=0; $(REST) $(PYTEST_ARGS) || rest=$$?; [ $$rest = 0 ] || { [ $$rest = 5 ] && [ $$unit = 0 ]; }
 
 test-unit: $(VENV)/.dev ## The unit tests alone: no processes, no network, no waiting (under a minute)
 	@$(UNIT) $(PYTEST_ARGS)
 
-test-integration: $(VENV)/.dev ## All tests but the unit tests: sockets, processes, brokers, Spark
-	@$(REST) $(PYTEST_ARGS) || $(ALONE)
+test-integration: $(VENV)/.dev classes ## All tests but the unit tests: sockets, processes, brokers, Spark
+	@$(REST) $(PYTEST_ARGS)
 
 # By folder, so that only those files are imported, and by marker as well, so that a file in PYTEST_ARGS runs once.
 UNIT = $(BIN)/python -m pytest -n 2 --dist worksteal -o testpaths=tests/unit -m unit
 REST = $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder -m 'not unit' \
 	-o testpaths='tests/loopback tests/system tests/broker tests/spark'
-
-# Of these thousands of tests with brokers, JVMs and clocks on two cores, one may fail for what others did to the machine, or to
-# its process. In CI such a one is run again in a process of its own, with nothing beside it, and has to pass there.
-# Only after a whole run (pytest's exit code 1), and never for long: what fails by the dozen is broken. No unit test has that.
-ALONE = { code=$$?; if [ $$code -ne 1 ] || [ -z "$${CI:-}" ]; then (exit $$code); else echo "· what failed, once more, by itself" && \
-	timeout --signal=INT --kill-after=20 200 $(BIN)/python -m pytest --last-failed --last-failed-no-failures none -m 'not unit'; fi; }
 
 test-chart: $(VENV)/.dev ## The chart and the webhook, without a cluster (a part of test-integration)
 	@$(BIN)/python -m pytest -n 2 tests/system/test_chart.py tests/system/test_chart_analysis.py tests/system/test_webhook.py $(PYTEST_ARGS)

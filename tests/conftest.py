@@ -21,6 +21,9 @@ import structlog
 os.environ.setdefault("KQUOTA_PURE", "0")
 
 if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadScopeScheduling
+
     from tests.support.certificates import Authority
 
 HERE: Final = Path(__file__).parent
@@ -28,21 +31,27 @@ HERE: Final = Path(__file__).parent
 ROOMS: Final = ("unit", "loopback", "system", "broker", "spark")
 
 LONG: Final = (
-    "test_soak",
-    "test_faults_system",
-    "test_analysis_stream",
-    "test_faults",
-    "test_request_time_on_the_wire",
-    "test_sasl_clients",
-    "test_transparency",
-    "test_transparency_brokers",
     "test_analysis_plans",
+    "test_soak",
+    "test_transparency",
+    "test_image",
+    "test_request_time_on_the_wire",
+    "test_mutations_clients",
+    "test_kafka_embedded",
     "test_analysis_cluster",
-    "test_analysis_cli",
-    "test_export",
+    "test_sasl_clients",
+    "test_transparency_brokers",
     "test_demo",
+    "test_quota_admin_kafka",
+    "test_faults",
+    "test_export",
+    "test_faults_system",
+    "test_evasion",
+    "test_load_live",
+    "test_benchmarks_tiny",
 )
-"""Files that take minutes, begun first: at the end no worker is left with one of them while the others have none."""
+"""Files that take longest, begun first (`--durations`): at the end no worker is left with one of them while the others
+have none. The first one brings all others of its group along (tests/support/schedule.py)."""
 
 SPARK_LIMIT_S = 900
 """A test that is ended in the middle of a word with Java takes all later ones of its worker with it: better late."""
@@ -50,11 +59,7 @@ SPARK_LIMIT_S = 900
 
 QUARANTINE: Final[dict[str, str]] = {}
 """Tests that fail now and then, and why they may for now: node id without parameters -> reason. Each has two more
-tries, and the end of a run tells of them. It is for tests of the rooms without RERUNS."""
-
-RERUNS: Final = {"broker": 2} | ({"spark": 1} if os.environ.get("CI") else {})
-"""More tries in the rooms where brokers and JVMs stumble on a small, busy machine; the summary tells of each (R).
-A defect of ours fails each time. Elsewhere whatever is not in QUARANTINE passes the first time."""
+tries, and the end of a run tells of them. All others pass the first time, or the run fails."""
 
 hypothesis.settings.register_profile("dev", deadline=None)
 # The same examples in every run: a change fails for what it changed, and not for what chance found in old code.
@@ -89,8 +94,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
         if "spark" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SPARK_LIMIT_S))
-        if reruns := 2 if quarantined(item.nodeid) is not None else RERUNS.get(room or "", 0):
-            item.add_marker(pytest.mark.flaky(reruns=reruns))
+        if quarantined(item.nodeid) is not None:
+            item.add_marker(pytest.mark.flaky(reruns=2))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
+    """Files stay together, but for the exceptions of tests/support/schedule.py."""
+    from tests.support.schedule import Groups
+
+    return Groups(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_collection_finish() -> None:
@@ -114,10 +127,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     ]
     again = sorted({report.nodeid for outcome, report in reports if outcome == "rerun"})
     there = {report.nodeid for _, report in reports}
-    if there:
-        terminalreporter.write_line(f"in quarantine: {len(there)}, of which {len(again)} needed another try")
-        for nodeid in again:
-            terminalreporter.write_line(f"  {nodeid}: {quarantined(nodeid)}")
+    terminalreporter.write_line(f"in quarantine: {len(there)} tests, of which {len(again)} needed another try")
+    for nodeid in sorted(there):
+        terminalreporter.write_line(f"  {nodeid}{' (again)' if nodeid in again else ''}: {quarantined(nodeid)}")
 
 
 @pytest.fixture(autouse=True)

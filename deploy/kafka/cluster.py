@@ -49,6 +49,9 @@ LOG_TAIL_LINES = 40
 PORT_ATTEMPTS = 3
 
 _running: weakref.WeakSet[KafkaCluster] = weakref.WeakSet()
+_formatted: dict[tuple[object, ...], tuple[str, bytes]] = {}
+"""What StorageTool has written in this process (meta.properties, bootstrap.checkpoint), by its arguments save ids and
+ports, and the overrides: the next cluster of the same kind starts without that JVM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,24 +346,32 @@ class KafkaCluster:
 
     def _format(self, slot: _Slot) -> None:
         """Run StorageTool for the first node: it writes the features (a bootstrap record) and the identity."""
-        arguments = ["format", "--cluster-id", self._cluster_id, "--config", str(slot.folder / "server.properties")]
-        for feature in format_features(self.version):
-            arguments += ["--feature", feature]
+        told = [word for feature in format_features(self.version) for word in ("--feature", feature)]
         if self.security is not None:
-            arguments += self.security.format_arguments()
+            told += self.security.format_arguments()
+        kind = (self.version, *told, *sorted(self._overrides.items()))
+        if kind in _formatted:
+            self._write_storage(slot, *_formatted[kind])
+            return
+        ids = ["--cluster-id", self._cluster_id, "--config", str(slot.folder / "server.properties")]
+        arguments = ["format", *ids, *told]
         try:
             run_tool("kafka.tools.StorageTool", arguments, self.version)
         except ToolError as error:
             raise BrokerStartError(f"broker {slot.node_id}'s storage cannot be formatted: {error}") from None
+        _formatted[kind] = _read_storage(slot)
 
     def _copy_storage(self, source: _Slot, target: _Slot) -> None:
-        """Format another node without a JVM: the bootstrap record names no node, only meta.properties does."""
-        identity = (source.data / "meta.properties").read_text(encoding="utf-8").splitlines()
-        own = {"node.id": str(target.node_id), "directory.id": _random_id()}
-        pairs = [line.split("=", 1) for line in identity if "=" in line and not line.startswith("#")]
+        """Format another node without a JVM."""
+        self._write_storage(target, *_read_storage(source))
+
+    def _write_storage(self, slot: _Slot, identity: str, checkpoint: bytes) -> None:
+        """The bootstrap records name neither cluster nor node, only meta.properties does."""
+        own = {"cluster.id": self._cluster_id, "node.id": str(slot.node_id), "directory.id": _random_id()}
+        pairs = [line.split("=", 1) for line in identity.splitlines() if "=" in line and not line.startswith("#")]
         text = "".join(f"{key}={own.get(key, value)}\n" for key, value in pairs)
-        (target.data / "meta.properties").write_text(text, encoding="utf-8")
-        shutil.copy(source.data / "bootstrap.checkpoint", target.data)
+        (slot.data / "meta.properties").write_text(text, encoding="utf-8")
+        (slot.data / "bootstrap.checkpoint").write_bytes(checkpoint)
 
     def _launch(self, slots: Sequence[_Slot], start_limit_s: float, began: float | None = None) -> None:
         began = time.monotonic() if began is None else began
@@ -403,6 +414,11 @@ class KafkaCluster:
                 last = f"it sees brokers {sorted(broker.node_id for broker in seen)}"
             time.sleep(POLL_S)
         raise BrokerStartError(f"broker {slot.node_id} is not ready in time: {last}{_tail(slot)}")
+
+
+def _read_storage(slot: _Slot) -> tuple[str, bytes]:
+    identity = (slot.data / "meta.properties").read_text(encoding="utf-8")
+    return identity, (slot.data / "bootstrap.checkpoint").read_bytes()
 
 
 def _random_id() -> str:

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import IO, Any
 
+from deploy.kafka.archive import archive_arguments
 from deploy.kafka.errors import ToolError
 from deploy.kafka.jars import DEFAULT_VERSION, resolve
 from deploy.kafka.java import find_java
@@ -20,8 +21,9 @@ KILL_LIMIT_S = 5.0
 
 def java_command(main_class: str, args: Sequence[str], version: str, jvm: Sequence[str]) -> list[str]:
     """The command line that runs a class of Kafka's jars."""
-    classpath = ":".join(str(path) for path in resolve(version).classpath)
-    return [str(find_java()), *jvm, "-cp", classpath, main_class, *args]
+    java, jars = find_java(), resolve(version).classpath
+    classpath = ":".join(str(path) for path in jars)
+    return [str(java), *archive_arguments(version, java, jars), *jvm, "-cp", classpath, main_class, *args]
 
 
 def start_tool(

@@ -63,8 +63,8 @@ def test_two_throttles_at_once_cost_no_more_than_one(kafka: KafkaCluster, limite
     for client_id, (seconds, told) in runs.items():
         assert max(told) >= 1000, client_id
         assert seconds >= 1.0, client_id  # the thirteenth request waits at least for the twelfth's second
-    alone = max(runs["ours"][0], runs["theirs"][0])
-    assert runs["both"][0] < 1.2 * alone + 0.5, runs
+    # One throttle after the other would take as long as both together: half of that is one of them.
+    assert runs["both"][0] < 0.75 * (runs["ours"][0] + runs["theirs"][0]), runs
 
     def seconds(name: str, client_id: str) -> float:
         return limited.metric(name, client_id=client_id, user="ANONYMOUS")

@@ -9,10 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,20 +21,12 @@ import pytest
 
 from deploy.kafka.ports import free_ports
 from tests.support.sidecars import sidecar
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from deploy.kafka import KafkaCluster
 
 LIMIT_S = 20.0
-
-
-def until(what: Callable[[], Any], message: Callable[[], str] = lambda: "") -> Any:
-    """The first true answer within the limit."""
-    deadline_s = time.monotonic() + LIMIT_S
-    while not (answer := what()):
-        assert time.monotonic() < deadline_s, message()
-        time.sleep(0.02)
-    return answer
 
 
 @dataclass

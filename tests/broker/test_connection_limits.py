@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,19 +15,13 @@ import yaml
 
 from deploy.kafka import KafkaCluster
 from tests.support.sidecars import Sidecar, sidecar
+from tests.support.waiting import until
 
 API_VERSIONS_0 = struct.pack(">ihhih", 10, 18, 0, 99, -1)
 """ApiVersions v0, correlation id 99, null client-id."""
 STORM_FROM = "127.0.0.2"
 """Linux lets any address of 127/8 connect, so that two peers can be told apart on one machine."""
 RATE = 20
-
-
-def until(condition: Callable[[], object], limit_s: float = 30.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "never came"
-        time.sleep(0.1)
 
 
 def set_quotas(running: Sidecar, *quotas: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,10 @@ from quota.entity import Kind
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.support.sidecars import sidecar
+from tests.support.waiting import until
 
 LIMIT_S = 60.0
 RATE = 100_000
-
-
-def until(done: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> None:
-    deadline = time.monotonic() + limit_s
-    while not done():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def rows_of(directory: Path) -> list[record.Row]:

@@ -15,8 +15,8 @@ import pytest
 
 from deploy.grafana import generate
 from deploy.kafka import KafkaCluster
-from tests.broker.test_prometheus_rules import prometheus, value
 from tests.corpus.job import wait_for
+from tests.support.prometheus_tools import prometheus, value
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import sidecar
 

@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from deploy.kafka import (
 )
 from deploy.kafka import java as java_module
 from deploy.kafka.jars import LockedJar, read_lock
+from tests.support.waiting import until
 
 REPOSITORY = Path(__file__).parents[2]
 # Nothing listens on port 1, so every request through this "proxy" fails at once: for our code there is no network.
@@ -45,13 +45,6 @@ def each_version(request: pytest.FixtureRequest) -> KafkaCluster:
     cluster = request.getfixturevalue(request.param)
     assert isinstance(cluster, KafkaCluster)
     return cluster
-
-
-def wait_for(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {limit_s} s"
-        time.sleep(0.02)
 
 
 def alive(pid: int) -> bool:
@@ -185,7 +178,7 @@ def test_three_brokers_stop_start_and_grow(kafka3: KafkaCluster, topic: str) -> 
     assert [node.node_id for node in kafka3.nodes] == [1, 2]
     with pytest.raises(EmbeddedKafkaError, match="broker 3 is not running"):
         kafka3.node(3)
-    wait_for(lambda: {broker.node_id for broker in brokers_seen_by("127.0.0.1", kafka3.node(1).port)} == {1, 2})
+    until(lambda: {broker.node_id for broker in brokers_seen_by("127.0.0.1", kafka3.node(1).port)} == {1, 2})
     produce(kafka3, topic, [b"meanwhile"])
     assert kafka3.start_broker(3).port == port
 
@@ -218,7 +211,7 @@ def test_a_broker_is_added_and_crashes(topic: str) -> None:
         assert consume(cluster, topic, 1) == [b"one"]  # a crash loses nothing that Kafka had in the page cache
         assert cluster.ended() == ""
         os.kill(crashed.pid, signal.SIGKILL)
-        wait_for(lambda: cluster.ended() != "")
+        until(lambda: cluster.ended() != "")
         assert cluster.ended().startswith("broker 7 ended with code 137\n")  # 128 + SIGKILL; its last lines follow
         assert [node.node_id for node in cluster.nodes] == [1]
 
@@ -266,7 +259,7 @@ def test_no_jvm_survives_a_killed_parent(number: signal.Signals) -> None:
         assert [broker.node_id for broker in brokers_seen_by("127.0.0.1", int(port))] == [1]
         parent.send_signal(number)
         parent.wait()
-        wait_for(lambda: not alive(int(pid)) and not Path(directory).exists())
+        until(lambda: not alive(int(pid)) and not Path(directory).exists())
 
 
 def test_no_jvm_survives_its_killed_guardian() -> None:
@@ -274,7 +267,7 @@ def test_no_jvm_survives_its_killed_guardian() -> None:
         pid = cluster.nodes[0].pid
         guardian = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
         os.kill(guardian, signal.SIGKILL)
-        wait_for(lambda: not alive(pid))
+        until(lambda: not alive(pid))
         assert cluster.nodes == []
 
 

@@ -18,6 +18,7 @@ import pytest
 from config.overlay import load_overlay
 from tests.support.raw_client import ClosedByPeerError, RawClient, produce_message
 from tests.support.sidecars import Sidecar, sidecar
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from deploy.kafka import GuardedProcess, KafkaCluster
@@ -333,13 +334,6 @@ def limit_of(proxy: Sidecar, kind: str, name: str) -> float | None:
     return None if found["limit"] is None else float(found["limit"])
 
 
-def wait_for(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_the_clusters_quotas_are_enforced_as_they_change(kafka: KafkaCluster, java_tool: JavaTool, topic: str) -> None:
     """Set at the broker by kafka-configs. The broker would enforce them too: for ANONYMOUS, who is everybody here. So
     the sidecar calls everybody `alice`, a user whom the broker never sees."""
@@ -354,16 +348,16 @@ def test_the_clusters_quotas_are_enforced_as_they_change(kafka: KafkaCluster, ja
         assert produce(50_000) == 0
         configs(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=2000,{FETCH}=3000")
         configs("--alter", "--entity-type", "ips", "--entity-name", "10.1.2.3", "--add-config", f"{RATE}=10")
-        wait_for(lambda: limit_of(proxy, "produce", "alice") == 2000)
+        until(lambda: limit_of(proxy, "produce", "alice") == 2000)
         assert limit_of(proxy, "fetch", "alice") == 3000
         assert produce(50_000) > 1000
-        wait_for(lambda: describe(ours) == describe(broker))
+        until(lambda: describe(ours) == describe(broker))
         assert len(describe(ours)[1] or {}) == 2
         assert proxy.metric("kquota_quota_limit", kind="produce", user="alice") == 2000
         configs(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=9223372036854775807")
-        wait_for(lambda: limit_of(proxy, "produce", "alice") == 2.0**63)
+        until(lambda: limit_of(proxy, "produce", "alice") == 2.0**63)
         configs(*user("alice", "--alter"), "--delete-config", f"{PRODUCE},{FETCH}")
-        wait_for(lambda: limit_of(proxy, "produce", "alice") is None)
+        until(lambda: limit_of(proxy, "produce", "alice") is None)
         assert proxy.metric("kquota_quota_source_changes_total") >= 3
         assert proxy.metric("kquota_quota_source_last_poll_successful") == 1
         assert "PolicyViolationException: not through this kquota sidecar: quotas are managed in the cluster" in Tool(
@@ -376,7 +370,7 @@ def test_what_is_forwarded_comes_back_from_the_cluster_at_once(kafka: KafkaClust
     with quotas_removed_afterwards(kafka.bootstrap[0]) as broker, sidecar(kafka.bootstrap, quotas=quotas) as proxy:
         configs = Tool(java_tool, proxy.bootstrap)
         configs(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=1000000")
-        wait_for(lambda: limit_of(proxy, "produce", "alice") == 1_000_000)
+        until(lambda: limit_of(proxy, "produce", "alice") == 1_000_000)
         assert describe(broker)[1] == {frozenset({("user", "alice")}): {PRODUCE: 1_000_000.0}}
         assert "greater than 0" in configs.refused(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=0")
         assert proxy.metric("kquota_quota_alterations_total", outcome="forwarded") == 2
@@ -481,7 +475,7 @@ def test_the_main_file_may_be_edited_and_the_overlay_stays(kafka: KafkaCluster, 
             text.replace("consumer_byte_rate: 20", "consumer_byte_rate: 21\n    request_percentage: 5")
         )
         alice = frozenset({("user", "alice")})
-        wait_for(lambda: describe(admin)[1] == {alice: {PRODUCE: 11.0, TIME: 5.0}})
+        until(lambda: describe(admin)[1] == {alice: {PRODUCE: 11.0, TIME: 5.0}})
 
 
 def test_no_moment_is_bad_for_a_crash(kafka: KafkaCluster, tmp_path: Path) -> None:

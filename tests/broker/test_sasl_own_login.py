@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from deploy.kafka import KafkaCluster, run_tool
 from deploy.kafka.security import MECHANISMS
 from tests.support.secure_tools import PASSWORDS, token
 from tests.support.sidecars import Sidecar, sidecar
+from tests.support.waiting import until
 
 LISTENER = "SASL_PLAINTEXT"
 
@@ -23,13 +22,6 @@ def upstream(kafka: KafkaCluster, secret: Path, mechanism: str, user: str = "kqu
     if mechanism == "OAUTHBEARER":
         return {**where, "sasl": {"mechanism": mechanism, "token_file": str(secret)}}
     return {**where, "sasl": {"mechanism": mechanism, "username": user, "password_file": str(secret)}}
-
-
-def until(condition: Callable[[], object], running: Sidecar) -> None:
-    deadline = time.monotonic() + 40
-    while not condition():
-        assert time.monotonic() < deadline, running.log.read_text()[-3000:]
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -55,11 +47,14 @@ def test_a_wrong_password_is_said_and_the_right_one_is_taken_once_it_is_there(
     settings = upstream(kafka_secure, secret, "SCRAM-SHA-512")
     with sidecar([], upstream=settings, not_ready="refuses the login (error 58)") as running:
         secret.write_text(PASSWORDS["kquota"])
-        until(lambda: '"cluster reached"' in running.log.read_text(), running)
+        until(lambda: '"cluster reached"' in running.log.read_text(), lambda: running.log.read_text()[-3000:])
         secret.write_text("not-the-password")
-        until(lambda: running.log.read_text().count("refuses the login (error 58)") >= 2, running)
+        until(
+            lambda: running.log.read_text().count("refuses the login (error 58)") >= 2,
+            lambda: running.log.read_text()[-3000:],
+        )
         secret.write_text(PASSWORDS["kquota"])
-        until(lambda: running.log.read_text().count('"cluster reached"') >= 2, running)
+        until(lambda: running.log.read_text().count('"cluster reached"') >= 2, lambda: running.log.read_text()[-3000:])
         assert "password" not in running.log.read_text().replace(str(secret), "")
 
 
@@ -102,7 +97,7 @@ def test_delegation_tokens_are_charged_to_their_owner(kafka_secure: KafkaCluster
             assert done.returncode == 0
             assert seen_users(running) >= {user}
             if own:  # usage records go to the topic with the sidecar's own login
-                until(lambda: records(kafka_secure, "usage-of-tokens"), running)
+                until(lambda: records(kafka_secure, "usage-of-tokens"), lambda: running.log.read_text()[-3000:])
             assert hmac not in running.log.read_text() + running.metrics()
 
 

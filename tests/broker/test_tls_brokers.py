@@ -73,6 +73,9 @@ SUBJECTS = {
     "two-bytes": _name(Attribute(Oid.COMMON_NAME, "zwei", _ASN1Type.BMPString)),
 }
 
+OF_NEWER_JAVA = {"two-bytes": "CN=zwei"}
+"""Where Java changed its mind: 17.0.21.1 reads a BMPString as text, older Javas and `subject` as bytes."""
+
 
 @pytest.fixture(scope="module")
 def cluster(authority: Authority) -> Iterator[KafkaCluster]:
@@ -147,9 +150,10 @@ def test_names_are_the_brokers_own(cluster: KafkaCluster, authority: Authority, 
     for name, subject_name in SUBJECTS.items():
         issued = authority.issue_subject(name, subject_name)
         here = subject(in_pem(issued.chain.read_text())[0])
-        assert here == whoami(direct, authority, issued), name
+        there = whoami(direct, authority, issued)
+        assert there in (here, OF_NEWER_JAVA.get(name)), name
         try:
-            user = rules.user(here)
+            user = rules.user(there)
         except NoRuleError:
             refused += 1
             with pytest.raises((OSError, AssertionError)):

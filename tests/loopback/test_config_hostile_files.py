@@ -40,6 +40,7 @@ from quota.files import in_memory, read_file
 from quota.table import QuotaTable
 from tests.support.certificates import Authority, Issued
 from tests.support.hostile_files import KINDS, put, put_file, take_away
+from tests.support.scripted_broker import until
 
 LIMIT_S = 30.0
 UPSTREAM = 'upstream: {bootstrap: ["kafka:9092"]}\n'
@@ -48,13 +49,6 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 def quota(limit: int) -> str:
     return UPSTREAM + f"quotas: [{{client-id: c, producer_byte_rate: {limit}}}]\n"
-
-
-async def until(what: Callable[[], object]) -> None:
-    """Real files and real threads: look again until it is so, or fail."""
-    with trio.fail_after(LIMIT_S):
-        while not what():  # noqa: ASYNC110 - what is watched sets no event
-            await trio.sleep(0.005)
 
 
 # ---- one reading ----

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import resource
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from quota.connections import ConnectionEntry, Scope
 from quota.entity import DEFAULT
 from quota.overlay import UNLIMITED, from_cluster
 from quota.table import Entry, QuotaTable
+from tests.support.scripted_broker import until
 
 ALICE: Entity = (("user", "alice"),)
 BOB: Entity = (("user", "bob"),)
@@ -82,11 +83,6 @@ async def apply(source: QuotaSource, changes: Changes) -> str | None:
     source.apply("admin", changes, hear)
     await done.wait()
     return reasons[0]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - what is waited for is on the disk or in another task
-        await trio.sleep(0.01)
 
 
 # ---- the file -------------------------------------------------------------------------------------------------------

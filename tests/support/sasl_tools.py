@@ -14,6 +14,8 @@ from proxy.wire.messages import framed, request_header
 from tests.support.session_tools import Cut, from_broker, from_client, response, whole
 
 SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
+HEAD = base64.urlsafe_b64encode(b'{"alg":"none"}').rstrip(b"=").decode()
+"""Of unsecured tokens."""
 
 
 def handshake(mechanism: str, version: int = 1, correlation_id: int = 1) -> bytes:
@@ -48,6 +50,12 @@ def authenticate_response(
 def raw(token: bytes) -> bytes:
     """A message after SaslHandshake v0: a size and the token."""
     return framed(token)
+
+
+def jws(claims: bytes, *, standard: bool = False, padding: str = "") -> str:
+    """An unsecured token with just these bytes for its claims."""
+    encode = base64.standard_b64encode if standard else base64.urlsafe_b64encode
+    return f"{HEAD}.{encode(claims).decode().rstrip('=')}{padding}."
 
 
 def jwt(claims: dict[str, Any], signature: str = "") -> str:

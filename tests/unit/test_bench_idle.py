@@ -1,6 +1,5 @@
 """What idle cores are asked to do while the benchmarks measure (`benchmarks.rig.idle`)."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.rig import idle
-from tests.corpus.job import wait_for
 
 
 def _state(states: Path, cpu: int, number: int, latency: int, time_us: int) -> Path:
@@ -46,16 +44,6 @@ def test_a_machine_that_does_not_allow_it_is_measured_all_the_same(tmp_path: Pat
     _state(tmp_path, 0, 1, 1, 5_000)
     with idle.polling(device=tmp_path / "none", states=tmp_path) as idling:
         assert idling.refused == f"{tmp_path / 'none'}: No such file or directory"
-
-
-@pytest.mark.skipif(not os.access(idle.DEVICE, os.W_OK), reason="nobody may ask for a latency here")
-def test_idle_cores_poll_on_this_machine_while_they_are_asked_to() -> None:
-    if idle.IdleTime.now() == idle.IdleTime(0, 0):
-        pytest.skip("the kernel counts no idle states here")
-    with idle.polling() as idling:
-        # All cores may be busy with other tests at first.
-        wait_for("a core that polls", lambda: (idling.polling_share() or 0.0) > 0.0, 5.0)
-        assert idling.refused is None
 
 
 def test_the_command_line_can_leave_idle_cores_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

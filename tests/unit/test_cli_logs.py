@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 
 import pytest
 import structlog
 
 from deploy.common import logs
-
-
-@pytest.fixture(autouse=True)
-def default_logging() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 class Terminal(io.StringIO):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 from deploy.export.worker import Batch, SinkError, Worker
+from tests.support.waiting import until
 
 LIMIT_S = 20.0
 
@@ -41,13 +41,6 @@ class Sink:
 
 def batch(*lines: bytes) -> Batch:
     return Batch(list(lines), 1, 10_000, "date=2026-01-01/hour=00")
-
-
-def until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def ended(worker: Worker, within_s: float = LIMIT_S) -> None:

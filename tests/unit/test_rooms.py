@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from tests.conftest import LONG, QUARANTINE, ROOMS
+from tests.support.schedule import NO_SESSION, SESSION, SPLIT, group_of
 
 TESTS = Path(__file__).resolve().parents[1]
 FILES = sorted(TESTS.rglob("test_*.py"))
@@ -32,3 +33,16 @@ def test_what_is_named_is_there() -> None:
         file, _, name = test.partition("::")
         assert re.search(rf"^(async )?def {name}\(", (TESTS.parent / file).read_text(), re.MULTILINE), test
         assert len(reason) > 20, test
+
+
+def test_groups_are_files_but_for_spark_sessions_and_clusters_apart() -> None:
+    assert group_of("tests/broker/test_export.py::test_a[1]") == "tests/broker/test_export.py"
+    same = "tests/broker/test_transparency.py"
+    assert group_of(f"{same}::test_same_results[kafka_391-records.x]") == f"{same}::kafka_391"
+    assert group_of(f"{same}::test_the_sidecar_noticed_nothing_wrong[kafka]") == f"{same}::kafka"
+    assert group_of(f"{same}::test_another") == same
+    for path in FILES:
+        if path.parent.name == "spark":
+            group = group_of(f"{path.relative_to(TESTS.parent)}::test_a")
+            assert (group == SESSION) == ("spark: SparkSession" in path.read_text()), path.name
+    assert {*NO_SESSION, *SPLIT} <= {path.stem for path in FILES}

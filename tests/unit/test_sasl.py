@@ -315,7 +315,7 @@ def test_who_needs_no_login_although_others_do_is_told_as_such() -> None:
     from_client(one, request(API_VERSIONS, 0, 1, b""))
     assert told == []
     from_client(one, produce(2, 100))
-    assert told == [], "not before the broker has shown that it takes requests (tests/broker/test_before_login.py)"
+    assert told == [], "not before the broker has shown that it takes requests (tests/unit/test_before_login.py)"
     from_broker(one, response(API_VERSIONS, 0, 1, struct.pack(">hi", 0, 0)))
     from_broker(one, response(METADATA, 1, 2, struct.pack(">iihihi", 1, 1, 0, 9092, -1, 0)))
     assert told == [None]

@@ -10,7 +10,6 @@ import pytest
 from benchmarks.rig.accuracy_clients import Cell, Seen
 from benchmarks.suites import accuracy
 from benchmarks.suites.accuracy import Figures, Plan, Result, burst_windows, judge, phases, rate, settled_after
-from deploy.kafka import KafkaCluster
 
 CELL = Cell("c", "produce", 1000.0, 2, "t", 100)
 
@@ -93,14 +92,3 @@ def test_the_table_and_its_place(tmp_path: Path) -> None:
 def test_the_document_has_a_place_for_the_table() -> None:
     text = (Path(__file__).parents[2] / accuracy.DOCUMENT).read_text()
     assert text.count(accuracy.BEGIN) == 1
-
-
-def test_a_short_run(kafka: KafkaCluster, tmp_path: Path) -> None:
-    result = accuracy.measure(accuracy.QUICK, kafka, tmp_path, lambda _: None)
-    assert len(result.figures) == 4
-    for one in result.figures:
-        assert one.throttled > 0, one
-        assert one.burst_windows <= 1.3, one
-        # Six seconds, in which up to two that were lost to a busy machine may be made up for (ADR 0004).
-        assert 0.6 < one.ratio < 1.4, one
-        assert one.jain > 0.6, one

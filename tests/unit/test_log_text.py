@@ -1,16 +1,9 @@
-"""Names that steer terminals or pass for others: escaped in logs, in every command's output and in JSON for people."""
+"""Names that steer terminals or pass for others: escaped in logs, in tables and in JSON for people."""
 
 from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
-import threading
-import unicodedata
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +19,8 @@ from deploy.cli import top
 from deploy.cli.main import app
 from deploy.common import logs
 from deploy.common.text import json_text, readable_name, safe
-from deploy.kafka import KafkaCluster
 from quota.visible import visible
-from tests.corpus.job import wait_for
-from tests.support.raw_client import RawClient, produce_message
-from tests.support.sidecars import sidecar
+from tests.support.hostile_names import CLIENT, CLIENT_SHOWN, harmless, write_config
 
 SHOWN = {
     "\x00": r"\x00",
@@ -61,25 +51,11 @@ SHOWN = {
     "\U000e0041": r"\U000e0041",  # a tag character
 }
 HARMFUL = "".join(SHOWN)
-CLIENT = "a\x1b[2J\x9b31mb\u202egnol\u2028\x7f"
-"""A client-id as a client can send it: it is UTF-8."""
-CLIENT_SHOWN = r'"a\x1b[2J\x9b31mb\u202egnol\u2028\x7f"'
-
-
-@pytest.fixture(autouse=True)
-def default_logging() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-def harmless(text: str) -> bool:
-    """No character but line breaks that a terminal or a reader could take for something else."""
-    return all(c == "\n" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in text)
 
 
 def logged(style: str, event: str = "client", *, out: io.StringIO | None = None, **values: Any) -> str:
@@ -203,17 +179,7 @@ def test_problems_of_a_file_are_one_harmless_line_each(tmp_path: Path) -> None:
 
 @pytest.fixture
 def hostile_config(tmp_path: Path) -> Path:
-    config = tmp_path / "k.yaml"
-    values = {
-        "upstream": {"bootstrap": ["k:9092"]},
-        "identity": {"sources": ["static"], "static": f"user{CLIENT}"},
-        "quotas": [
-            {"client-id": CLIENT, "producer_byte_rate": 1000},
-            {"user": f"user{CLIENT}", "max_connections": 4},
-        ],
-    }
-    config.write_text(json.dumps(values))
-    return config
+    return write_config(tmp_path / "k.yaml")
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
@@ -230,65 +196,6 @@ def test_check_and_explain_show_names_as_top_does(command: list[str], options: l
         assert CLIENT_SHOWN in done.output
 
 
-def test_simulate_shows_names_as_codes(hostile_config: Path) -> None:
-    events = [
-        {"t_ms": 0, "kind": "produce", "user": "u", "client_id": CLIENT, "amount": 9000},
-        {"t_ms": 0, "kind": CLIENT, "user": "u", "client_id": CLIENT, "amount": 9000},
-    ]
-    command = [sys.executable, "-m", "deploy.cli.main", "simulate", "--config", str(hostile_config)]
-    text = "".join(json.dumps(event, ensure_ascii=False) + "\n" for event in events)
-    done = subprocess.run(command, input=text.encode(), capture_output=True, timeout=60)
-    assert done.returncode == 2
-    assert harmless(done.stdout.decode()), done.stdout
-    assert harmless(done.stderr.decode()), done.stderr
-    assert CLIENT in json.loads(done.stdout)["group"]
-
-
-@contextmanager
-def hostile_admin(answer: dict[str, Any], status: int = 200) -> Iterator[str]:
-    """Somebody's web server in place of a sidecar."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status, "no \x9b31m\x1b]0;owned\x07")
-            self.end_headers()
-            self.wfile.write(json.dumps(answer).encode())
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-@pytest.mark.parametrize("command", [["top", "--once"], ["explain"], ["explain", "--json"]], ids=" ".join)
-def test_an_answer_of_somebody_else_is_no_way_to_the_terminal(command: list[str]) -> None:
-    row = {
-        "kind": "produce", "user": CLIENT, "client_id": CLIENT, "limit": 1.0, "level": CLIENT, "mode": "enforce",
-        "observed": 1.0, "utilisation": 1.0, "throttled_for_ms": 0, "owed_ms": 0, "totals": {"throttle_ms": 0},
-    }  # fmt: skip
-    answer = {
-        "groups": [row], "connections": [], "total": 1,
-        "at": f"2026-01-01T{CLIENT}", "throttled": [], "decisions": [], "refused": [],
-    }  # fmt: skip
-    for status in (200, 500):
-        with hostile_admin(answer, status) as admin:
-            done = subprocess.run(
-                [sys.executable, "-m", "deploy.cli.main", *command, "--admin", admin], capture_output=True, timeout=60
-            )
-        assert done.returncode == (0 if status == 200 else 1)
-        output = (done.stdout + done.stderr).decode()
-        assert harmless(output), output
-        assert r"9b" in output
-
-
 def test_the_table_of_top_shows_the_same() -> None:
     console = Console(file=io.StringIO(), width=top.UNCUT)
     group = {
@@ -298,20 +205,3 @@ def test_the_table_of_top_shows_the_same() -> None:
     console.print(top.table(top.rows([group], {}, 1.0), 10, top.UNCUT))
     assert isinstance(console.file, io.StringIO)
     assert CLIENT_SHOWN in console.file.getvalue()
-
-
-def test_a_client_with_such_a_name_in_the_console_log_of_a_sidecar(kafka: KafkaCluster) -> None:
-    """The name comes over the wire; the log, `top` and `explain` of the running sidecar show the same text."""
-    quotas = [{"client-id": "<default>", "producer_byte_rate": 1000}]
-    with sidecar(kafka.bootstrap, quotas, log={"format": "console"}) as running:
-        with RawClient(f"127.0.0.1:{running.port}", CLIENT) as client:
-            client.ask(produce_message(9, client.topic("names"), [b"x" * 30_000]), 120)
-            wait_for("the log", lambda: CLIENT_SHOWN in running.log.read_text(errors="surrogateescape"))
-            shown = []
-            for command in (["top", "--once"], ["explain"], ["explain", "--client-id", CLIENT]):
-                whole = [sys.executable, "-m", "deploy.cli.main", *command, "--admin", running.admin]
-                shown.append(subprocess.run(whole, capture_output=True, timeout=60, check=True).stdout.decode())
-        log = running.log.read_bytes().decode()
-    for text in (log, *shown):
-        assert CLIENT_SHOWN in text
-        assert harmless(text), text

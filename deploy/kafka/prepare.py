@@ -1,0 +1,85 @@
+"""Make the archive of Kafka's classes (archive.py): `python -m deploy.kafka.prepare`; `make test` does."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from deploy.kafka.archive import archive_of
+from deploy.kafka.cluster import BROKER_HEAP, KafkaCluster
+from deploy.kafka.errors import EmbeddedKafkaError
+from deploy.kafka.jars import DEFAULT_VERSION, Progress, quiet, resolve
+from deploy.kafka.java import find_java
+from deploy.kafka.tools import QUICK_JVM, TOOL_HEAP, run_tool
+
+_DUMP_LIMIT_S: Final = 300.0
+_TOOL_ENDING: Final = ("--bootstrap-server", "{bootstrap}")
+TOOLS: Final[tuple[tuple[str, tuple[str, ...], str | None], ...]] = (
+    ("org.apache.kafka.tools.TopicCommand", ("--create", "--topic", "t", *_TOOL_ENDING), None),
+    ("kafka.admin.ConfigCommand", ("--describe", "--entity-type", "clients", *_TOOL_ENDING), None),
+    ("org.apache.kafka.tools.ConsoleProducer", ("--topic", "t", *_TOOL_ENDING), "one\ntwo\n"),
+    (
+        "org.apache.kafka.tools.consumer.ConsoleConsumer",
+        ("--topic", "t", "--from-beginning", "--max-messages", "2", "--group", "g", *_TOOL_ENDING),
+        None,
+    ),
+    ("kafka.tools.StorageTool", ("random-uuid",), None),
+)
+"""Programs whose classes are in the archive beside the broker's: class, arguments, standard input."""
+
+
+def make_archive(version: str = DEFAULT_VERSION, *, progress: Progress = quiet) -> Path:
+    """The archive; if there is none yet, a broker and some tools run to learn which classes they load.
+
+    Raises:
+        EmbeddedKafkaError: a broker or a tool does not run, or Java cannot write the archive.
+    """
+    java, classpath = find_java(), resolve(version).classpath
+    archive = archive_of(version, java, classpath)
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with (archive.parent / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever comes meanwhile waits, and finds it
+        if not archive.is_file():
+            progress(f"preparing the classes of Kafka {version} for quick starts")
+            with tempfile.TemporaryDirectory(prefix=".learning-", dir=archive.parent) as folder:
+                _dump(java, classpath, _loaded_classes(version, Path(folder)), Path(folder), archive)
+    return archive
+
+
+def _loaded_classes(version: str, folder: Path) -> list[str]:
+    """What a broker and the tools load, in the JVM's own notation."""
+
+    def learning(name: str) -> tuple[str, ...]:
+        return (*QUICK_JVM, f"-XX:DumpLoadedClassList={folder / name}.list")
+
+    with KafkaCluster.start(1, version, jvm=(*learning("broker"), *BROKER_HEAP)) as cluster:
+        for number, (main_class, arguments, stdin) in enumerate(TOOLS):
+            filled = [argument.format(bootstrap=cluster.bootstrap[0]) for argument in arguments]
+            run_tool(main_class, filled, version, stdin=stdin, jvm=(*learning(f"tool-{number}"), *TOOL_HEAP))
+    texts = [file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.list"))]
+    return list(dict.fromkeys(line for text in texts for line in text.splitlines()))
+
+
+def _dump(java: Path, classpath: Sequence[Path], classes: Sequence[str], folder: Path, archive: Path) -> None:
+    names, scratch = folder / "all.classes", folder / "classes.jsa"
+    names.write_text("\n".join(classes) + "\n", encoding="utf-8")
+    # The same collector as those that will use it: archived objects are laid out for one.
+    command = [str(java), "-XX:+UseSerialGC", "-Xshare:dump", "-Xlog:disable", "-Xlog:all=error:stderr"]
+    command += [f"-XX:SharedClassListFile={names}", f"-XX:SharedArchiveFile={scratch}"]
+    command += ["-cp", ":".join(str(path) for path in classpath)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_DUMP_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise EmbeddedKafkaError(f"{java} has not written an archive of classes in {_DUMP_LIMIT_S:g} s") from None
+    if done.returncode or not scratch.is_file():
+        raise EmbeddedKafkaError(f"{java} cannot write an archive of classes:\n{done.stderr.strip()[-2000:]}")
+    os.replace(scratch, archive)
+
+
+if __name__ == "__main__":
+    make_archive(progress=print)

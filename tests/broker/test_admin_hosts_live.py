@@ -1,0 +1,171 @@
+"""The admin port of a running sidecar and hosts that are not its own: probes, commands, pages in a browser."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from deploy.kafka import KafkaCluster
+from tests.broker.test_ui import FLAGS, text
+from tests.corpus.job import wait_for
+from tests.support.sidecars import Sidecar, sidecar
+
+
+@pytest.fixture(scope="module")
+def running(kafka: KafkaCluster) -> Iterator[Sidecar]:
+    quotas = [{"client-id": "<default>", "producer_byte_rate": 20_000}]
+    with sidecar(kafka.bootstrap, quotas) as one:
+        yield one
+
+
+def test_the_sidecar_knows_its_names_and_probes_pass(running: Sidecar) -> None:
+    with httpx.Client(base_url=running.admin, timeout=10) as client:
+        for path in ("/healthz", "/readyz", "/metrics"):
+            assert client.get(path).status_code == 200  # by address, as the kubelet and Prometheus do
+            assert client.get(path, headers={"host": socket.gethostname()}).status_code == 200
+            assert client.get(path, headers={"host": "evil.example"}).status_code == 421
+
+
+def test_a_list_in_the_configuration_counts(kafka: KafkaCluster) -> None:
+    with sidecar(kafka.bootstrap, []) as one, httpx.Client(base_url=one.admin, timeout=10) as client:
+        config = yaml.safe_load(one.config.read_text())
+        config["admin"]["allowed_hosts"] = ["kquota.example.com"]
+        one.config.write_text(yaml.safe_dump(config))
+        one.stop()
+        one.start_again()
+        assert client.get("/quotas", headers={"host": "kquota.example.com"}).status_code == 200
+        assert client.get("/quotas", headers={"host": "other.example.com"}).status_code == 421
+
+
+def test_a_command_that_is_refused_says_why(running: Sidecar) -> None:
+    port = running.admin.rsplit(":", 1)[1]
+    # 127.0.0.1 by a name that public DNS cannot have, and that the sidecar does not know
+    program = (
+        "import socket, sys; real = socket.getaddrinfo\n"
+        "socket.getaddrinfo = lambda host, *rest, **more: real('127.0.0.1', *rest, **more)\n"
+        "from deploy.cli.main import main; main()"
+    )
+    command = [sys.executable, "-c", program, "top", "--once", "--admin", f"http://rebound.example:{port}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "HTTP 421; This admin port does not answer to the host rebound.example" in done.stderr
+    assert "admin.allowed_hosts" in done.stderr
+
+
+PAGE = b"""<!doctype html><title>other</title><script>
+const admin = new URLSearchParams(location.search).get("admin");
+const said = {};
+const tries = {
+  cors: () => fetch(admin + "/quotas").then((a) => a.text()),
+  opaque: () => fetch(admin + "/quotas", {mode: "no-cors"}).then((a) => a.text())
+    .then((t) => t || Promise.reject("opaque")),
+  preflight: () => fetch(admin + "/quotas", {headers: {"x-more": "1"}}).then((a) => a.text()),
+  post: () => fetch(admin + "/quotas", {method: "POST", body: "x"}).then((a) => a.text()),
+  xhr: () => new Promise((yes, no) => { const x = new XMLHttpRequest(); x.open("GET", admin + "/connections");
+    x.onload = () => yes(x.responseText); x.onerror = () => no("error"); x.send(); }),
+  script: () => new Promise((yes, no) => { const s = document.createElement("script"); s.src = admin + "/ui/app.js";
+    s.onload = () => yes("ran"); s.onerror = () => no("error"); document.head.append(s); }),
+  style: () => new Promise((yes, no) => { const s = document.createElement("link"); s.rel = "stylesheet";
+    s.href = admin + "/ui/app.css"; s.onload = () => yes("applied"); s.onerror = () => no("error");
+    document.head.append(s); }),
+  frame: () => new Promise((yes, no) => { const f = document.createElement("iframe"); f.src = admin + "/ui/";
+    f.onload = () => { try { f.contentWindow.document.title; yes("same origin?"); } catch { no("cross-origin"); } };
+    document.documentElement.append(f); }),
+};
+Promise.all(Object.entries(tries).map(async ([name, attempt]) => {
+  try { said[name] = "READ: " + await attempt(); } catch (error) { said[name] = "refused: " + error; }
+})).then(() => { document.title = "done"; document.documentElement.dataset.said = JSON.stringify(said); });
+</script><a id="link">to the sidecar</a><script>document.getElementById("link").href = admin + "/ui/";</script>"""
+
+
+@contextmanager
+def other_origin() -> Iterator[int]:
+    """A web server of somebody else; yields its port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-type", "text/html; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(PAGE)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
+def chromium(*flags: str) -> Iterator[Any]:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    from tests.support.programs import program
+
+    found, driver_program = program("chromium", "chromium"), program("chromedriver", "chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = found
+    for argument in (*FLAGS, *flags):
+        options.add_argument(argument)
+    driver = webdriver.Chrome(options=options, service=Service(driver_program))
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+REBOUND = "--host-resolver-rules=MAP *.example 127.0.0.1"
+"""Names of others lead to this machine, as after a rebinding."""
+
+
+@pytest.mark.parametrize("page", ["127.0.0.1", "other.example"], ids=["same site", "another site"])
+def test_a_page_of_another_origin_reads_nothing(running: Sidecar, page: str) -> None:
+    from selenium.webdriver.common.by import By
+
+    with other_origin() as port, chromium(REBOUND) as driver:
+        driver.get(f"http://{page}:{port}/?admin={running.admin}")
+        wait_for("all attempts", lambda: driver.title == "done")
+        said = json.loads(driver.execute_script("return document.documentElement.dataset.said"))
+        assert len(said) == 8
+        assert {name: answer for name, answer in said.items() if not answer.startswith("refused")} == {}
+        # To follow a link is the person's own doing, and works.
+        driver.find_element(By.ID, "link").click()
+        wait_for("the page", lambda: driver.title == "kquota")
+        wait_for("the status", lambda: text(driver, "#status").startswith("ready"))
+
+
+def test_a_name_that_was_rebound_to_the_sidecar_reads_nothing(running: Sidecar) -> None:
+    """For the browser it is the page's own origin: only the sidecar can tell."""
+    port = running.admin.rsplit(":", 1)[1]
+    with chromium(REBOUND) as driver:
+        driver.get(f"http://rebound.example:{port}/ui/")
+        assert "does not answer to the host rebound.example" in text(driver, "body")
+        read = "return fetch('/quotas').then(async (a) => [a.status, await a.text()])"
+        status, answer = driver.execute_script(read)
+        assert status == 421
+        assert "groups" not in answer
+        # By the address the same page and the same question are answered.
+        driver.get(f"{running.admin}/ui/")
+        assert driver.title == "kquota"
+        status, answer = driver.execute_script(read)
+        assert status == 200
+        assert "groups" in json.loads(answer)

@@ -1,0 +1,57 @@
+"""JVMs start from an archive of Kafka's classes, and clusters of one kind are formatted once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deploy.kafka import DEFAULT_VERSION, KafkaCluster, find_java, resolve, run_tool
+from deploy.kafka.archive import archive_arguments, archive_of
+from deploy.kafka.prepare import make_archive
+from deploy.kafka.tools import QUICK_JVM, TOOL_HEAP
+
+TOOL = ("kafka.tools.StorageTool", ["random-uuid"])
+
+
+@pytest.fixture(scope="module")
+def archive() -> Path:
+    return make_archive()
+
+
+def test_there_is_one_archive_for_java_and_the_jars(archive: Path) -> None:
+    jars = resolve(DEFAULT_VERSION).classpath
+    assert archive == archive_of(DEFAULT_VERSION, find_java(), jars)
+    assert archive_arguments(DEFAULT_VERSION, find_java(), jars) == [f"-XX:SharedArchiveFile={archive}"]
+    # Of other jars there is none, and JVMs start without.
+    assert archive_arguments(DEFAULT_VERSION, find_java(), jars[1:]) == []
+
+
+def test_the_jvm_takes_its_classes_from_there(archive: Path) -> None:
+    """`-Xshare:on` ends a JVM that cannot use its archive; the log names the source of each class."""
+    jvm = ("-Xshare:on", "-Xlog:class+load:stderr", *(flag for flag in QUICK_JVM if "share" not in flag), *TOOL_HEAP)
+    lines = run_tool(*TOOL, jvm=jvm).stderr.splitlines()
+    loaded = [line for line in lines if " org.apache.kafka." in line]
+    assert loaded
+    shared = [line for line in loaded if "shared objects file" in line]
+    assert len(shared) > 0.9 * len(loaded), [line for line in loaded if line not in shared]
+
+
+@pytest.mark.parametrize("content", [b"", b"something else"], ids=["empty", "foreign"])
+def test_a_file_that_is_no_archive_is_none(content: bytes, tmp_path: Path) -> None:
+    other = tmp_path / "other.jsa"
+    other.write_bytes(content)
+    done = run_tool(*TOOL, jvm=(*QUICK_JVM, *TOOL_HEAP, f"-XX:SharedArchiveFile={other}"))
+    assert len(done.stdout.strip()) == 22  # a Uuid in base 64, and not a word of the JVM
+    assert done.stderr == ""
+
+
+def test_the_next_cluster_is_formatted_without_a_jvm_and_has_ids_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = []
+    for _ in range(2):
+        with KafkaCluster.start(1) as cluster:
+            text = (cluster.directory / "broker-1" / "data" / "meta.properties").read_text()
+            ids.append(dict(line.split("=", 1) for line in text.splitlines() if not line.startswith("#")))
+        monkeypatch.setattr("deploy.kafka.cluster.run_tool", lambda *_: pytest.fail("a JVM was started"))
+    for name, different in {"cluster.id": True, "directory.id": True, "node.id": False, "version": False}.items():
+        assert (ids[0][name] != ids[1][name]) == different, name

@@ -1,0 +1,60 @@
+"""Our alerting and recording rules, and a real Prometheus that evaluates them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from deploy.kafka.ports import free_ports
+from tests.support.programs import program
+from tests.support.sidecars import Sidecar
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "deploy" / "prometheus"
+RULES = FOLDER / "kquota.rules.yaml"
+
+
+def rules() -> list[dict[str, Any]]:
+    """Each rule of the file, of all groups."""
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
+@contextmanager
+def prometheus(running: Sidecar, folder: Path) -> Iterator[str]:
+    """A Prometheus that scrapes this sidecar every second, with our rules; its URL."""
+    (port,) = free_ports(1)
+    target = {"targets": [running.admin.removeprefix("http://")], "labels": {"namespace": "shop", "pod": "shop-0"}}
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(RULES)],
+        "scrape_configs": [{"job_name": "kquota", "static_configs": [target]}],
+    }
+    (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
+    command = [
+        program("prometheus", "prometheus"),
+        f"--config.file={folder}/prometheus.yaml",
+        f"--storage.tsdb.path={folder}/data",
+    ]
+    command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
+    with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+
+
+def value(url: str, query: str) -> float | None:
+    """The value of the one series that a query gives; None if there is none yet, or Prometheus is not up yet."""
+    try:
+        answer = httpx.get(f"{url}/api/v1/query", params={"query": query}, timeout=10)
+    except httpx.TransportError:
+        return None
+    found = answer.json()["data"]["result"] if answer.status_code == 200 else []
+    assert len(found) <= 1, found
+    return float(found[0]["value"][1]) if found else None

@@ -1,0 +1,36 @@
+"""Which tests stay together when several processes share them: those of a file, as they share its fixtures.
+
+Two exceptions: all files that use a Spark session are one group, so that one process has one session, and a file whose
+clusters have nothing in common is several groups. Groups begin in the order in which their tests are collected.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from xdist.scheduler import LoadScopeScheduling
+
+SESSION: Final = "tests/spark/conftest.py"
+NO_SESSION: Final = ("test_analysis_cli", "test_analysis_cluster")
+"""Files of the Spark room that start Spark as programs, and have no session."""
+SPLIT: Final = {"test_transparency": re.compile(r"\[(kafka3|kafka_391|kafka)\b")}
+"""Files that are split, and what of a test's parameters names its part."""
+
+
+def group_of(nodeid: str) -> str:
+    """The group of one test."""
+    file, _, test = nodeid.partition("::")
+    path = Path(file)
+    if path.parent.name == "spark" and path.stem not in NO_SESSION:
+        return SESSION
+    part = SPLIT[path.stem].search(test) if path.stem in SPLIT else None
+    return f"{file}::{part[1]}" if part else file
+
+
+class Groups(LoadScopeScheduling):
+    """`--dist loadfile` with these groups."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)

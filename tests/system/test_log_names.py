@@ -1,0 +1,81 @@
+"""Names that steer terminals or pass for others: escaped in logs, in every command's output and in JSON for people."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.hostile_names import CLIENT, harmless, write_config
+
+
+@pytest.fixture
+def hostile_config(tmp_path: Path) -> Path:
+    return write_config(tmp_path / "k.yaml")
+
+
+def test_simulate_shows_names_as_codes(hostile_config: Path) -> None:
+    events = [
+        {"t_ms": 0, "kind": "produce", "user": "u", "client_id": CLIENT, "amount": 9000},
+        {"t_ms": 0, "kind": CLIENT, "user": "u", "client_id": CLIENT, "amount": 9000},
+    ]
+    command = [sys.executable, "-m", "deploy.cli.main", "simulate", "--config", str(hostile_config)]
+    text = "".join(json.dumps(event, ensure_ascii=False) + "\n" for event in events)
+    done = subprocess.run(command, input=text.encode(), capture_output=True, timeout=60)
+    assert done.returncode == 2
+    assert harmless(done.stdout.decode()), done.stdout
+    assert harmless(done.stderr.decode()), done.stderr
+    assert CLIENT in json.loads(done.stdout)["group"]
+
+
+@contextmanager
+def hostile_admin(answer: dict[str, Any], status: int = 200) -> Iterator[str]:
+    """Somebody's web server in place of a sidecar."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status, "no \x9b31m\x1b]0;owned\x07")
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize("command", [["top", "--once"], ["explain"], ["explain", "--json"]], ids=" ".join)
+def test_an_answer_of_somebody_else_is_no_way_to_the_terminal(command: list[str]) -> None:
+    row = {
+        "kind": "produce", "user": CLIENT, "client_id": CLIENT, "limit": 1.0, "level": CLIENT, "mode": "enforce",
+        "observed": 1.0, "utilisation": 1.0, "throttled_for_ms": 0, "owed_ms": 0, "totals": {"throttle_ms": 0},
+    }  # fmt: skip
+    answer = {
+        "groups": [row], "connections": [], "total": 1,
+        "at": f"2026-01-01T{CLIENT}", "throttled": [], "decisions": [], "refused": [],
+    }  # fmt: skip
+    for status in (200, 500):
+        with hostile_admin(answer, status) as admin:
+            done = subprocess.run(
+                [sys.executable, "-m", "deploy.cli.main", *command, "--admin", admin], capture_output=True, timeout=60
+            )
+        assert done.returncode == (0 if status == 200 else 1)
+        output = (done.stdout + done.stderr).decode()
+        assert harmless(output), output
+        assert r"9b" in output

@@ -1,0 +1,86 @@
+"""Alerting and recording rules: checked and unit-tested by promtool, explained in the runbook, fed with our metrics."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.programs import program
+from tests.support.prometheus_tools import FOLDER, ROOT, RULES, rules
+from tests.unit.test_metrics_docs import everything
+
+
+def alerts() -> list[dict[str, Any]]:
+    return [rule for rule in rules() if "alert" in rule]
+
+
+@pytest.fixture(scope="module")
+def promtool() -> str:
+    return program("promtool", "prometheus")
+
+
+def run(promtool: str, *arguments: str) -> str:
+    done = subprocess.run([promtool, *arguments], cwd=FOLDER, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_promtool_accepts_the_rules(promtool: str) -> None:
+    assert f"{len(rules())} rules found" in run(promtool, "check", "rules", RULES.name)
+
+
+def test_each_alert_fires_when_it_shall_and_only_then(promtool: str) -> None:
+    assert "SUCCESS" in run(promtool, "test", "rules", "kquota.rules.test.yaml")
+    tests = yaml.safe_load((FOLDER / "kquota.rules.test.yaml").read_text())["tests"]
+    checks = [check for test in tests for check in test.get("alert_rule_test", [])]
+    firing = {check["alertname"] for check in checks if check.get("exp_alerts")}
+    assert firing == {rule["alert"] for rule in alerts()}
+
+
+def test_a_broken_rule_is_noticed(promtool: str, tmp_path: Path) -> None:
+    for name in (RULES.name, "kquota.rules.test.yaml"):
+        shutil.copy(FOLDER / name, tmp_path)
+    text = RULES.read_text()
+    (tmp_path / RULES.name).write_text(text.replace("ratio_rate5m) > 0.25", "ratio_rate5m) > 0.75"))
+    command = [promtool, "test", "rules", "kquota.rules.test.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "KquotaClientThrottledForLong" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("rule", alerts(), ids=lambda rule: str(rule["alert"]))
+def test_each_alert_has_a_severity_and_a_runbook(rule: dict[str, Any]) -> None:
+    assert rule["labels"]["severity"] in ("critical", "warning", "info")
+    page, _, anchor = rule["annotations"]["runbook"].partition("#")
+    headings = re.findall(r"^## (\S+)$", (ROOT / page).read_text(), re.MULTILINE)
+    assert anchor in [heading.lower() for heading in headings]
+    assert anchor == rule["alert"].lower()
+    assert {"summary", "description"} <= rule["annotations"].keys()
+
+
+def test_rules_use_metrics_that_exist() -> None:
+    documented = set(re.findall(r"^\| `(kquota_\w+)`", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE))
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    for rule in rules():
+        used = set(re.findall(r"\bkquota[_:][\w:]+", rule["expr"]))
+        assert used, rule
+        assert used <= documented | recorded, rule
+
+
+async def test_promtool_has_no_complaint_about_names_types_and_help(promtool: str) -> None:
+    text = await everything()
+
+    def check(data: bytes) -> tuple[int, str]:
+        done = subprocess.run([promtool, "check", "metrics"], input=data, capture_output=True, timeout=60, check=False)
+        return done.returncode, (done.stdout + done.stderr).decode()
+
+    assert check(text) == (0, "")
+    code, complaint = check(text.replace(b"kquota_quota_limit", b"kquota_quotaLimit"))
+    assert code != 0
+    assert "snake_case" in complaint
