@@ -16,7 +16,7 @@ from benchmarks.evasion.neighbour import WAYS
 from benchmarks.evasion.rows import Row
 from benchmarks.evasion.run import WINDOW_NUM, child, line_of, with_prefix, work_of
 from benchmarks.evasion.stage import NEIGHBOUR, Stage, sidecars
-from benchmarks.stats import percentile
+from benchmarks.report.stats import percentile
 
 SLOWED = 1.5
 """The neighbour's p99 beside an attack is at most so many times that of alone."""

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.rawclient import BenchmarkRequestError, side_by_side
+from benchmarks.rig.rawclient import BenchmarkRequestError, side_by_side
 
 PER_S = 100.0
 SLICE_S = 5.0
