@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.evasion import frames
 from benchmarks.evasion.logins import authenticate, authenticated, handshake, handshake_error, steps
-from benchmarks.evasion.rows import SOURCES, Row
+from benchmarks.evasion.rows import LOOPBACK, Row
 from benchmarks.evasion.wire import Address, RefusedError, Wire
 
 PATIENCE_S = 60.0
@@ -28,6 +28,7 @@ RELOGIN_EVERY_S = 1.1
 REST_S = 0.05
 """After a failure: an attacker that is refused does not spin."""
 SHARE_WAIT_S = 0.2
+UNKNOWN_TOPIC = 3
 
 
 @dataclass
@@ -45,6 +46,10 @@ class Work:
     authority: str | None
     tokens: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Delegation tokens (id, HMAC) by row."""
+    certificates: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Files of clients' certificates and their keys, by row."""
+    kerberos: dict[str, str] = field(default_factory=dict)
+    """Environment variables of MIT's Kerberos."""
 
 
 @dataclass
@@ -86,8 +91,10 @@ class Attacker:
             per_s = row.offer * row.limit / min(row.size, 100_000)
         self._step_s = 1.0 / per_s
         self._tls = None
-        if row.door == "tls":
+        if row.door in ("tls", "certificate"):
             self._tls = ssl.create_default_context(cafile=work.authority)
+            if row.name in work.certificates:
+                self._tls.load_cert_chain(*work.certificates[row.name])
         self._frame = b""
         if row.attack == "produce" and row.flavour != "names":
             self._frame = self._produce()
@@ -130,13 +137,15 @@ class Attacker:
         row = self.row
         if row.mode != "persistent":
             await self._turn(row.depth)
-        source = SOURCES[index % row.sources] if row.sources > 1 else None
+        (host, port), source = self.work.doors[row.door], row.source(index)
+        if source is not None:
+            host = LOOPBACK[source[:3]]
         async with asyncio.timeout(PATIENCE_S):
-            wire = await Wire.open(self.work.doors[row.door], source, self._tls)
+            wire = await Wire.open((host, port), source, self._tls)
         self.seen.connections += 1
         here: dict[str, Any] = {"kept": kept, "index": index, "first": True}
         try:
-            if row.door == "sasl":
+            if row.door in ("sasl", "kerberos"):
                 await self._login(wire, row.user)
                 here["login"] = time.monotonic()
             if row.mode != "persistent":
@@ -339,9 +348,25 @@ class Attacker:
     # ---- other requests
 
     async def _request_once(self, wire: Wire, _count: int, _here: dict[str, Any]) -> None:
-        await self._ask(wire, frames.describe_broker(self.client_id))
+        match self.row.flavour:
+            case "small":
+                frame = frames.metadata_of_nothing(self.client_id)
+            case "validate":
+                frame = frames.create_topics(7, [f"{self.topic}-x"], 1, self.client_id, validate_only=True)
+            case _:
+                frame = frames.describe_broker(self.client_id)
+        await self._ask(wire, frame)
 
-    async def _mutate_once(self, wire: Wire, _count: int, _here: dict[str, Any]) -> None:
+    async def _mutate_once(self, wire: Wire, _count: int, here: dict[str, Any]) -> None:
+        flavour = self.row.flavour
+        if flavour.startswith("partitions"):
+            await self._partitions(wire, here, version=1 if flavour.endswith("old") else 3)
+        elif flavour.startswith("delete"):
+            await self._delete(wire, here, version=4 if flavour.endswith("old") else 5)
+        else:
+            await self._create(wire)
+
+    async def _create(self, wire: Wire) -> None:
         row = self.row
         names = [f"{self.topic}-x{next(self._number)}" for _ in range(row.size)]
         version = 4 if row.flavour == "old" else 7
@@ -353,10 +378,42 @@ class Attacker:
         ids = frames.created_ids(answer)
         self.seen.add(len(ids))
         if row.flavour == "ids" and ids:
-            left = ids
             async with asyncio.timeout(PATIENCE_S):
-                deleted = frames.deleted_count(await wire.ask(frames.delete_topics_by_id(left, self.client_id)))
+                deleted = frames.deleted_count(await wire.ask(frames.delete_topics_by_id(ids, self.client_id)))
             self.seen.add(deleted)
+
+    async def _made(self, wire: Wire, kept: dict[str, Any]) -> str:
+        """A topic of one partition, by a client without a quota; the same one until it is dropped from `kept`."""
+        if "topic" not in kept:
+            name = f"{self.topic}-y{next(self._number)}"
+            async with asyncio.timeout(PATIENCE_S):
+                if not frames.created_ids(await wire.ask(frames.create_topics(7, [name], 1, "maker"))):
+                    raise RefusedError(f"{name} was not created")
+            kept |= {"topic": name, "partitions": 1}
+        return str(kept["topic"])
+
+    async def _partitions(self, wire: Wire, here: dict[str, Any], *, version: int) -> None:
+        kept = here["kept"]
+        topic, count = await self._made(wire, kept), kept["partitions"] + 1
+        answer = await self._ask(wire, frames.create_partitions(version, topic, count, self.client_id))
+        if answer is None:
+            return
+        if error := frames.one_error(answer, flexible=version >= 2):
+            self.seen.errors[f"CreatePartitions: error {error}"] += 1
+        else:
+            kept["partitions"] = count
+            self.seen.add(1)
+
+    async def _delete(self, wire: Wire, here: dict[str, Any], *, version: int) -> None:
+        topic = await self._made(wire, here["kept"])
+        answer = await self._ask(wire, frames.delete_topics([topic], self.client_id, version))
+        if answer is None:
+            return
+        if error := frames.one_error(answer):
+            self.seen.errors[f"DeleteTopics: error {error}"] += 1
+        if error in (0, UNKNOWN_TOPIC):
+            del here["kept"]["topic"]
+            self.seen.add(not error)
 
 
 async def attack(work: Work) -> list[Seen]:
@@ -377,6 +434,7 @@ def main() -> int:
     told["rows"] = [Row(**row) for row in told["rows"]]
     told["doors"] = {name: tuple(address) for name, address in told["doors"].items()}
     work = Work(**told)
+    os.environ |= work.kerberos
     print("ready", flush=True)
     if sys.stdin.readline().strip() != "go":
         return 1

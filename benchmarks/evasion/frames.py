@@ -11,8 +11,8 @@ from crc32c import crc32c
 
 from proxy.wire.primitives import uvarint
 
-PRODUCE, FETCH, CREATE_TOPICS, DELETE_TOPICS, DESCRIBE_CONFIGS = 0, 1, 19, 20, 32
-INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN, RENEW_DELEGATION_TOKEN, SHARE_FETCH = 22, 24, 39, 78
+PRODUCE, FETCH, METADATA, CREATE_TOPICS, DELETE_TOPICS, DESCRIBE_CONFIGS = 0, 1, 3, 19, 20, 32
+INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN, CREATE_PARTITIONS, RENEW_DELEGATION_TOKEN, SHARE_FETCH = 22, 24, 37, 39, 78
 PRODUCE_VERSION = 11
 """The newest without topic ids; flexible, as current clients speak it."""
 GZIP = 1
@@ -188,10 +188,39 @@ def delete_topics_by_id(ids: list[bytes], client_id: str) -> bytes:
     return framed(header(DELETE_TOPICS, 6, client_id, flexible=True) + body + struct.pack(">i", TIMEOUT_MS) + b"\0")
 
 
-def delete_topics(names: list[str], client_id: str) -> bytes:
-    """DeleteTopics 4, by name."""
+def delete_topics(names: list[str], client_id: str, version: int = 4) -> bytes:
+    """DeleteTopics 4 or 5, by name."""
     body = uvarint(len(names) + 1) + b"".join(compact(name.encode()) for name in names)
-    return framed(header(DELETE_TOPICS, 4, client_id, flexible=True) + body + struct.pack(">i", TIMEOUT_MS) + b"\0")
+    return framed(
+        header(DELETE_TOPICS, version, client_id, flexible=True) + body + struct.pack(">i", TIMEOUT_MS) + b"\0"
+    )
+
+
+def create_partitions(version: int, topic: str, count: int, client_id: str) -> bytes:
+    """CreatePartitions 1 or 3: `count` in all."""
+    flexible, name = version >= 2, topic.encode()
+    if flexible:
+        body = uvarint(2) + compact(name) + struct.pack(">i", count) + b"\0\0"
+    else:
+        body = struct.pack(">ih", 1, len(name)) + name + struct.pack(">ii", count, -1)
+    body += struct.pack(">ib", TIMEOUT_MS, 0) + (b"\0" if flexible else b"")
+    return framed(header(CREATE_PARTITIONS, version, client_id, flexible=flexible) + body)
+
+
+def one_error(payload: bytes, *, flexible: bool = True) -> int:
+    """The error code of the only topic in an answer of CreatePartitions, or of DeleteTopics up to 5."""
+    if not flexible:  # correlation id, throttle time, number of topics, name
+        (size,) = struct.unpack_from(">h", payload, 12)
+        return int(struct.unpack_from(">h", payload, 14 + size)[0])
+    reader = _Reader(payload, 9)  # correlation id, tags, throttle time
+    reader.uvarint()
+    reader.compact()
+    return reader.take(">h")[0]
+
+
+def metadata_of_nothing(client_id: str) -> bytes:
+    """Metadata 1 for no topics: as little as a broker can be asked."""
+    return framed(header(METADATA, 1, client_id, flexible=False) + bytes(4))
 
 
 def share_fetch(

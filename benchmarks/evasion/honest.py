@@ -13,14 +13,17 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from benchmarks.evasion.arithmetic import judge
 from benchmarks.evasion.honest_client import LIBRARIES
-from benchmarks.evasion.rows import BOUND
-from benchmarks.evasion.stage import Stage, charged, sidecars
+from benchmarks.evasion.rows import BOUND, Row
+from benchmarks.evasion.run import WINDOW_NUM, Meter, child, line_of, with_prefix, work_of
+from benchmarks.evasion.stage import Stage, sidecars
 from tests.support import go_tools
 
 LIMIT = 100_000
@@ -31,6 +34,8 @@ SECONDS = 180.0
 GO_LIBRARIES = {"franz-go": "franz", "sarama": "sarama"}
 NAMES = (*LIBRARIES, *GO_LIBRARIES)
 END_LIMIT_S = 180.0
+ATTACKS = ("p4-reconnect", "p30-impatient", "p4-acks-0-reconnect", "b1-20mb-persistent", "f30-v17-reconnect", "i-1mb")
+"""What runs beside them when they run a second time."""
 
 
 @dataclass
@@ -46,7 +51,8 @@ class Honest:
     """In the topic more than once."""
     errors: list[str] = field(default_factory=list)
     achieved: float = 0.0
-    """What the sidecar counted, without the first window, over the limit."""
+    """What the sidecar counted over the limit, after the first window and from one request to another: a request of
+    these libraries may be a megabyte, ten seconds of the limit (see `arithmetic`)."""
     missing: str = ""
     """Why it could not be tried."""
 
@@ -79,8 +85,10 @@ def hash_of(text: str) -> int:
     return zlib.crc32(text.encode())
 
 
-def run(on: Stage, libraries: Sequence[str], seconds: float, say: Callable[[str], None]) -> list[Honest]:
-    """All of them at the same time."""
+def run(
+    on: Stage, libraries: Sequence[str], seconds: float, say: Callable[[str], None], attacks: Sequence[Row] = ()
+) -> list[Honest]:
+    """All of them at the same time, and `attacks` beside them (through the same sidecar where the door is plain)."""
     results = {name: Honest(name) for name in libraries}
     commands = {}
     for name in libraries:
@@ -101,8 +109,22 @@ def run(on: Stage, libraries: Sequence[str], seconds: float, say: Callable[[str]
         for name in commands
     ]
     on.prepare(rows, prefix)  # type: ignore[arg-type]
-    say(f"{len(commands)} honest libraries at {OFFER} times their limit, {seconds:g} s ...")
-    with sidecars(on, rows, owners={}, window_num=11) as running:  # type: ignore[arg-type]
+    others = f"a{len(on.prepared)}-"
+    ids = on.prepare(attacks, others)
+    beside = f", beside {len(attacks)} attacks" if attacks else ""
+    say(f"{len(commands)} honest libraries at {OFFER} times their limit, {seconds:g} s{beside} ...")
+    every: list[Any] = [*rows, *with_prefix(attacks, others)]
+    with ExitStack() as stack:
+        running = stack.enter_context(sidecars(on, every, owners={}, window_num=WINDOW_NUM))
+        if attacks:
+            work = work_of(on, attacks, seconds, others, ids, {}, running)
+            attackers = stack.enter_context(child("attackers", work))
+            line_of(attackers)
+            assert attackers.stdin is not None
+            attackers.stdin.write("go\n")
+            attackers.stdin.flush()
+        meter = Meter(running, rows, prefix)  # type: ignore[arg-type]
+        meter.start()
         children = {}
         for name, command in commands.items():
             work = {
@@ -117,14 +139,13 @@ def run(on: Stage, libraries: Sequence[str], seconds: float, say: Callable[[str]
             if name in LIBRARIES:
                 work["library"] = name
             children[name] = _start(command, work)
-        began = time.monotonic()
         time.sleep(seconds)
-        at_end = charged(running, rows, prefix)  # type: ignore[arg-type]
-        took = time.monotonic() - began
+        meter.end()
+        until = time.monotonic()
         acknowledged: dict[str, list[int]] = {}
-        for name, child in children.items():
-            acknowledged[name] = _finish(results[name], child)
-            results[name].achieved = (at_end[name] - 11 * LIMIT) / (LIMIT * (took - 11))
+        for name, client in children.items():
+            acknowledged[name] = _finish(results[name], client)
+            results[name].achieved = judge(meter.seen[name], LIMIT, WINDOW_NUM, until).achieved
     for name in commands:
         numbers = Counter(_numbers(on.cluster.bootstrap, prefix + name))
         result = results[name]

@@ -11,9 +11,12 @@ import struct
 import time
 from collections.abc import Generator
 
+from benchmarks.evasion import gssapi
 from benchmarks.evasion.frames import compact, framed, header
 
 SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
+SERVICE = "kafka@localhost"
+"""Of the broker, as Kerberos knows it; clients ask for its host by that name whatever the address is."""
 Steps = Generator[bytes, bytes, None]
 """Yields what the client says, is sent what the broker answers."""
 
@@ -52,6 +55,8 @@ def steps(mechanism: str, user: str, password: str, *, token_s: float = 1800.0, 
         return _plain(user, password)
     if mechanism == "OAUTHBEARER":
         return _bearer(user, token_s)
+    if mechanism == "GSSAPI":
+        return gssapi.login(SERVICE)
     return _scram(mechanism.removeprefix("SCRAM-").replace("-", "").lower(), user, password, by_token=by_token)
 
 

@@ -6,9 +6,11 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks.evasion import honest
+from benchmarks.evasion import honest as clients
+from benchmarks.evasion.beside import Neighbour
+from benchmarks.evasion.neighbour import WAYS
 from benchmarks.evasion.rows import BOUND, Row
-from benchmarks.evasion.run import Batch, Outcome, slowed, slows_others
+from benchmarks.evasion.run import Batch, Outcome
 from benchmarks.report.document import replace_between
 from benchmarks.report.measured import describe_project, in_words
 from benchmarks.rig.procstat import describe_machine
@@ -22,6 +24,7 @@ HEADINGS = {
     "sasl": "SASL",
     "large": "Large requests",
     "fetch": "Fetch and ShareFetch",
+    "fetch30": "Fetch on 30 connections",
     "requests": "Request time",
     "mutations": "Partition mutations",
     "first": "The escapes that were found first",
@@ -36,7 +39,10 @@ class Report:
     seconds: float
     batches: list[Batch] = field(default_factory=list)
     direct: list[Batch] = field(default_factory=list)
-    honest: list[honest.Honest] = field(default_factory=list)
+    direct_seconds: float = 0.0
+    neighbour: Neighbour | None = None
+    honest: list[clients.Honest] = field(default_factory=list)
+    honest_beside: list[clients.Honest] = field(default_factory=list)
 
 
 def table(report: Report) -> str:
@@ -46,7 +52,8 @@ def table(report: Report) -> str:
     judged = [one for one in outcomes if one.row.bounded]
     lines = [
         f"- {machine.get('cpu_model', 'unknown')}, {machine.get('cores', '?')} cores; started {report.started}; "
-        f"{report.seconds:g} s per batch",
+        f"{report.seconds:g} s per batch"
+        + (f", {report.direct_seconds:g} s of the broker's own quotas" if report.direct else ""),
         f"- {in_words(describe_project())}",
         f"- at most {BOUND:g} of the limit: {sum(one.passed for one in judged)} of {len(judged)} rows",
         "",
@@ -64,28 +71,54 @@ def table(report: Report) -> str:
         ]
         lines += [_line(one, direct.get(one.row.name)) for one in found]
         lines.append("")
-    lines += ["### The honest neighbour", ""]
-    lines += [
-        f"- beside {', '.join(batch.names)}: {slowed(batch)}{' **missed**' if slows_others(batch) else ''}"
-        for batch in report.batches
-    ]
-    lines.append("")
-    if report.honest:
-        lines += [
-            f"### Honest clients at {honest.OFFER} times their limit, {honest.SECONDS:g} s",
-            "",
-            "| library | records | lost | twice | errors | achieved / limit |",
-            "|---|---:|---:|---:|---:|---:|",
-        ]
-        lines += [
-            f"| {one.library} | {one.acknowledged} of {one.sent} | {one.lost} | {one.repeated} | {len(one.errors)} "
-            f"| {one.achieved:.3f}{'' if one.passed else ' **failed**'} |"
-            if not one.missing
-            else f"| {one.library} | not tried: {one.missing.splitlines()[0]} | | | | |"
-            for one in report.honest
-        ]
-        lines.append("")
+    if report.neighbour is not None:
+        lines += _beside(report.neighbour)
+    lines += _honest("", report.honest)
+    lines += _honest(f", beside {len(clients.ATTACKS)} attacks", report.honest_beside)
     return "\n".join(lines).rstrip()
+
+
+def _beside(found: Neighbour) -> list[str]:
+    alone = found.figures()
+    lines = ["### The honest neighbour", ""]
+    if len(alone) == len(WAYS):
+        said = " and ".join(f"{alone[way][0]:.2f} / {alone[way][1]:.2f} ms by the {way}" for way in WAYS)
+        lines += [f"Alone: p50 / p99 {said} ({alone['sidecar'][2]} requests each).", ""]
+    lines += [
+        "| beside | sidecar p50, ms | p99, ms | p99, times alone | broker p50, ms | p99, ms | p99, times alone |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for one in found.attacks:
+        beside, times = found.figures(one), found.times(one)
+        cells = ["-"] * 6
+        if times is not None:
+            cells = [
+                cell
+                for way, ratio in zip(WAYS, times, strict=True)
+                for cell in (f"{beside[way][0]:.2f}", f"{beside[way][1]:.2f}", f"{ratio:.2f}")
+            ]
+        cells[2] += " **missed**" if found.slowed(one) else ""
+        lines.append(f"| {one.row.title} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def _honest(words: str, found: list[clients.Honest]) -> list[str]:
+    if not found:
+        return []
+    lines = [
+        f"### Honest clients at {clients.OFFER} times their limit, {clients.SECONDS:g} s{words}",
+        "",
+        "| library | records | lost | twice | errors | achieved / limit |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {one.library} | {one.acknowledged} of {one.sent} | {one.lost} | {one.repeated} | {len(one.errors)} "
+        f"| {one.achieved:.3f}{'' if one.passed else ' **failed**'} |"
+        if not one.missing
+        else f"| {one.library} | not tried: {one.missing.splitlines()[0]} | | | | |"
+        for one in found
+    ]
+    return [*lines, ""]
 
 
 def _line(one: Outcome, direct: Outcome | None) -> str:

@@ -7,13 +7,23 @@ from dataclasses import dataclass
 from typing import Literal
 
 Attack = Literal["produce", "fetch", "share", "requests", "mutations"]
-Door = Literal["plain", "tls", "sasl"]
+Door = Literal["plain", "tls", "sasl", "certificate", "kerberos", "ipv6"]
+"""How clients come in: `certificate` is TLS with client certificates, `ipv6` a listener for both families."""
 Mode = Literal["persistent", "reconnect", "impatient", "reset", "half-close"]
 """What an attacker does with a connection: keep it; a new one per request, with the answer awaited; the same without
 awaiting it; the same, ended by a reset; the same with its sending side closed before the answer is read."""
 Counter = Literal["client-id", "user", "user+client-id", "nothing"]
 
+Flavour = Literal[
+    "", "compressed", "idempotent", "transactional", "names", "session", "small", "validate", "ids", "old",
+    "partitions", "partitions-old", "delete", "delete-old",
+]  # fmt: skip
+"""`names`: a client-id per request. Of mutations what is asked for, and whether in a version that is never refused."""
+
 SOURCES = tuple(f"127.0.{number}.1" for number in range(1, 9))
+LOOPBACK = {"127": "127.0.0.1", "::1": "::1"}
+KERBEROS_USER = "kerberos"
+"""The one client that the Kerberos server knows, and whom the sidecar takes all clients of GSSAPI for."""
 BOUND = 1.05
 
 
@@ -35,8 +45,7 @@ class Row:
     acks: int = 1
     depth: int = 1
     """Requests on their way on one connection."""
-    flavour: Literal["", "compressed", "idempotent", "transactional", "names", "session", "validate", "ids", "old"] = ""
-    """`names`: a client-id per request."""
+    flavour: Flavour = ""
     version: int = 11
     """Of Fetch."""
     door: Door = "plain"
@@ -59,7 +68,27 @@ class Row:
     @property
     def user(self) -> str:
         """Of the row."""
-        return f"u-{self.name}" if self.door == "sasl" else ""
+        match self.door:
+            case "sasl":
+                return f"u-{self.name}"
+            case "certificate":
+                return f"CN=u-{self.name}"
+            case "kerberos":
+                return KERBEROS_USER
+        return ""
+
+    @property
+    def answered(self) -> bool:
+        """What counts are the broker's answers: topics that exist do not show it."""
+        return self.flavour in ("ids", "partitions", "partitions-old", "delete", "delete-old")
+
+    def source(self, index: int) -> str | None:
+        """The address that the connection of this number comes from; None: any."""
+        if self.sources == 1:
+            return None
+        if self.door == "ipv6" and index % 2:
+            return "::1"
+        return SOURCES[index % self.sources]
 
     @property
     def quotas(self) -> list[dict[str, object]]:
@@ -137,6 +166,16 @@ def _produce() -> Iterator[Row]:
               mode="reconnect")  # fmt: skip
     yield Row("p4-tls-impatient", "4 × 100 kB, TLS, closed before the answer", "produce", door="tls", connections=4,
               mode="impatient")  # fmt: skip
+    yield Row("p1-certificate", "1 × 100 kB, TLS with a client certificate, persistent", "produce", door="certificate",
+              counter="user")  # fmt: skip
+    yield Row("p4-certificate", "4 × 100 kB, TLS with a client certificate, a new connection per request", "produce",
+              door="certificate", counter="user", connections=4, mode="reconnect")  # fmt: skip
+    yield Row("p4-ipv6", "4 × 100 kB from ::1, a new connection per request", "produce", door="ipv6", connections=4,
+              mode="reconnect")  # fmt: skip
+    yield Row("p4-ipv6-impatient", "4 × 100 kB from ::1, closed before the answer", "produce", door="ipv6",
+              connections=4, mode="impatient")  # fmt: skip
+    yield Row("p8-ipv6-addresses", "8 × 100 kB from ::1 and 4 addresses of IPv4, a new connection per request",
+              "produce", door="ipv6", connections=8, mode="reconnect", sources=8)  # fmt: skip
     for mode in ("persistent", "reconnect"):
         words = {"persistent": "persistent", "reconnect": "a new connection per request"}[mode]
         # 20 MB at 0.5 MB/s are 40 s, more than `max_mute`; at 2 MB/s they are 10 s.
@@ -180,6 +219,12 @@ def _sasl() -> Iterator[Row]:
                   door="sasl", counter="user", mechanism=mechanism, relogin="again")  # fmt: skip
         yield Row(f"s4-{short}", f"4 × 50 kB, {mechanism}, a new connection and login per request", "sasl", size=50_000,
                   connections=4, door="sasl", counter="user", mechanism=mechanism, mode="reconnect")  # fmt: skip
+    # Kerberos' clients have one user here, so these two have a client-id each.
+    yield Row("s1-gssapi-again", "1 × 50 kB, GSSAPI, a login between requests", "sasl", size=50_000, door="kerberos",
+              counter="user+client-id", mechanism="GSSAPI", relogin="again")  # fmt: skip
+    yield Row("s4-gssapi", "4 × 50 kB, GSSAPI, a new connection and login per request", "sasl", size=50_000,
+              connections=4, door="kerberos", counter="user+client-id", mechanism="GSSAPI",
+              mode="reconnect")  # fmt: skip
     yield Row("s4-oauth-5s", "4 × 50 kB, OAUTHBEARER with tokens of 5 s, a login between requests", "sasl", size=50_000,
               connections=4, door="sasl", counter="user", mechanism="OAUTHBEARER", token_s=5.0,
               relogin="again")  # fmt: skip
@@ -205,14 +250,17 @@ def _fetch() -> Iterator[Row]:
     for version in range(4, 18):
         yield Row(f"f1-v{version}", f"Fetch {version}, 1 connection", "fetch", "fetch", version=version)
     for mode, words in (
-        ("persistent", "persistent"),
-        ("reconnect", "a new connection per request"),
         ("impatient", "a new connection per request, closed before the answer"),
+        ("half-close", "a new connection per request, half closed"),
     ):
-        yield Row(f"f30-{mode}", f"Fetch 4, 30 connections, {words}", "fetch", "fetch", version=4, connections=30,
-                  mode=mode)  # type: ignore[arg-type]  # fmt: skip
-        yield Row(f"f30-v17-{mode}", f"Fetch 17, 30 connections, {words}", "fetch", "fetch", version=17,
-                  connections=30, mode=mode)  # type: ignore[arg-type]  # fmt: skip
+        for version in (4, 17):
+            yield Row(f"f30-v{version}-{mode}", f"Fetch {version}, 30 connections, {words}", "fetch", "fetch",
+                      version=version, connections=30, mode=mode)  # type: ignore[arg-type]  # fmt: skip
+    for version in range(4, 18):
+        yield Row(f"f30-v{version}-persistent", f"Fetch {version}, 30 connections, persistent", "fetch30", "fetch",
+                  version=version, connections=30)  # fmt: skip
+        yield Row(f"f30-v{version}-reconnect", f"Fetch {version}, 30 connections, a new one per request", "fetch30",
+                  "fetch", version=version, connections=30, mode="reconnect")  # fmt: skip
     yield Row("f1-absurd", "Fetch 4, asking for 2 GB, a new connection per request", "fetch", "fetch", version=4,
               size=2_000_000_000, connections=4, mode="reconnect")  # fmt: skip
     for version in (7, 12, 17):
@@ -223,6 +271,8 @@ def _fetch() -> Iterator[Row]:
     yield Row("h1-share", "ShareFetch, persistent", "fetch", "share", size=50_000)
     yield Row("h4-share", "ShareFetch, 4 × a new connection per request", "fetch", "share", size=50_000, connections=4,
               mode="reconnect")  # fmt: skip
+    yield Row("h4-share-impatient", "ShareFetch, 4 × a new connection per request, closed before the answer", "fetch",
+              "share", size=50_000, connections=4, mode="impatient")  # fmt: skip
 
 
 def _requests() -> Iterator[Row]:
@@ -237,6 +287,11 @@ def _requests() -> Iterator[Row]:
         }[mode]
         yield Row(f"r{connections}-{mode}", f"request time: {connections} × DescribeConfigs, {words}", "requests",
                   "requests", limit=5.0, size=1, connections=connections, mode=mode, offer=60)  # fmt: skip
+    yield Row("r4-small", "request time: 4 × Metadata of no topics, persistent", "requests", "requests", limit=2.0,
+              size=1, connections=4, flavour="small", offer=500)  # fmt: skip
+    yield Row("r4-validate", "request time: 4 × CreateTopics with validate_only, a new connection per request",
+              "requests", "requests", limit=5.0, size=1, connections=4, mode="reconnect", flavour="validate",
+              offer=60)  # fmt: skip
 
 
 def _mutations() -> Iterator[Row]:
@@ -253,6 +308,17 @@ def _mutations() -> Iterator[Row]:
               limit=1.0, size=1, connections=2, flavour="validate")  # fmt: skip
     yield Row("m2-ids", "CreateTopics 7 and DeleteTopics 6 by topic id, 2 × a new connection per request", "mutations",
               "mutations", limit=2.0, size=1, connections=2, mode="reconnect", flavour="ids")  # fmt: skip
+    yield Row("m1-twenty", "CreateTopics 4 (permissive): 20 topics in each request, persistent", "mutations",
+              "mutations", limit=1.0, size=20, flavour="old")  # fmt: skip
+    asked: tuple[tuple[str, Flavour], ...] = (
+        ("CreatePartitions 3", "partitions"),
+        ("CreatePartitions 1 (permissive)", "partitions-old"),
+        ("DeleteTopics 5", "delete"),
+        ("DeleteTopics 4 (permissive)", "delete-old"),
+    )
+    for words, flavour in asked:
+        yield Row(f"m4-{flavour}", f"{words}: 4 × one partition, a new connection per request", "mutations",
+                  "mutations", limit=1.0, size=1, connections=4, mode="reconnect", flavour=flavour)  # fmt: skip
 
 
 ROWS: tuple[Row, ...] = (*_produce(), *_sasl(), *_fetch(), *_requests(), *_mutations())
@@ -262,7 +328,7 @@ BATCHES: tuple[tuple[str, ...], ...] = (
     ("produce", "names"),
     ("sasl", "large", "mutations"),
     ("fetch", "requests"),
-    ("first",),
+    ("fetch30", "first"),
 )
 """What runs at the same time."""
 

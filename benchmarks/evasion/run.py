@@ -14,17 +14,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from benchmarks.evasion.arithmetic import Achieved, Staircase, judge
+from benchmarks.evasion.gssapi import environment
 from benchmarks.evasion.rows import BATCHES, BOUND, Row
-from benchmarks.evasion.stage import NEIGHBOUR, PASSWORD, Stage, charged, sidecars, topic_counts
+from benchmarks.evasion.stage import PASSWORD, Stage, charged, sidecars, topic_counts
 from tests.support.sidecars import Sidecar
 
 WINDOW_NUM = 11
-ALONE_S = 30.0
-SLOWED = 1.5
-"""The neighbour's p99 beside the attacks is at most so many times that of alone."""
 SAMPLE_S = 0.25
-MARGIN_S = 5.0
-"""The neighbour ends before the attackers do."""
 NICE = {"attackers": ("nice", "-n", "5")}
 """They stand for other machines, whose CPU is not the broker's."""
 Say = Callable[[str], None]
@@ -60,9 +56,6 @@ class Batch:
     outcomes: list[Outcome] = field(default_factory=list)
     names: tuple[str, ...] = ()
     direct: bool = False
-    alone: dict[str, Any] = field(default_factory=dict)
-    beside: dict[str, Any] = field(default_factory=dict)
-    """The neighbour's latencies: [p50, p99, requests] by way."""
     unclean: str = ""
     """How a sidecar ended that did not end well when it was told to."""
 
@@ -74,7 +67,7 @@ class Watch(threading.Thread):
         super().__init__(daemon=True)
         self._on, self._prefix = on, prefix
         self._produce = [row.name for row in rows if row.attack == "produce"]
-        self._mutate = [row.name for row in rows if row.attack == "mutations" and row.flavour != "ids"]
+        self._mutate = [row.name for row in rows if row.attack == "mutations" and not row.answered]
         self.records: dict[str, list[tuple[float, float]]] = {name: [] for name in self._produce}
         self.topics: dict[str, list[tuple[float, float]]] = {name: [] for name in self._mutate}
         self._done = threading.Event()
@@ -133,7 +126,8 @@ class Meter(threading.Thread):
 
 
 @contextmanager
-def _child(module: str, work: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+def child(module: str, work: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+    """A program of this package, told what to do; killed at the end of the block."""
     command = [*NICE.get(module, ()), sys.executable, "-m", f"benchmarks.evasion.{module}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -145,18 +139,13 @@ def _child(module: str, work: dict[str, Any]) -> Iterator[subprocess.Popen[str]]
             process.kill()
 
 
-def _line(process: subprocess.Popen[str]) -> str:
+def line_of(process: subprocess.Popen[str]) -> str:
+    """The next line of its output. Raises RuntimeError if there is none."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
         raise RuntimeError(f"{process.args} has ended without an answer")
     return line
-
-
-def _neighbour(ways: list[tuple[str, int]], seconds: float) -> dict[str, Any]:
-    work = {"addresses": ways, "topic": NEIGHBOUR, "seconds": seconds}
-    with _child("neighbour", work) as process:
-        return dict(json.loads(_line(process)))
 
 
 def run_batch(
@@ -166,7 +155,6 @@ def run_batch(
     *,
     direct: bool = False,
     window_num: int = WINDOW_NUM,
-    neighbour: bool = True,
     settings: dict[str, Any] | None = None,
 ) -> Batch:
     """Rows at the same time, through sidecars or straight to the broker, which then has their quotas itself."""
@@ -175,13 +163,13 @@ def run_batch(
     tokens = {row.name: on.token_of(row.user) for row in rows if row.relogin == "renew"}
     if direct:
         on.limit_at_the_broker(rows, prefix)
-        return _attack(on, rows, seconds, prefix, ids, tokens, None, window_num, neighbour)
-    named = _with_prefix(rows, prefix)
+        return _attack(on, rows, seconds, prefix, ids, tokens, None, window_num)
+    named = with_prefix(rows, prefix)
     owners = {tokens[row.name][0]: row.user for row in rows if row.name in tokens}
     batch = Batch()
     try:
         with sidecars(on, named, owners=owners, window_num=window_num, settings=settings) as running:
-            batch = _attack(on, rows, seconds, prefix, ids, tokens, running, window_num, neighbour)
+            batch = _attack(on, rows, seconds, prefix, ids, tokens, running, window_num)
     except AssertionError as error:
         if not batch.outcomes:
             raise
@@ -189,7 +177,7 @@ def run_batch(
     return batch
 
 
-def _with_prefix(rows: Sequence[Row], prefix: str) -> list[Any]:
+def with_prefix(rows: Sequence[Row], prefix: str) -> list[Any]:
     """The rows with client-ids as they will be on the wire."""
 
     class Named:
@@ -203,6 +191,38 @@ def _with_prefix(rows: Sequence[Row], prefix: str) -> list[Any]:
     return [Named(row) for row in rows]
 
 
+def work_of(
+    on: Stage,
+    rows: Sequence[Row],
+    seconds: float,
+    prefix: str,
+    ids: dict[str, str],
+    tokens: dict[str, tuple[str, str]],
+    running: dict[str, Sidecar] | None,
+) -> dict[str, Any]:
+    """What the attackers are told (`attackers.Work`)."""
+    hosts = {"ipv6": "::1"}
+    return {
+        "doors": {
+            door: on.broker(door) if running is None else (hosts.get(door, "127.0.0.1"), running[door].port)
+            for door in {"plain"} | {row.door for row in rows}
+        },
+        "rows": [asdict(row) for row in rows],
+        "topics": ids,
+        "seconds": seconds,
+        "prefix": prefix,
+        "password": PASSWORD,
+        "authority": str(on.authority.certificate),
+        "tokens": tokens,
+        "certificates": {
+            row.name: [str(file) for file in on.certificates[row.name][:2]]
+            for row in rows
+            if row.name in on.certificates
+        },
+        "kerberos": {} if on.kerberos is None else environment(on.kerberos.config, on.kerberos.keytab),
+    }
+
+
 def _attack(
     on: Stage,
     rows: Sequence[Row],
@@ -212,43 +232,24 @@ def _attack(
     tokens: dict[str, tuple[str, str]],
     running: dict[str, Sidecar] | None,
     window_num: int,
-    neighbour: bool,
 ) -> Batch:
     batch = Batch()
-    doors = {
-        door: on.broker(door) if running is None else ("127.0.0.1", running[door].port)
-        for door in {"plain"} | {row.door for row in rows}
-    }
-    ways = [doors["plain"], on.broker("plain")]
-    work = {
-        "doors": doors,
-        "rows": [asdict(row) for row in rows],
-        "topics": ids,
-        "seconds": seconds,
-        "prefix": prefix,
-        "password": PASSWORD,
-        "authority": str(on.authority.certificate),
-        "tokens": tokens,
-    }
+    work = work_of(on, rows, seconds, prefix, ids, tokens, running)
     reads = any(row.attack in ("fetch", "share") for row in rows)
     beans = on.folder / f"{prefix}bytes-out.csv"
     watch = Watch(on, rows, prefix)
     metered = [] if running is None else [row for row in rows if row.attack == "requests"]
     meter = Meter(running or {}, metered, prefix)
-    with on.bytes_out(beans) if reads else nullcontext(), _child("attackers", work) as process:
+    with on.bytes_out(beans) if reads else nullcontext(), child("attackers", work) as process:
         if reads:
             time.sleep(3)  # until its first line is there
-        _line(process)
-        if neighbour:
-            batch.alone = _neighbour(ways, min(ALONE_S, seconds))
+        line_of(process)
         watch.start()
         meter.start()
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-        if neighbour:
-            batch.beside = _neighbour(ways, max(seconds - MARGIN_S, 2.0))
-        seen = {one["name"]: one for one in json.loads(_line(process))}
+        seen = {one["name"]: one for one in json.loads(line_of(process))}
         until = time.monotonic()
         watch.end()
         meter.end()
@@ -266,8 +267,8 @@ def _attack(
             source = "broker's metrics"
             stairs = [(at - clocks, amount) for at, amount in sent.get(prefix + row.name, ())]
         elif row.attack == "mutations":
-            source = "cluster's topics" if row.flavour != "ids" else "answers"
-            stairs = watch.topics[row.name] if row.flavour != "ids" else seen[row.name]["series"]
+            source = "answers" if row.answered else "cluster's topics"
+            stairs = seen[row.name]["series"] if row.answered else watch.topics[row.name]
         else:
             source, stairs = "sidecar", meter.seen.get(row.name, ())
         figures = judge(stairs, row.limit, float(window_num), until)
@@ -282,7 +283,8 @@ def run(on: Stage, rows: Sequence[Row], seconds: float, say: Say, *, direct: boo
     for names in BATCHES:
         together = [row for row in rows if row.batch in names]
         if direct:
-            together = [row for row in together if row.attack in ("produce", "mutations")]
+            # What a broker counts as request time nobody else knows.
+            together = [row for row in together if row.attack != "requests" and row.door != "ipv6"]
         if not together:
             continue
         say(f"{len(together)} attacks at the same time ({', '.join(names)}), {seconds:g} s ...")
@@ -291,32 +293,7 @@ def run(on: Stage, rows: Sequence[Row], seconds: float, say: Say, *, direct: boo
         found.append(batch)
         for one in batch.outcomes:
             say(in_words(one))
-        say(f"neighbour: {slowed(batch)}")
     return found
-
-
-def slowed(batch: Batch) -> str:
-    """The neighbour's latency beside the attacks and alone."""
-    said = []
-    for way in ("sidecar", "broker"):
-        alone, beside = batch.alone.get(way), batch.beside.get(way)
-        if not alone or not beside:
-            said.append(f"{way}: no figures")
-            continue
-        said.append(
-            f"{way}: p50 {alone[0]:.2f} -> {beside[0]:.2f} ms, p99 {alone[1]:.2f} -> {beside[1]:.2f} ms "
-            f"({beside[1] / alone[1]:.2f} times)"
-        )
-    failures = len(batch.beside.get("failures", ()))
-    return "; ".join(said) + (f"; {failures} times it was not answered" if failures else "")
-
-
-def slows_others(batch: Batch) -> bool:
-    """Is the neighbour slower beside the attacks than `SLOWED` allows, by more than the way without sidecar is?"""
-    if not batch.alone.get("sidecar") or batch.beside.get("failures"):
-        return bool(batch.alone)
-    ratios = [batch.beside[way][1] / batch.alone[way][1] for way in ("sidecar", "broker")]
-    return ratios[0] > SLOWED * max(ratios[1], 1.0)
 
 
 def in_words(one: Outcome) -> str:

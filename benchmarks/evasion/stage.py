@@ -12,14 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
 from benchmarks.evasion import frames
-from benchmarks.evasion.rows import Row
+from benchmarks.evasion.rows import KERBEROS_USER, Row
 from benchmarks.evasion.wire import Address
 from benchmarks.rig.runner import BROKER_SETTINGS, SHM
 from deploy.kafka import DEFAULT_LISTENERS, KafkaCluster, SecureListener, Security, run_tool, start_tool
 from deploy.kafka.jmx import JMX, _address
 from deploy.kafka.tools import QUICK_JVM
 from tests.support.certificates import Authority, Issued
+from tests.support.kerberos import Realm, realm
 from tests.support.raw_client import RawClient
 from tests.support.sidecars import Sidecar, sidecar
 
@@ -35,7 +39,8 @@ DRAIN_S = 3
 """What attackers have left behind is not waited for."""
 NEIGHBOUR = "neighbour"
 OWN_USER = "kquota"
-LISTENERS = {"plain": None, "tls": "SSL", "sasl": "SASL_AGAIN"}
+KERBEROS_SERVICE = "kafka/localhost"
+LISTENERS = {"plain": None, "tls": "SSL", "certificate": "SSL", "sasl": "SASL_AGAIN", "kerberos": "SASL_KERBEROS"}
 
 
 @dataclass
@@ -46,10 +51,13 @@ class Stage:
     authority: Authority
     certificate: Issued
     folder: Path
+    kerberos: Realm | None = None
+    certificates: dict[str, Issued] = field(default_factory=dict)
+    """Of clients, by row."""
     prepared: set[str] = field(default_factory=set)
 
     def broker(self, door: str) -> Address:
-        """Where the broker itself listens."""
+        """Where the broker itself listens. Raises KeyError where it has no such door (`ipv6`)."""
         listener = LISTENERS[door]
         (bootstrap,) = self.cluster.bootstrap if listener is None else self.cluster.bootstrap_of(listener)
         host, _, port = bootstrap.rpartition(":")
@@ -205,19 +213,36 @@ def topic_counts(file: Path, topics: Sequence[str]) -> dict[str, list[tuple[floa
 def stage(rows: Sequence[Row]) -> Iterator[Stage]:
     """The broker, ready for all of these rows."""
     users = [row.user for row in rows if row.door == "sasl"]
+    certified = [row for row in rows if row.door == "certificate"]
     with ExitStack() as stack:
         place = SHM if SHM.is_dir() else None
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kquota-evasion-", dir=place)))
         authority = Authority(folder)
         certificate = authority.issue("broker", "127.0.0.1", "localhost", common_name="broker")
         reauth = {"connections.max.reauth.ms": str(REAUTH_MS)}
+        listeners = [*DEFAULT_LISTENERS, SecureListener("SASL_AGAIN", "SASL_PLAINTEXT", reauth)]
+        kerberos = None
+        if any(row.door == "kerberos" for row in rows):
+            kerberos = stack.enter_context(realm(folder, KERBEROS_USER, KERBEROS_SERVICE))
+            listeners.append(
+                SecureListener(
+                    "SASL_KERBEROS",
+                    "SASL_PLAINTEXT",
+                    {
+                        **reauth,
+                        "sasl.enabled.mechanisms": "GSSAPI",
+                        "sasl.kerberos.service.name": "kafka",
+                        "gssapi.sasl.jaas.config": kerberos.jaas(KERBEROS_SERVICE),
+                    },
+                )
+            )
         every = dict.fromkeys((*users, *(f"other-{user[2:]}" for user in users), OWN_USER), PASSWORD)
         security = Security(
             every,
-            (*DEFAULT_LISTENERS, SecureListener("SASL_AGAIN", "SASL_PLAINTEXT", reauth)),
+            listeners,
             certificate=certificate.both,
             authority=authority.certificate,
-            super_users=list(every),
+            super_users=[*every, KERBEROS_USER, *(row.user for row in certified)],
             token_secret="secret-of-delegation-tokens",
         )
         cluster = stack.enter_context(
@@ -226,10 +251,15 @@ def stage(rows: Sequence[Row]) -> Iterator[Stage]:
                 directory=folder / "kafka",
                 overrides=BROKER_SETTINGS | {"message.max.bytes": str(MAX_REQUEST_BYTES)},
                 security=security,
-                jvm=(*QUICK_JVM, *HEAP, *JMX),
+                jvm=(*QUICK_JVM, *HEAP, *JMX, *(() if kerberos is None else kerberos.jvm)),
             )
         )
-        yield Stage(cluster, authority, certificate, folder)
+        issued = {row.name: authority.issue_subject(row.name, _subject(row.user)) for row in certified}
+        yield Stage(cluster, authority, certificate, folder, kerberos, issued)
+
+
+def _subject(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name.removeprefix("CN="))])
 
 
 @contextmanager
@@ -248,15 +278,26 @@ def sidecars(
         running = {}
         for door in sorted({"plain"} | {row.door for row in rows}):
             quotas = [quota for row in rows if row.door == door for quota in row.quotas]
-            host, port = on.broker("sasl" if door == "sasl" else "plain")
+            host, port = on.broker(door if door in ("sasl", "kerberos") else "plain")
             more: dict[str, Any] = {}
-            if door == "tls":
+            if door in ("tls", "certificate"):
                 more["listen_tls"] = {
                     "certificate_file": str(on.certificate.chain),
                     "key_file": str(on.certificate.key),
                 }
-            if door == "sasl":
-                more["identity"] = {"sources": ["sasl"], "sasl": {"token_owners": owners}}
+            match door:
+                case "certificate":
+                    more["listen_tls"] |= {
+                        "ssl.client.auth": "required",
+                        "client_ca_file": str(on.authority.certificate),
+                    }
+                    more["identity"] = {"sources": ["tls"]}
+                case "sasl":
+                    more["identity"] = {"sources": ["sasl"], "sasl": {"token_owners": owners}}
+                case "kerberos":
+                    more["identity"] = {"sources": ["sasl"], "sasl": {"unknown_user": KERBEROS_USER}}
+                case "ipv6":
+                    more["listen"] = {"host": "::"}
             running[door] = stack.enter_context(sidecar([f"{host}:{port}"], quotas, **common, **more))
         yield running
 
@@ -274,8 +315,9 @@ def charged(running: dict[str, Sidecar], rows: Sequence[Row], prefix: str) -> di
             "requests": ("kquota_request_seconds_total", ""),
             "mutations": ("kquota_mutations_total", ""),
         }[row.attack]
-        whose = f'user="{row.user}"' if row.door == "sasl" else f'client_id="{prefix}{row.name}'
-        if row.flavour != "names" and row.door != "sasl":
+        by_user = row.user and row.door != "kerberos"
+        whose = f'user="{row.user}"' if by_user else f'client_id="{prefix}{row.name}'
+        if row.flavour != "names" and not by_user:
             whose += '"'
         total = sum(
             float(value)

@@ -30,7 +30,7 @@ class Wire:
     @classmethod
     async def open(cls, address: Address, source: str | None = None, tls: ssl.SSLContext | None = None) -> Wire:
         """Connect."""
-        connection = socket.socket()
+        connection = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
         try:
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -13,7 +13,10 @@ A name is only a claim until the broker has accepted the whole exchange (`SaslSe
 - SCRAM: error 0 and a server-final-message (`v=`) on the second one;
 - OAUTHBEARER: error 0 *and an empty message* on the first one: a token that is refused is answered with error 0 as
   well, and a JSON challenge (RFC 7628 §3.2.3); the client says \\x01 to it, and only then comes the error;
-- others (GSSAPI) show no name: as soon as something was accepted, the connection has the user that is given for those.
+- GSSAPI shows no name: error 0 and an empty message on the second message or a later one. All its answers before the
+  last one have a token of Kerberos or the offer of security layers (RFC 4752, section 3.2) in them;
+- others show no name, and how they end is not known: as soon as something was accepted, the connection has the user
+  that is given for those.
 
 While an answer is owed nothing else is taken from the client, as a broker does. So no request is ever judged while it
 is open whose it is.
@@ -37,6 +40,9 @@ _SHOWN: Final = frozenset({"PLAIN", "OAUTHBEARER", *_SCRAM})
 _NAMING: Final = frozenset({"PLAIN", "OAUTHBEARER"})
 """Those whose only message has the name."""
 _SERVER_FINAL: Final = b"v="
+_GSSAPI: Final = "GSSAPI"
+_LEAST_GSSAPI_MESSAGES: Final = 2
+"""Of the client: its ticket, and its choice of a security layer. With mutual authentication one more in between."""
 
 
 class Login(NamedTuple):
@@ -69,7 +75,18 @@ class _State(Enum):
 class SaslWatch:
     """The logins of one connection: the first one, and those after it (KIP-368)."""
 
-    __slots__ = ("_by_token", "_claim", "_fault", "_messages", "_name", "_state", "awaiting", "mechanism", "raw")
+    __slots__ = (
+        "_by_token",
+        "_claim",
+        "_fault",
+        "_messages",
+        "_name",
+        "_state",
+        "answers",
+        "awaiting",
+        "mechanism",
+        "raw",
+    )
 
     def __init__(self, claim: str = DEFAULT_CLAIM) -> None:
         self._claim = claim
@@ -79,6 +96,8 @@ class SaslWatch:
         self._fault: str | None = None
         self._messages = 0
         """Of the client, in this exchange."""
+        self.answers = 0
+        """Of the broker, in this exchange."""
         self.mechanism: str | None = None
         self.raw = False
         """The client's next frame is a raw message of the mechanism, without a request header."""
@@ -133,9 +152,12 @@ class SaslWatch:
         """Whether a frame with these first bytes (size included) is a request again, after raw messages of a mechanism
         whose end cannot be seen otherwise.
 
-        GSSAPI's messages begin with 60 (RFC 2743), 05 04 (RFC 4121) or are empty; no API key looks like these.
+        GSSAPI's messages begin with 60 (RFC 2743), 05 04 (RFC 4121) or are empty; no API key looks like these. What comes
+        while the broker owes the answer to anything but the last message is a message for the broker, whatever it is.
         """
         if self.answers_each or len(head) < 8:
+            return None
+        if self.mechanism == _GSSAPI and not self.answers + 1 == self._messages >= _LEAST_GSSAPI_MESSAGES:
             return None
         if int.from_bytes(head[0:4], "big") < 10 or INT16.unpack_from(head, 4)[0] not in APIS:
             return None
@@ -158,6 +180,12 @@ class SaslWatch:
         if answer.error:
             self.over()
             return None
+        self.answers += 1
+        if self.mechanism == _GSSAPI:
+            if answer.token or self._messages < _LEAST_GSSAPI_MESSAGES:
+                return None
+            self.over()
+            return Accepted(Login(None), answer.lifetime_ms)
         if self.mechanism not in _SHOWN:
             return Accepted(Login(None), answer.lifetime_ms)
         if self.mechanism in _SCRAM:
@@ -180,6 +208,6 @@ class SaslWatch:
         self._name = None
         self._by_token = False
         self._fault = None
-        self._messages = 0
+        self._messages = self.answers = 0
         self.raw = False
         self.awaiting = False

@@ -208,6 +208,8 @@ class ResponseSide:
             exchange.inflight.popleft()
             assert exchange.logins is not None
             exchange.logins.raw_answer(bytes(buf[start + 4 : start + total]), self._now_ms)
+        elif exchange.logins is not None:
+            exchange.logins.watch.answers += 1
         out.append(bytes(buf[start : start + total]))
         self.walker.skip = 0
         return -total

@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 
+import pytest
+
+from benchmarks.evasion import gssapi
+from benchmarks.evasion.frames import metadata_of_nothing, produce, produce_error
+from benchmarks.evasion.gssapi import environment
+from benchmarks.evasion.logins import authenticate, authenticated, handshake, handshake_error
 from deploy.kafka import KafkaCluster, SecureListener, Security, run_tool
 from deploy.kafka.cluster import BROKER_HEAP
 from deploy.kafka.tools import QUICK_JVM, TOOL_HEAP
+from proxy.wire.sasl import ILLEGAL_SASL_STATE
 from tests.corpus.job import wait_for
-from tests.support.kerberos import realm
-from tests.support.sidecars import sidecar
+from tests.support.kerberos import Realm, realm
+from tests.support.raw_client import ClosedByPeerError, RawClient
+from tests.support.sidecars import Sidecar, sidecar
 
 SERVICE, CLIENT, FALLBACK = "kafka/localhost", "alice", "kerberos-users"
 RECORDS = [f"record {number}" for number in range(20)]
 
 
-def test_gssapi_passes_and_is_charged_to_the_stated_user(tmp_path: Path, topic: str) -> None:
+@dataclass(frozen=True)
+class Kerberos:
+    """A realm, a broker in it that takes no other login, and a sidecar before that."""
+
+    realm: Realm
+    cluster: KafkaCluster
+    sidecar: Sidecar
+
+    @property
+    def direct(self) -> str:
+        """The broker's own listener for it."""
+        (bootstrap,) = self.cluster.bootstrap_of("SASL_GSSAPI")
+        return bootstrap
+
+
+@pytest.fixture(scope="module")
+def kerberos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kerberos]:
     """The broker knows the client as alice, its only super user but the operator; the wire does not show that name."""
-    with realm(tmp_path, SERVICE, CLIENT) as kerberos:
-        properties = {"gssapi.sasl.jaas.config": kerberos.jaas(SERVICE), "sasl.kerberos.service.name": "kafka"}
+    with realm(tmp_path_factory.mktemp("realm"), CLIENT, SERVICE) as made:
+        properties = {"gssapi.sasl.jaas.config": made.jaas(SERVICE), "sasl.kerberos.service.name": "kafka"}
         listener = SecureListener("SASL_GSSAPI", "SASL_PLAINTEXT", properties)
         security = Security({}, (listener,), super_users=[CLIENT], mechanisms=("GSSAPI",))
-        jvm = (*QUICK_JVM, *BROKER_HEAP, *kerberos.jvm)
+        jvm = (*QUICK_JVM, *BROKER_HEAP, *made.jvm)
         with (
             KafkaCluster.start(1, progress=print, security=security, jvm=jvm) as cluster,
             sidecar(
@@ -31,31 +57,78 @@ def test_gssapi_passes_and_is_charged_to_the_stated_user(tmp_path: Path, topic: 
                 identity={"sasl": {"unknown_user": FALLBACK}},
             ) as running,
         ):
-            settings = {
-                "client.id": "java",
-                "security.protocol": "SASL_PLAINTEXT",
-                "sasl.mechanism": "GSSAPI",
-                "sasl.kerberos.service.name": "kafka",
-                "sasl.jaas.config": kerberos.jaas(CLIENT),
-            }
-            arguments = ["--bootstrap-server", f"localhost:{running.port}", "--topic", topic]
-            for name, value in settings.items():
-                arguments += ["--command-property", f"{name}={value}"]
-            tools = (*QUICK_JVM, *TOOL_HEAP, *kerberos.jvm)
-            produce = ["--request-timeout-ms", "30000", *arguments]
-            lines = "".join(line + "\n" for line in RECORDS)
-            made = run_tool("org.apache.kafka.tools.ConsoleProducer", produce, stdin=lines, jvm=tools)
-            consume = [*arguments, "--from-beginning", "--max-messages", str(len(RECORDS)), "--timeout-ms", "60000"]
-            read = run_tool("org.apache.kafka.tools.consumer.ConsoleConsumer", consume, timeout_s=90.0, jvm=tools)
-            assert sorted(read.stdout.split("\n")[:-1]) == sorted(RECORDS), made.stderr
-            for kind in ("produce", "fetch"):
-                wait_for(
-                    f"what was charged for {kind}",  # metrics follow within a second
-                    lambda kind=kind: (
-                        running.metric("kquota_bytes_total", kind=kind, user=FALLBACK) > len("".join(RECORDS))
-                    ),
-                    10.0,
-                )
-                charged = running.metric("kquota_bytes_total", kind=kind, user=FALLBACK)
-                assert charged == running.metric("kquota_bytes_total", kind=kind), "charged to others"
-            assert CLIENT not in running.metrics(), "whoever reads GSSAPI's messages"
+            yield Kerberos(made, cluster, running)
+
+
+def test_a_request_in_the_middle_of_a_login_is_nobodys(kerberos: Kerberos, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker has accepted the ticket and then the empty message, and takes no request before the last message: with
+    and without us it closes the connection. Nothing is charged to the user that stands for Kerberos' clients."""
+    for name, value in environment(kerberos.realm.config, kerberos.realm.keytab).items():
+        monkeypatch.setenv(name, value)
+    running = kerberos.sidecar
+    for address in (kerberos.direct, running.bootstrap):
+        for rounds in (1, 2):
+            steps, told = gssapi.login("kafka@localhost"), None
+            with RawClient(address) as client:
+                client.send(handshake("GSSAPI", "early"))
+                assert handshake_error(client.read_frame().payload) == 0
+                for _ in range(rounds):
+                    client.send(authenticate(next(steps) if told is None else steps.send(told), "early"))
+                    error, told = authenticated(client.read_frame().payload)
+                    assert error == 0
+                    assert told, "only the last answer is empty"
+                client.send(produce("any", 100_000, "early"))
+                with suppress(OSError, ClosedByPeerError):
+                    assert produce_error("any", client.read_frame().payload) == ILLEGAL_SASL_STATE, "then it closes"
+                    client.read_frame()
+                    pytest.fail("a second answer")
+            steps.close()
+    wait_for(
+        "two logins that are missing",
+        lambda: running.metric("kquota_connections_closed_total", reason="login_missing") == 2,
+        10.0,
+    )
+    assert running.metric("kquota_bytes_total", kind="produce") == 0
+    # A whole one counts.
+    steps, told = gssapi.login("kafka@localhost"), None
+    with RawClient(running.bootstrap) as client:
+        client.send(handshake("GSSAPI", "whole"))
+        client.read_frame()
+        while told != b"":
+            client.send(authenticate(next(steps) if told is None else steps.send(told), "whole"))
+            error, told = authenticated(client.read_frame().payload)
+            assert error == 0
+        client.send(metadata_of_nothing("whole"))
+        client.read_frame()
+        assert [one["user"] for one in running.get("/connections")["connections"]] == [FALLBACK]
+
+
+def test_gssapi_passes_and_is_charged_to_the_stated_user(kerberos: Kerberos, topic: str) -> None:
+    """Kafka's Java clients with a keytab."""
+    running = kerberos.sidecar
+    settings = {
+        "client.id": "java",
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "GSSAPI",
+        "sasl.kerberos.service.name": "kafka",
+        "sasl.jaas.config": kerberos.realm.jaas(CLIENT),
+    }
+    arguments = ["--bootstrap-server", f"localhost:{running.port}", "--topic", topic]
+    for name, value in settings.items():
+        arguments += ["--command-property", f"{name}={value}"]
+    tools = (*QUICK_JVM, *TOOL_HEAP, *kerberos.realm.jvm)
+    produce = ["--request-timeout-ms", "30000", *arguments]
+    lines = "".join(line + "\n" for line in RECORDS)
+    made = run_tool("org.apache.kafka.tools.ConsoleProducer", produce, stdin=lines, jvm=tools)
+    consume = [*arguments, "--from-beginning", "--max-messages", str(len(RECORDS)), "--timeout-ms", "60000"]
+    read = run_tool("org.apache.kafka.tools.consumer.ConsoleConsumer", consume, timeout_s=90.0, jvm=tools)
+    assert sorted(read.stdout.split("\n")[:-1]) == sorted(RECORDS), made.stderr
+    for kind in ("produce", "fetch"):
+        wait_for(
+            f"what was charged for {kind}",  # metrics follow within a second
+            lambda kind=kind: running.metric("kquota_bytes_total", kind=kind, user=FALLBACK) > len("".join(RECORDS)),
+            10.0,
+        )
+        charged = running.metric("kquota_bytes_total", kind=kind, user=FALLBACK)
+        assert charged == running.metric("kquota_bytes_total", kind=kind), "charged to others"
+    assert CLIENT not in running.metrics(), "whoever reads GSSAPI's messages"

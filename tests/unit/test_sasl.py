@@ -225,6 +225,46 @@ def test_mechanisms_that_show_no_name_pass_and_say_so(mechanism: str) -> None:
     assert from_client(one, produce(9, 100)) == produce(9, 100)
 
 
+GSSAPI_STEPS = (
+    (b"\x60\x82ticket", b"\x60\x82reply"),
+    (b"", b"\x05\x04\xff\xff layers"),
+    (b"\x05\x04\x00\xff choice", b""),
+)
+"""With mutual authentication, as Kafka's clients ask for it; without it there is no reply but the layers."""
+
+
+def test_gssapi_is_believed_with_its_last_answer_alone() -> None:
+    """A broker takes requests only when the security layer has been agreed on (SaslServerAuthenticator.COMPLETE)."""
+    for steps in (GSSAPI_STEPS, (GSSAPI_STEPS[0][:1] + GSSAPI_STEPS[1][1:], GSSAPI_STEPS[2])):
+        for count in range(len(steps)):
+            one = session(ledger())
+            told = listen(one)
+            log_in(one, "GSSAPI", steps[:count])
+            assert told == []
+            assert one.exchange.logins is not None
+            assert one.exchange.logins.wanted, "whatever comes now is before the login"
+        one = session(ledger())
+        told = listen(one)
+        log_in(one, "GSSAPI", steps)
+        assert told == [Login(None)]
+    one = session(ledger())
+    told = listen(one)
+    log_in(one, "GSSAPI", [(b"\x60\x82ticket", b"")])
+    assert told == [], "nobody is proved by one message and an empty answer"
+
+
+@pytest.mark.parametrize("steps", [GSSAPI_STEPS[:1], GSSAPI_STEPS[:2]])
+def test_a_request_within_raw_gssapi_is_a_message_for_the_broker(steps: tuple[tuple[bytes, bytes], ...]) -> None:
+    """As a broker takes it: it ends the connection, and nobody is charged."""
+    of = ledger(produce_rate=1000)
+    one = session(of)
+    told = listen(one)
+    log_in(one, "GSSAPI", steps, version=-1)
+    assert from_client(one, produce(9, 5000)) == produce(9, 5000)
+    assert told == []
+    assert list(of.accounts()) == []
+
+
 @pytest.mark.parametrize("cut", THREE_WAYS)
 def test_raw_gssapi_ends_where_a_request_begins(cut: Cut) -> None:
     """Its last message has no answer: the broker's mechanism is complete and says nothing (SaslServerAuthenticator)."""
