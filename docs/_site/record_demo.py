@@ -75,7 +75,8 @@ def animation(frames: list[str]) -> str:
     style = "\n".join(rules)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img" '
-        f'aria-label="kquota demo: four clients, each held to its limit">\n<style>\n{style}\n</style>\n{groups}\n</svg>\n'
+        f'aria-label="kquota demo: four clients, each held to its limit">\n'
+        f"<style>\n{style}\n</style>\n{groups}\n</svg>\n"
     )
 
 
