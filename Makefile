@@ -23,7 +23,7 @@ AS_IMAGES := KQUOTA_PURE=0
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help classes lane accuracy evasion analysis demo test test-unit test-integration test-apiserver check audit bench load faults soak fuzz sanitize schema chart image-lock clean test-object-store report hooks release-check test-chart
+.PHONY: help classes docs docs-serve lane accuracy evasion analysis demo test test-unit test-integration test-apiserver check audit bench load faults soak fuzz sanitize schema chart image-lock clean test-object-store report hooks release-check test-chart
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -68,6 +68,11 @@ $(VENV)/.s3: $(VENV)/.dev tests/s3_server.txt
 	@$(VENV)/s3/bin/python -m pip --disable-pip-version-check --quiet install -r tests/s3_server.txt
 	@touch $@
 
+$(VENV)/.docs: $(VENV)/.dev $(PINS)
+	@echo "· installing what builds the documentation's site (pinned)"
+	@$(INSTALL) -e '.[dev,docs]'
+	@touch $@
+
 $(VENV)/.bench: $(VENV)/.dev $(PINS)
 	@echo "· installing the peers to measure against (pinned)"
 	@$(INSTALL) -e '.[dev,bench]'
@@ -84,11 +89,21 @@ analysis: $(VENV)/.analysis ## What `kquota report` needs: pyspark and what draw
 
 lane: $(VENV)/.lane ## Compile the data path (quota and proxy/_lane), if it has changed; every target that needs kquota does
 
-check: $(VENV)/.dev ## Format, lint, types (strict), import rules, generated files up to date
+check: $(VENV)/.dev $(VENV)/.docs ## Format, lint, types (strict), import rules, generated files up to date, the site without dead links
 	@echo "· ruff format"; $(BIN)/ruff format --check --quiet .
 	@echo "· ruff check"; $(BIN)/ruff check --quiet .
 	@echo "· mypy --strict"; $(BIN)/mypy
 	@echo "· import rules"; $(BIN)/lint-imports --no-cache > .venv/imports.log || { cat .venv/imports.log; exit 1; }
+	@echo "· documentation (strict)"; $(MKDOCS) build --strict > .venv/docs.log 2>&1 || { cat .venv/docs.log; exit 1; }
+
+# The notice of its makers about another major version is nothing for each build.
+MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
+
+docs: $(VENV)/.docs ## The documentation's site in build/docs; dead links and anchors are errors
+	@$(MKDOCS) build --strict
+
+docs-serve: $(VENV)/.docs ## The same at http://127.0.0.1:8000, built anew at each change
+	@$(MKDOCS) serve --strict
 
 # Made once for each Java and set of jars, in the cache outside the project: each JVM of Kafka starts with half of the work.
 classes: $(VENV)/.dev

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from config.bounds import MAX_FILE_BYTES, MAX_PROBLEMS, first_of
+from config.identity import SOURCES
 from config.model import LIMIT_NAMES, Config, QuotaEntry, Upstream
 from config.ordinary import OrdinaryEntries
 from config.problems import MISSING, ConfigError, Place, Problem
@@ -38,7 +39,7 @@ def load(path: str | Path, *, on_paper: bool = False) -> Config:
     try:
         data = read_file(path, MAX_FILE_BYTES)
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
         raise ConfigError(
             [Problem(str(path), "(the whole file)", None, None, None, f"cannot be read: {reason}")]
         ) from error
@@ -51,11 +52,13 @@ def load_bytes(file: str, data: bytes, *, on_paper: bool = False, pause: Pause =
     `pause` is called with each ordinary entry and after each other step.
     """
     source = parse(file, data, OrdinaryEntries(pause).entry)
-    if source.values is None:
+    if source.values is None and not source.problems:
         raise ConfigError([source.problem((), "expected a configuration, the file is empty")])
     if on_paper and isinstance(source.values, dict):
         source.values.setdefault("upstream", {"bootstrap": ["on-paper:9092"]})
     missing = _find_no_brokers(source)
+    if source.problems:
+        raise ConfigError(_with_those_of_values(source, missing))
     pause()
     try:
         config = validate(Config, source)
@@ -73,6 +76,23 @@ def load_bytes(file: str, data: bytes, *, on_paper: bool = False, pause: Pause =
     if problems:
         raise ConfigError(first_of(_in_file_order(problems)))
     return config.with_source(source)
+
+
+def _with_those_of_values(source: Source, missing: list[Problem]) -> list[Problem]:
+    """What is wrong with single values, and what else is wrong: nothing about what holds one of these values, for that
+    may well be a consequence."""
+    told = tuple(problem.place for problem in source.problems)
+    found: list[Problem] = []
+    if isinstance(source.values, dict) and len(source.problems) < MAX_PROBLEMS:
+        try:
+            validate(Config, source)
+        except ConfigError as error:
+            found = [
+                problem for problem in error.problems if not any(place.startswith(problem.place) for place in told)
+            ]
+    else:
+        missing = []  # there is enough to say
+    return first_of(_in_file_order([*source.problems, *found, *missing]), source.more_problems)
 
 
 def _find_no_brokers(source: Source) -> list[Problem]:
@@ -213,7 +233,8 @@ def _warnings_of_identity(config: Config, source: Source) -> list[Problem]:
     found: list[Problem] = []
     for index, name in enumerate(identity.sources):
         place: Place = ("identity", "sources", index)
-        if name == "tls" and source.has(place) and not _asks_for_certificates(config):
+        chosen = tuple(identity.sources) != SOURCES and source.has(place)  # the default may be written down
+        if name == "tls" and chosen and not _asks_for_certificates(config):
             text = "is not used: no client is asked for a certificate (listen.tls, ssl.client.auth)"
             found.append(source.problem(place, text, name))
     if identity.static is not None and "static" not in identity.sources:

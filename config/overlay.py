@@ -117,6 +117,8 @@ def unreadable(path: str | Path, reason: str) -> Problem:
 def parse_overlay(file: str, data: bytes) -> Overlay:
     """The overlay that a file holds. Raises ConfigError with every problem found."""
     source = parse(file, data)
+    if source.problems:
+        raise ConfigError(first_of(source.problems, source.more_problems))
     if source.values is None:  # nothing but comments
         return {}
     overlay: dict[Entity, dict[str, float | None]] = {}

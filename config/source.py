@@ -6,7 +6,8 @@ file of quotas. So the file is composed into nodes, and the values are built her
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -29,7 +30,6 @@ from config.bounds import (
     TooMuchError,
     check_text,
     count_values,
-    first_of,
 )
 from config.problems import MISSING, ConfigError, Missing, Place, Problem, place_text, value_text
 from config.rows import EntryOf, Rows
@@ -39,6 +39,8 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml when the
 _TEXT = "tag:yaml.org,2002:str"
 _MERGE = "tag:yaml.org,2002:merge"
 _MERGE_KEY = "<<"
+_WHOLE_NUMBER = "tag:yaml.org,2002:int"
+_OCTAL = re.compile(r"[-+]?0[0-9_]+")
 _QUOTES = "\"'"
 _STEP = 200
 
@@ -55,6 +57,10 @@ class Source:
     text: str | None = None
     """What was parsed; None for values that come from no file."""
     _root: yaml.Node | None = None
+    problems: list[Problem] = field(default_factory=list)
+    """What is wrong with the values themselves, such as a key that is there twice; its first value counts meanwhile, so
+    that everything else that is wrong can be told of together with it."""
+    more_problems: int = 0
 
     @property
     def root(self) -> yaml.Node | None:
@@ -113,7 +119,8 @@ def free_in_steps(items: Any) -> None:
 def parse(file: str, data: bytes, entry_of: EntryOf | None = None) -> Source:
     """Parse YAML; quota entries that `entry_of` knows (see `config.rows`) are what it makes of them.
 
-    Raises ConfigError for text that is no YAML, for repeated keys and for absurd sizes.
+    Raises ConfigError for text that is no YAML and for absurd sizes. What is wrong with single values, repeated keys
+    among them, is in `problems`.
     """
     source = Source(file)
     try:
@@ -128,11 +135,37 @@ def parse(file: str, data: bytes, entry_of: EntryOf | None = None) -> Source:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (None, None) if mark is None else (mark.line + 1, mark.column + 1)
-        reason = ", ".join(part for part in (error.problem, error.context) if part)
-        raise ConfigError([Problem(file, place_text(()), line, column, None, f"expected YAML: {reason}")]) from error
+        text = f"expected YAML: {_reason(error, text)}"
+        raise ConfigError([Problem(file, place_text(()), line, column, None, text)]) from error
     except yaml.YAMLError as error:
         raise ConfigError([source.problem((), f"expected YAML: {' '.join(str(error).split())}")]) from error
     return source
+
+
+_PLAIN_WORDS = (
+    ("mapping values are not allowed", "a colon where none is expected: wrong indentation, or text that needs quotes"),
+    ("expected ',' or ']'", "a list in [ ] without its end, or without a comma"),
+    ("expected ',' or '}'", "a mapping in { } without its end, or without a comma"),
+    ("did not find expected key", "wrong indentation: this line belongs to nothing above it"),
+    (
+        "did not find expected node content",
+        "a list in [ ] or a mapping in { } without its end, or with nothing in a place",
+    ),
+    ("could not find expected ':'", "a key without a colon and a space behind it"),
+)
+"""What libyaml or PyYAML says, and what it nearly always comes from."""
+
+
+def _reason(error: yaml.MarkedYAMLError, text: str) -> str:
+    """What is wrong, in plain words where there are some."""
+    reason = ", ".join(part for part in (error.problem, error.context) if part)
+    mark = error.problem_mark or error.context_mark
+    lines = text.splitlines()
+    line = lines[mark.line] if mark is not None and mark.line < len(lines) else ""
+    if "cannot start any token" in reason and "\t" in line[: len(line) - len(line.lstrip())]:
+        return "this line is indented with a tab, and YAML takes spaces only"
+    found = next((plain for theirs, plain in _PLAIN_WORDS if theirs in reason), None)
+    return reason if found is None else f"{found} ({reason})"
 
 
 def _parse_nodes(source: Source, text: str) -> Source:
@@ -145,8 +178,7 @@ def _parse_nodes(source: Source, text: str) -> Source:
         source.values = None if node is None else builder.build(node, (), 0)
     finally:
         loader.dispose()
-    if builder.problems:
-        raise ConfigError(first_of(builder.problems, builder.more))
+    source.problems, source.more_problems = builder.problems, builder.more
     return source
 
 
@@ -355,6 +387,9 @@ def _constructed(loader: Any, node: yaml.Node) -> Any:
     """The value of a scalar that is no text. Raises ValueError and YAMLError."""
     if len(node.value) > MAX_NUMBER_CHARS:
         raise ValueError(f"it has {len(node.value)} characters, at most {MAX_NUMBER_CHARS} are taken")
+    if node.tag == _WHOLE_NUMBER and _OCTAL.fullmatch(node.value):
+        meant = node.value.lstrip("+-0_") or "0"
+        raise ValueError(f"YAML reads {node.value} as an octal number; did you mean {meant}?")
     try:
         return loader.construct_object(node)
     except (ArithmeticError, AttributeError, LookupError):  # PyYAML's, for !!bool maybe, !!timestamp soon, year 0

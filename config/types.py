@@ -11,13 +11,13 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
 from config.problems import value_text
-from config.units import LONG_MAX, parse_duration_ms, parse_size
+from config.units import LONG_MAX, parse_duration_ms, parse_size, similar_size
 from quota.connections import canonical_address
 
 DEFAULT_WORD = "<default>"
 """How the default entity is written, as in Kafka's own tools."""
 
-_SIZE_PATTERN = r"^\s*[0-9][0-9_]*(\.[0-9]+)?\s*([kKmMgGtTpP]?[bB]?|[kKmMgGtTpP][iI][bB]?)(/s)?\s*$"
+_SIZE_PATTERN = r"^\s*(0|[1-9][0-9_]*)(\.[0-9]+)?\s*([kKMGTP]?B?|[KMGTP]iB?)(/s)?\s*$"
 _DURATION_PATTERN = r"^\s*[0-9][0-9_]*(\.[0-9]+)?\s*(ms|s|m|min|h|d)?\s*$"
 
 
@@ -76,7 +76,9 @@ def size(least: int, most: int, what: str) -> Value:
             result = int(value)
         if result is None or not least <= result <= most:
             upper = "" if most == LONG_MAX else f" and at most {most}"
-            raise wrong(f"{what} of at least {least}{upper}, such as 4000000, 4M or 4MiB")
+            meant = similar_size(value) if isinstance(value, str) else None
+            proposal = f"; did you mean {meant}?" if meant is not None and result is None else ""
+            raise wrong(f"{what} of at least {least}{upper}, such as 4000000, 4M or 4MiB{proposal}")
         return result
 
     schema: dict[str, Any] = {
@@ -246,7 +248,9 @@ def _overrides(value: Any) -> tuple[tuple[str, int], ...]:
         except ValueError:
             amount = 0
         if not colon or not name or not 1 <= amount <= LONG_MAX:
-            raise wrong(f"{expected}; {value_text(part.strip())} is not one")
+            meant = similar_size(limit) if colon and name and not amount else None
+            proposal = "" if meant is None else f"; did you mean {meant}?"
+            raise wrong(f"{expected}; {value_text(part.strip())} is not one{proposal}")
         if name in result:
             raise wrong(f"{expected}, each client id once; {value_text(name)} is there twice")
         result[name] = amount

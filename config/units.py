@@ -3,6 +3,9 @@
 Sizes follow Kubernetes and SI, because the file usually lives in a ConfigMap beside ``resources.limits``:
 ``4M`` is 4 000 000 bytes and ``4Mi`` (or ``4MiB``) is 4 194 304. Kafka itself knows plain bytes only, and these are
 accepted everywhere. ``kquota check`` prints every limit in exact bytes too, so that nobody has to remember this.
+
+Spellings that mean something else elsewhere are refused with a proposal: ``2m`` (milli in Kubernetes), ``10Mb`` (bits
+on a network) and ``010`` (octal in YAML and C).
 """
 
 from __future__ import annotations
@@ -14,10 +17,14 @@ from functools import lru_cache
 _SIZE = re.compile(r"(?P<number>\d[\d_]*(?:\.\d+)?)\s*(?P<unit>[A-Za-z]*?)(?:/s)?", re.ASCII)
 _SIZE_UNITS = {
     "": 1,
-    "b": 1,
-    **{letter + tail: 1000**power for power, letter in enumerate("kmgtp", 1) for tail in ("", "b")},
-    **{letter + tail: 1024**power for power, letter in enumerate("kmgtp", 1) for tail in ("i", "ib")},
+    "B": 1,
+    **{letter + tail: 1000**power for power, letter in enumerate("kMGTP", 1) for tail in ("", "B")},
+    **{"K" + tail: 1000 for tail in ("", "B")},  # in SI and Kubernetes k alone, but nothing else is called K
+    **{letter + tail: 1024**power for power, letter in enumerate("KMGTP", 1) for tail in ("i", "iB")},
 }
+_DECIMAL_NAMES = {"k": "kilobytes", "M": "megabytes", "G": "gigabytes", "T": "terabytes", "P": "petabytes"}
+_LEADING_ZERO = re.compile(r"0[0_]*(?=[\d])", re.ASCII)
+"""Octal in YAML 1.1 and C, decimal for everybody else: not for a limit."""
 _DURATION = re.compile(r"(?P<number>\d[\d_]*(?:\.\d+)?)\s*(?P<unit>[a-z]*)", re.ASCII)
 _DURATION_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -29,13 +36,34 @@ LONG_MAX = 2**63 - 1
 def parse_size(text: str) -> int:
     """``4M`` -> 4000000, ``2.5KiB`` -> 2560. Raises ValueError when it is no size or no whole number of bytes."""
     match = _SIZE.fullmatch(text.strip())
-    factor = _SIZE_UNITS.get(match["unit"].lower()) if match else None
-    if match is None or factor is None:
+    factor = _SIZE_UNITS.get(match["unit"]) if match else None
+    if match is None or factor is None or _LEADING_ZERO.match(match["number"]):
         raise ValueError(f"{text!r} is not a size")
     exact = Decimal(match["number"].replace("_", "")) * factor
     if exact != int(exact):
         raise ValueError(f"{text!r} is not a whole number of bytes")
     return int(exact)
+
+
+def similar_size(text: str) -> str | None:
+    """What may have been meant by text that is no size: ``2m`` -> ``2M (megabytes) or 2Mi``. None: nobody knows."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        return None
+    number, unit = match["number"], match["unit"]
+    if (zero := _LEADING_ZERO.match(number)) is not None:
+        number = number[zero.end() :]
+    letter, rest = unit[:1], unit[1:].lower()
+    if unit in _SIZE_UNITS:
+        return number + unit
+    if unit == "b":
+        return f"{number} (bytes)"
+    letter = "k" if letter in "kK" else letter.upper()
+    if letter not in _DECIMAL_NAMES or rest not in ("", "b", "i", "ib"):
+        return None
+    if rest in ("i", "ib"):
+        return f"{number}{letter.upper()}i"
+    return f"{number}{letter} ({_DECIMAL_NAMES[letter]}) or {number}{letter.upper()}i"
 
 
 def parse_duration_ms(text: str, *, bare_unit: str | None) -> int:

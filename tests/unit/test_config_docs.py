@@ -36,7 +36,7 @@ def test_the_large_example_shows_the_defaults() -> None:
     shown = load_bytes("example.yaml", EXAMPLES[0].encode()).restart_settings()
     default = load_bytes("least.yaml", b'upstream: {bootstrap: ["kafka:9092"]}').restart_settings()
     different = {name for name in shown if shown[name] != default[name]}
-    assert different == {"upstream.bootstrap", "identity.static", "identity.sources"}
+    assert different == {"upstream.bootstrap", "identity.static"}
 
 
 def test_the_large_example_leaves_nothing_out() -> None:

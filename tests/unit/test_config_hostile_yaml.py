@@ -197,9 +197,8 @@ def test_aliases_that_multiply(data: bytes) -> None:
 @pytest.mark.parametrize("value", ["1:" * 1_000_000 + "1", "1:" * 1000 + "1.5", "9" * 5000, "0b" + "1" * 2000])
 def test_numbers_that_take_long(value: str) -> None:
     found = refused(f"a: {value}\n".encode())
-    assert (
-        f"expected a value, or quotes around it: it has {len(value)} characters, at most {MAX_NUMBER_CHARS}" in found[0]
-    )
+    text = f"expected a value, or quotes around it: it has {len(value)} characters, at most {MAX_NUMBER_CHARS}"
+    assert any(text in each for each in found)
     assert parse("q.yaml", f"a: '{value}'\n".encode()).values == {"a": value}
 
 

@@ -232,14 +232,39 @@ export: {directory: 7}
         ),
         ("? [a]\n: 1", "expected plain names as keys"),
         ("admin: {port: 1}\nadmin: {port: 2}", "expected each key once; it is already there at line 2"),
-        ("quotas: [", "expected YAML: "),
+        ("quotas: [", "expected YAML: a list in [ ] or a mapping in { } without its end"),
+        ("admin: {port: 1\nlog: {}", "a mapping in { } without its end, or without a comma"),
+        ("log:\n  level: info\n format: json", "wrong indentation: this line belongs to nothing above it"),
+        ("log: level: info", "a colon where none is expected: wrong indentation, or text that needs quotes"),
         ("a: &a [*a]", "aliases"),
-        ("quotas:\n\t- x", "expected YAML: "),
+        ("quotas:\n\t- x", "q.yaml:3:1: (the whole file): expected YAML: this line is indented with a tab"),
+        ("quotas: [{user: u, producer_byte_rate: 2m}]", "did you mean 2M (megabytes) or 2Mi?"),
+        (
+            "quotas: [{user: u, producer_byte_rate: 010}]",
+            'got "010", expected a value, or quotes around it: YAML reads',
+        ),
+        ("quotas: [{user: u, producer_byte_rate: '010'}]", "did you mean 10?"),
+        ("quota.producer.default: 10Mb", "did you mean 10M (megabytes) or 10Mi?"),
+        ("quota.producer.override: 'a:2m'", "did you mean 2M (megabytes) or 2Mi?"),
+        ("listen: {port: 70000}", "a whole number from 0 to 65535"),
         ("x: 2024-13-45", "month must be in 1..12"),
     ],
 )
 def test_one_problem_says_what_was_expected(line: str, expected: str) -> None:
     assert expected in only_problem(MINIMAL + line)
+
+
+def test_everything_else_is_told_of_beside_a_repeated_key() -> None:
+    quotas = "quotas: [{user: u, producer_byte_rate: 010}, {user: v, producer_byte_rate: 2m}]"
+    text = MINIMAL + "log: {}\nlog: {}\nlisen: {port: 1}\n" + quotas
+    with pytest.raises(ConfigError) as caught:
+        load_bytes("q.yaml", text.encode())
+    assert [problem.place for problem in caught.value.problems] == [
+        "log",
+        "lisen",
+        "quotas[0].producer_byte_rate",  # and not the entry: that it has no limit follows from it
+        "quotas[1].producer_byte_rate",
+    ]
 
 
 def test_kafkas_largest_and_smallest_limits() -> None:
@@ -379,7 +404,9 @@ def test_text_that_is_not_utf_8() -> None:
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=re.escape("none.yaml: (the whole file): cannot be read: No such file")):
+    with pytest.raises(
+        ConfigError, match=re.escape("none.yaml: (the whole file): cannot be read: there is no such file")
+    ):
         load(tmp_path / "none.yaml")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         load(tmp_path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from config.units import parse_duration_ms, parse_size, readable_bytes, readable_ms
+from config.units import parse_duration_ms, parse_size, readable_bytes, readable_ms, similar_size
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,8 @@ from config.units import parse_duration_ms, parse_size, readable_bytes, readable
         ("1", 1),
         ("10_000", 10_000),
         ("4M", 4_000_000),  # SI, as in Kubernetes: 4 * 1000**2
-        ("4m", 4_000_000),
+        ("4K", 4_000),
+        ("4KiB", 4_096),
         ("4MB", 4_000_000),
         ("4MB/s", 4_000_000),
         ("4Mi", 4_194_304),  # 4 * 1024**2
@@ -37,6 +38,32 @@ def test_sizes(text: str, expected: int) -> None:
 def test_no_sizes(text: str) -> None:
     with pytest.raises(ValueError, match=r"size|whole"):
         parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("2m", "2M (megabytes) or 2Mi"),  # a thousandth in Kubernetes
+        ("10Mb", "10M (megabytes) or 10Mi"),  # bits on a network
+        ("10mb/s", "10M (megabytes) or 10Mi"),
+        ("5g", "5G (gigabytes) or 5Gi"),
+        ("4mib", "4Mi"),
+        ("8kb", "8k (kilobytes) or 8Ki"),
+        ("500b", "500 (bytes)"),
+        ("010", "10"),
+        ("02M", "2M"),
+        ("00", "0"),
+    ],
+)
+def test_what_means_something_else_elsewhere_is_refused_with_a_proposal(text: str, meant: str) -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_size(text)
+    assert similar_size(text) == meant
+
+
+@pytest.mark.parametrize("text", ["", "M", "4X", "4Mbit", "fast"])
+def test_where_nobody_knows_what_was_meant_nothing_is_proposed(text: str) -> None:
+    assert similar_size(text) is None
 
 
 @pytest.mark.parametrize(

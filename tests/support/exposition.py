@@ -1,0 +1,56 @@
+"""An exposition in which every family has a sample: what pages about metrics are compared with and made of."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from deploy.export.exporter import ExportState
+from deploy.export.worker import WorkerState
+from deploy.metrics import Metrics, Status
+from deploy.metrics.held import held_families
+from deploy.metrics.security import security_families
+from deploy.sources.follow import Followed, Follower
+from deploy.sources.security import Security
+from deploy.sources.watch import ReloadState
+from proxy.auth.identity import IdentityPolicy
+from proxy.listen.server import Proxy
+from proxy.settings import ProxySettings
+from proxy.telemetry.observer import Counters
+from quota.entity import DEFAULT, Kind
+from quota.ledger import Ledger
+from quota.table import Entry, QuotaTable
+
+
+async def everything() -> bytes:
+    """An exposition in which every family has at least one sample."""
+    entries = [Entry(None, DEFAULT, 10.0, 10.0, 1.0, 1.0), Entry(None, "s", 1.0, mode="shadow")]
+    ledger, counters = Ledger(QuotaTable(entries), smooth=False), Counters()
+    for kind in Kind:
+        ledger.charge(ledger.account("u", "c"), kind, 1000, 0)
+    ledger.charge(ledger.account("u", "s"), Kind.PRODUCE, 1000, 0)
+    ledger.note_broker_throttle(ledger.account("u", "c"), 5)
+    ledger.note_throttle(ledger.account("u", "c"), Kind.PRODUCE, 5, held=True)
+    ledger.connections.admit("10.0.0.1", "u", 0)
+    counters.connections_closed["client_closed"] = 1
+    counters.parse_errors["tls_on_plain_port"] = 1
+    counters.requests[0] = 1
+    counters.libraries.note("librdkafka/2.1", 500.0, ignored=True)
+    counters.tls_handshakes["client"] = 1
+    counters.tls_handshake_failures["client", "certificate"] = 1
+    side: Any = SimpleNamespace(setting="listen.tls", expires_at_s=1.0)
+    security = Security(side, None, IdentityPolicy(), Follower([Followed("listen.tls", [], list)]))
+    status = Status(ready=True, cluster_reached=True, draining=False)
+    export = ExportState({"files": WorkerState(1, 1, 1, 1, 1.0, None)}, 1, 1)
+    metrics = Metrics(
+        ledger,
+        counters,
+        ReloadState(),
+        lambda: status,
+        max_groups=5,
+        alterations={"denied": 1},
+        export=lambda: export,
+        held=lambda: held_families(Proxy(ProxySettings("127.0.0.1", 0, range(0), ()), ledger, counters), ledger),
+        security=lambda: security_families(security, counters),
+    )
+    return await metrics.text(0)

@@ -1,0 +1,221 @@
+"""Each command and configuration in the documentation is one: files load, values fit the chart, commands parse.
+
+Commands about a file that the page itself shows (its block begins with the comment `# NAME`) are run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jsonschema
+import pytest
+import typer
+import yaml
+from typer import Exit as ClickExit
+from typer.testing import CliRunner
+
+from config.load import load_bytes, warnings_of
+from config.model import Config
+from config.overlay import parse_overlay
+from deploy.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+VALUES_SCHEMA = json.loads((ROOT / "helm/kquota/values.schema.json").read_text())
+SETTINGS = {info.alias or name for name, info in Config.model_fields.items()}
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+OF_OTHERS = {
+    "embedded-kafka.md",  # server.properties and the like
+    "analysis.md",  # Spark's and Prometheus' own files; its commands are those of the reports
+}
+"""Pages whose YAML is not kquota's."""
+
+
+class Block(NamedTuple):
+    page: str
+    line: int
+    language: str
+    text: str
+
+
+def blocks(path: Path) -> Iterator[Block]:
+    text = path.read_text()
+    for match in re.finditer(r"^( *)```(\w*)\n(.*?)^\1```", text, re.MULTILINE | re.DOTALL):
+        line = text.count("\n", 0, match.start()) + 1
+        yield Block(path.name, line, match[2], textwrap.dedent(match[3]))
+
+
+BLOCKS = [block for path in PAGES for block in blocks(path)]
+
+
+def named(found: list[Block]) -> Any:
+    """As parameters; the number within the page, so that other text may move them."""
+    count: dict[str, int] = {}
+    params = []
+    for block in found:
+        count[block.page] = number = count.get(block.page, 0) + 1
+        params.append(pytest.param(block, id=f"{block.page}-{number}"))
+    return pytest.mark.parametrize("block", params)
+
+
+def is_manifest(text: str) -> bool:
+    return "apiVersion:" in text or "{{" in text
+
+
+def keys(text: str) -> set[str]:
+    values = yaml.safe_load(text)
+    return set(values) if isinstance(values, dict) else set()
+
+
+YAML = [block for block in BLOCKS if block.language == "yaml" and block.page not in OF_OTHERS]
+PLAIN = [block for block in YAML if not is_manifest(block.text)]
+CONFIGS = [block for block in PLAIN if keys(block.text) and keys(block.text) <= SETTINGS]
+OF_THE_CHART = [
+    block
+    for block in PLAIN
+    if block not in CONFIGS and keys(block.text) and keys(block.text) <= VALUES_SCHEMA["properties"].keys()
+]
+SHELL = [block for block in BLOCKS if block.language in ("sh", "console", "bash", "")]
+
+
+def fits_the_chart(values: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of values; the port that values.yaml sets stands beside whatever is given."""
+    config = {"admin": {"port": 9404}} | values.get("config", {})
+    jsonschema.validate(values | {"config": config}, VALUES_SCHEMA)
+    return config
+
+
+def test_every_block_of_yaml_is_a_configuration_or_values_or_a_manifest() -> None:
+    """So that none is left out by a mistake in its keys."""
+    known = {id(block) for block in [*CONFIGS, *OF_THE_CHART]}
+    others = [block for block in PLAIN if id(block) not in known]
+    for block in others:
+        values = yaml.safe_load(block.text)
+        # values of a chart that has kquota as a dependency stand under its name
+        assert isinstance(values, dict), block
+        assert set(values) == {"kquota"}, block
+        fits_the_chart(values["kquota"])
+    assert len(CONFIGS) >= 20
+    assert len(OF_THE_CHART) >= 5
+
+
+@named([block for block in YAML if is_manifest(block.text) and "{{" not in block.text])
+def test_manifests_are_yaml(block: Block) -> None:
+    assert all("apiVersion" in document for document in yaml.safe_load_all(block.text))
+
+
+@named(CONFIGS)
+def test_configurations_load_without_warnings(block: Block) -> None:
+    name, data = f"{block.page}:{block.line}", block.text.encode()
+    if ": null" in block.text and keys(block.text) == {"quotas"}:  # only an overlay has limits that were removed
+        assert parse_overlay(name, data)
+        return
+    warnings = [warning.expected for warning in warnings_of(load_bytes(name, data, on_paper=True))]
+    assert set(warnings) <= {"no quotas at all: nothing will be throttled"}  # the page is about something else
+
+
+@named(OF_THE_CHART)
+def test_values_fit_the_chart_and_their_configuration_loads(block: Block) -> None:
+    values = yaml.safe_load(block.text)
+    config = fits_the_chart(values)
+    if "upstream" in config or config.get("mode") == "transparent":
+        text = yaml.safe_dump(config | ({"quotas": values["quotas"]} if "quotas" in values else {}), sort_keys=False)
+        load_bytes(f"{block.page}:{block.line}", text.encode())
+
+
+def commands(block: Block) -> Iterator[list[str]]:
+    """The command lines of kquota in a block, without what a shell does around them."""
+    for line in block.text.replace("\\\n", " ").splitlines():
+        found = re.search(r"(?:^|\| |&& |/bin/)kquota (-*[a-z][^:]*(?: .*)?)$", line.removeprefix("$ "))
+        if found is None or line.lstrip().startswith("#"):
+            continue
+        words = shlex.split(found[1], comments=True)
+        end = next((index for index, word in enumerate(words) if word in ("<", ">", "|", "&&", "&", ";")), len(words))
+        yield words[:end]
+
+
+def parse(words: list[str]) -> None:
+    """What the program makes of a command line, short of doing it. Raises its errors of use."""
+    command: Any = typer.main.get_command(app)
+    context = command.make_context("kquota", list(words))
+    while hasattr(command, "commands"):
+        name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        context = command.make_context(name, rest, parent=context)
+
+
+WITH_COMMANDS = [block for block in SHELL if list(commands(block))]
+
+
+@named(WITH_COMMANDS)
+def test_commands_are_commands(block: Block) -> None:
+    for words in commands(block):
+        try:
+            parse(words)
+        except ClickExit as ended:  # --version and --help
+            code = ended.exit_code
+        else:
+            code = 0
+        assert code == 0, words
+
+
+def test_there_are_commands() -> None:
+    assert sum(len(list(commands(block))) for block in WITH_COMMANDS) >= 25
+
+
+def files_of(page: str) -> dict[str, str]:
+    """Files that a page shows, by the name in their first line (`# NAME`) or after `$ cat`."""
+    shown = {}
+    for block in BLOCKS:
+        if block.page != page:
+            continue
+        if block.language == "yaml" and (found := re.match(r"# ([\w.-]+\.yaml)\n", block.text)):
+            shown[found[1]] = block.text
+    return shown
+
+
+RUNNABLE = [
+    pytest.param(block.page, words, id=f"{block.page}-{'_'.join(words)}")
+    for block in WITH_COMMANDS
+    for words in commands(block)
+    if words[0] in ("check", "explain") and "--config" in words
+    if words[words.index("--config") + 1] in files_of(block.page)
+]
+
+
+@pytest.mark.parametrize(("page", "words"), RUNNABLE)
+def test_commands_about_files_of_the_page_do_what_they_are_for(
+    page: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files_of(page).items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "warning:" not in done.output
+
+
+@named([block for block in SHELL if re.search(r"^make ", block.text, re.MULTILINE)])
+def test_make_has_these_targets(block: Block) -> None:
+    for target in re.findall(r"^make ([a-z-]+)", block.text, re.MULTILINE):
+        assert target in TARGETS
+
+
+@named([block for block in SHELL if "helm/kquota" in block.text])
+def test_helm_is_given_the_chart_that_is_there(block: Block) -> None:
+    assert (ROOT / "helm/kquota/Chart.yaml").exists()
+    for file in re.findall(r"--values (\S+)", block.text):
+        assert any(f"# {file}" in other.text for other in BLOCKS if other.page == block.page), file
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_commands_in_sentences_exist(path: Path) -> None:
+    root: Any = typer.main.get_command(app)
+    prose = re.sub(r"^( *)```.*?^\1```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for written in re.findall(r"`kquota ([a-z][a-z-]*)", prose):
+        assert written in {*root.commands, "is", "up"}, written
