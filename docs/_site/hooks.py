@@ -87,7 +87,7 @@ def relink(text: str, source: str, uri: str) -> str:
             return f"{image}[{label}]({relative}{hash_}{anchor})"
         return label if wanted in label else f"{label} (`{wanted}`)"
 
-    return _outside_code(text, lambda line: _LINK.sub(replace, line))
+    return _outside_code(text, lambda prose: _LINK.sub(replace, prose))
 
 
 def as_python_markdown(text: str) -> str:
@@ -135,10 +135,20 @@ def _moved(line: str, levels: list[int]) -> str:
 
 
 def _outside_code(text: str, change: Any) -> str:
-    """The text with each line changed that is not inside a fence."""
-    result, fenced = [], False
+    """The text with all changed that is not inside a fence; links may go on in the next line."""
+    result: list[str] = []
+    prose: list[str] = []
+    fenced = False
     for line in text.split("\n"):
-        if _FENCE.match(line):
-            fenced = not fenced
-        result.append(line if fenced else change(line))
+        fence = _FENCE.match(line) is not None
+        if fence or fenced:
+            if prose:
+                result.append(change("\n".join(prose)))
+                prose = []
+            result.append(line)
+        else:
+            prose.append(line)
+        fenced ^= fence
+    if prose:
+        result.append(change("\n".join(prose)))
     return "\n".join(result)
