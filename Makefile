@@ -90,9 +90,10 @@ check: $(VENV)/.dev ## Format, lint, types (strict), import rules, generated fil
 	@echo "· mypy --strict"; $(BIN)/mypy
 	@echo "· import rules"; $(BIN)/lint-imports --no-cache > .venv/imports.log || { cat .venv/imports.log; exit 1; }
 
-# Made once for each Java and set of jars, in the cache outside the project: each JVM of Kafka starts with half of the work.
+# Made once for each Java and set of jars, in the cache outside the project: JVMs of Kafka and Spark start with half of the work.
 classes: $(VENV)/.dev
 	@$(BIN)/python -m deploy.kafka.prepare
+	@$(BIN)/python -m tests.support.spark_archive
 
 # pytest's 5 says that PYTEST_ARGS chose none of its tests: an error only where they chose none of the others either.
 test: check classes ## check, then the unit tests, then every other test with real brokers and real clients
