@@ -149,7 +149,7 @@ def _line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise RuntimeError(f"{process.args} has ended without an answer")
+        raise RuntimeError(f"{process.args!r} has ended without an answer")
     return line
 
 
@@ -316,7 +316,7 @@ def slows_others(batch: Batch) -> bool:
     if not batch.alone.get("sidecar") or batch.beside.get("failures"):
         return bool(batch.alone)
     ratios = [batch.beside[way][1] / batch.alone[way][1] for way in ("sidecar", "broker")]
-    return ratios[0] > SLOWED * max(ratios[1], 1.0)
+    return bool(ratios[0] > SLOWED * max(ratios[1], 1.0))
 
 
 def in_words(one: Outcome) -> str:

@@ -14,7 +14,7 @@ import tempfile
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from deploy.kafka import cache_dir
 
@@ -61,9 +61,10 @@ def learn(archive: Path, folder: Path) -> None:
     sums = rows.groupBy("name").agg(functions.sum("size").alias("sum"), functions.max("size").alias("most"))
     rows.join(sums, "name").orderBy("sum").write.parquet(str(folder / "parquet"))
     session.read.parquet(str(folder / "parquet")).dropDuplicates(["name"]).collect()
-    process = SparkContext._gateway.proc
+    gateway: Any = SparkContext._gateway
+    process = gateway.proc
     session.stop()
-    SparkContext._gateway.shutdown()
+    gateway.shutdown()
     process.stdin.close()  # Spark's JVM ends with its Python
     process.wait(END_LIMIT_S)
 
