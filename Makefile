@@ -105,9 +105,10 @@ docs: $(VENV)/.docs ## The documentation's site in build/docs; dead links and an
 docs-serve: $(VENV)/.docs ## The same at http://127.0.0.1:8000, built anew at each change
 	@$(MKDOCS) serve --strict
 
-# Made once for each Java and set of jars, in the cache outside the project: each JVM of Kafka starts with half of the work.
+# Made once for each Java and set of jars, in the cache outside the project: JVMs of Kafka and Spark start with half of the work.
 classes: $(VENV)/.dev
 	@$(BIN)/python -m deploy.kafka.prepare
+	@$(BIN)/python -m tests.support.spark_archive
 
 # pytest's 5 says that PYTEST_ARGS chose none of its tests: an error only where they chose none of the others either.
 test: check classes ## check, then the unit tests, then every other test with real brokers and real clients

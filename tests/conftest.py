@@ -57,7 +57,17 @@ SPARK_LIMIT_S = 900
 """A test that is ended in the middle of a word with Java takes all later ones of its worker with it: better late."""
 
 
-QUARANTINE: Final[dict[str, str]] = {}
+QUARANTINE: Final[dict[str, str]] = {
+    "tests/broker/test_sasl_clients.py::test_logging_in_again_works_under_throttle": (
+        "failed twice in a row beside a load of 13 on two cores, passed alone: sessions last 8 s, and clients that are"
+        " not given a core may be late for theirs; why it failed has not been seen yet"
+    ),
+    "tests/broker/test_request_time_on_the_wire.py"
+    "::test_the_estimate_is_within_the_stated_factor_of_the_brokers_own_figure": (
+        "compares busy times of sidecar and broker, and others on the machine change them differently: off by more than"
+        " the factor in five tries beside a load of 13 on two cores"
+    ),
+}
 """Tests that fail now and then, and why they may for now: node id without parameters -> reason. Each has two more
 tries, and the end of a run tells of them. All others pass the first time, or the run fails."""
 

@@ -144,7 +144,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise RuntimeError(f"{process.args} has ended without an answer")
+        raise RuntimeError(f"{process.args!r} has ended without an answer")
     return line
 
 

@@ -165,7 +165,7 @@ def connected(address: Address) -> socket.socket:
 @contextmanager
 def _wires(address: Address, topic: str, count: int) -> Iterator[list[Wire]]:
     with ExitStack() as stack:
-        wires = []
+        wires: list[Wire] = []
         for _ in range(count):
             wire = Wire(address, topic)
             stack.callback(wire.close)
@@ -241,7 +241,7 @@ def side_by_side(
     with ExitStack() as stack:
         ways = [stack.enter_context(_wires(address, topic, connections)) for address in addresses]
         orders = (deque(way[number] for way in ways) for number in range(connections))
-        wires = []
+        wires: list[Wire] = []
         for number, order in enumerate(orders):
             order.rotate(number)
             wires += reversed(order) if number % 2 else order

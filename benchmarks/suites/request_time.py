@@ -346,7 +346,7 @@ def compare(
                 wait_calm(CALM_SHARE, os.cpu_count() or 1, patience_s)
                 began = time.monotonic()
                 traffic.run(place)
-                row = {"traffic": traffic.key, "round": number, "client_id": client_id}
+                row: dict[str, Any] = {"traffic": traffic.key, "round": number, "client_id": client_id}
                 row |= {"took_s": round(time.monotonic() - began, 2), "load_1min": round(os.getloadavg()[0], 2)}
                 if number >= 0:
                     rows.append(row)

@@ -61,7 +61,8 @@ def _alone(schema: dict[str, Any], kubernetes: str) -> dict[str, Any]:
                 found[key] = walk(one)
         return found
 
-    return walk(schema) | {"definitions": used}
+    whole: dict[str, Any] = walk(schema) | {"definitions": used}
+    return whole
 
 
 def conform(files: list[Path], kubernetes: str, folder: Path) -> dict[str, str]:

@@ -108,7 +108,8 @@ class Driven:
         self.turns = turns = TurnsAlone(client, self.session, shared)
         self.stack.callback(turns._splice_up.close)
         self.stack.callback(turns._splice_down.close)
-        turns._client_watch = self.client_watch = Watch(reactor, client.fileno())
+        self.client_watch: Watch[Pause] = Watch(reactor, client.fileno())
+        turns._client_watch = self.client_watch
         self.broker_watch: Watch[Pause] = Watch(reactor, broker.fileno())
         turns._broker = broker
         self.client_turn: Any = turns._client_turn
@@ -263,10 +264,7 @@ def both(
 ) -> Iterator[tuple[Clock, Driven, Driven]]:
     clock = Clock()
     with ExitStack() as stack:
-        yield (
-            clock,
-            *(
-                Driven(compiled, waits_here, clock, Ledger(table, smooth=smooth), stack, **more)
-                for compiled in (True, False)
-            ),
+        compiled, pure = (
+            Driven(way, waits_here, clock, Ledger(table, smooth=smooth), stack, **more) for way in (True, False)
         )
+        yield clock, compiled, pure

@@ -234,7 +234,7 @@ class Cluster:
                 error = UNKNOWN_TOPIC if name is not None else UNKNOWN_ID
             elif resolved.count(real) > 1:
                 error = INVALID_REQUEST
-            if not error:
+            if not error and real is not None:
                 del self.topics[real]
             told_id = before[real][0] if real in before else topic_id
             results.append(cls(version=version, name=real, topic_id=told_id, error_code=error, error_message=None))

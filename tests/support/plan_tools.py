@@ -35,7 +35,7 @@ def watched(spark: SparkSession) -> Iterator[Watched]:
     seen = Watched()
     before = {one.executionId() for one in _executions(spark)}
     yield seen
-    core: Any = spark.sparkContext._jsc.sc()  # type: ignore[attr-defined]
+    core: Any = spark.sparkContext._jsc.sc()
     core.listenerBus().waitUntilEmpty()
     for one in _executions(spark):
         if one.executionId() in before:
@@ -48,7 +48,7 @@ def watched(spark: SparkSession) -> Iterator[Watched]:
 
 
 def _executions(spark: SparkSession) -> list[Any]:
-    session: Any = spark._jsparkSession  # type: ignore[attr-defined]
+    session: Any = spark._jsparkSession
     return list(_items(session.sharedState().statusStore().executionsList()))
 
 

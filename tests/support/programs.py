@@ -13,5 +13,7 @@ def program(name: str, package: str) -> str:
     found = shutil.which(name)
     if found is None:
         missing = f"{name} is missing: install Debian's package {package} (`.ci/run` does)"
-        pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
+        if os.environ.get("CI"):
+            pytest.fail(missing)
+        pytest.skip(missing)
     return found

@@ -29,7 +29,7 @@ def group_of(nodeid: str) -> str:
     return f"{file}::{part[1]}" if part else file
 
 
-class Groups(LoadScopeScheduling):
+class Groups(LoadScopeScheduling):  # type: ignore[misc]
     """`--dist loadfile` with these groups."""
 
     def _split_scope(self, nodeid: str) -> str:

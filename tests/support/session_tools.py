@@ -120,8 +120,14 @@ def ledger(
     """A ledger in which every client-id has the given limits."""
     entries = []
     if produce_rate or fetch_rate or request_percentage:
-        limits = {"producer_byte_rate": produce_rate, "consumer_byte_rate": fetch_rate}
-        entries = [Entry(client_id=DEFAULT, request_percentage=request_percentage, **limits)]
+        entries = [
+            Entry(
+                client_id=DEFAULT,
+                request_percentage=request_percentage,
+                producer_byte_rate=produce_rate,
+                consumer_byte_rate=fetch_rate,
+            )
+        ]
     return Ledger(QuotaTable(entries), smooth=smooth)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quota.record import Row, build, to_line
+from tests.support.spark_archive import quick_jvm
 
 DAY_MS = 86_400_000
 T0_MS = 1_760_918_400_000
@@ -19,7 +20,7 @@ QUICK = [
         "spark.sql.shuffle.partitions=2",
         "spark.sql.codegen.wholeStage=false",  # for a few rows; test_analysis_cluster.py compiles
         "spark.sql.codegen.factoryMode=NO_CODEGEN",
-        "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        f"spark.driver.extraJavaOptions={quick_jvm()}",
     )
     for part in ("--conf", setting)
 ]

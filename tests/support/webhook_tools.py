@@ -15,7 +15,8 @@ from typing import Any
 
 import httpx
 
-from tests.support.chart_tools import CHART, NEWEST, ROOT, documents, of_kind, render_text
+from deploy.kubernetes.chart import CHART
+from tests.support.chart_tools import NEWEST, ROOT, documents, of_kind, render_text
 
 REVIEWS = ROOT / "tests/golden/admission"
 VALUES = CHART / "ci/webhook-values.yaml"
