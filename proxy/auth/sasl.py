@@ -152,8 +152,8 @@ class SaslWatch:
         """Whether a frame with these first bytes (size included) is a request again, after raw messages of a mechanism
         whose end cannot be seen otherwise.
 
-        GSSAPI's messages begin with 60 (RFC 2743), 05 04 (RFC 4121) or are empty; no API key looks like these. What comes
-        while the broker owes the answer to anything but the last message is a message for the broker, whatever it is.
+        GSSAPI's messages begin with 60 (RFC 2743), 05 04 (RFC 4121) or are empty; no API key looks like these. What
+        comes while the broker owes the answer to anything but the last message is one for the broker, whatever it is.
         """
         if self.answers_each or len(head) < 8:
             return None
