@@ -10,7 +10,7 @@ import pytest
 from benchmarks.evasion import frames, honest
 from benchmarks.evasion.arithmetic import judge, steps
 from benchmarks.evasion.beside import Beside, Neighbour
-from benchmarks.evasion.report import Report, table
+from benchmarks.evasion.report import Report, summary, table
 from benchmarks.evasion.rows import BATCHES, BOUND, ROWS, Row, chosen
 from benchmarks.evasion.run import Batch, Outcome, in_words, run_batch
 from benchmarks.evasion.stage import Stage, stage
@@ -136,6 +136,8 @@ def test_the_table_says_which_row_missed() -> None:
     assert in_words(bad).startswith("FAIL   1.060")
     text = table(Report("2026-01-01T00:00:00Z", 134.0, [Batch([good, bad])]))
     assert "1 of 2 rows" in text
+    assert f"| Produce | 2 | 1.060 **missed** | {row.title} |" in summary([good, bad])
+    assert f"| Produce | 1 | 1.000 | {row.title} |" in summary([good])
     assert "| 1.060 **missed** |" in text
 
 
