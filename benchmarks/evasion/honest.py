@@ -35,7 +35,7 @@ GO_LIBRARIES = {"franz-go": "franz", "sarama": "sarama"}
 NAMES = (*LIBRARIES, *GO_LIBRARIES)
 END_LIMIT_S = 180.0
 ATTACKS = ("p4-reconnect", "p30-impatient", "p4-acks-0-reconnect", "b1-20mb-persistent", "f30-v17-reconnect", "i-1mb")
-"""What runs beside them when they run a second time."""
+"""What runs beside them."""
 
 
 @dataclass

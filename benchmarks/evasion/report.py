@@ -43,7 +43,6 @@ class Report:
     direct_seconds: float = 0.0
     neighbour: Neighbour | None = None
     honest: list[clients.Honest] = field(default_factory=list)
-    honest_beside: list[clients.Honest] = field(default_factory=list)
 
 
 def table(report: Report) -> str:
@@ -74,8 +73,7 @@ def table(report: Report) -> str:
         lines.append("")
     if report.neighbour is not None:
         lines += _beside(report.neighbour)
-    lines += _honest("", report.honest)
-    lines += _honest(f", beside {len(clients.ATTACKS)} attacks", report.honest_beside)
+    lines += _honest(report.honest)
     return "\n".join(lines).rstrip()
 
 
@@ -115,11 +113,11 @@ def _beside(found: Neighbour) -> list[str]:
     return [*lines, ""]
 
 
-def _honest(words: str, found: list[clients.Honest]) -> list[str]:
+def _honest(found: list[clients.Honest]) -> list[str]:
     if not found:
         return []
     lines = [
-        f"### Honest clients at {clients.OFFER} times their limit, {clients.SECONDS:g} s{words}",
+        f"### Honest clients at {clients.OFFER} times their limit, {clients.SECONDS:g} s, beside {len(clients.ATTACKS)} attacks",
         "",
         "| library | records | lost | twice | errors | achieved / limit |",
         "|---|---:|---:|---:|---:|---:|",
