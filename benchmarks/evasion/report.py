@@ -117,7 +117,8 @@ def _honest(found: list[clients.Honest]) -> list[str]:
     if not found:
         return []
     lines = [
-        f"### Honest clients at {clients.OFFER} times their limit, {clients.SECONDS:g} s, beside {len(clients.ATTACKS)} attacks",
+        f"### Honest clients at {clients.OFFER} times their limit, {clients.SECONDS:g} s, "
+        f"beside {len(clients.ATTACKS)} attacks",
         "",
         "| library | records | lost | twice | errors | achieved / limit |",
         "|---|---:|---:|---:|---:|---:|",
