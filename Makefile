@@ -142,7 +142,7 @@ bench: $(VENV)/.bench ## Direct vs HAProxy vs Envoy vs kquota, as ratios of one 
 accuracy: $(VENV)/.dev ## Achieved over limit from 0.1 to 100 MB/s, for 1, 8 and 64 connections (about 13 minutes; ACCURACY_ARGS)
 	@$(AS_IMAGES) $(BIN)/python -m benchmarks.suites.accuracy $(ACCURACY_ARGS)
 
-evasion: $(VENV)/.dev ## Attacks on every quota, and honest clients far above theirs: achieved over limit (about 15 minutes; EVASION_ARGS)
+evasion: $(VENV)/.dev ## Attacks on every quota, and honest clients far above theirs: achieved over limit (about 20 minutes; EVASION_ARGS, such as --direct)
 	@$(AS_IMAGES) $(BIN)/python -m benchmarks.evasion --store $(EVASION_ARGS)
 
 load: $(VENV)/.dev ## 2 000 connections at once: held, shared fairly, and what others notice (LOAD_ARGS=--quick for a short one)

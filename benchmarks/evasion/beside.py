@@ -20,7 +20,7 @@ from benchmarks.report.stats import percentile
 
 SLOWED = 1.5
 """The neighbour's p99 beside an attack is at most so many times that of alone."""
-WARM_S, ALONE_S, BESIDE_S = 6.0, 10.0, 15.0
+WARM_S, ALONE_S, BESIDE_S = 6.0, 6.0, 10.0
 BEGIN_S = 1.0
 """The attackers have begun."""
 ATTACKS = (

@@ -35,7 +35,7 @@ GO_LIBRARIES = {"franz-go": "franz", "sarama": "sarama"}
 NAMES = (*LIBRARIES, *GO_LIBRARIES)
 END_LIMIT_S = 180.0
 ATTACKS = ("p4-reconnect", "p30-impatient", "p4-acks-0-reconnect", "b1-20mb-persistent", "f30-v17-reconnect", "i-1mb")
-"""What runs beside them when they run a second time."""
+"""What runs beside them."""
 
 
 @dataclass
@@ -86,7 +86,13 @@ def hash_of(text: str) -> int:
 
 
 def run(
-    on: Stage, libraries: Sequence[str], seconds: float, say: Callable[[str], None], attacks: Sequence[Row] = ()
+    on: Stage,
+    libraries: Sequence[str],
+    seconds: float,
+    say: Callable[[str], None],
+    attacks: Sequence[Row] = (),
+    *,
+    limit: int = LIMIT,
 ) -> list[Honest]:
     """All of them at the same time, and `attacks` beside them (through the same sidecar where the door is plain)."""
     results = {name: Honest(name) for name in libraries}
@@ -104,7 +110,7 @@ def run(
             door="plain",
             user="",
             flavour="",
-            quotas=[{"client-id": prefix + name, "producer_byte_rate": LIMIT}],
+            quotas=[{"client-id": prefix + name, "producer_byte_rate": limit}],
         )
         for name in commands
     ]
@@ -131,7 +137,7 @@ def run(
                 "bootstrap": [running["plain"].bootstrap],
                 "topic": prefix + name,
                 "client_id": prefix + name,
-                "per_s": OFFER * LIMIT / RECORD_BYTES,
+                "per_s": OFFER * limit / RECORD_BYTES,
                 "seconds": seconds,
                 "record_bytes": RECORD_BYTES,
                 "buffer_bytes": BUFFER_BYTES,
@@ -145,7 +151,7 @@ def run(
         acknowledged: dict[str, list[int]] = {}
         for name, client in children.items():
             acknowledged[name] = _finish(results[name], client)
-            results[name].achieved = judge(meter.seen[name], LIMIT, WINDOW_NUM, until).achieved
+            results[name].achieved = judge(meter.seen[name], limit, WINDOW_NUM, until).achieved
     for name in commands:
         numbers = Counter(_numbers(on.cluster.bootstrap, prefix + name))
         result = results[name]

@@ -55,6 +55,8 @@ class Sweeper:
         passed_s = min(passed_s, 2 * LONGEST_CHECK_S)
         known, self._stalls = self._stalls, {}
         for number, connection in enumerate(list(self._connections), 1):
+            if connection.ended:  # while others had their turn: there are no sockets any more
+                continue
             stalls = self._stalls[connection] = known.get(connection) or Stalls(self._settings.stalls)
             reason = self._quiet(connection, now_s)
             if reason is not None:
@@ -68,7 +70,7 @@ class Sweeper:
                     waited_s=round(stalls.waited_s, 1),
                 )
             if number % PORTION == 0:
-                await trio.lowlevel.checkpoint()
+                await give_way()
 
     def _quiet(self, connection: Connection, now_s: float) -> CloseReason | None:
         """Idle connections, and those of clients that have gone while a silent broker owes them something. What is in
@@ -79,6 +81,10 @@ class Sweeper:
         # What a muted client has sent is taken when the mute ends, or as soon after that as it is its turn.
         unmuted_s = now_s - connection.session.mute_until_ms / 1000.0
         return abandoned(connection) if min(still_s, unmuted_s) > self._settings.drain_timeout_s else None
+
+
+give_way = trio.lowlevel.checkpoint
+"""To those who are ready; connections may end meanwhile."""
 
 
 def abandoned(connection: Connection) -> CloseReason | None:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.evasion import frames
+from benchmarks.evasion import frames, honest
 from benchmarks.evasion.arithmetic import judge, steps
-from benchmarks.evasion.report import Report, table
+from benchmarks.evasion.beside import Beside, Neighbour
+from benchmarks.evasion.report import Report, summary, table
 from benchmarks.evasion.rows import BATCHES, BOUND, ROWS, Row, chosen
 from benchmarks.evasion.run import Batch, Outcome, in_words, run_batch
-from benchmarks.evasion.stage import stage
+from benchmarks.evasion.stage import Stage, stage
 
 WINDOW_NUM = 3
+HONEST_S, HONEST_LIMIT = 15.0, 400_000
+"""sarama has up to 5 MB on its way, which takes 13 s at this limit."""
 SECONDS = 30.0
 SHORT_BOUND = BOUND + 0.05
 """Over 27 s a request of 20 kB more or less is 1.5 % of 50 kB/s, and a quarter of a second at each end 1.9 %."""
 WORST = (
     "p4-reconnect", "p30-impatient", "p4-half-close", "p4-acks-0-reconnect", "p4-idempotent", "p8-addresses", "p4-tls",
-    "s4-plain", "s1-oauth-5s-piped", "n-user", "m4-impatient", "r4-reconnect", "h4-share", "f30-v4-reconnect",
+    "p4-certificate", "p8-ipv6-addresses", "s4-plain", "s4-gssapi", "s1-oauth-5s-piped", "n-user", "m4-impatient",
+    "m4-partitions", "m4-delete", "r4-reconnect", "h4-share", "f30-v4-reconnect", "f30-v17-half-close",
 )  # fmt: skip
 # A debt outlives the longest mute (5 s here).
 LONG_DEBT = Row("debt", "2 MB at 50 kB/s (40 s)", "large", limit=50_000, size=2_000_000, offer=50, one_at_least=False)
@@ -99,6 +104,28 @@ def test_a_compressed_frame_is_about_as_large_as_asked_for() -> None:
         assert len(frames.produce("t", size, "c")) == pytest.approx(size, abs=100)
 
 
+def test_who_is_slowed_is_told_from_what_slows_everybody() -> None:
+    row = chosen(["p4-tls"])[0]
+    alone = {"sidecar": [1.0] * 90 + [4.0] * 10, "broker": [1.0] * 90 + [2.0] * 10}
+    found = Neighbour(alone)
+
+    def beside(sidecar_ms: float, broker_ms: float) -> Beside:
+        return Beside(row, {"sidecar": [1.0] * 90 + [sidecar_ms] * 10, "broker": [1.0] * 90 + [broker_ms] * 10})
+
+    assert found.times(beside(6.0, 2.0)) == (pytest.approx(1.5), pytest.approx(1.0))
+    assert not found.slowed(beside(6.0, 2.0))
+    assert found.slowed(beside(6.1, 2.0))
+    assert found.slowed(beside(6.1, 1.0)), "that the broker became faster excuses nothing"
+    assert not found.slowed(beside(12.0, 4.0)), "everybody waits twice as long, so 3 times are 1.5"
+    assert found.slowed(beside(12.1, 4.0))
+    assert found.slowed(Beside(row, beside(1.0, 1.0).beside, ["TimeoutError()"]))
+    assert found.slowed(Beside(row)), "nothing was measured"
+    found.attacks = [beside(6.1, 2.0), beside(6.0, 2.0), Beside(row)]
+    text = table(Report("2026-01-01T00:00:00Z", 134.0, neighbour=found))
+    assert "| 1.00 | 6.10 | 1.52 **missed** | 1.00 | 2.00 | 1.00 |" in text
+    assert "| 1.00 | 6.00 | 1.50 | 1.00 | 2.00 | 1.00 |" in text
+
+
 def test_the_table_says_which_row_missed() -> None:
     row = chosen(["p4-tls"])[0]
     seen = {"requests": 9, "connections": 9, "errors": {}}
@@ -109,17 +136,29 @@ def test_the_table_says_which_row_missed() -> None:
     assert in_words(bad).startswith("FAIL   1.060")
     text = table(Report("2026-01-01T00:00:00Z", 134.0, [Batch([good, bad])]))
     assert "1 of 2 rows" in text
+    assert f"| Produce | 2 | 1.060 **missed** | {row.title} |" in summary([good, bad])
+    assert f"| Produce | 1 | 1.000 | {row.title} |" in summary([good])
     assert "| 1.060 **missed** |" in text
 
 
 # ---- a broker, sidecars, attackers ----------------------------------------
 
 
+@pytest.fixture(scope="module")
+def on() -> Iterator[Stage]:
+    """The stage of both tests."""
+    with stage(rows()) as made:
+        yield made
+
+
+def rows() -> list[Row]:
+    """The attacks."""
+    return [*(short(row) for row in chosen(list(WORST))), LONG_DEBT]
+
+
 @pytest.mark.timeout(300)
-def test_no_attack_gets_more_than_its_limit() -> None:
-    rows = [*(short(row) for row in chosen(list(WORST))), LONG_DEBT]
-    with stage(rows) as on:
-        batch = run_batch(on, rows, SECONDS, window_num=WINDOW_NUM, settings={"max_mute": "5s"})
+def test_no_attack_gets_more_than_its_limit(on: Stage) -> None:
+    batch = run_batch(on, rows(), SECONDS, window_num=WINDOW_NUM, settings={"max_mute": "5s"})
     said = "\n".join(in_words(one) for one in batch.outcomes)
     print(said)
     assert not batch.unclean, batch.unclean
@@ -129,3 +168,14 @@ def test_no_attack_gets_more_than_its_limit() -> None:
         if one.charged is not None and one.row.attack == "produce":
             # What was charged and not yet in the log when the time was over: no more than is under way.
             assert one.charged >= 0.99 * one.figures.total, said
+
+
+@pytest.mark.timeout(300)
+def test_honest_clients_beside_attacks_lose_and_repeat_nothing(on: Stage) -> None:
+    """At 20 times their limit, with the timeouts that their libraries have by themselves."""
+    found = honest.run(on, honest.NAMES, HONEST_S, print, chosen(list(honest.ATTACKS[:3])), limit=HONEST_LIMIT)
+    said = "\n".join(honest.in_words(one) for one in found)
+    for one in found:
+        assert not one.missing, said
+        assert one.acknowledged == one.sent > HONEST_S * HONEST_LIMIT / honest.RECORD_BYTES / 2, said
+        assert (one.lost, one.repeated, one.errors) == (0, 0, []), said

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -200,3 +201,37 @@ async def test_refused_connections_leave_no_descriptor_behind(mock_clock: MockCl
         await until(lambda: not ledger.connections.open(IP))  # the one that was admitted has seen its client go
         await until(lambda: sum(proxy.counters.connections_closed.values()) == 100)
         await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+
+
+async def test_one_new_connection_each_time_round_the_loop() -> None:
+    """However many have come at once: after each, those who are ready on established connections have their turn. All
+    that a new connection costs is about a millisecond (docs/evasion.md)."""
+
+    class Rounds(trio.abc.Instrument):
+        """How many connections had been accepted each time when sockets were looked at."""
+
+        def __init__(self, proxy: Proxy) -> None:
+            self._proxy = proxy
+            self.accepted: list[int] = []
+
+        def before_io_wait(self, timeout: float) -> None:
+            self.accepted.append(self._proxy.counters.connections_opened)
+
+    async with through(answer) as (proxy, _, _):
+        established = await connect(proxy)
+        assert await served(established)
+        # The kernel connects them; nobody here runs meanwhile.
+        clients = [socket.create_connection((HERE, proxy.port), timeout=5) for _ in range(200)]
+        for client in clients:
+            client.sendall(produce(1, 100))
+        rounds = Rounds(proxy)
+        trio.lowlevel.add_instrument(rounds)
+        assert await served(established)
+        accepted_before = proxy.counters.connections_opened
+        await settled(proxy, 201)
+        trio.lowlevel.remove_instrument(rounds)
+        steps = [after - before for before, after in pairwise(rounds.accepted)]
+        assert max(steps) == 1
+        assert accepted_before < 100, "the established one did not wait for all of them"
+        for client in clients:
+            client.close()

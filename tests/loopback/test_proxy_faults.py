@@ -13,8 +13,9 @@ import trio
 from deploy.kafka.ports import free_ports
 from proxy.errors import CloseReason
 from proxy.io.connection import Connection
+from proxy.listen import sweeper
 from proxy.listen.server import Proxy
-from proxy.listen.sweeper import Sweeper
+from proxy.listen.sweeper import PORTION, Sweeper
 from proxy.settings import ProxySettings
 from proxy.telemetry.complaints import Complaints
 from quota.ledger import Ledger
@@ -79,6 +80,32 @@ def test_patience_with_a_client_that_has_gone_begins_when_its_mute_is_over() -> 
             # Nothing has come for 59, 60.01 and 64.9 s, but the mute was over at 160 s.
             assert [ends(gone, now_s) for now_s in (159.0, 160.01, 164.9)] == [None, None, None]
             assert ends(gone, 165.1) is CloseReason.BROKER_SILENT
+
+
+async def test_connections_that_end_while_others_are_looked_at_harm_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with half a request, so that the kernel is asked what has come on its socket, which is closed by then."""
+    async with through(answer) as (proxy, _, _):
+        clients = [await connect(proxy) for _ in range(2 * PORTION)]
+        for client in clients:
+            await client.send_all(produce(1, 100)[:50])
+        await until(lambda: sum(not one.session.client_at_boundary for one in proxy._connections) == len(clients))
+        given_way = 0
+
+        async def others() -> None:
+            nonlocal given_way
+            given_way += 1
+            for connection in list(proxy._connections):
+                connection.abort(CloseReason.IDLE)
+            await until(lambda: not proxy._connections)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sweeper, "give_way", others)
+            await proxy._sweeper._sweep(trio.current_time(), 0.1)
+        assert given_way == 1
+        assert proxy.counters.connections_closed == {"idle": len(clients)}
+        async with await connect(proxy) as client:
+            await client.send_all(produce(2, 100))
+            assert await read_frame(client) == produce_response(2)
 
 
 def a_proxy(bootstrap: tuple[tuple[str, int], ...], **more: Any) -> Proxy:
