@@ -219,3 +219,10 @@ def test_commands_in_sentences_exist(path: Path) -> None:
     prose = re.sub(r"^( *)```.*?^\1```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     for written in re.findall(r"`kquota ([a-z][a-z-]*)", prose):
         assert written in {*root.commands, "is", "up"}, written
+
+
+def test_tests_that_the_readme_names_are_there() -> None:
+    found = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "README.md").read_text())
+    assert len(found) >= 6
+    for file, name in found:
+        assert re.search(rf"^(async )?def {name}\(", (ROOT / file).read_text(), re.MULTILINE), (file, name)
