@@ -86,6 +86,39 @@ def _group() -> None:
     pass
 
 
+@app.command(short_help="Quotas that a cluster has.")
+def kafka(
+    config: Annotated[
+        Path,
+        typer.Option(
+            "--config", "-c", metavar="FILE", envvar="KQUOTA_CONFIG", help="A kquota file: its upstream is asked."
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML.")] = False,
+) -> None:
+    """Ask a cluster for its client quotas (what kafka-configs --describe shows) and print them as quota entries.
+
+    The file says where the cluster is, and how to log in; it needs no quotas of its own.
+    """
+    from deploy.cli.imports_cluster import entries_of_cluster  # trio and TLS: not needed by the other commands
+
+    try:
+        found, left = entries_of_cluster(config)
+    except ConfigError as error:
+        for problem in error.problems:
+            say(f"error: {problem}", err=True)
+        raise typer.Exit(WRONG_USE) from None
+    except OSError as error:
+        say(f"error: {error}", err=True)
+        raise typer.Exit(FAILED) from None
+    for reason in left:
+        say(f"warning: left out: {reason}", err=True)
+    if not found:
+        say("error: the cluster has no client quotas that an entry can say", err=True)
+        raise typer.Exit(FAILED)
+    say(json_text({"quotas": found}) if as_json else entries_text(found))
+
+
 @app.command(short_help="Quotas of Strimzi's KafkaUser resources.")
 def strimzi(
     files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Manifests, or kubectl get kafkausers -o yaml.")],
