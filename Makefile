@@ -23,7 +23,7 @@ AS_IMAGES := KQUOTA_PURE=0
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help classes docs docs-serve lane accuracy evasion analysis demo test test-unit test-integration test-apiserver check audit bench load faults soak fuzz sanitize schema chart image-lock clean test-object-store report hooks release-check test-chart
+.PHONY: help classes docs docs-serve docs-pictures lane accuracy evasion analysis demo test test-unit test-integration test-apiserver check audit bench load faults soak fuzz sanitize schema chart image-lock clean test-object-store report hooks release-check test-chart
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -101,6 +101,10 @@ MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
 docs: $(VENV)/.docs ## The documentation's site in build/docs; dead links and anchors are errors
 	@$(MKDOCS) build --strict
+
+docs-pictures: $(VENV)/.demo ## The pictures of the README anew: architecture, and a recording of a real run of the demo (a minute)
+	@$(BIN)/python docs/_site/draw_architecture.py
+	@$(AS_IMAGES) $(BIN)/python docs/_site/record_demo.py
 
 docs-serve: $(VENV)/.docs ## The same at http://127.0.0.1:8000, built anew at each change
 	@$(MKDOCS) serve --strict

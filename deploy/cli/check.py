@@ -8,8 +8,10 @@ from typing import Any
 from config.load import warnings_of
 from config.model import Config
 from config.overlay import load_overlay
+from config.problems import Problem
 from config.types import HostPort
 from config.units import readable_bytes, readable_ms
+from deploy.cli.surroundings import warnings_of_surroundings
 from deploy.common.text import columns, readable_limit, readable_name, safe
 from quota.connections import ConnectionEntry
 from quota.entity import ANONYMOUS, DEFAULT, Kind, Level, Name
@@ -42,6 +44,12 @@ def overlay_text(config: Config) -> str:
         return f"overlay {path}, which does not exist yet"
     count = len(load_overlay(path))
     return f"overlay {path}, which has {count} {'entity' if count == 1 else 'entities'}"
+
+
+def all_warnings(config: Config) -> list[Problem]:
+    """What is accepted and hardly meant, in the order of the file."""
+    found = [*warnings_of(config), *warnings_of_surroundings(config)]
+    return sorted(found, key=lambda warning: (warning.line or 0, warning.column or 0))
 
 
 def _administration(config: Config) -> list[list[str]]:
@@ -155,7 +163,7 @@ def summary_json(file: str, config: Config, table: QuotaTable) -> dict[str, Any]
         "source": config.quota_settings.source,
         "alter": config.quota_settings.alter,
         "overlay": config.quota_settings.overlay,
-        "warnings": [warning.as_json() for warning in warnings_of(config)],
+        "warnings": [warning.as_json() for warning in all_warnings(config)],
         "quotas": [entry_json(entry) | {"level": level_of(entry).label} for entry in table.entries],
         "connection_limits": [connection_entry_json(entry) for entry in table.connections.entries],
         "windows": {

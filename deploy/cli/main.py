@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from config.problems import ConfigError, Problem
+from deploy.cli import imports
 from deploy.common.lean import UNUSED, without
 from deploy.common.text import ascii_json, json_text, say
 from deploy.redirect import cli as redirect_cli
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from quota.table import QuotaTable
 
 OK, FAILED, WRONG_USE = 0, 1, 2
+ADMIN_VARIABLE = "KQUOTA_ADMIN"
 MOST_PROBLEMS = 50
 
 app = typer.Typer(
@@ -32,6 +34,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(redirect_cli.app, name="redirect", short_help="Redirect connections to a transparent sidecar.")
+app.add_typer(imports.app, name="import", short_help="Take quotas over from elsewhere.")
 ConfigFile = Annotated[
     Path, typer.Option("--config", "-c", metavar="FILE", envvar="KQUOTA_CONFIG", help="The configuration file (YAML).")
 ]
@@ -81,11 +84,11 @@ def _print_problems(problems: list[Problem]) -> None:
         say(f"error: … and {len(problems) - MOST_PROBLEMS} more problems", err=True)
 
 
-def _warn(config: Config) -> None:
-    from config.load import warnings_of
+def _admin_of(explicit: str | None) -> str:
+    """The admin port to ask: as given, or as KQUOTA_ADMIN says, or the one of a sidecar on this machine."""
+    from config.model import Admin
 
-    for warning in warnings_of(config):
-        say(f"warning: {warning}", err=True)
+    return explicit or os.environ.get(ADMIN_VARIABLE) or f"http://127.0.0.1:{Admin().port}"
 
 
 def _print_json(value: Any) -> None:
@@ -138,7 +141,7 @@ def check(
     """Check a configuration and print what it means; every problem is named with its place."""
     from config.load import load
     from config.overlay import table_in_force
-    from deploy.cli.check import summary_json, summary_text
+    from deploy.cli.check import all_warnings, summary_json, summary_text
 
     try:
         loaded = load(config, on_paper=on_paper)
@@ -155,7 +158,8 @@ def check(
         return
     say(summary_text(str(config), loaded, table))
     sys.stdout.flush()  # the summary first, also when both go to the same pipe
-    _warn(loaded)
+    for warning in all_warnings(loaded):
+        say(f"warning: {warning}", err=True)
 
 
 @app.command(short_help="Say which limits a client has, how it stands, and why it waits.")
@@ -175,7 +179,13 @@ def explain(
         typer.Option("--config", "-c", metavar="FILE", envvar="KQUOTA_CONFIG", help="Explain this file."),
     ] = None,
     admin: Annotated[
-        str | None, typer.Option("--admin", metavar="URL", help="Ask a running sidecar instead of a file.")
+        str | None,
+        typer.Option(
+            "--admin",
+            metavar="URL",
+            help="Ask a running sidecar instead of a file. Without --config and --admin: KQUOTA_ADMIN, else "
+            "http://127.0.0.1:9404.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -186,14 +196,13 @@ def explain(
     """
     from deploy.admin.explain_text import explanation_text, throttled_text
 
-    if admin is not None:
-        answer = _ask(admin, user, client_id, address)
-        text = throttled_text(answer, admin) if "throttled" in answer else explanation_text(answer)
-    elif config is not None:
+    if admin is None and config is not None:
         answer = _explain_on_paper(config, user, client_id or "", address)
         text = explanation_text(answer)
     else:
-        raise typer.BadParameter("expected --config FILE or --admin URL")
+        admin = _admin_of(admin)
+        answer = _ask(admin, user, client_id, address)
+        text = throttled_text(answer, admin) if "throttled" in answer else explanation_text(answer)
     if as_json:
         _print_json(answer)
     else:
@@ -239,7 +248,9 @@ def simulate(
     pacing: Annotated[
         Pacing,
         typer.Option(
-            "--pacing", help="kafka: Kafka's arithmetic alone; smooth: as the sidecar, with requests that wait."
+            "--pacing",
+            metavar="WAY",
+            help="kafka: Kafka's arithmetic alone; smooth: as the sidecar, with requests that wait.",
         ),
     ] = Pacing.KAFKA,
 ) -> None:
@@ -261,20 +272,84 @@ def simulate(
 
 @app.command(short_help="Watch who uses how much of which quota.")
 def top(
-    admin: Annotated[str, typer.Option("--admin", metavar="URL", help="Admin port of a running sidecar.")],
-    interval_s: Annotated[float, typer.Option("--interval", min=0.2, help="Seconds between two looks.")] = 2.0,
+    admin: Annotated[
+        str | None,
+        typer.Option(
+            "--admin",
+            metavar="URL",
+            help="Admin port of a running sidecar. Left out: KQUOTA_ADMIN, else http://127.0.0.1:9404.",
+        ),
+    ] = None,
+    interval_s: Annotated[
+        float, typer.Option("--interval", min=0.2, metavar="SECONDS", help="Seconds between two looks, from 0.2.")
+    ] = 2.0,
     once: Annotated[
         bool, typer.Option("--once", help="Print one table and end; also when this is no terminal.")
     ] = False,
     text: Annotated[str, typer.Option("--filter", metavar="TEXT", help="Only users, client-ids, kinds with it.")] = "",
-    sort: Annotated[str, typer.Option("--sort", help="use, throttled, rate or name.")] = "use",
+    sort: Annotated[str, typer.Option("--sort", metavar="ORDER", help="use, throttled, rate or name.")] = "use",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one look as JSON and end.")] = False,
 ) -> None:
     """Show each counter of a running sidecar: its limit, how much of it is used, who is throttled and for how long."""
-    from deploy.cli.top import SORTS, watch
+    from deploy.cli.top import SORTS, look_json, watch
 
     if sort not in SORTS:
         raise typer.BadParameter(f"expected one of {', '.join(SORTS)}, not {sort!r}", param_hint="--sort")
+    admin = _admin_of(admin)
+    if as_json:
+        try:
+            _print_json(look_json(admin, text, sort))
+        except OSError as error:
+            say(f"error: {error}", err=True)
+            raise typer.Exit(FAILED) from None
+        return
     raise typer.Exit(watch(admin, interval_s=interval_s, once=once, text=text, sort=sort))
+
+
+@app.command(short_help="Write a configuration file to begin with.")
+def init(
+    bootstrap: Annotated[
+        list[str], typer.Option("--bootstrap", metavar="HOST:PORT", help="A broker of the cluster; repeatable.")
+    ],
+    produce: Annotated[
+        str | None, typer.Option("--produce", metavar="BYTES", help="Limit of each client-id, per second, such as 2M.")
+    ] = None,
+    fetch: Annotated[
+        str | None, typer.Option("--fetch", metavar="BYTES", help="The same for consumers, such as 4M.")
+    ] = None,
+    user: Annotated[
+        str | None, typer.Option("--user", metavar="NAME", help="The user where no login says one.")
+    ] = None,
+    port: Annotated[
+        int, typer.Option("--port", min=1, max=65_535, metavar="PORT", help="Where clients connect.")
+    ] = 9092,
+    shadow: Annotated[bool, typer.Option("--shadow", help="Measure only, hold nobody up.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="A new file; left out: standard output.")
+    ] = None,
+) -> None:
+    """Write a small configuration file with comments. An existing file is never overwritten."""
+    from deploy.cli.init import config_text
+
+    if produce is None and fetch is None:
+        produce, fetch = "2M", "4M"
+    try:
+        text = config_text(bootstrap, port=port, user=user, produce=produce, fetch=fetch, shadow=shadow)
+        if output is None:
+            say(text.rstrip("\n"))
+            return
+        with output.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except ConfigError as error:
+        _print_problems(error.problems)
+        raise typer.Exit(WRONG_USE) from None
+    except OSError as error:
+        say(
+            f"error: {output}: {'it is there already' if isinstance(error, FileExistsError) else error.strerror}",
+            err=True,
+        )
+        raise typer.Exit(FAILED) from None
+    say(f"{output} is written; next: kquota check --config {output}")
 
 
 @app.command(short_help="Print the configuration's JSON schema.")
@@ -290,8 +365,8 @@ def webhook(
     template: Annotated[Path, typer.Option("--template", metavar="FILE", help="What the Helm chart renders for it.")],
     cert: Annotated[Path, typer.Option("--cert", metavar="FILE", help="TLS certificate (PEM).")],
     key: Annotated[Path, typer.Option("--key", metavar="FILE", help="Its private key (PEM).")],
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option("--port", min=1, max=65_535, help="Port to listen on.")] = 8443,
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option("--port", min=1, max=65_535, metavar="PORT", help="Port to listen on.")] = 8443,
 ) -> None:
     """Serve a mutating admission webhook until SIGTERM; the Helm chart sets it up (docs/kubernetes.md)."""
     from deploy.kubernetes.webhook import main as webhook_main
@@ -301,9 +376,13 @@ def webhook(
 
 @app.command(short_help="Watch quotas at work on a real broker.")
 def demo(
-    seconds: Annotated[int, typer.Option("--seconds", min=1, help="How long the clients work.")] = 30,
+    seconds: Annotated[
+        int, typer.Option("--seconds", min=1, metavar="SECONDS", help="How long the clients work.")
+    ] = 30,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live view (for logs).")] = False,
-    usage: Annotated[Path | None, typer.Option("--usage", help="Directory that gets usage records.")] = None,
+    usage: Annotated[
+        Path | None, typer.Option("--usage", metavar="DIRECTORY", help="Directory that gets usage records.")
+    ] = None,
 ) -> None:
     """Start a real Kafka broker, the sidecar and real clients, and watch quotas at work."""
     try:

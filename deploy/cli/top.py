@@ -234,6 +234,33 @@ class Look:
         return page(self._admin, quotas, connections, found, height, width)
 
 
+def look_json(admin: str, text: str, sort: str) -> dict[str, Any]:
+    """One look for programs: what the admin port says, with the rows that `text` keeps in the order of `sort`.
+
+    Raises OSError with one readable sentence.
+    """
+    quotas = ask(admin, "/quotas", {"limit": str(GROUPS_ASKED)}, ("groups", "total"))
+    found = chosen(rows(quotas["groups"], {}, 0.0), text, sort)
+    counters = [
+        {
+            "kind": str(row.kind),
+            "user": row.user,
+            "client_id": row.client_id,
+            "limit": row.limit,
+            "now": row.now,
+            "use": row.use,
+            "shadow": row.shadow,
+            "level": row.level,
+            "throttled": row.throttled,
+            "throttled_for_ms": row.waits_ms,
+            "owed_ms": row.owed_ms,
+            "waiting": row.waiting,
+        }
+        for row in found
+    ]
+    return {"admin": admin, "total": quotas["total"], "counters": counters}
+
+
 def watch(admin: str, *, interval_s: float, once: bool, text: str, sort: str, console: Console | None = None) -> int:
     """Show until Ctrl-C, or once. 0: shown; 1: the sidecar cannot be asked (live: the line says so and goes on)."""
     console = console or (Console() if sys.stdout.isatty() else Console(width=UNCUT))

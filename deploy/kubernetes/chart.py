@@ -213,8 +213,9 @@ def values_schema() -> Schema:
         "additionalProperties": False,
         "description": "The configuration file but for quotas, see docs/configuration.md.",
         "properties": settings,
-        "required": ["admin"],  # probes and Prometheus need it
-        **{word: model[word] for word in ("if", "else")},  # upstream.bootstrap, unless mode is transparent
+        # Probes and Prometheus need it. upstream.bootstrap is asked for in the templates (kquota.config): so the chart
+        # lints as it is, and who installs it without values is told what to give.
+        "required": ["admin"],
     }
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",

@@ -30,7 +30,8 @@ def install(
         ),
     ] = None,
     to_port: Annotated[
-        int | None, typer.Option("--to-port", min=1, max=65_535, help="Where the sidecar listens (9092).")
+        int | None,
+        typer.Option("--to-port", min=1, max=65_535, metavar="PORT", help="Where the sidecar listens (9092)."),
     ] = None,
     ports: Annotated[
         list[str] | None, typer.Option("--port", metavar="P", help="Destination port or range; repeatable.")
@@ -43,13 +44,14 @@ def install(
         list[str] | None, typer.Option("--exclude-network", metavar="CIDR", help="Not these.")
     ] = None,
     exclude_uids: Annotated[
-        list[int] | None, typer.Option("--exclude-uid", min=0, help="Not what this user does: the sidecar's (65532).")
+        list[int] | None,
+        typer.Option("--exclude-uid", min=0, metavar="UID", help="Not what this user does: the sidecar's (65532)."),
     ] = None,
     exclude_gids: Annotated[
-        list[int] | None, typer.Option("--exclude-gid", min=0, help="Not what this group does.")
+        list[int] | None, typer.Option("--exclude-gid", min=0, metavar="GID", help="Not what this group does.")
     ] = None,
     exclude_marks: Annotated[
-        list[int] | None, typer.Option("--exclude-mark", min=1, help="Not what has this socket mark.")
+        list[int] | None, typer.Option("--exclude-mark", min=1, metavar="MARK", help="Not what has this socket mark.")
     ] = None,
     ipv6: Annotated[bool, typer.Option("--ipv6/--no-ipv6", help="IPv6, too.")] = True,
     when_down: Annotated[

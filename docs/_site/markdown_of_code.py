@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +19,8 @@ from deploy.cli.main import app
 from deploy.kubernetes.chart import values_schema
 from tests.support.exposition import everything
 
+_WIDE: Final = ("---", "hide: [toc]", "---", "")
+"""Before a page whose table needs all the room there is."""
 VALUES: Final = Path(__file__).resolve().parents[2] / "helm" / "kquota" / "values.yaml"
 
 
@@ -36,6 +39,7 @@ def configuration() -> str:
     schema = json_schema()
     live = {".".join(path) for path in live_settings()}
     lines = [
+        *_WIDE,
         "# All settings",
         "",
         "Made from the configuration model at each build; [configuration](../configuration.md) explains them, and "
@@ -132,6 +136,7 @@ def _default(option: Any) -> str:
 def metrics() -> str:
     """Every metric, from an exposition."""
     lines = [
+        *_WIDE,
         "# All metrics",
         "",
         "Made from the exposition at each build; [metrics](../metrics.md) explains bounds, labels and queries.",
@@ -151,6 +156,7 @@ def chart() -> str:
     text = VALUES.read_text(encoding="utf-8")
     described = values_schema()["properties"]
     lines = [
+        *_WIDE,
         "# Chart values",
         "",
         "Made from `helm/kquota/values.yaml` and its schema at each build; [Kubernetes](../kubernetes.md) shows how "
@@ -167,7 +173,7 @@ def chart() -> str:
         seen.add(place[0])
         default = "" if isinstance(node, yaml.MappingNode) and node.value else _code(_plain(node))
         of_schema = described.get(place[0], {}).get("description", "") if len(place) == 1 else ""
-        lines.append(_row([_code(".".join(place)), default, " ".join(part for part in (of_schema, told) if part)]))
+        lines.append(_row([_code(".".join(place)), default, told or of_schema]))
     for name in sorted(described.keys() - seen):
         lines.append(_row([_code(name), "", described[name].get("description", "")]))
     return "\n".join(lines) + "\n"
@@ -185,9 +191,10 @@ def _comment(lines: list[str], number: int) -> str:
     """The comment above a line, without examples that are commented out, and the one behind it."""
     above: list[str] = []
     while number and lines[number - 1 - len(above)].lstrip().startswith("# ") and len(above) < number:
-        above.append(lines[number - 1 - len(above)].strip().removeprefix("#").strip().removeprefix("--").strip())
+        above.append(lines[number - 1 - len(above)].strip().removeprefix("# ").removeprefix("-- "))
     if number == len(above) or any(line.startswith("Values of the kquota chart") for line in above):
         above = []
+    above = [line for line in above if not line.startswith(" ") and not re.fullmatch(r"[a-zA-Z_]+:", line)]
     line = lines[number]
     behind = line.partition(" # ")[2].strip()
     return " ".join([*reversed(above), *([behind] if behind else [])])

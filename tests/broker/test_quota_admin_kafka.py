@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 import threading
@@ -14,8 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from typer.testing import CliRunner
 
+from config.load import load_bytes
 from config.overlay import load_overlay
+from config.table import to_table
+from deploy.cli.main import app
+from quota.entity import DEFAULT
 from tests.support.raw_client import ClosedByPeerError, RawClient, produce_message
 from tests.support.sidecars import Sidecar, sidecar
 from tests.support.waiting import until
@@ -528,3 +534,31 @@ def test_kafka_pythons_admin_client(kafka: KafkaCluster, tmp_path: Path) -> None
             assert [(value.key, value.value) for value in entry.values] == [(PRODUCE, 6.0)]
         finally:
             client.close()
+
+
+def test_import_turns_the_clusters_quotas_into_entries(kafka: KafkaCluster, tmp_path: Path) -> None:
+    path = tmp_path / "kquota.yaml"
+    path.write_text(f"upstream: {{bootstrap: {json.dumps(list(kafka.bootstrap))}}}\n")
+    with quotas_removed_afterwards(kafka.bootstrap[0]) as broker:
+        empty = CliRunner().invoke(app, ["import", "kafka", "--config", str(path)])
+        assert (empty.exit_code, empty.stdout) == (1, "")
+        wanted: list[tuple[Pairs, Ops]] = [
+            ([("user", "alice"), ("client-id", "etl")], [(PRODUCE, 1e6), (TIME, 12.5)]),
+            ([("user", None)], [(FETCH, 2e6)]),
+            ([("ip", "10.0.0.1")], [(RATE, 20.0)]),
+            ([("user", "<default>")], [(PRODUCE, 7.0)]),
+        ]
+        alter(broker, wanted)
+        deadline = time.monotonic() + 20
+        while len(describe(broker)[1] or {}) < len(wanted) and time.monotonic() < deadline:
+            time.sleep(0.1)  # the broker learns of it from the controller a little later
+        done = CliRunner().invoke(app, ["import", "kafka", "--config", str(path)])
+    assert done.exit_code == 0, done.output
+    table = to_table(load_bytes("q.yaml", done.stdout.encode(), on_paper=True))
+    assert {(entry.user, entry.client_id): entry.producer_byte_rate for entry in table.entries} == {
+        ("alice", "etl"): 1_000_000,
+        (DEFAULT, None): None,
+    }
+    assert "{ip: 10.0.0.1, connection_creation_rate: 20}" in done.stdout
+    assert "left out: " in done.stderr
+    assert "cannot be told from the default" in done.stderr

@@ -184,10 +184,18 @@ def test_typing_mistakes_fail_at_install(mistake: str, release: HelmRelease, val
     assert named in done.stderr, done.stderr
 
 
-def test_without_a_cluster_it_says_what_is_missing(tmp_path: Path) -> None:
-    done = helm("template", RELEASE, CHART)
+@pytest.mark.parametrize("release", [HELM_3, HELM_4], ids=["helm3", "helm4"])
+def test_without_a_cluster_it_says_what_is_missing(release: HelmRelease) -> None:
+    done = helm("template", RELEASE, CHART, release=release)
     assert done.returncode != 0
-    assert "upstream" in done.stderr
+    assert "config.upstream.bootstrap is missing: name some brokers of the cluster" in done.stderr
+
+
+@pytest.mark.parametrize("release", [HELM_3, HELM_4], ids=["helm3", "helm4"])
+def test_the_chart_lints_without_values(release: HelmRelease) -> None:
+    done = helm("lint", CHART, release=release)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[ERROR]" not in done.stdout
 
 
 # --- the configuration

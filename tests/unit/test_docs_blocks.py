@@ -164,6 +164,14 @@ def test_commands_are_commands(block: Block) -> None:
         assert code == 0, words
 
 
+@pytest.mark.parametrize("line", ["chek --config f", "check --confg f", "top --interval", "import strimsi f", "run"])
+def test_what_is_no_command_is_found_out(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KQUOTA_CONFIG", raising=False)
+    (words,) = commands(Block("page.md", 1, "sh", f"$ kquota {line}   # comment\n"))
+    with pytest.raises(Exception, match=r"chek|confg|interval|strimsi|config"):
+        parse(words)
+
+
 def test_there_are_commands() -> None:
     assert sum(len(list(commands(block))) for block in WITH_COMMANDS) >= 25
 
@@ -219,3 +227,10 @@ def test_commands_in_sentences_exist(path: Path) -> None:
     prose = re.sub(r"^( *)```.*?^\1```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     for written in re.findall(r"`kquota ([a-z][a-z-]*)", prose):
         assert written in {*root.commands, "is", "up"}, written
+
+
+def test_tests_that_the_readme_names_are_there() -> None:
+    found = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "README.md").read_text())
+    assert len(found) >= 6
+    for file, name in found:
+        assert re.search(rf"^(async )?def {name}\(", (ROOT / file).read_text(), re.MULTILINE), (file, name)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
 
 from config.identity import SOURCES
 from config.load import load_bytes
@@ -57,3 +61,24 @@ def test_no_page_wants_the_drain_to_be_longer_than_mutes() -> None:
     for path in [ROOT / "README.md", *DOCS.glob("*.md")]:
         text = " ".join(path.read_text().split())
         assert not re.search(r"drain_timeout_s`? (has to|must) be longer", text), path
+
+
+def test_the_picture_of_the_architecture_is_the_one_that_is_drawn() -> None:
+    drawn = runpy.run_path(str(DOCS / "_site" / "draw_architecture.py"))["picture"]()
+    assert (DOCS / "images" / "architecture.svg").read_text() == drawn
+
+
+@pytest.mark.parametrize("name", ["architecture.svg", "demo.svg"])
+def test_pictures_are_well_formed_and_fetch_nothing(name: str) -> None:
+    """A picture that is not XML is an empty place; one that fetches fonts tells others who reads this."""
+    text = (DOCS / "images" / name).read_text()
+    root = ElementTree.fromstring(text)
+    assert root.get("aria-label")
+    assert re.findall(r"https?://(?!www\.w3\.org/)", text) == []
+    assert "@font-face" not in text
+
+
+def test_the_recording_is_of_a_run_that_was_held_to_its_limits() -> None:
+    text = (DOCS / "images" / "demo.svg").read_text().replace("&#160;", " ")
+    assert "Every limited client stayed within 10% of its limit" in text
+    assert text.count('class="frame"') >= 10

@@ -2,6 +2,9 @@
 {{- define "kquota.config" -}}
 {{- $defaults := dict "listen" (dict "host" (ternary "0.0.0.0" "127.0.0.1" (eq .Values.mode "gateway"))) -}}
 {{- $config := mergeOverwrite $defaults (deepCopy .Values.config) -}}
+{{- if and (ne ($config.mode | default "rewrite") "transparent") (not (default dict $config.upstream).bootstrap) -}}
+{{- $_ := required "config.upstream.bootstrap is missing: name some brokers of the cluster, such as --set 'config.upstream.bootstrap={kafka-0.kafka:9092}'" "" -}}
+{{- end -}}
 {{- if and (eq .Values.mode "gateway") $config.admin -}}
 {{- /* The Service by its names, beside those that are listed: the admin port answers to no others. Not NAME.NAMESPACE,
        which may be for sale: dev and app are public domains. */ -}}

@@ -1,0 +1,65 @@
+"""What `kquota check` warns of beyond the file itself: files that it names, and values that hardly can be meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from config.model import Config
+from config.problems import Place, Problem
+from config.source import Source
+from config.units import readable_ms
+
+PATIENCE_MS = 120_000
+"""Kafka's Java producer gives a record up after this (delivery.timeout.ms); librdkafka's default is longer, 5 min."""
+
+
+def warnings_of_surroundings(config: Config) -> list[Problem]:
+    """Nothing here keeps a file from being loaded elsewhere: where it is checked is not always where it is used."""
+    source = config.source or Source("(no file)")
+    found = [*_ports(config, source), *_patience(config, source), *_directory(config, source)]
+    for place, path in _files(config):
+        if not Path(path).exists():
+            found.append(source.problem(place, "there is no such file on this machine", path))
+    return found
+
+
+def _ports(config: Config, source: Source) -> list[Problem]:
+    ports = config.listen.broker_ports
+    count, named = ports.last - ports.first + 1, len(config.upstream.bootstrap)
+    if config.mode != "rewrite" or count >= named:
+        return []
+    text = (
+        f"has fewer ports ({count}) than upstream.bootstrap has brokers ({named}): each broker of the cluster takes one"
+    )
+    return [source.problem(("listen", "broker_ports"), text, f"{ports.first}-{ports.last}")]
+
+
+def _patience(config: Config, source: Source) -> list[Problem]:
+    if config.pacing != "smooth" or 0 < config.max_mute <= PATIENCE_MS:
+        return []
+    told = readable_ms(config.max_mute) if config.max_mute else "0, without a cap,"
+    text = f"{told} is beyond what clients wait: Java producers give records up after {readable_ms(PATIENCE_MS)}"
+    return [source.problem(("max_mute",), f"{text} (delivery.timeout.ms)")]
+
+
+def _directory(config: Config, source: Source) -> list[Problem]:
+    if config.export is None or config.export.directory is None or config.export.directory.startswith("/"):
+        return []
+    text = "is relative to wherever the sidecar is started; write the whole path"
+    return [source.problem(("export", "directory"), text, config.export.directory)]
+
+
+def _files(config: Config) -> Iterator[tuple[Place, str]]:
+    """Files that have to be there before the sidecar starts, with their places."""
+    settings = (
+        (("listen", "tls"), config.listen.tls, ("certificate_file", "key_file", "client_ca_file")),
+        (("upstream", "tls"), config.upstream.tls, ("ca_file", "certificate_file", "key_file")),
+        (("upstream", "sasl"), config.upstream.sasl, ("password_file", "token_file")),
+        (("identity", "static"), config.identity.static, ("file", "directory")),
+    )
+    for place, setting, names in settings:
+        for name in names:
+            path = getattr(setting, name, None)
+            if path is not None:
+                yield (*place, name), path

@@ -1,0 +1,224 @@
+"""What a newcomer meets: a first file, quotas from elsewhere, warnings before anything runs, help in plain words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner, Result
+
+from config.load import load_bytes, warnings_of
+from config.table import to_table
+from deploy.cli.check import all_warnings
+from deploy.cli.main import app
+from quota.entity import DEFAULT, Kind
+
+BOOTSTRAP = 'upstream: {bootstrap: ["kafka-0.kafka:9092", "kafka-1.kafka:9092", "kafka-2.kafka:9092"]}\n'
+QUOTAS = "quotas: [{client-id: <default>, producer_byte_rate: 2M}]\n"
+
+
+def kquota(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+# init
+
+
+def test_the_first_file_is_a_good_one_with_the_values_given(tmp_path: Path) -> None:
+    path = tmp_path / "kquota.yaml"
+    flags = ("--bootstrap", "a:9092", "--bootstrap", "[::1]:9093", "--produce", "3M", "--user", 'o"x', "--port", "9192")
+    done = kquota("init", *flags, "--output", str(path))
+    assert (done.exit_code, done.stderr) == (0, "")
+    config = load_bytes("kquota.yaml", path.read_bytes())
+    assert warnings_of(config) == []
+    assert [str(address) for address in config.upstream.bootstrap] == ["a:9092", "[::1]:9093"]
+    assert (config.listen.port, config.identity.static_user) == (9192, 'o"x')
+    (entry,) = to_table(config).entries
+    assert (entry.client_id, entry.producer_byte_rate, entry.consumer_byte_rate) == (DEFAULT, 3_000_000, None)
+    assert path.read_text().count("#") >= 5
+
+
+def test_without_limits_the_first_file_has_some_and_goes_to_standard_output() -> None:
+    done = kquota("init", "--bootstrap", "a:9092", "--shadow")
+    (entry,) = to_table(load_bytes("-", done.stdout.encode())).entries
+    assert (entry.limit(Kind.PRODUCE), entry.limit(Kind.FETCH), entry.mode) == (2_000_000, 4_000_000, "shadow")
+
+
+def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "kquota.yaml"
+    path.write_text("mine")
+    done = kquota("init", "--bootstrap", "a:9092", "--output", str(path))
+    assert (done.exit_code, path.read_text()) == (1, "mine")
+    assert "it is there already" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--bootstrap", "a:9092", "--produce", "2m"), "did you mean 2M (megabytes) or 2Mi?"),
+        (("--bootstrap", "kafka"), "expected host:port"),
+    ],
+)
+def test_flags_that_are_wrong_are_refused_as_in_a_file(flags: tuple[str, ...], expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "kquota.yaml"
+    done = kquota("init", *flags, "--output", str(path))
+    assert (done.exit_code, path.exists()) == (2, False)
+    assert expected in done.stderr
+
+
+# import strimzi
+
+KAFKA_USERS = """
+apiVersion: kafka.strimzi.io/v1beta2
+kind: KafkaUser
+metadata: {name: reporting}
+spec:
+  authentication: {type: scram-sha-512}
+  quotas: {producerByteRate: 1048576, consumerByteRate: 2097152, requestPercentage: 55, controllerMutationRate: 0.5}
+---
+apiVersion: v1
+kind: List
+items:
+  - kind: KafkaUser
+    metadata: {name: orders}
+    spec: {authentication: {type: tls}, quotas: {producerByteRate: 5000000}}
+  - kind: KafkaUser
+    metadata: {name: nothing}
+    spec: {authentication: {type: tls}}
+  - kind: KafkaTopic
+    metadata: {name: topic}
+---
+"""
+
+
+def test_quotas_of_kafka_users_become_entries(tmp_path: Path) -> None:
+    path = tmp_path / "users.yaml"
+    path.write_text(KAFKA_USERS)
+    done = kquota("import", "strimzi", str(path))
+    assert (done.exit_code, done.stderr) == (0, "")
+    config = load_bytes("q.yaml", done.stdout.encode(), on_paper=True)
+    first, second = to_table(config).entries
+    assert first.user == "reporting"
+    assert [first.limit(kind) for kind in Kind] == [1_048_576, 2_097_152, 55, 0.5]
+    assert (second.user, second.producer_byte_rate) == ("CN=orders", 5_000_000)  # by certificate: its subject
+    assert json.loads(kquota("import", "strimzi", "--json", str(path)).stdout) == yaml.safe_load(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "expected"),
+    [
+        ("kind: KafkaUser\nspec: {}\n", 1, "no KafkaUser with spec.quotas"),
+        ("a: [", 2, "expected YAML"),
+        ("[" * 50_000, 2, "levels of nesting"),
+        (KAFKA_USERS.replace("5000000", "-1"), 2, "KafkaUser orders: spec.quotas.producerByteRate: got -1, expected a"),
+    ],
+)
+def test_what_cannot_be_imported_is_said(text: str, code: int, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "users.yaml"
+    path.write_text(text)
+    done = kquota("import", "strimzi", str(path))
+    assert (done.exit_code, done.stdout) == (code, "")
+    assert expected in done.stderr
+
+
+def test_a_missing_file_is_said(tmp_path: Path) -> None:
+    done = kquota("import", "strimzi", str(tmp_path / "none.yaml"))
+    assert done.exit_code == 2
+    assert "none.yaml" in done.stderr
+
+
+# warnings
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "expected"),
+    [
+        ("listen: {broker_ports: 19092-19093}", "listen.broker_ports", "fewer ports (2) than upstream.bootstrap has"),
+        ("max_mute: 3m", "max_mute", "180 s is beyond what clients wait: Java producers give records up after 120 s"),
+        ("max_mute: 0", "max_mute", "0, without a cap, is beyond what clients wait"),
+        ("export: {directory: usage}", "export.directory", "is relative to wherever the sidecar is started"),
+        ("identity: {static: {file: /no/user}}", "identity.static.file", "there is no such file on this machine"),
+    ],
+)
+def test_check_warns_of_what_can_hardly_be_meant(text: str, place: str, expected: str) -> None:
+    (warning,) = all_warnings(load_bytes("q.yaml", (BOOTSTRAP + QUOTAS + text).encode()))
+    assert (warning.place, warning.line) == (place, 3)
+    assert expected in warning.expected
+
+
+def test_check_warns_of_files_of_tls_and_logins_that_are_not_there(tmp_path: Path) -> None:
+    there = tmp_path / "ca.pem"
+    there.write_text("")
+    text = (
+        'upstream:\n  bootstrap: ["k:9093"]\n'
+        f"  tls: {{ca_file: {there}, certificate_file: /no/c.pem, key_file: /no/k.pem}}\n"
+        "  sasl: {mechanism: PLAIN, username: u, password_file: /no/password}\n" + QUOTAS
+    )
+    warnings = all_warnings(load_bytes("q.yaml", text.encode()))
+    assert [warning.place for warning in warnings] == [
+        "upstream.tls.certificate_file",
+        "upstream.tls.key_file",
+        "upstream.sasl.password_file",
+    ]
+
+
+@pytest.mark.parametrize("text", ["listen: {broker_ports: 19092-19094}", "max_mute: 2m", "max_mute: 0\npacing: kafka"])
+def test_check_does_not_warn_of_what_is_in_order(text: str) -> None:
+    assert all_warnings(load_bytes("q.yaml", (BOOTSTRAP + QUOTAS + text).encode())) == []
+
+
+# help, and the sidecar that is asked
+
+
+def commands(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    if not hasattr(command, "commands"):
+        return [path]
+    return [path, *(found for name, inner in command.commands.items() for found in commands(inner, (*path, name)))]
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in commands(typer.main.get_command(app)) if path != ("report",)], ids=" ".join
+)
+def test_help_has_placeholders_that_people_understand(path: tuple[str, ...]) -> None:
+    text = kquota(*path, "--help").output
+    assert "Usage" in text
+    for odd in ("<float range>", "<int range>", "<str>", "<path>", "FLOAT RANGE", "INTEGER RANGE"):
+        assert odd not in text
+
+
+@pytest.mark.parametrize("command", ["top", "explain"])
+def test_the_sidecar_to_ask(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def refuse(admin: str, *_: object) -> dict[str, Any]:
+        asked.append(admin)
+        raise OSError("nobody there")
+
+    monkeypatch.setattr("deploy.cli.ask.ask", refuse)
+    monkeypatch.setattr("deploy.cli.top.ask", refuse)
+    monkeypatch.delenv("KQUOTA_CONFIG", raising=False)
+    assert kquota(command).exit_code == 1
+    monkeypatch.setenv("KQUOTA_ADMIN", "http://10.0.0.7:9404")
+    assert kquota(command).exit_code == 1
+    assert kquota(command, "--admin", "http://elsewhere:1").exit_code == 1
+    assert asked == ["http://127.0.0.1:9404", "http://10.0.0.7:9404", "http://elsewhere:1"]
+
+
+def test_one_look_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    def group(client_id: str, use: float, limit: float | None = 100.0) -> dict[str, Any]:
+        known = {"kind": "produce", "user": None, "client_id": client_id, "limit": limit, "observed": use * 100}
+        times = {"throttled_for_ms": 5, "owed_ms": 0, "waiting": 0, "totals": {"throttle_ms": 7}}
+        return {**known, **times, "utilisation": use, "mode": "enforce", "level": "client-id"}
+
+    answer = {"groups": [group("a", 0.5), group("b", 1.5), group("free", 0.0, None)], "total": 3}
+    monkeypatch.setattr("deploy.cli.top.ask", lambda *_: answer)
+    shown = json.loads(kquota("top", "--json", "--sort", "use").stdout)
+    assert (shown["admin"], shown["total"]) == ("http://127.0.0.1:9404", 3)
+    assert [(row["client_id"], row["use"], row["throttled_for_ms"]) for row in shown["counters"]] == [
+        ("b", 1.5, 5),
+        ("a", 0.5, 5),
+    ]
