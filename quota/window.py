@@ -72,6 +72,21 @@ class WindowGroup(Group):
             candidate = None if self.candidate is None else self.candidate.limit
             self._watched = self.limit if candidate is None else min(self.limit, candidate)
 
+    def fullness(self, now: int) -> float:
+        """See :meth:`Group.fullness`."""
+        return 0.0 if self.whole is None else self.observed(now) / self.whole
+
+    def _move(self, old: float, new: float, level: float, now: int) -> None:
+        super()._move(old, new, level, now)
+        now = max(now, self.last_ms)
+        self.rate.move(old, new, level, now)
+        pacer = self.pacer
+        if pacer.active and pacer.paid_at > now:
+            pacer.paid_at = now + (pacer.paid_at - now) * old / new
+        pacer.backlog_ms *= old / new
+        candidate = None if self.candidate is None else self.candidate.limit
+        self._watched = new if candidate is None else min(new, candidate)
+
     def charge(self, amount: float, now: int) -> int:
         """See :meth:`Group.charge`. Recorded first, checked after: the amount that violates is counted (KIP-13)."""
         if now < self.last_ms:
