@@ -123,13 +123,13 @@ bench: $(VENV)/.bench ## Direct vs HAProxy vs Envoy vs kquota, as ratios of one 
 	@$(AS_IMAGES) $(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 accuracy: $(VENV)/.dev ## Achieved over limit from 0.1 to 100 MB/s, for 1, 8 and 64 connections (about 13 minutes; ACCURACY_ARGS)
-	@$(AS_IMAGES) $(BIN)/python -m benchmarks.accuracy $(ACCURACY_ARGS)
+	@$(AS_IMAGES) $(BIN)/python -m benchmarks.suites.accuracy $(ACCURACY_ARGS)
 
 evasion: $(VENV)/.dev ## Attacks on every quota, and honest clients far above theirs: achieved over limit (about 15 minutes; EVASION_ARGS)
 	@$(AS_IMAGES) $(BIN)/python -m benchmarks.evasion --store $(EVASION_ARGS)
 
 load: $(VENV)/.dev ## 2 000 connections at once: held, shared fairly, and what others notice (LOAD_ARGS=--quick for a short one)
-	@$(AS_IMAGES) $(BIN)/python -m benchmarks.load $(LOAD_ARGS)
+	@$(AS_IMAGES) $(BIN)/python -m benchmarks.suites.load $(LOAD_ARGS)
 
 faults: $(VENV)/.dev ## Every fault of docs/faults.md, two minutes of soak (about 15 minutes)
 	@KQUOTA_FAULTS=all $(BIN)/python -m pytest tests/broker/test_faults.py tests/broker/test_faults_system.py tests/broker/test_soak.py $(PYTEST_ARGS)
@@ -145,13 +145,13 @@ sanitize: $(VENV)/.dev ## The compiled code under AddressSanitizer and UBSan: it
 
 bench-analysis: $(VENV)/.dev ## The reports on a generated fleet of 100 million records, beside DuckDB (hours; FLEET_ARGS, BENCH_ARGS)
 	@$(BIN)/python -m analysis.fleet --output $(VENV)/fleet $(FLEET_ARGS)
-	@$(BIN)/python -m benchmarks.fleet --fleet $(VENV)/fleet $(if $(BENCH_ARGS),$(BENCH_ARGS),--sizes 4,16,64)
+	@$(BIN)/python -m benchmarks.suites.analysis --fleet $(VENV)/fleet $(if $(BENCH_ARGS),$(BENCH_ARGS),--sizes 4,16,64)
 
 schema: $(VENV)/.dev ## Generate proxy/wire/schema.py anew from Kafka's published message schemas
 	@$(BIN)/python -m proxy.wire.generate
 
 chart: $(VENV)/.dev ## Generate what the chart has from the configuration model, and its golden and plain renders
-	@$(BIN)/python -m deploy.chart
+	@$(BIN)/python -m deploy.kubernetes.chart
 	@$(BIN)/python -m tests.support.chart_tools
 
 image-lock: $(VENV)/.dev ## Pin what goes into the image, with SHA-256 sums, from pyproject.toml and deploy/constraints.txt

@@ -11,10 +11,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import elsewhere, report, runner, variants
-from benchmarks.plan import PLANS
-from benchmarks.scenarios import scenarios
-from benchmarks.variants import PROJECT
+from benchmarks.report import elsewhere
+from benchmarks.report import tables as report
+from benchmarks.rig import runner, variants
+from benchmarks.rig.variants import PROJECT
+from benchmarks.suites.plan import PLANS
+from benchmarks.suites.scenarios import scenarios
 
 RESULTS = PROJECT / "benchmarks" / "results"
 DOCUMENT = PROJECT / "docs" / "benchmarks.md"
@@ -66,7 +68,9 @@ def main(argv: Sequence[str] | None = None, console: Console | None = None) -> i
             result = runner.run(plan, chosen, [scenario for scenario in known if scenario.key in wanted], say)
             result["elsewhere"] = elsewhere.lines(RESULTS)
             file = report.store(result, options.output, options.what or plan.name)
-            from benchmarks.plot import draw  # matplotlib takes its time, and who only asks for help need not wait
+            from benchmarks.report.plot import (
+                draw,  # matplotlib takes its time, and who only asks for help need not wait
+            )
 
             draw(result, file.with_suffix(".png"))
         report.show(result, console)

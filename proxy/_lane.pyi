@@ -4,8 +4,8 @@ from collections.abc import Callable
 from socket import socket
 from typing import Any, Final
 
-from proxy.reactor import Again, Reactor, Watch
-from proxy.turns import Pause, Turns
+from proxy.io.reactor import Again, Reactor, Watch
+from proxy.io.turns import Pause, Turns
 
 ABI: Final[int]
 

@@ -125,8 +125,8 @@ ABI = 6
 
 cdef enum:
     MAX_EVENTS = 256
-    TURNS = 8  # reads in a row, as proxy.turns.TURNS_BEFORE_CHECKPOINT
-    SPLICES = 8  # as proxy.splice.SHARE
+    TURNS = 8  # reads in a row, as proxy.io.turns.TURNS_BEFORE_CHECKPOINT
+    SPLICES = 8  # as proxy.io.splice.SHARE
     MOST_BUCKETS = 32
     PRODUCE = 0
     FETCH = 1
@@ -278,8 +278,11 @@ cdef look_up():
     global E_since, V_pipe, V_inside, I_read, I_write, I_size
     if sys.implementation.name != "cpython":
         raise TypeError(f"made for CPython, this is {sys.implementation.name}")
-    from proxy import courtesy, errors, exchange, fetch, framing, login, observer, reactor, request_side, request_time
-    from proxy import response_side, sasl, sizes, sockets, splice, turns
+    from proxy import errors
+    from proxy.auth import sasl
+    from proxy.io import courtesy, reactor, sockets, splice, turns
+    from proxy.session import exchange, fetch, framing, login, request_side, request_time, response_side, sizes
+    from proxy.telemetry import observer
     from proxy.wire import apis, responses, schema
     from quota import entity
 
@@ -612,7 +615,7 @@ cdef int failed(object make, int number) except -1:
 
 
 cdef class Lane:
-    """The two turns of one connection pair (`proxy.turns.Turns`), over plain sockets."""
+    """The two turns of one connection pair (`proxy.io.turns.Turns`), over plain sockets."""
 
     cdef object turns, session, exchange, requests, responses, up, down, counters, reactor, clock
     cdef Ledger ledger
@@ -1461,7 +1464,7 @@ cdef class Lane:
         return left[done:] if done else left
 
     cdef long next_read_bytes(self, long last_bytes, double took_s) noexcept:
-        """`proxy.sockets.next_read_bytes`."""
+        """`proxy.io.sockets.next_read_bytes`."""
         if took_s > SHARE_S:
             return max(last_bytes // 2, LEAST_READ_BYTES)
         return min(last_bytes * 2, self.most_bytes) if took_s < SHARE_S / 4 else last_bytes

@@ -11,8 +11,8 @@ from quota import compiled
 
 if TYPE_CHECKING:
     from proxy._lane import Lane, Loop
-    from proxy.reactor import Reactor, Watch
-    from proxy.turns import Pause, Turns
+    from proxy.io.reactor import Reactor, Watch
+    from proxy.io.turns import Pause, Turns
 
 ABI: Final = 6
 """What is expected of `proxy._lane`; raised together with its own when they have to change together."""

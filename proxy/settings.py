@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from proxy.credentials import Credentials
-from proxy.identity import IdentityPolicy
-from proxy.sasl import DEFAULT_CLAIM
-from proxy.tls import ClientTls, ServerTls
+from proxy.auth.identity import IdentityPolicy
+from proxy.auth.sasl import DEFAULT_CLAIM
+from proxy.tls.contexts import ClientTls, ServerTls
+from proxy.upstream.credentials import Credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Transparent:
 
 @dataclass(frozen=True, slots=True)
 class StallLimits:
-    """How long a peer may keep us waiting (`proxy.stalls`)."""
+    """How long a peer may keep us waiting (`proxy.listen.stalls`)."""
 
     pre_auth_timeout_s: float = 30.0
     """Until the first request other than ApiVersions and SASL."""

@@ -122,7 +122,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def logs_as_they_were() -> Iterator[None]:
-    """Sidecars that run inside a test set up the process's logs (`deploy.logs`): the next test finds them as ever."""
+    """Sidecars that run inside a test set up logging (`deploy.common.logs`): the next test finds it as ever."""
     yield
     structlog.reset_defaults()
 

@@ -53,7 +53,7 @@ def environment(library: Path) -> dict[str, str]:
 
 def _compiled_from() -> str:
     """SHA-256 over all that the compiled code is made of."""
-    sources = [ROOT / "setup.py", *sorted(ROOT.glob("proxy/*.p[yx]*")), *sorted(ROOT.glob("quota/*.p[yx]*"))]
+    sources = [ROOT / "setup.py", *sorted(ROOT.glob("proxy/**/*.p[yx]*")), *sorted(ROOT.glob("quota/*.p[yx]*"))]
     return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in sources)).hexdigest()
 
 

@@ -10,8 +10,8 @@ import json
 import sys
 import time
 
-from benchmarks.rawclient import BenchmarkRequestError, side_by_side
-from benchmarks.stats import percentile
+from benchmarks.report.stats import percentile
+from benchmarks.rig.rawclient import BenchmarkRequestError, side_by_side
 
 PER_S = 100.0
 SLICE_S = 5.0

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.evasion import frames
 from benchmarks.evasion.rows import Row
 from benchmarks.evasion.wire import Address
-from benchmarks.runner import BROKER_SETTINGS, SHM
+from benchmarks.rig.runner import BROKER_SETTINGS, SHM
 from deploy.kafka import DEFAULT_LISTENERS, KafkaCluster, SecureListener, Security, run_tool, start_tool
 from deploy.kafka.jmx import JMX, _address
 from deploy.kafka.tools import QUICK_JVM

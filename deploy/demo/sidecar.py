@@ -74,7 +74,7 @@ class Sidecar:
         config.write_text(yaml.safe_dump(configuration(plans, upstream, listen, self._admin, usage), sort_keys=False))
         self._log = folder / "kquota.log"
         self._process = start_python(
-            "deploy.cli", "run", "--config", str(config), log=self._log, talk=False, orphan_dir=folder
+            "deploy.cli.main", "run", "--config", str(config), log=self._log, talk=False, orphan_dir=folder
         )
         try:
             if not until(READY_LIMIT_S, self._ready):

@@ -21,11 +21,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from deploy.common.probe import BrokerAddress, ProbeError, brokers_seen_by
 from deploy.kafka.errors import BrokerStartError, EmbeddedKafkaError, ToolError
 from deploy.kafka.jars import DEFAULT_VERSION, Progress, quiet, resolve
 from deploy.kafka.javalog import broker_arguments
 from deploy.kafka.ports import free_ports
-from deploy.kafka.probe import BrokerAddress, ProbeError, brokers_seen_by
 from deploy.kafka.process import GuardedProcess
 from deploy.kafka.properties import (
     LOOPBACK,

@@ -1,4 +1,4 @@
-"""Metrics by client and by quota, with bounded labels (:mod:`deploy.fold`)."""
+"""Metrics by client and by quota, with bounded labels (:mod:`deploy.common.fold`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from deploy.fold import Fold, Labels, Totals, label
+from deploy.common.fold import Fold, Labels, Totals, label
 from deploy.metrics.families import gauge
 from quota.entity import Identity, Kind
 from quota.group import Group

@@ -8,15 +8,15 @@ import trio
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 
-from deploy.export import ExportState
+from deploy.export.exporter import ExportState
 from deploy.metrics.clients import ClientSeries
 from deploy.metrics.families import counter, written
 from deploy.metrics.libraries import LibrarySeries
 from deploy.metrics.own import Status, export_families, own_families, source_families
 from deploy.metrics.traffic import traffic_families
-from deploy.quota_source import SourceState
-from deploy.watch import ReloadState
-from proxy.observer import Counters
+from deploy.sources.quota_source import SourceState
+from deploy.sources.watch import ReloadState
+from proxy.telemetry.observer import Counters
 from quota.ledger import Ledger
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

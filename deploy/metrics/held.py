@@ -8,7 +8,7 @@ import trio
 from prometheus_client.core import Metric
 
 from deploy.metrics.families import gauge
-from proxy.server import Proxy
+from proxy.listen.server import Proxy
 from quota.ledger import Ledger
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from deploy.fold import Fold, Labels, Totals, label
-from proxy.libraries import Libraries, LibraryMutes
+from deploy.common.fold import Fold, Labels, Totals, label
+from proxy.telemetry.libraries import Libraries, LibraryMutes
 
 MOST = 30
 """Libraries and versions with series of their own."""

@@ -10,10 +10,10 @@ from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from deploy.export import ExportState
+from deploy.export.exporter import ExportState
 from deploy.metrics.families import by, counter, gauge
-from deploy.quota_source import SourceState
-from deploy.watch import ReloadState
+from deploy.sources.quota_source import SourceState
+from deploy.sources.watch import ReloadState
 from proxy.lane import COMPILED
 from quota.connections import Scope
 from quota.entity import Kind

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from deploy.metrics.families import by
-from deploy.security import Security
-from proxy.observer import Counters
+from deploy.sources.security import Security
+from proxy.telemetry.observer import Counters
 
 
 def security_families(security: Security, counters: Counters) -> Iterator[Metric]:

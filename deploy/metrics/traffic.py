@@ -10,9 +10,9 @@ from operator import itemgetter
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from deploy.fold import OTHER, label
+from deploy.common.fold import OTHER, label
 from deploy.metrics.families import by, counter, gauge
-from proxy.observer import LATENCY_BUCKETS_S, Counters
+from proxy.telemetry.observer import LATENCY_BUCKETS_S, Counters
 from proxy.wire.schema import API_NAMES
 from quota.connections import Cause, ConnectionGate, Scope
 

@@ -24,8 +24,8 @@ import httpx
 import pytest
 import yaml
 
-from deploy.chart import CHART
 from deploy.kafka.ports import free_ports
+from deploy.kubernetes.chart import CHART
 from tests.apiserver import pods
 from tests.corpus.job import wait_for
 from tests.support.apiserver_tools import VERSION, ApiServer, api_server, crds
@@ -235,7 +235,7 @@ def served(api: ApiServer, folder: Path) -> Iterator[Recorder]:
     service = api.get(path("Service", "shop-prod") + "/shop-kquota-webhook")["spec"]
     (port,) = free_ports(1)
     process = subprocess.Popen(
-        [sys.executable, "-m", "deploy.cli", "webhook", f"--template={folder}/sidecar.json",
+        [sys.executable, "-m", "deploy.cli.main", "webhook", f"--template={folder}/sidecar.json",
          f"--cert={folder}/tls.crt", f"--key={folder}/tls.key", "--host=127.0.0.1", f"--port={port}"],
     )  # fmt: skip
     try:

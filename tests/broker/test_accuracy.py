@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import accuracy
-from benchmarks.accuracy import Figures, Plan, Result, burst_windows, judge, phases, rate, settled_after
-from benchmarks.accuracy_clients import Cell, Seen
+from benchmarks.rig.accuracy_clients import Cell, Seen
+from benchmarks.suites import accuracy
+from benchmarks.suites.accuracy import Figures, Plan, Result, burst_windows, judge, phases, rate, settled_after
 from deploy.kafka import KafkaCluster
 
 CELL = Cell("c", "produce", 1000.0, 2, "t", 100)

@@ -24,14 +24,14 @@ import yaml
 
 from config.load import load_bytes
 from config.problems import ConfigError
-from deploy import logs
-from deploy.admin import AdminApp, AdminServer, bind
-from deploy.admin_guard import Hosts
+from deploy.admin.app import AdminApp, AdminServer, bind
+from deploy.admin.guard import Hosts
+from deploy.app.run import now_ms
+from deploy.common import logs
 from deploy.kafka import KafkaCluster
 from deploy.metrics import Metrics, Status
-from deploy.run import now_ms
-from deploy.watch import ReloadState
-from proxy.observer import Counters
+from deploy.sources.watch import ReloadState
+from proxy.telemetry.observer import Counters
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.broker.test_ui import FLAGS, text
@@ -321,7 +321,7 @@ def test_a_command_that_is_refused_says_why(running: Sidecar) -> None:
     program = (
         "import socket, sys; real = socket.getaddrinfo\n"
         "socket.getaddrinfo = lambda host, *rest, **more: real('127.0.0.1', *rest, **more)\n"
-        "from deploy.cli import main; main()"
+        "from deploy.cli.main import main; main()"
     )
     command = [sys.executable, "-c", program, "top", "--once", "--admin", f"http://rebound.example:{port}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

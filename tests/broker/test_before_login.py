@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.kafka import KafkaCluster
-from proxy.before_login import FREE_VERSIONS
 from proxy.errors import CloseReason, SessionError
-from proxy.session import Session
+from proxy.session.before_login import FREE_VERSIONS
+from proxy.session.session import Session
 from proxy.wire.messages import metadata_request
 from quota.entity import Kind
 from quota.ledger import Ledger

@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from benchmarks import affinity, control_clock, javatools, rawclient, report, runner, scenarios, stats, variants
 from benchmarks.__main__ import main
-from benchmarks.control import Noticed, Times
-from benchmarks.plan import FULL, QUICK, TINY
-from benchmarks.plot import draw, figure_of
-from benchmarks.procstat import MachineTime, cpu_s, cpu_s_from_stat, resident_bytes
+from benchmarks.report import stats
+from benchmarks.report import tables as report
+from benchmarks.report.plot import draw, figure_of
+from benchmarks.rig import affinity, control_clock, javatools, rawclient, runner, variants
+from benchmarks.rig.procstat import MachineTime, cpu_s, cpu_s_from_stat, resident_bytes
+from benchmarks.suites import scenarios
+from benchmarks.suites.control import Noticed, Times
+from benchmarks.suites.plan import FULL, QUICK, TINY
 from proxy import lane
 
 # ---- reloads ---------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from deploy.cli import app
+from deploy.cli.main import app
 from deploy.kafka import KafkaCluster
 from tests.support.sidecars import Sidecar, sidecar
 

@@ -17,9 +17,9 @@ import pytest
 import trio
 
 from config.load import load_bytes
-from deploy.export import Clocks, Exporter, Origin, new_exporter, partition_of
-from deploy.export_topic import TopicSink, connector
-from deploy.export_worker import Batch, SinkError, Worker
+from deploy.export.exporter import Clocks, Exporter, Origin, new_exporter, partition_of
+from deploy.export.topic import TopicSink, connector
+from deploy.export.worker import Batch, SinkError, Worker
 from deploy.kafka import KafkaCluster
 from deploy.kafka.ports import free_ports
 from quota import record

@@ -8,7 +8,7 @@ import time
 
 from typer.testing import CliRunner
 
-from deploy.cli import app
+from deploy.cli.main import app
 from deploy.kafka import KafkaCluster
 from tests.broker.test_ui import browser, text
 from tests.corpus.job import wait_for

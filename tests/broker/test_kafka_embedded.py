@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from deploy.common.probe import brokers_seen_by
 from deploy.kafka import (
     BrokerStartError,
     EmbeddedKafkaError,
@@ -32,7 +33,6 @@ from deploy.kafka import (
 )
 from deploy.kafka import java as java_module
 from deploy.kafka.jars import LockedJar, read_lock
-from deploy.kafka.probe import brokers_seen_by
 
 REPOSITORY = Path(__file__).parents[2]
 # Nothing listens on port 1, so every request through this "proxy" fails at once: for our code there is no network.

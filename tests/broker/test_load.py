@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.crowd import READERS, WRITERS, fetch_frame
-from benchmarks.load import BEGIN, END, QUICK, Plan, Result, Round, jain, judge, report, run, table, update
-from benchmarks.measured import describe_project
-from benchmarks.procstat import describe_machine
-from benchmarks.rawclient import produce_frame
+from benchmarks.report.measured import describe_project
+from benchmarks.rig.crowd import READERS, WRITERS, fetch_frame
+from benchmarks.rig.procstat import describe_machine
+from benchmarks.rig.rawclient import produce_frame
+from benchmarks.suites.load import BEGIN, END, QUICK, Plan, Result, Round, jain, judge, report, run, table, update
 from proxy import lane
 from proxy.wire import requests
 from proxy.wire.apis import FETCH, PRODUCE

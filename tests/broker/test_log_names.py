@@ -22,10 +22,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from config.problems import Problem
-from deploy import logs, top
-from deploy.cli import app
+from deploy.cli import top
+from deploy.cli.main import app
+from deploy.common import logs
+from deploy.common.text import json_text, readable_name, safe
 from deploy.kafka import KafkaCluster
-from deploy.text import json_text, readable_name, safe
 from quota.visible import visible
 from tests.corpus.job import wait_for
 from tests.support.raw_client import RawClient, produce_message
@@ -234,7 +235,7 @@ def test_simulate_shows_names_as_codes(hostile_config: Path) -> None:
         {"t_ms": 0, "kind": "produce", "user": "u", "client_id": CLIENT, "amount": 9000},
         {"t_ms": 0, "kind": CLIENT, "user": "u", "client_id": CLIENT, "amount": 9000},
     ]
-    command = [sys.executable, "-m", "deploy.cli", "simulate", "--config", str(hostile_config)]
+    command = [sys.executable, "-m", "deploy.cli.main", "simulate", "--config", str(hostile_config)]
     text = "".join(json.dumps(event, ensure_ascii=False) + "\n" for event in events)
     done = subprocess.run(command, input=text.encode(), capture_output=True, timeout=60)
     assert done.returncode == 2
@@ -280,7 +281,7 @@ def test_an_answer_of_somebody_else_is_no_way_to_the_terminal(command: list[str]
     for status in (200, 500):
         with hostile_admin(answer, status) as admin:
             done = subprocess.run(
-                [sys.executable, "-m", "deploy.cli", *command, "--admin", admin], capture_output=True, timeout=60
+                [sys.executable, "-m", "deploy.cli.main", *command, "--admin", admin], capture_output=True, timeout=60
             )
         assert done.returncode == (0 if status == 200 else 1)
         output = (done.stdout + done.stderr).decode()
@@ -308,7 +309,7 @@ def test_a_client_with_such_a_name_in_the_console_log_of_a_sidecar(kafka: KafkaC
             wait_for("the log", lambda: CLIENT_SHOWN in running.log.read_text(errors="surrogateescape"))
             shown = []
             for command in (["top", "--once"], ["explain"], ["explain", "--client-id", CLIENT]):
-                whole = [sys.executable, "-m", "deploy.cli", *command, "--admin", running.admin]
+                whole = [sys.executable, "-m", "deploy.cli.main", *command, "--admin", running.admin]
                 shown.append(subprocess.run(whole, capture_output=True, timeout=60, check=True).stdout.decode())
         log = running.log.read_bytes().decode()
     for text in (log, *shown):

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.request_time import TRAFFICS, compare
+from benchmarks.suites.request_time import TRAFFICS, compare
 from deploy.kafka import EmbeddedKafkaError, KafkaCluster
 from deploy.kafka.jmx import attributes
-from proxy.kernel import round_trip_ms
+from proxy.io.kernel import round_trip_ms
 from tests.broker.test_throttle_on_the_wire import in_attempts, watch_mute
 from tests.support.clients import CONSUMERS, PRODUCERS, Load
 from tests.support.raw_client import Frame, RawClient, Topic, fetch_message, produce_message

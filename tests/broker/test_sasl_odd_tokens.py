@@ -19,8 +19,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deploy.kafka import KafkaCluster
+from proxy.auth.sasl import Login
 from proxy.errors import CloseReason, SessionError
-from proxy.sasl import Login
 from proxy.wire import sasl as wire
 from quota.ledger import Ledger
 from tests.corpus.job import wait_for

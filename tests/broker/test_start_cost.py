@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.procstat import resident_bytes
-from benchmarks.rawclient import idle_connections
-from deploy.heap import settle
+from benchmarks.rig.procstat import resident_bytes
+from benchmarks.rig.rawclient import idle_connections
+from deploy.common.heap import settle
+from deploy.common.lean import UNUSED, without
 from deploy.kafka import KafkaCluster
-from deploy.lean import UNUSED, without
 from tests.support.sidecars import sidecar
 
 PROJECT = Path(__file__).parents[2]
 LOADED = """
 import json, sys
-from deploy.cli import app
-from deploy.lean import UNUSED, without
+from deploy.cli.main import app
+from deploy.common.lean import UNUSED, without
 with without(*UNUSED):
-    import deploy.run
+    import deploy.app.run
 print(json.dumps(sorted(name for name, module in sys.modules.items() if module is not None)))
 """
 NOT_AT_START = {
@@ -33,9 +33,9 @@ NOT_AT_START = {
     "cramjam",
     "deploy.demo",
     "deploy.kafka",
-    "deploy.webhook",
-    "deploy.simulate",
-    "deploy.top",
+    "deploy.kubernetes.webhook",
+    "deploy.cli.simulate",
+    "deploy.cli.top",
     "confluent_kafka",
     "aiokafka",
     "pyspark",

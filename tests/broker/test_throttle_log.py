@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from deploy.app.throttle_log import MOST_EPISODES, MOST_LINES, QUIET_MS, ThrottleLog
 from deploy.kafka import KafkaCluster
-from deploy.throttle_log import MOST_EPISODES, MOST_LINES, QUIET_MS, ThrottleLog
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable

@@ -21,9 +21,9 @@ from cryptography.x509.name import _ASN1Type
 from cryptography.x509.oid import NameOID as Oid
 
 from deploy.kafka import KafkaCluster, SecureListener
-from proxy.certificates import in_pem, subject
-from proxy.cluster import ClusterError, ask_brokers
-from proxy.tls import ClientTls, KeyPair
+from proxy.tls.certificates import in_pem, subject
+from proxy.tls.contexts import ClientTls, KeyPair
+from proxy.upstream.cluster import ClusterError, ask_brokers
 from proxy.wire.messages import framed, request_header
 from quota.principal import NoRuleError, PrincipalRules
 from tests.corpus.job import wait_for

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from deploy.common.probe import ProbeError, brokers_seen_by
 from deploy.kafka import KafkaCluster
-from deploy.kafka.probe import ProbeError, brokers_seen_by
 from tests.corpus.connections import ConnectionWatch
 from tests.corpus.job import Job, wait_for
 from tests.corpus.records import Record, read_confluent, send_aiokafka, send_confluent, send_kafka_python

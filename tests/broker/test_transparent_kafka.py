@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy.kafka import KafkaCluster
-from deploy.redirect_cli import app
+from deploy.redirect.cli import app
 from tests.broker.test_transparency_brokers import move_leader
 from tests.corpus.job import Job, wait_for
 from tests.corpus.tools import create_topic

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy.kafka import DEFAULT_LISTENERS, KafkaCluster, Security
-from deploy.redirect_cli import app
+from deploy.redirect.cli import app
 from tests.corpus.job import wait_for
 from tests.support.certificates import Authority
 from tests.support.clients import Load, consume_confluent, in_background, produce_confluent, produce_kafka_python

@@ -19,9 +19,7 @@ from pathlib import Path
 
 from tests.fuzz import blind
 
-INSTRUMENTED = ("config", "proxy.exchange", "proxy.fetch", "proxy.framing", "proxy.intercept", "proxy.mutation_request",
-    "proxy.mutations", "proxy.quota_admin", "proxy.request_side", "proxy.request_time", "proxy.response_side",
-    "proxy.certificates", "proxy.login", "proxy.sasl", "proxy.session", "proxy.sizes", "proxy.wire",
+INSTRUMENTED = ("config", "proxy.session", "proxy.handlers", "proxy.tls.certificates", "proxy.auth.sasl", "proxy.wire",
     "quota.admin", "quota.files")  # fmt: skip
 """Modules whose branches guide the fuzzer. The arithmetic of quotas is not one of them: it sees no bytes."""
 SLOWEST_INPUT_S = 10

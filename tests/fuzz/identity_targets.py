@@ -6,8 +6,8 @@ from pathlib import Path
 
 import certifi
 
-from proxy.certificates import CertificateError, in_pem, not_after_s, subject
 from proxy.errors import SessionError
+from proxy.tls.certificates import CertificateError, in_pem, not_after_s, subject
 from proxy.wire import sasl
 from proxy.wire.frames import WireError
 from proxy.wire.messages import framed
@@ -56,7 +56,7 @@ def _logins() -> list[bytes]:
     return found
 
 
-@target("sasl_session", _logins, ("proxy.login", "proxy.sasl", "proxy.wire.sasl"), max_bytes=1024)
+@target("sasl_session", _logins, ("proxy.session.login", "proxy.auth.sasl", "proxy.wire.sasl"), max_bytes=1024)
 def sasl_session(data: bytes) -> None:
     """A login in turns, both sides saying anything: the bytes pass as they are, the buffers are wiped, no crash."""
     if len(data) < 2:
@@ -104,7 +104,7 @@ def _certificates() -> list[bytes]:
     return in_pem(Path(certifi.where()).read_text())[:40]
 
 
-@target("certificates", _certificates, ("proxy.certificates",), max_bytes=2048)
+@target("certificates", _certificates, ("proxy.tls.certificates",), max_bytes=2048)
 def certificates(data: bytes) -> None:
     """A certificate's subject and end; OpenSSL has read and verified it before us, so this is the second line."""
     for read in (subject, not_after_s):

@@ -43,7 +43,12 @@ def _scripts() -> list[bytes]:
     return found
 
 
-@target("lane", _scripts, ("proxy.turns", "proxy.request_side", "proxy.response_side"), max_bytes=3072)
+@target(
+    "lane",
+    _scripts,
+    ("proxy.io.turns", "proxy.session.request_side", "proxy.session.response_side"),
+    max_bytes=3072,
+)
 def both_ways(data: bytes) -> None:
     """Both peers send what they like, in pieces; after each step all that can be seen of the two is compared."""
     if not data or not lane.COMPILED:

@@ -18,8 +18,8 @@ import trio
 
 from deploy.kafka import KafkaCluster
 from deploy.kafka.ports import free_ports
-from proxy import server
-from proxy.session import Session
+from proxy.listen import server
+from proxy.session.session import Session
 from proxy.settings import ProxySettings
 from quota.ledger import Ledger
 from quota.table import QuotaTable

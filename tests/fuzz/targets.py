@@ -20,12 +20,12 @@ from config.overlay import parse_overlay
 from config.problems import ConfigError
 from config.table import to_table
 from proxy.errors import SessionError
-from proxy.intercept import AdminRequest, Answer, Ask, Forward, Interceptors, Outcome, Wait
-from proxy.mutations import MUTATION_APIS, MutationQuota
-from proxy.observer import Counters
-from proxy.quota_admin import AlterRule, QuotaAdmin, read_described
-from proxy.session import Session
+from proxy.handlers.intercept import AdminRequest, Answer, Ask, Forward, Interceptors, Outcome, Wait
+from proxy.handlers.mutations import MUTATION_APIS, MutationQuota
+from proxy.handlers.quota_admin import AlterRule, QuotaAdmin, read_described
+from proxy.session.session import Session
 from proxy.settings import SizeLimits
+from proxy.telemetry.observer import Counters
 from proxy.wire import apis, requests, responses, schema
 from proxy.wire.apis import ALTER_CLIENT_QUOTAS, API_VERSIONS, DESCRIBE_CLIENT_QUOTAS, FETCH, PRODUCE, SHARE_FETCH
 from proxy.wire.frames import WireError
@@ -194,7 +194,7 @@ def _client_streams() -> list[bytes]:
     return pairs + [b"\x21" + stream.from_client[:1000] for stream in recorded.streams()]
 
 
-@target("requests", _client_streams, ("proxy.framing", "proxy.request_side"), max_bytes=1024)
+@target("requests", _client_streams, ("proxy.session.framing", "proxy.session.request_side"), max_bytes=1024)
 def client_stream(data: bytes) -> None:
     """What a client sends, whole and in pieces of a size that the first byte says: the broker gets the same."""
     if len(data) < 2:
@@ -265,7 +265,14 @@ def _scripts() -> list[bytes]:
 @target(
     "session",
     _scripts,
-    ("proxy.session", "proxy.framing", "proxy.request_side", "proxy.response_side", "proxy.exchange", "proxy.fetch"),
+    (
+        "proxy.session.session",
+        "proxy.session.framing",
+        "proxy.session.request_side",
+        "proxy.session.response_side",
+        "proxy.session.exchange",
+        "proxy.session.fetch",
+    ),
     max_bytes=3072,
 )
 def session(data: bytes) -> None:
@@ -411,7 +418,7 @@ def _described_seeds() -> list[bytes]:
     ]
 
 
-@target("own_questions", _described_seeds, ("proxy.wire.responses", "proxy.wire.walk", "proxy.quota_admin"))
+@target("own_questions", _described_seeds, ("proxy.wire.responses", "proxy.wire.walk", "proxy.handlers.quota_admin"))
 def own_questions(data: bytes) -> None:
     """What a broker answers to the sidecar itself: its brokers, its versions, its quotas."""
     if not data:
@@ -478,7 +485,13 @@ def _admin_seeds() -> list[bytes]:
 @target(
     "administration",
     _admin_seeds,
-    ("proxy.quota_admin", "proxy.mutations", "proxy.mutation_request", "proxy.wire.topics", "proxy.wire.lengths"),
+    (
+        "proxy.handlers.quota_admin",
+        "proxy.handlers.mutations",
+        "proxy.handlers.mutation_request",
+        "proxy.wire.topics",
+        "proxy.wire.lengths",
+    ),
 )
 def administration(data: bytes) -> None:
     """Bodies that handlers decode whole, and what a broker answers to them: arrays may claim what they like."""

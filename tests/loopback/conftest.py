@@ -12,8 +12,8 @@ def data_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """Proxies of this process with their compiled lane, and without: the test runs once with each."""
     kind: str = request.param
     if kind == "pure":
-        monkeypatch.setattr("proxy.connection.lane_for", lambda *_: None)
-        monkeypatch.setattr("proxy.reactor.loop_for", lambda *_: None)
+        monkeypatch.setattr("proxy.io.connection.lane_for", lambda *_: None)
+        monkeypatch.setattr("proxy.io.reactor.loop_for", lambda *_: None)
     elif not lane.COMPILED:
         pytest.skip(f"the lane is not compiled: {lane.WHY_NOT}")  # in CI tests/system/test_lane_build.py fails then
     return kind

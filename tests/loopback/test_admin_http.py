@@ -15,11 +15,11 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.admin import AdminApp, AdminServer, bind
+from deploy.admin.app import AdminApp, AdminServer, bind
+from deploy.app.run import now_ms
 from deploy.metrics import Metrics, Status
-from deploy.run import now_ms
-from deploy.watch import ReloadState
-from proxy.observer import ConnectionInfo, Counters
+from deploy.sources.watch import ReloadState
+from proxy.telemetry.observer import ConnectionInfo, Counters
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable

@@ -13,9 +13,9 @@ import trio
 from structlog.testing import capture_logs
 
 from deploy.kafka.ports import free_ports
-from proxy import courtesy
-from proxy.courtesy import QUIET_S, Courtesy
-from proxy.server import Proxy
+from proxy.io import courtesy
+from proxy.io.courtesy import QUIET_S, Courtesy
+from proxy.listen.server import Proxy
 from proxy.settings import ProxySettings
 from quota.ledger import Ledger
 from quota.table import QuotaTable

@@ -9,10 +9,10 @@ import pytest
 import trio
 
 from proxy.errors import CloseReason, SessionError
-from proxy.exchange import Exchange, Pending
-from proxy.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Answer, Ask, Forward, Outcome, Reply, Wait
-from proxy.observer import Counters
-from proxy.session import Session
+from proxy.handlers.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Answer, Ask, Forward, Outcome, Reply, Wait
+from proxy.session.exchange import Exchange, Pending
+from proxy.session.session import Session
+from proxy.telemetry.observer import Counters
 from proxy.wire.frames import WireError
 from quota.entity import Kind
 from quota.ledger import Ledger

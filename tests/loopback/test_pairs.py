@@ -14,7 +14,7 @@ import trio
 
 from deploy.kafka.ports import free_ports
 from proxy import lane
-from proxy.server import Proxy
+from proxy.listen.server import Proxy
 from proxy.settings import ProxySettings
 from quota.ledger import Ledger
 from quota.table import QuotaTable

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import trio
 
-from proxy.request_side import RequestSide
-from proxy.response_side import ResponseSide
-from proxy.sockets import LEAST_READ_BYTES, SHARE_S, next_read_bytes
+from proxy.io.sockets import LEAST_READ_BYTES, SHARE_S, next_read_bytes
+from proxy.session.request_side import RequestSide
+from proxy.session.response_side import ResponseSide
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable

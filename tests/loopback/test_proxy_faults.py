@@ -11,12 +11,12 @@ import pytest
 import trio
 
 from deploy.kafka.ports import free_ports
-from proxy.complaints import Complaints
-from proxy.connection import Connection
 from proxy.errors import CloseReason
-from proxy.server import Proxy
+from proxy.io.connection import Connection
+from proxy.listen.server import Proxy
+from proxy.listen.sweeper import Sweeper
 from proxy.settings import ProxySettings
-from proxy.sweeper import Sweeper
+from proxy.telemetry.complaints import Complaints
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.support.scripted_broker import (
@@ -115,7 +115,7 @@ async def test_when_no_bootstrap_server_answers_known_brokers_do() -> None:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", names[host]))]
 
-    from proxy import resolver
+    from proxy.upstream import resolver
 
     broker = ScriptedBroker(answer)
     with trio.fail_after(LIMIT_S), pytest.MonkeyPatch.context() as patch:

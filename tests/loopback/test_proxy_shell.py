@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
-from proxy.cluster import ClusterError, ask_brokers
-from proxy.server import Proxy
+from proxy.listen.server import Proxy
 from proxy.settings import ProxySettings
+from proxy.upstream.cluster import ClusterError, ask_brokers
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.support.scripted_broker import (

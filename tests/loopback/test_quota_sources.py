@@ -14,19 +14,19 @@ import pytest
 import trio
 import yaml
 
-import deploy.quota_file
+import deploy.sources.quota_file
 from config.load import load_bytes
 from config.model import Config
 from config.overlay import load_overlay
 from config.problems import ConfigError
 from config.table import to_table
-from deploy import quota_cluster
-from deploy.admin import not_ready
-from deploy.atomic import replace_file
-from deploy.quota_cluster import ClusterSource
-from deploy.quota_file import MOST_WAITING, FileSource
-from deploy.quota_source import QuotaSource
-from proxy.cluster import ClusterError
+from deploy.admin.app import not_ready
+from deploy.common.atomic import replace_file
+from deploy.sources import quota_cluster
+from deploy.sources.quota_cluster import ClusterSource
+from deploy.sources.quota_file import MOST_WAITING, FileSource
+from deploy.sources.quota_source import QuotaSource
+from proxy.upstream.cluster import ClusterError
 from quota.admin import Changes, Entity, Quotas
 from quota.connections import ConnectionEntry, Scope
 from quota.entity import DEFAULT
@@ -171,7 +171,7 @@ async def test_a_write_that_fails_halfway_leaves_the_old_file(path: Path) -> Non
 async def test_an_overlay_that_could_not_be_read_again_is_not_written(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deploy.quota_file, "MOST_BYTES", 1000)
+    monkeypatch.setattr(deploy.sources.quota_file, "MOST_BYTES", 1000)
     source = FileSource(Path("kquota.yaml"), with_overlay(path))
     async with running(source):
         many: Changes = {(("user", f"user {number}"),): {PRODUCE: 1.0} for number in range(100)}
@@ -186,7 +186,7 @@ async def test_a_slow_disk_holds_up_administrators_only(path: Path, monkeypatch:
         assert written.wait(LIMIT_S)
         replace_file(path, data)
 
-    monkeypatch.setattr(deploy.quota_file, "replace_file", slow)
+    monkeypatch.setattr(deploy.sources.quota_file, "replace_file", slow)
     source = FileSource(Path("kquota.yaml"), with_overlay(path))
     reasons: list[str | None] = []
     async with running(source):

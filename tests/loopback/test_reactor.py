@@ -15,7 +15,7 @@ import trio
 import trio.lowlevel
 from trio.testing import MockClock
 
-from proxy.reactor import AGAIN, LATE_AT_ONCE, Again, Reactor, Watch
+from proxy.io.reactor import AGAIN, LATE_AT_ONCE, Again, Reactor, Watch
 
 pytestmark = pytest.mark.usefixtures("data_path")
 
@@ -67,7 +67,7 @@ def nested(request: pytest.FixtureRequest) -> bool:
 def serving(nursery: trio.Nursery, *, nested: bool) -> Iterator[Reactor]:
     reactor = Reactor()
     reactor.start(nested=nested)
-    assert reactor.nested is nested, "this trio keeps its epoll elsewhere: see proxy/reactor.py"
+    assert reactor.nested is nested, "this trio keeps its epoll elsewhere: see proxy/io/reactor.py"
     nursery.start_soon(reactor.run)
     try:
         yield reactor

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from deploy.kafka.ports import free_ports
-from proxy.server import Proxy
+from proxy.listen.server import Proxy
 from proxy.settings import ProxySettings
 from quota.ledger import Ledger
 from quota.table import QuotaTable

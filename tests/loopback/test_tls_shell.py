@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import trio
 
-from proxy.certificates import in_pem, not_after_s, subject
-from proxy.identity import IdentityPolicy
-from proxy.server import Proxy
-from proxy.tls import ClientTls, KeyPair, ServerTls, TlsFilesError
+from proxy.auth.identity import IdentityPolicy
+from proxy.listen.server import Proxy
+from proxy.tls.certificates import in_pem, not_after_s, subject
+from proxy.tls.contexts import ClientTls, KeyPair, ServerTls, TlsFilesError
 from quota.principal import PrincipalRules
 from tests.support.certificates import Authority, Issued
 from tests.support.scripted_broker import answer, closed_reason, never_answer, read_frame, through, until

@@ -15,8 +15,8 @@ from analysis.prices import to_prices
 from analysis.runner import make
 from config.load import load_bytes
 from config.table import entries
-from deploy.chart import CHART
-from deploy.cli import app
+from deploy.cli.main import app
+from deploy.kubernetes.chart import CHART
 from tests.support.chart_tools import configuration, documents, render_text
 from tests.support.spark_tools import DAY_MS, T0_MS, record, table, write
 

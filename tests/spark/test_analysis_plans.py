@@ -16,7 +16,7 @@ from analysis.fleet import START_MS, Fleet, write
 from analysis.levels import Candidate
 from analysis.prices import to_prices
 from analysis.runner import make
-from benchmarks.fleet_queries import QUERIES, differences, duckdb_asker, queries
+from benchmarks.suites.analysis_queries import QUERIES, differences, duckdb_asker, queries
 from tests.support.plan_tools import Watched, scans, watched
 from tests.support.spark_tools import DAY_MS, table
 

@@ -91,7 +91,7 @@ def test_sigterm_and_ctrl_c_end_it_in_order_and_the_next_start_goes_on(
         rows = [record(number, number * 60, produce_bytes=number) for number in range(first, first + 20)]
         write(source, rows, f"{first}.jsonl")
         arguments = ["--input", str(source), "--output", str(output), "--delay", "1 minute"]
-        stream = Stream(*arguments, "--trigger", "0 seconds", log=log, program=("deploy.cli", "report"))
+        stream = Stream(*arguments, "--trigger", "0 seconds", log=log, program=("deploy.cli.main", "report"))
         streams.append(stream)
         deadline = time.monotonic() + START_LIMIT_S
         while not committed(output / "rollups") or ("c", first + 15) not in minutes(spark, output):

@@ -15,8 +15,8 @@ from analysis.levels import Candidate, load_candidate
 from analysis.windows import BLOCK, bucket_delays, burst_delays, window_delays
 from config.load import load_bytes
 from config.table import to_table
-from deploy.check import summary_json
-from deploy.simulate import run as simulate
+from deploy.cli.check import summary_json
+from deploy.cli.simulate import run as simulate
 from quota.burst import WindowedBurst
 from quota.entity import Kind
 

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from deploy.chart import CHART
 from deploy.kafka.jars import cache_dir
+from deploy.kubernetes.chart import CHART
 from tests.support.wheels import NoWheelError, fetch_wheel
 
 ROOT = Path(__file__).resolve().parents[2]

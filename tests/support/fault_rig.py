@@ -7,9 +7,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+from deploy.common.probe import brokers_seen_by
 from deploy.kafka import KafkaCluster
 from deploy.kafka.ports import free_ports
-from deploy.kafka.probe import brokers_seen_by
 from deploy.kafka.properties import ExtraListener
 from tests.support.fault_tools import Held, least_held
 from tests.support.faults import FaultyNetwork, Link

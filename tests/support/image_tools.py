@@ -102,10 +102,12 @@ def context_files(ignore: str) -> list[str]:
     lines = [line for line in ignore.splitlines() if line and not line.startswith("#")]
     assert lines[0] == "*", "an allow list begins with *"
     allowed = [line[1:].removesuffix("**") for line in lines[1:] if line.startswith("!")]
+    refused = [line.removesuffix("**") for line in lines[1:] if line.endswith("/**") and not line.startswith("!")]
     return [
         name
         for name in listed.stdout.splitlines()
         if any(name == one or (one.endswith("/") and name.startswith(one)) for one in allowed)
+        and not name.startswith(tuple(refused))
         and (ROOT / name).exists()
     ]
 

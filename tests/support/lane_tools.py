@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy import lane
-from proxy.complaints import Complaints
 from proxy.errors import SessionError
-from proxy.exchange import Pending
-from proxy.observer import Counters
-from proxy.reactor import AGAIN, Reactor, Watch
-from proxy.session import Session
-from proxy.splice import PipePool
-from proxy.turns import Pause, Shared, Turns
+from proxy.io.reactor import AGAIN, Reactor, Watch
+from proxy.io.splice import PipePool
+from proxy.io.turns import Pause, Shared, Turns
+from proxy.session.exchange import Pending
+from proxy.session.session import Session
+from proxy.telemetry.complaints import Complaints
+from proxy.telemetry.observer import Counters
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from quota.window import WindowGroup
@@ -62,7 +62,7 @@ class Clock:
 
 
 class TurnsAlone(Turns):
-    """Without the pumps of `proxy.connection`."""
+    """Without the pumps of `proxy.io.connection`."""
 
     def _release_sink(self) -> None:
         self._sink_taken = False

@@ -8,8 +8,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from proxy.sasl import Login
-from proxy.session import Session
+from proxy.auth.sasl import Login
+from proxy.session.session import Session
 from proxy.wire.messages import framed, request_header
 from tests.support.session_tools import Cut, from_broker, from_client, response, whole
 

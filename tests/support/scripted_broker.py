@@ -11,7 +11,7 @@ from typing import Any
 import trio
 
 from deploy.kafka.ports import free_ports
-from proxy.server import Proxy
+from proxy.listen.server import Proxy
 from proxy.settings import ProxySettings
 from quota.entity import DEFAULT
 from quota.ledger import Ledger

@@ -12,8 +12,8 @@ from typing import Any
 
 from kio.serial import entity_reader, entity_writer
 
-from proxy.observer import Counters
-from proxy.session import Session
+from proxy.session.session import Session
+from proxy.telemetry.observer import Counters
 from proxy.wire.apis import is_flexible
 from proxy.wire.messages import framed, request_header
 from quota.entity import DEFAULT

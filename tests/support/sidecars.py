@@ -131,7 +131,7 @@ def sidecar(
         path = Path(directory, "kquota.yaml")
         path.write_text(yaml.safe_dump(config))
         log = Path(directory, "kquota.log")
-        command = [*before, sys.executable, "-m", "deploy.cli", "run", "--config", str(path)]
+        command = [*before, sys.executable, "-m", "deploy.cli.main", "run", "--config", str(path)]
         process = _start(command, log)
         running = Sidecar(f"127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}", path, log, process, command)
         try:

@@ -18,8 +18,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import affinity, answerer, control, drain, elsewhere, rawclient, runner, scenarios, variants
-from benchmarks.plan import FULL, TINY
+from benchmarks.report import elsewhere
+from benchmarks.rig import affinity, answerer, drain, rawclient, runner, variants
+from benchmarks.suites import control, scenarios
+from benchmarks.suites.plan import FULL, TINY
 from deploy.kafka.ports import free_ports
 from proxy.wire import responses
 

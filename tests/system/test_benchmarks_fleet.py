@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.fleet import DOCUMENT, files, link, main, measured
-from benchmarks.fleet_queries import differences
-from benchmarks.fleet_report import BEGIN, END, markdown
+from benchmarks.report.analysis import BEGIN, END, markdown
+from benchmarks.suites.analysis import DOCUMENT, files, link, main, measured
+from benchmarks.suites.analysis_queries import differences
 
 if TYPE_CHECKING:
     from pathlib import Path

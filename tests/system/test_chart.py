@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from config.load import load_bytes, warnings_of
-from deploy.chart import CHART, generated
+from deploy.kubernetes.chart import CHART, generated
 from tests.support.chart_tools import (
     FIRST_NATIVE,
     GOLDEN,

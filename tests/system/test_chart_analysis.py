@@ -14,7 +14,7 @@ import yaml
 from analysis import cli, container
 from analysis.prices import to_prices
 from analysis.session import KAFKA_PACKAGE
-from deploy.chart import CHART
+from deploy.kubernetes.chart import CHART
 from tests.support.chart_tools import documents, helm, of_kind, render_text
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -25,7 +25,7 @@ SUCCESS = "kquota_config_last_reload_successful"
 
 
 def kquota(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "deploy.cli", *arguments]
+    command = [sys.executable, "-m", "deploy.cli.main", *arguments]
     return subprocess.run(command, input=stdin, capture_output=True, timeout=LIMIT_S, check=False)
 
 
@@ -162,9 +162,9 @@ def stuck(path, most_bytes):
         threading.Event().wait()  # as a read() that nothing answers
     return read(path, most_bytes)
 config.fingerprint.read_file = stuck
-from deploy.quota_file import FileSource
-from deploy.run import main
-from deploy.watch import Watcher
+from deploy.sources.quota_file import FileSource
+from deploy.app.run import main
+from deploy.sources.watch import Watcher
 for one in (FileSource, Watcher):
     one.__init__.__kwdefaults__["patience_s"] = 1.0
 sys.exit(main(Path(sys.argv[1])))

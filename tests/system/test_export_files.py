@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from deploy.export_files import FileSink, complete
-from deploy.export_worker import Batch, SinkError
+from deploy.export.files import FileSink, complete
+from deploy.export.worker import Batch, SinkError
 from quota import record
 
 HOUR = "date=2026-08-01/hour=12"

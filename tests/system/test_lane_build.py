@@ -18,7 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
-from deploy.cli import app
+from deploy.cli.main import app
 from proxy import lane
 from quota import compiled
 from tests.support.programs import program

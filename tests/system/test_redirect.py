@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from deploy.redirect import Rules, RulesError, check, iptables_install, nft_install
-from deploy.redirect_cli import app
+from deploy.redirect.cli import app
+from deploy.redirect.rules import Rules, RulesError, check, iptables_install, nft_install
 from tests.support.namespaces import Namespace
 
 TO, KAFKA = 15001, 9092
@@ -183,7 +183,7 @@ def test_wrong_use(machine: Namespace, arguments: str, said: str) -> None:
 
 def test_without_the_capability_it_says_what_to_do(machine: Namespace) -> None:
     drop = ["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"]
-    done = machine.run(*drop, sys.executable, "-m", "deploy.cli", "redirect", "remove", check=False)
+    done = machine.run(*drop, sys.executable, "-m", "deploy.cli.main", "redirect", "remove", check=False)
     assert done.returncode == 1
     assert "this needs the capability NET_ADMIN: run it in an init container" in done.stderr
     assert "Traceback" not in done.stderr

@@ -17,13 +17,13 @@ from structlog.testing import capture_logs
 
 from config.load import load_bytes, warnings_of
 from config.problems import ConfigError
-from deploy.admin import not_ready
-from deploy.check import summary_text
-from deploy.run import proxy_settings
-from deploy.security import load_security
-from proxy.server import Proxy
+from deploy.admin.app import not_ready
+from deploy.app.run import proxy_settings
+from deploy.cli.check import summary_text
+from deploy.sources.security import load_security
+from proxy.listen.server import Proxy
+from proxy.listen.transparent import Destination, Destinations, is_own_address, read_sockaddr_in, read_sockaddr_in6
 from proxy.settings import ProxySettings, Transparent
-from proxy.transparent import Destination, Destinations, is_own_address, read_sockaddr_in, read_sockaddr_in6
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 from tests.support.namespaces import Namespace
@@ -194,7 +194,7 @@ async def test_a_mark_that_may_not_be_set_keeps_it_from_starting(
     def refused(sock: socket.socket, *_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("proxy.transparent.set_mark", refused)
+    monkeypatch.setattr("proxy.listen.transparent.set_mark", refused)
     proxy = Proxy(ProxySettings("127.0.0.1", 0, range(1, 2), (), transparent=Transparent(mark=1)), Ledger(QuotaTable()))
     with pytest.RaisesGroup(pytest.RaisesExc(PermissionError, match="transparent.mark needs the capability NET_ADMIN")):
         await proxy.serve()

@@ -11,10 +11,10 @@ import trio
 
 from config.load import load_bytes
 from config.problems import ConfigError
-from proxy.server import Proxy
+from proxy.io.splice import PipePool
+from proxy.listen.server import Proxy
 from proxy.settings import ProxySettings, StallLimits, Transparent
-from proxy.splice import PipePool
-from proxy.tls import ClientTls, KeyPair, ServerTls
+from proxy.tls.contexts import ClientTls, KeyPair, ServerTls
 from quota.entity import DEFAULT
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from deploy.kafka.ports import free_ports
-from deploy.webhook_review import ReviewError, Template, TemplateError, review
+from deploy.kubernetes.review import ReviewError, Template, TemplateError, review
 from tests.support.chart_tools import CHART, FIRST_NATIVE, NAMESPACE, NEWEST, documents, of_kind, render_text
 from tests.support.webhook_tools import (
     MANAGED,
@@ -263,7 +263,7 @@ def running(tmp_path: Path) -> Iterator[Webhook]:
         one.replace("/etc/kquota-tls", str(tmp_path)).replace("/etc/kquota", str(tmp_path)) for one in container["args"]
     ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "deploy.cli", *arguments, "--host=127.0.0.1", f"--port={port}"],
+        [sys.executable, "-m", "deploy.cli.main", *arguments, "--host=127.0.0.1", f"--port={port}"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -338,7 +338,7 @@ def test_a_renewed_certificate_is_taken_over(running: Webhook) -> None:
 def test_it_says_why_it_cannot_run(tmp_path: Path) -> None:
     (tmp_path / "sidecar.json").write_bytes(sidecar_template())
     done = subprocess.run(
-        [sys.executable, "-m", "deploy.cli", "webhook", f"--template={tmp_path}/sidecar.json",
+        [sys.executable, "-m", "deploy.cli.main", "webhook", f"--template={tmp_path}/sidecar.json",
          f"--cert={tmp_path}/none.crt", f"--key={tmp_path}/none.key"],
         capture_output=True,
         text=True,

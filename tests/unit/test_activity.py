@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxy.patience import Patience
+from proxy.io.patience import Patience
 from quota.entity import Kind
 from tests.support.session_tools import (
     API_VERSIONS,

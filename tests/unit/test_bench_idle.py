@@ -1,4 +1,4 @@
-"""What idle cores are asked to do while the benchmarks measure (`benchmarks.idle`)."""
+"""What idle cores are asked to do while the benchmarks measure (`benchmarks.rig.idle`)."""
 
 import os
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import idle
 from benchmarks.__main__ import main
+from benchmarks.rig import idle
 from tests.corpus.job import wait_for
 
 
@@ -65,7 +65,7 @@ def test_the_command_line_can_leave_idle_cores_alone(monkeypatch: pytest.MonkeyP
         seen.append(plan.idle_cores_poll)
         raise ValueError("that is all")
 
-    monkeypatch.setattr("benchmarks.runner.run", run)
+    monkeypatch.setattr("benchmarks.rig.runner.run", run)
     for words in ([], ["--halt-idle-cores"]):
         assert main(["--plan", "tiny", "--output", str(tmp_path), *words]) == 2
     assert seen == [True, False]

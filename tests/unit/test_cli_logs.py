@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from deploy import logs
+from deploy.common import logs
 
 
 @pytest.fixture(autouse=True)

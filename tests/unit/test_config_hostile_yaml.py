@@ -18,7 +18,7 @@ from config.load import load, load_bytes
 from config.overlay import parse_overlay
 from config.problems import ConfigError
 from config.source import parse
-from deploy.static_user import StaticUser, StaticUserError
+from deploy.sources.static_user import StaticUser, StaticUserError
 from tests.support.examples import examples
 
 HEAD = 'upstream: {bootstrap: ["kafka:9092"]}\n'

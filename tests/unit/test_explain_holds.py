@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from deploy.admin import _connection_json, _group_json
-from deploy.explain import Moment, explanation_json, identity_of_connections, throttled_json
-from deploy.explain_text import explanation_text, throttled_text
-from deploy.throttle_log import QUIET_MS, ThrottleLog
-from deploy.top import chosen, page, rows
-from proxy.observer import ConnectionInfo
+from deploy.admin.app import _connection_json, _group_json
+from deploy.admin.explain import Moment, explanation_json, identity_of_connections, throttled_json
+from deploy.admin.explain_text import explanation_text, throttled_text
+from deploy.app.throttle_log import QUIET_MS, ThrottleLog
+from deploy.cli.top import chosen, page, rows
+from proxy.telemetry.observer import ConnectionInfo
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.standing import standing

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deploy.export_rows import FAMILY_OF, Interval, Sampler
+from deploy.export.rows import FAMILY_OF, Interval, Sampler
 from proxy.wire.schema import API_NAMES
 from quota import record
 from quota.entity import DEFAULT, Kind

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from deploy.export_worker import Batch, SinkError, Worker
+from deploy.export.worker import Batch, SinkError, Worker
 
 LIMIT_S = 20.0
 

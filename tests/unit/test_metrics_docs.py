@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.export import ExportState
-from deploy.export_worker import WorkerState
-from deploy.follow import Followed, Follower
+from deploy.export.exporter import ExportState
+from deploy.export.worker import WorkerState
 from deploy.metrics import Metrics, Status
 from deploy.metrics.held import held_families
 from deploy.metrics.security import security_families
-from deploy.security import Security
-from deploy.watch import ReloadState
+from deploy.sources.follow import Followed, Follower
+from deploy.sources.security import Security
+from deploy.sources.watch import ReloadState
+from proxy.auth.identity import IdentityPolicy
 from proxy.errors import CloseReason
-from proxy.identity import IdentityPolicy
-from proxy.observer import Counters
-from proxy.server import Proxy
+from proxy.listen.server import Proxy
 from proxy.settings import ProxySettings
+from proxy.telemetry.observer import Counters
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable

@@ -11,8 +11,8 @@ import trio.testing
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.metrics import Metrics, Status
-from deploy.watch import ReloadState
-from proxy.observer import Counters
+from deploy.sources.watch import ReloadState
+from proxy.telemetry.observer import Counters
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deploy.metrics.traffic import traffic_families
-from proxy.observer import Counters
+from proxy.telemetry.observer import Counters
 from quota.entity import Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from proxy.mutations import MUTATION_APIS, MutationQuota
-from proxy.session import Session
+from proxy.handlers.mutations import MUTATION_APIS, MutationQuota
+from proxy.session.session import Session
 from proxy.wire.apis import is_flexible
 from proxy.wire.topics import CREATE_TOPICS
 from quota.entity import DEFAULT

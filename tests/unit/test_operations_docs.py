@@ -16,7 +16,7 @@ TOLD_ELSEWHERE = {"configuration"}
 def complaints() -> set[str]:
     """The first argument of every `log.warning`, `log.error` and `log.exception` of the sidecar."""
     found = set()
-    for path in [*(ROOT / "deploy").glob("*.py"), *(ROOT / "proxy").glob("*.py")]:
+    for path in [*(ROOT / "deploy").rglob("*.py"), *(ROOT / "proxy").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if (
                 isinstance(node, ast.Call)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.observer import Counters
-from proxy.session import Session
+from proxy.session.session import Session
+from proxy.telemetry.observer import Counters
 from quota.decisions import MOST_COUNTERS, MOST_EACH, Decision, Why
 from quota.entity import DEFAULT, GroupKey, Identity, Kind
 from quota.ledger import Ledger

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 
-from proxy import quota_admin
 from proxy.errors import CloseReason, SessionError
-from proxy.quota_admin import MOST_ANSWERS, AlterRule, QuotaAdmin, describe_request, read_described
-from proxy.session import Session
+from proxy.handlers import quota_admin
+from proxy.handlers.quota_admin import MOST_ANSWERS, AlterRule, QuotaAdmin, describe_request, read_described
+from proxy.session.session import Session
 from quota.admin import CLUSTER_AUTHORIZATION_FAILED, AdminError, Changes, Entity, Quotas
 from tests.support.session_tools import (
     THREE_WAYS,

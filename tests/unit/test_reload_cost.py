@@ -28,9 +28,10 @@ from config.load import load
 from config.model import Config
 from config.problems import ConfigError
 from config.source import parse, plain_values
-from deploy import heap, watch
-from deploy.heap import SWITCH_INTERVAL_S, beside_traffic, let_go, share_fairly, uncollected
-from deploy.run import Sidecar
+from deploy.app.run import Sidecar
+from deploy.common import heap
+from deploy.common.heap import SWITCH_INTERVAL_S, beside_traffic, let_go, share_fairly, uncollected
+from deploy.sources import watch
 from quota.entity import Kind
 from quota.overlay import from_cluster, laid_over
 from quota.table import QuotaTable

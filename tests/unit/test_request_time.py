@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.request_time import main, table
-from proxy.request_time import (
+from benchmarks.suites.request_time import main, table
+from proxy.session.request_time import (
     DEFAULT_BASELINE_MS,
     EXEMPT,
     HANDOVER_MS,

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.auth.sasl import Login
 from proxy.errors import CloseReason, SessionError
-from proxy.login import NOBODY, renewal_ms
-from proxy.sasl import Login
-from proxy.session import Session
+from proxy.session.login import NOBODY, renewal_ms
+from proxy.session.session import Session
 from proxy.wire import sasl as wire
 from quota.entity import Kind
 from quota.ledger import Ledger

@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from proxy.request_time import DEFAULT_BASELINE_MS, EXEMPT, HANDOVER_MS, NEVER_WAIT
-from proxy.session import Session
+from proxy.session.request_time import DEFAULT_BASELINE_MS, EXEMPT, HANDOVER_MS, NEVER_WAIT
+from proxy.session.session import Session
 from proxy.wire import responses
 from proxy.wire.sasl import SASL_APIS
 from proxy.wire.schema import API_NAMES, APIS

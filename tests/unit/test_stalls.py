@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from proxy.errors import CloseReason
+from proxy.listen.stalls import Sight, Stalls
 from proxy.settings import StallLimits
-from proxy.stalls import Sight, Stalls
 
 LIMITS = StallLimits(pre_auth_timeout_s=30.0, stall_timeout_s=60.0, min_bytes_per_s=500.0)
 QUIET = Sight(

@@ -12,9 +12,9 @@ import trio
 
 from config.identity import StaticIdentity
 from config.load import load_bytes
-from deploy.follow import Followed, Follower
-from deploy.security import load_security
-from deploy.static_user import MOST_BYTES, StaticUser, StaticUserError
+from deploy.sources.follow import Followed, Follower
+from deploy.sources.security import load_security
+from deploy.sources.static_user import MOST_BYTES, StaticUser, StaticUserError
 
 
 def token(subject: str) -> str:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from proxy.token_owners import ASK_AGAIN_S, TokenOwners, read_owners
+from proxy.auth.token_owners import ASK_AGAIN_S, TokenOwners, read_owners
 from proxy.wire.frames import WireError
 
 

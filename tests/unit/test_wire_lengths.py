@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kio.serial import entity_reader, entity_writer
 
-from proxy.fetch import FetchShaper
+from proxy.session.fetch import FetchShaper
 from proxy.wire.frames import WireError
 from proxy.wire.lengths import check_lengths
 from proxy.wire.topics import read_create_topics

@@ -1,0 +1,1 @@
+"""What becomes of measurements: statistics, tables, pictures, documents."""

@@ -1,0 +1,1 @@
+"""What a measurement starts and drives: brokers, proxies, clients, cores, clocks."""

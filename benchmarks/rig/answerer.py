@@ -1,0 +1,199 @@
+"""A peer that only answers: it looks like a broker to a proxy, and sends the same prepared fetch response every time.
+
+Run as `python -m benchmarks.rig.answerer PORT RECORDS_BYTES`. Brokers send records from the page cache by sendfile,
+and so does this, from a file in memory: it reads nothing, copies nothing and computes nothing, so that what is
+between it and a client that throws everything away can show what it carries. It answers what such a client and a
+sidecar's readiness ask: ApiVersions 0, Metadata 1 and Fetch 15; other requests end the connection.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import sys
+from collections import deque
+from typing import Final
+
+from benchmarks.rig.rawclient import API_VERSIONS, CLIENT_ID, record_batch
+from proxy.wire.primitives import uvarint
+
+FETCH, FETCH_VERSION = 1, 15
+"""The version that kquota asks brokers with, whatever newer one its clients speak; brokers since 3.5 know it."""
+METADATA, METADATA_VERSION = 3, 1
+VALUE_BYTES = 1024
+TOPIC_ID = bytes(range(16))
+MAX_PARTITION_BYTES = 1_048_576
+"""max.partition.fetch.bytes as it is by default."""
+THROTTLE_AT = 9
+"""Where throttle_time_ms stands in a fetch response: behind size, correlation id and tagged fields."""
+_HEAD_BYTES = 8
+"""Size and correlation id, of which the latter differs from answer to answer."""
+_RECEIVE_BYTES = 65_536
+
+
+# ---- frames ----------------------------------------
+
+
+def fetch_request() -> bytearray:
+    """A whole Fetch request for one partition, without a fetch session; its correlation id stands at bytes 8 to 11."""
+    # partition, its leader's epoch, offset, last fetched epoch, log start offset, most bytes
+    partition = struct.pack(">iiqiqi", 0, -1, 0, -1, -1, MAX_PARTITION_BYTES) + b"\0"
+    # most to wait in ms, least and most bytes, isolation level, session id and epoch (-1: none)
+    body = struct.pack(">iiibii", 500, 1, 52_428_800, 0, 0, -1)
+    body += uvarint(2) + TOPIC_ID + uvarint(2) + partition + b"\0"
+    body += uvarint(1) + uvarint(1) + b"\0"  # nothing to forget, no rack
+    header = struct.pack(">hhih", FETCH, FETCH_VERSION, 0, len(CLIENT_ID)) + CLIENT_ID + b"\0"
+    return bytearray(struct.pack(">i", len(header) + len(body)) + header + body)
+
+
+def fetch_response(records_bytes: int) -> bytes:
+    """A whole fetch response frame with correlation id 0 and at least so many bytes of records of 1 KB."""
+    batch = record_batch(b"x" * VALUE_BYTES)
+    count = -(-records_bytes // len(batch))
+    # The base offset is not in a batch's checksum.
+    records = b"".join(struct.pack(">q", offset) + batch[8:] for offset in range(count))
+    # partition, error code, high watermark, last stable offset, log start offset
+    partition = struct.pack(">ihqqq", 0, 0, count, count, 0)
+    partition += b"\0" + struct.pack(">i", -1)  # no aborted transactions, no preferred replica
+    partition += uvarint(len(records) + 1) + records + b"\0"
+    # throttle_time_ms, error code, session id
+    body = struct.pack(">ihi", 0, 0, 0) + uvarint(2) + TOPIC_ID + uvarint(2) + partition + b"\0" + b"\0"
+    return _framed(0, b"\0" + body)
+
+
+def _framed(correlation_id: int, content: bytes) -> bytes:
+    return struct.pack(">ii", 4 + len(content), correlation_id) + content
+
+
+def _api_versions() -> bytes:
+    apis = ((FETCH, 4, FETCH_VERSION), (METADATA, 0, METADATA_VERSION), (API_VERSIONS, 0, 0))
+    return struct.pack(">hi", 0, len(apis)) + b"".join(struct.pack(">hhh", *api) for api in apis)
+
+
+def _metadata(host: str, port: int) -> bytes:
+    name = host.encode()
+    # one broker: id, host, port, no rack; it is the controller; no topics
+    return struct.pack(">iih", 1, 1, len(name)) + name + struct.pack(">ihii", port, -1, 1, 0)
+
+
+# ---- the program ----------------------------------------
+
+
+class Peer:
+    """One connection."""
+
+    __slots__ = ("_answerer", "_file_at", "_replies", "_rest", "socket")
+
+    def __init__(self, connection: socket.socket, answerer: Answerer) -> None:
+        self.socket = connection
+        self._answerer: Final = answerer
+        self._rest = b""
+        """Of a request that has not come whole yet."""
+        self._replies: deque[tuple[bytes, bool]] = deque()
+        """What is still to be sent: bytes, and whether the prepared file comes behind them."""
+        self._file_at = _HEAD_BYTES
+
+    def receive(self) -> bool:
+        """Read all that is there; False when the connection is over."""
+        while True:
+            try:
+                data = self.socket.recv(_RECEIVE_BYTES)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not data:
+                return False
+            buffer = self._rest + data
+            while len(buffer) >= 12:
+                size, api_key, version, correlation_id = struct.unpack_from(">ihhi", buffer)
+                if len(buffer) < 4 + size:
+                    break
+                reply = self._answerer.reply(api_key, version, correlation_id)
+                if reply is None:
+                    return False
+                self._replies.append(reply)
+                buffer = buffer[4 + size :]
+            self._rest = buffer
+
+    def send(self) -> bool:
+        """Send as much as goes; False when the connection is over."""
+        try:
+            while self._replies:
+                data, with_file = self._replies[0]
+                if data:
+                    sent = self.socket.send(data, socket.MSG_MORE if with_file else 0)
+                    self._replies[0] = (data[sent:], with_file)
+                elif with_file and self._file_at < self._answerer.file_bytes:
+                    count = self._answerer.file_bytes - self._file_at
+                    self._file_at += os.sendfile(self.socket.fileno(), self._answerer.file, self._file_at, count)
+                else:
+                    self._replies.popleft()
+                    self._file_at = _HEAD_BYTES
+        except BlockingIOError:
+            pass
+        except OSError:
+            return False
+        return True
+
+
+class Answerer:
+    """The listener and its connections, served one after another as they can go on."""
+
+    def __init__(self, listener: socket.socket, records_bytes: int) -> None:
+        response = fetch_response(records_bytes)
+        self.file: Final = os.memfd_create("fetch response")
+        self.file_bytes: Final = os.write(self.file, response)
+        if self.file_bytes != len(response):
+            raise OSError(f"{self.file_bytes} of {len(response)} bytes fitted into the file in memory")
+        self._head: Final = response[:4]
+        self._listener: Final = listener
+        self._metadata: Final = _metadata(*listener.getsockname()[:2])
+
+    def reply(self, api_key: int, version: int, correlation_id: int) -> tuple[bytes, bool] | None:
+        """Bytes, and whether the prepared file belongs behind them; None for what this peer does not answer."""
+        match api_key, version:
+            case (1, 15):  # FETCH, FETCH_VERSION
+                return self._head + struct.pack(">i", correlation_id), True
+            case (3, 1):  # METADATA, METADATA_VERSION
+                return _framed(correlation_id, self._metadata), False
+            case (18, 0):  # API_VERSIONS
+                return _framed(correlation_id, _api_versions()), False
+        print(f"request of API {api_key} version {version} is not answered", file=sys.stderr, flush=True)
+        return None
+
+    def serve(self) -> None:
+        """Until the process is ended."""
+        peers: dict[int, Peer] = {}
+        listening = self._listener.fileno()
+        with select.epoll() as poller:
+            poller.register(listening, select.EPOLLIN)
+            while True:
+                for number, event in poller.poll():
+                    if number == listening:
+                        connection, _ = self._listener.accept()
+                        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                        connection.setblocking(False)
+                        peers[connection.fileno()] = Peer(connection, self)
+                        poller.register(connection.fileno(), select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+                        continue
+                    peer = peers[number]
+                    readable = event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR)
+                    if (readable and not peer.receive()) or not peer.send():
+                        poller.unregister(number)
+                        del peers[number]
+                        peer.socket.close()
+
+
+def main() -> int:
+    """The program."""
+    port, records_bytes = map(int, sys.argv[1:])
+    with socket.create_server(("127.0.0.1", port), backlog=128) as listener:
+        Answerer(listener, records_bytes).serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

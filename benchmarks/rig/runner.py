@@ -1,0 +1,302 @@
+"""One run: a broker, every variant beside it, measured in turns; all of it stopped for certain at the end."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report.measured import describe_project
+from benchmarks.rig import idle, javatools, variants
+from benchmarks.rig.procstat import describe_machine, wait_calm
+from benchmarks.rig.rawclient import BenchmarkRequestError
+from benchmarks.rig.variants import Address, Ports, Running, Variant, VariantError
+from benchmarks.suites.plan import CALM_SHARE, RECORD_BYTES, Plan
+from benchmarks.suites.scenarios import FETCH_TOPIC, PRODUCE_TOPIC, SMALL_TOPIC, Context, Scenario, Values
+from deploy.kafka import DEFAULT_VERSION, EmbeddedKafkaError, KafkaCluster, find_java
+from deploy.kafka.ports import free_ports
+from proxy import lane
+
+Say = Callable[[str], None]
+
+SHM = Path("/dev/shm")
+# Everything a run keeps at once: the topic that is fetched, what retention leaves of the others, and room.
+SPARE_BYTES = 2_000_000_000
+SEGMENT_BYTES = 64 * 1024 * 1024
+KEPT_BYTES = 2 * SEGMENT_BYTES
+# Old segments go soon, so that a run needs memory (or disk) for a few seconds' worth of them only. Not at once:
+# a broker whose segment is deleted while it is still being flushed gives up its log directory and ends (KAFKA-19571).
+BROKER_SETTINGS = {"log.retention.check.interval.ms": "1000", "log.segment.delete.delay.ms": "5000"}
+
+MeasurementError = (BenchmarkRequestError, EmbeddedKafkaError, OSError, VariantError, ValueError)
+"""What may go wrong with one sample without making the others worthless."""
+
+
+class BrokerEndedError(RuntimeError):
+    """The broker of the run is gone, and with it whatever else was to be measured; the message has its last lines."""
+
+
+def run(plan: Plan, chosen: Sequence[Variant], todo: Sequence[Scenario], say: Say) -> dict[str, Any]:
+    """Measure and return the raw result, see `benchmarks/results/`."""
+    began = time.monotonic()
+    started = datetime.datetime.now(datetime.UTC)
+    skipped = {variant.key: reason for variant in chosen if (reason := variant.missing())}
+    for key, reason in skipped.items():
+        say(f"{key} is left out: {reason}")
+    chosen = [variant for variant in chosen if variant.key not in skipped]
+    result: dict[str, Any] = {
+        "schema": 1,
+        "what": plan.name,
+        "started": started.isoformat(timespec="seconds"),
+        "project": describe_project(),
+        "machine": describe_machine(),
+        "versions": _versions(chosen),
+        "plan": asdict(plan),
+        "variants": [{"key": v.key, "title": v.title, "detail": v.detail} for v in chosen],
+        "skipped": skipped,
+        "samples": [],
+        "errors": [],
+    }
+    say(f"kquota's data path: {lane.DESCRIPTION}")
+    todo = possible(todo, skipped, say)
+    with ExitStack() as stack:
+        idling = stack.enter_context(idle.polling(plan.idle_cores_poll))
+        if idling.refused:
+            say(f"idle cores halt, they cannot be asked to poll: {idling.refused}")
+        folder = Path(tempfile.mkdtemp(prefix="kquota-bench-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        cluster, running = _start(plan, chosen, folder, stack, result, say)
+        cores = result["machine"]["cores"]
+        context = Context(plan, cluster.nodes[0].pid, cores, plan.patience_s, broker_ended=cluster.ended)
+        if any(scenario.answered for scenario in todo):
+            _start_answerer(context, running, todo, folder / "answers", stack, result, say)
+        _prepare(plan, cluster, todo, say)
+        try:
+            _measure(plan, context, running, todo, began, result, say)
+        except BrokerEndedError as error:
+            say(f"no more can be measured, what has been is reported: {error}")
+            result["errors"].append({"scenario": "broker", "variant": "all", "round": -1, "error": str(error)})
+        result["machine"]["idle"] = idling.describe()
+    result["took_s"] = round(time.monotonic() - began, 1)
+    result["machine"]["load_1min_after"] = round(os.getloadavg()[0], 2)
+    return result
+
+
+def possible(todo: Sequence[Scenario], skipped: dict[str, str], say: Say) -> list[Scenario]:
+    """The scenarios that this machine allows; why not the others is noted in `skipped`."""
+    for scenario in todo:
+        if reason := scenario.missing():
+            say(f"{scenario.key} is left out: {reason}")
+            skipped[scenario.key] = reason
+    return [scenario for scenario in todo if scenario.key not in skipped]
+
+
+def _start(
+    plan: Plan, chosen: Sequence[Variant], folder: Path, stack: ExitStack, result: dict[str, Any], say: Say
+) -> tuple[KafkaCluster, list[Running]]:
+    if any(variant.redirected for variant in chosen):
+        variants.enter_namespace()  # all of the run: everybody's connections are tracked by the kernel then
+    numbers = free_ports(3 * len(chosen))
+    ports = {variant.key: Ports(*numbers[3 * at : 3 * at + 3]) for at, variant in enumerate(chosen)}
+    in_memory = _memory_is_roomy(plan)
+    result["storage"] = "memory (tmpfs)" if in_memory else "the temporary folder's disk"
+    with _temporary_files_in(SHM if in_memory else None):
+        # In a temporary folder of the cluster's own, which its guardian deletes even if this process is killed.
+        cluster = KafkaCluster.start(
+            1,
+            overrides=BROKER_SETTINGS,
+            progress=say,
+            jvm=(*plan.jvm, "-Xms128m", f"-Xmx{plan.broker_heap}"),
+            extra_listeners=[variant.listener(ports[variant.key]) for variant in chosen if variant.own_listener],
+        )
+    stack.callback(cluster.stop)
+    node = cluster.nodes[0]
+    broker = (node.host, node.port)
+    started = (_start_one(variant, ports[variant.key], broker, folder, stack, result, say) for variant in chosen)
+    return cluster, [one for one in started if one is not None]
+
+
+def _start_one(
+    variant: Variant, ports: Ports, broker: Address, folder: Path, stack: ExitStack, result: dict[str, Any], say: Say
+) -> Running | None:
+    try:
+        one = variants.start(variant, ports, broker, folder)
+    except VariantError as error:
+        say(f"{variant.key} is left out: {error}")
+        result["errors"].append({"variant": variant.key, "scenario": "start", "round": -1, "error": str(error)})
+        return None
+    stack.callback(one.stop)
+    return one
+
+
+def _start_answerer(
+    context: Context,
+    running: Sequence[Running],
+    todo: Sequence[Scenario],
+    folder: Path,
+    stack: ExitStack,
+    result: dict[str, Any],
+    say: Say,
+) -> None:
+    """The peer that only answers, and ways to it beside those to the broker: the same, by the same settings."""
+    wanted = [one.variant for one in running if any(known.answered and known.covers(one) for known in todo)]
+    numbers = iter(free_ports(1 + 3 * len(wanted)))
+    peer = variants.start(variants.answerer(context.plan.answers_bytes), Ports(next(numbers), 0, 0), ("", 0), folder)
+    stack.callback(peer.stop)
+    assert peer.pid is not None
+    context.answerer_pid = peer.pid
+    for variant in wanted:
+        ports = Ports(next(numbers), next(numbers), next(numbers))
+        if variant.own_listener:
+            ports = replace(ports, broker=peer.address[1])
+        one = _start_one(variant, ports, peer.address, folder, stack, result, say)
+        if one is not None:
+            context.answered[variant.key] = one
+
+
+def _memory_is_roomy(plan: Plan) -> bool:
+    """The broker's log goes to memory if there is plenty: a disk's own moods are not what is compared here."""
+    needed = plan.fetch_records * RECORD_BYTES * 1.2 + SPARE_BYTES
+    try:
+        return shutil.disk_usage(SHM).free > needed and _available_bytes() > 2 * needed
+    except OSError:
+        return False
+
+
+@contextmanager
+def _temporary_files_in(folder: Path | None) -> Iterator[None]:
+    before = tempfile.tempdir
+    tempfile.tempdir = str(folder) if folder else before
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+
+
+def _available_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _prepare(plan: Plan, cluster: KafkaCluster, todo: Sequence[Scenario], say: Say) -> None:
+    """Topics, the records to fetch, and a broker whose hot code is compiled."""
+    from kafka.admin import KafkaAdminClient, NewTopic  # a client of the `demo` extra; nothing else here needs it
+
+    bootstrap = cluster.bootstrap[0]
+    small = {"retention.bytes": str(KEPT_BYTES), "segment.bytes": str(SEGMENT_BYTES)}
+    topics = [NewTopic(name, 1, 1, topic_configs=small) for name in (PRODUCE_TOPIC, SMALL_TOPIC)]
+    topics.append(NewTopic(FETCH_TOPIC, 1, 1))
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        admin.create_topics(topics)
+    finally:
+        admin.close()
+    if plan.warmup_records:
+        say("warming up")
+        javatools.produce(bootstrap, PRODUCE_TOPIC, plan.warmup_records, jvm=plan.jvm)
+    if any(scenario.key in ("fetch", "fetch-apart") for scenario in todo):
+        say(f"producing {plan.fetch_records:,} records to fetch")
+        large = javatools.LARGE_BATCHES
+        javatools.produce(bootstrap, FETCH_TOPIC, plan.fetch_records, jvm=plan.jvm, settings=large)
+        if plan.warmup_records:
+            javatools.consume(bootstrap, FETCH_TOPIC, plan.fetch_records, jvm=plan.jvm)
+
+
+def _measure(
+    plan: Plan,
+    context: Context,
+    running: Sequence[Running],
+    todo: Sequence[Scenario],
+    began: float,
+    result: dict[str, Any],
+    say: Say,
+) -> None:
+    def take(scenario: Scenario, number: int, order: Sequence[Running]) -> None:
+        covered = [one for one in order if scenario.covers(one)]
+        for ways in [covered] if scenario.together and covered else [[one] for one in covered]:
+            _sample(context, scenario, ways, number, result, say)
+
+    for scenario in todo:
+        if scenario.once == "first":
+            take(scenario, 0, running)
+    for number in range(plan.rounds):
+        if time.monotonic() - began > plan.time_limit_s and number:
+            say(f"time limit of {plan.time_limit_s:g} s: stopping after {number} of {plan.rounds} rounds")
+            break
+        for scenario in todo:
+            if scenario.once != "no":
+                continue
+            repeats = plan.repeats.get(scenario.key, 1)
+            for turn in range(number * repeats, (number + 1) * repeats):
+                # A B C, C B A, ...: a drift of the machine favours nobody.
+                take(scenario, turn, running if turn % 2 == 0 else list(reversed(running)))
+    for scenario in todo:
+        if scenario.once == "last":
+            take(scenario, 0, running)
+
+
+def _sample(
+    context: Context, scenario: Scenario, ways: Sequence[Running], number: int, result: dict[str, Any], say: Say
+) -> None:
+    """Take one sample (of each way, where several are measured together); if strangers on the machine disturbed it,
+    again, and keep the least disturbed.
+
+    Raises:
+        BrokerEndedError: it failed, and the broker is gone.
+    """
+    names = ", ".join(one.variant.key for one in ways)
+    best: dict[str, Values] | None = None
+    least = 0.0
+    for attempt in range(1, context.plan.attempts + 1):
+        say(f"round {number + 1}: {scenario.key} {names}{f', attempt {attempt}' if attempt > 1 else ''}")
+        limit_s = min(context.plan.calm_wait_s, context.patience_s)
+        context.patience_s -= wait_calm(CALM_SHARE, context.cores, limit_s)
+        began = time.monotonic()
+        try:
+            found = scenario.measure(context, ways)
+        except MeasurementError as error:
+            say(f"  failed: {error}")
+            # The proxy's folder is gone when the run is over.
+            told = {"error": f"{type(error).__name__}: {error}", "log": "".join(one.log_tail() for one in ways)}
+            result["errors"].append({"scenario": scenario.key, "round": number, "variant": names, **told})
+            if ended := context.broker_ended():
+                raise BrokerEndedError(ended) from error
+            break
+        share = max(values.get("stranger_share", 0.0) for values in found.values())
+        if best is None or share < least:
+            best, least = found, share
+        for values in found.values():
+            values["attempts"] = attempt
+        if attempt > 1:
+            context.patience_s -= time.monotonic() - began
+        if share <= CALM_SHARE or context.patience_s <= 0:
+            break
+    for key, values in (best or {}).items():
+        place = {"scenario": scenario.key, "round": number, "variant": key}
+        result["samples"].append(place | {"values": {name: float(f"{value:.6g}") for name, value in values.items()}})
+
+
+def _versions(chosen: Sequence[Variant]) -> dict[str, str]:
+    versions = {"Kafka": DEFAULT_VERSION, "Python": platform.python_version()}
+    versions["trio"] = importlib.metadata.version("trio")
+    try:
+        done = subprocess.run([str(find_java()), "-version"], capture_output=True, text=True, check=False, timeout=20)
+        versions["Java"] = (done.stderr or done.stdout).split('"')[1]
+    except (IndexError, OSError, EmbeddedKafkaError):
+        versions["Java"] = "unknown"
+    for variant in chosen:
+        if version := variant.version():
+            versions[variant.title.split(",")[0]] = version
+    return versions

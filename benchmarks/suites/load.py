@@ -1,0 +1,344 @@
+"""Two thousand connections at once: are all held, is the quota shared fairly, and what do others notice? `make load`.
+
+Each round measures the latency of unthrottled clients twice, alone and beside the crowd, so that a busy machine
+weighs on both. The crowd are two groups, writers and readers, each far over its quota: every one of their connections
+always has a request under way, and the sidecar holds it up. See docs/load.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report.document import replace_between
+from benchmarks.report.measured import describe_project, in_words
+from benchmarks.report.stats import percentile
+from benchmarks.rig.crowd import READERS, WRITERS
+from benchmarks.rig.procstat import MachineTime, cpu_s, describe_machine, resident_bytes
+from benchmarks.rig.rawclient import Address, open_loop
+from deploy.kafka import GuardedProcess, KafkaCluster, run_tool
+from deploy.kafka.ports import free_ports
+
+TOPIC = "load"
+PROBES = 20
+"""Connections of unthrottled clients."""
+READY_LIMIT_S = 60.0
+STOP_LIMIT_S = 40.0
+FILL_RECORDS = 200
+MOST_BEHIND_S = 30.0
+"""The probes wait so long for answers; what they measure then says so."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of it."""
+
+    connections: int = 2000
+    rounds: int = 3
+    seconds: float = 15.0
+    """Of each measurement, of the probes alone and beside the crowd."""
+    write_bytes_per_s: int = 600_000
+    """Shared by half of the connections: about 550 requests of 1 KB per second."""
+    read_bytes_per_s: int = 3_000_000
+    """Shared by the other half: about 300 answers of 10 KB per second."""
+    window_num: int = 11
+    probe_rate_per_s: float = 100.0
+
+    @property
+    def warmup_s(self) -> float:
+        """The window lets a burst through at once, and each connection has to have its turn in the wait after it."""
+        return 2.0 * self.window_num + 1.0
+
+
+QUICK = Plan(300, 1, 4.0, write_bytes_per_s=150_000, read_bytes_per_s=1_000_000, window_num=3)
+"""For `make test`."""
+
+
+@dataclass
+class Round:
+    """One measurement alone, one beside the crowd."""
+
+    idle_p50_ms: float
+    idle_p99_ms: float
+    loaded_p50_ms: float
+    loaded_p99_ms: float
+    probe_throttled: int
+    """Answers to the probes with a throttle time; there must be none."""
+    connected: int
+    dropped: int
+    held_by_sidecar: int
+    """Its own count of open connections, crowd and probes."""
+    jain_writers: float
+    jain_readers: float
+    least_writes: int
+    most_writes: int
+    written_bytes_per_s: float
+    read_bytes_per_s: float
+    proxy_cpu_share: float
+    """Of one core, beside the crowd."""
+    others_cpu_share: float
+    """Of the machine: what neither broker nor sidecar used, the load generator included."""
+    resident_mb: float
+
+
+@dataclass
+class Result:
+    """Of all rounds."""
+
+    plan: Plan
+    rounds: list[Round] = field(default_factory=list)
+    machine: dict[str, Any] = field(default_factory=dict)
+    project: dict[str, Any] = field(default_factory=dict)
+    """Which code it was; see `benchmarks.report.measured`."""
+
+    def ratios(self, name: str) -> list[float]:
+        """Beside the crowd over alone, for each round."""
+        return [getattr(one, f"loaded_{name}") / getattr(one, f"idle_{name}") for one in self.rounds]
+
+
+def jain(values: Sequence[float]) -> float:
+    """Jain's fairness index, (sum x)^2 / (n sum x^2): 1 when all have the same, 1/n when one has everything."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else 0.0
+
+
+@contextmanager
+def _sidecar(cluster: KafkaCluster, plan: Plan) -> Iterator[tuple[Address, str, int]]:
+    """Its bootstrap address, the URL of its admin port, its process id."""
+    port, broker_port, admin_port = free_ports(3)
+    config = {
+        "listen": {"port": port, "broker_ports": f"{broker_port}-{broker_port}"},
+        "upstream": {"bootstrap": cluster.bootstrap},
+        "admin": {"host": "127.0.0.1", "port": admin_port},
+        "quota.window.num": plan.window_num,
+        "quotas": [
+            {"client-id": WRITERS.decode(), "producer_byte_rate": plan.write_bytes_per_s},
+            {"client-id": READERS.decode(), "consumer_byte_rate": plan.read_bytes_per_s},
+        ],
+    }
+    with tempfile.TemporaryDirectory(prefix="kquota-load-") as directory:
+        file = Path(directory, "kquota.yaml")
+        file.write_text(json.dumps(config))  # JSON is YAML
+        with Path(directory, "kquota.log").open("wb") as log:
+            command = [sys.executable, "-m", "deploy.cli.main", "run", "--config", str(file)]
+            process = GuardedProcess(command, stdout=log, stderr=log)
+        try:
+            admin = f"http://127.0.0.1:{admin_port}"
+            _wait_ready(process, admin, Path(directory, "kquota.log"))
+            yield ("127.0.0.1", port), admin, process.child_pid
+        finally:
+            process.stop(STOP_LIMIT_S)
+
+
+def _wait_ready(process: GuardedProcess, admin: str, log: Path) -> None:
+    deadline = time.monotonic() + READY_LIMIT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{admin}/readyz", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.1)
+    raise RuntimeError(f"the sidecar is not ready:\n{log.read_text()[-3000:]}")
+
+
+@contextmanager
+def _crowd(address: Address, plan: Plan) -> Iterator[subprocess.Popen[str]]:
+    writers = plan.connections // 2
+    arguments = map(str, (*address, TOPIC, writers, plan.connections - writers))
+    command = [sys.executable, "-m", "benchmarks.rig.crowd", *arguments]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        if json.loads(process.stdout.readline() or "{}").get("connected") != plan.connections:
+            raise RuntimeError("the crowd did not get its connections")
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _metric(admin: str, name: str) -> float:
+    with urllib.request.urlopen(f"{admin}/metrics", timeout=30) as answer:
+        for line in answer.read().decode().splitlines():
+            if line.startswith(f"{name} "):
+                return float(line.split()[1])
+    return 0.0
+
+
+def run(plan: Plan, say: Callable[[str], None] = print) -> Result:
+    """All rounds."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 4 * plan.connections + 1000
+    if hard < wanted:
+        raise RuntimeError(f"{wanted} open files are needed, the limit (ulimit -Hn) is {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))  # broker and sidecar inherit it
+    result = Result(plan, machine=describe_machine(), project=describe_project())
+    with KafkaCluster.start(1, progress=say) as cluster, _sidecar(cluster, plan) as (address, admin, pid):
+        run_tool(
+            "org.apache.kafka.tools.ProducerPerformance",
+            [
+                *("--topic", TOPIC, "--num-records", str(FILL_RECORDS), "--record-size", "1000", "--throughput", "-1"),
+                *("--producer-props", f"bootstrap.servers={cluster.bootstrap[0]}"),
+            ],
+            cluster.version,
+        )
+        _probe(address, plan, 2.0)  # warm
+        for number in range(plan.rounds):
+            result.rounds.append(_round(address, admin, pid, cluster.nodes[0].pid, plan))
+            say(f"round {number + 1}: {result.rounds[-1]}")
+    return result
+
+
+def _probe(address: Address, plan: Plan, seconds: float) -> tuple[list[float], int]:
+    """Latencies in ms of produce requests at a fixed rate, by a client without a quota."""
+    loop = open_loop(
+        address,
+        TOPIC,
+        rate_per_s=plan.probe_rate_per_s,
+        seconds=seconds,
+        connections=PROBES,
+        most_behind_s=MOST_BEHIND_S,
+    )
+    return [latency * 1000 for latency in loop.latencies_s], loop.throttled
+
+
+def _round(address: Address, admin: str, pid: int, broker_pid: int, plan: Plan) -> Round:
+    idle, throttled_idle = _probe(address, plan, plan.seconds)
+    with _crowd(address, plan) as crowd:
+        assert crowd.stdin is not None
+        assert crowd.stdout is not None
+        crowd.stdin.write(f"run {plan.warmup_s} {plan.seconds + 1}\n")
+        crowd.stdin.flush()
+        time.sleep(plan.warmup_s)
+        cpu_before, machine_before, broker_before = cpu_s(pid), MachineTime.now(), cpu_s(broker_pid)
+        began = time.monotonic()
+        loaded, throttled = _probe(address, plan, plan.seconds)
+        took = time.monotonic() - began
+        proxy_cpu, broker_cpu = cpu_s(pid) - cpu_before, cpu_s(broker_pid) - broker_before
+        machine = MachineTime.now().busy_s - machine_before.busy_s
+        held = int(_metric(admin, "kquota_connections_open"))
+        found = json.loads(crowd.stdout.readline())
+        resident = resident_bytes(pid)
+    return Round(
+        idle_p50_ms=percentile(idle, 50),
+        idle_p99_ms=percentile(idle, 99),
+        loaded_p50_ms=percentile(loaded, 50),
+        loaded_p99_ms=percentile(loaded, 99),
+        probe_throttled=throttled_idle + throttled,
+        connected=found["connected"],
+        dropped=found["dropped"],
+        held_by_sidecar=held,
+        jain_writers=jain(found["writes"]),
+        jain_readers=jain(found["read_bytes"]),
+        least_writes=min(found["writes"]),
+        most_writes=max(found["writes"]),
+        written_bytes_per_s=sum(found["writes"]) * 1100 / found["seconds"],
+        read_bytes_per_s=sum(found["read_bytes"]) / found["seconds"],
+        proxy_cpu_share=proxy_cpu / took,
+        others_cpu_share=(machine - proxy_cpu - broker_cpu) / took / len(os.sched_getaffinity(0)),
+        resident_mb=resident / 1e6,
+    )
+
+
+def table(result: Result) -> str:
+    """Markdown: the rounds, and the medians."""
+    columns: list[tuple[str, Callable[[Round], float], str]] = [
+        ("p50 alone, ms", lambda one: one.idle_p50_ms, ".2f"),
+        ("p50 beside the crowd", lambda one: one.loaded_p50_ms, ".2f"),
+        ("p99 alone, ms", lambda one: one.idle_p99_ms, ".2f"),
+        ("p99 beside the crowd", lambda one: one.loaded_p99_ms, ".2f"),
+        ("p99 ratio", lambda one: one.loaded_p99_ms / one.idle_p99_ms, ".2f"),
+        ("connections held", lambda one: one.connected, ".0f"),
+        ("dropped", lambda one: one.dropped, ".0f"),
+        ("Jain, writers", lambda one: one.jain_writers, ".4f"),
+        ("Jain, readers", lambda one: one.jain_readers, ".4f"),
+        ("written, kB/s", lambda one: one.written_bytes_per_s / 1000, ".0f"),
+        ("read, kB/s", lambda one: one.read_bytes_per_s / 1000, ".0f"),
+        ("sidecar, cores", lambda one: one.proxy_cpu_share, ".2f"),
+        ("others, of the machine", lambda one: one.others_cpu_share, ".0%"),
+        ("resident, MB", lambda one: one.resident_mb, ".0f"),
+    ]
+    lines = ["| round | " + " | ".join(title for title, _, _ in columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for number, one in enumerate(result.rounds, 1):
+        lines.append(f"| {number} | " + " | ".join(format(get(one), style) for _, get, style in columns) + " |")
+    medians = [format(statistics.median(get(one) for one in result.rounds), style) for _, get, style in columns]
+    return "\n".join([*lines, "| **median** | " + " | ".join(medians) + " |"])
+
+
+MOST_P99_RATIO = 2.0
+"""Beside the crowd over alone, the median of the rounds."""
+
+
+def judge(result: Result) -> list[str]:
+    """What is wrong; nothing if all is well."""
+    found = []
+    for number, one in enumerate(result.rounds, 1):
+        if one.dropped or one.connected != result.plan.connections:
+            found.append(f"round {number}: {one.connected} of {result.plan.connections} held, {one.dropped} dropped")
+        if one.probe_throttled:
+            found.append(f"round {number}: {one.probe_throttled} answers to clients without a quota were throttled")
+        if not one.least_writes:
+            found.append(f"round {number}: a writer got nothing done")
+    ratio = statistics.median(result.ratios("p99_ms"))
+    if ratio > MOST_P99_RATIO:
+        found.append(
+            f"p99 of unthrottled clients is {ratio:.2f} times that alone, at most {MOST_P99_RATIO:g} is allowed"
+        )
+    return found
+
+
+BEGIN, END = "<!-- measured: make load LOAD_ARGS=--update-docs -->\n", "<!-- end -->\n"
+
+
+def report(result: Result) -> str:
+    """Markdown: machine, table, verdict."""
+    machine, plan = result.machine, result.plan
+    verdict = "; ".join(judge(result)) or "all is well"
+    return (
+        f"{plan.connections} connections, {len(result.rounds)} rounds of {plan.seconds:g} s each alone and beside the "
+        f"crowd. {machine['cpu_model']}, {machine['cores']} cores{' (virtual)' if machine['virtual'] else ''}, "
+        f"{machine['memory_gib']} GiB, {machine['kernel']}; load average of the machine before the run: "
+        f"{machine['load_1min']}; {in_words(result.project)}.\n\n{table(result)}\n\nVerdict: {verdict}.\n"
+    )
+
+
+def update(page: Path, text: str) -> None:
+    """Put `text` between the markers of a page."""
+    replace_between(page, BEGIN, END, f"\n{text}\n")
+
+
+def main() -> int:
+    """The command."""
+    arguments = argparse.ArgumentParser(prog="python -m benchmarks.suites.load", description=__doc__)
+    arguments.add_argument("--connections", type=int, default=Plan.connections)
+    arguments.add_argument("--rounds", type=int, default=Plan.rounds)
+    arguments.add_argument("--seconds", type=float, default=Plan.seconds)
+    arguments.add_argument("--quick", action="store_true")
+    arguments.add_argument("--json", type=Path)
+    arguments.add_argument("--update-docs", action="store_true", help="put the result into docs/load.md")
+    options = arguments.parse_args()
+    plan = QUICK if options.quick else Plan(options.connections, options.rounds, options.seconds)
+    result = run(plan)
+    print(report(result))
+    if options.update_docs:
+        update(Path(__file__).parents[2] / "docs" / "load.md", report(result))
+    if options.json:
+        options.json.write_text(json.dumps(asdict(result), indent=1) + "\n")
+    return 1 if judge(result) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

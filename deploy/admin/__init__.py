@@ -1,0 +1,1 @@
+"""The admin port of a running sidecar: metrics, health, explanations, the page."""

@@ -1,0 +1,450 @@
+"""The admin port: /metrics, /healthz, /readyz, /quotas, /throttled, /explain, /connections, /libraries, /history, /ui.
+
+An ASGI app (starlette) on hypercorn's trio worker, in the same event loop as the traffic. So everything here works in
+small steps, and connections are few, short and replaceable: whoever hangs, dribbles or floods is cut off, and the next
+probe gets through. Hypercorn shields its sends from cancellation, hence deadlines close the socket itself.
+"""
+
+from __future__ import annotations
+
+import heapq
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any, Final, Protocol
+
+import structlog
+import trio
+from hypercorn.config import Config as HypercornConfig
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from hypercorn.utils import wrap_app
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from deploy.admin import ui
+from deploy.admin.explain import Moment, Origin, addresses_of, explanation_json, identity_of_connections, throttled_json
+from deploy.admin.explain_text import explanation_text
+from deploy.admin.guard import Guard, Hosts
+from deploy.admin.history import History
+from deploy.common.text import ascii_json
+from deploy.metrics import CONTENT_TYPE, Metrics
+from proxy.telemetry.observer import ConnectionInfo
+from quota.admin import Entity
+from quota.connections import canonical_address
+from quota.group import Group
+from quota.ledger import Ledger, TrialSnapshot, trial_snapshot
+
+log = structlog.get_logger("kquota.admin")
+
+MOST_CONNECTIONS: Final = 64
+"""Open at once; the oldest makes room for the newest."""
+LIFETIME_S: Final = 20.0
+"""Of a connection without a complete request, and of each request until its answer has been taken."""
+KEEP_ALIVE_S: Final = 10.0
+AFTER_EOF_S: Final = 1.0
+ROWS: Final = 1000
+MOST_ROWS: Final = 10_000
+STEP: Final = 200
+
+
+class ProxyView(Protocol):
+    """What the admin port may know of the proxy."""
+
+    state: str
+    cluster_reached: bool
+    last_cluster_error: str | None
+
+    @property
+    def listeners_bound(self) -> bool:
+        """Whether clients can connect."""
+
+    @property
+    def given_user(self) -> tuple[str, str]:
+        """The user that a new connection gets, and where it comes from."""
+
+    def connections(self) -> list[ConnectionInfo]:
+        """All open connections."""
+
+
+class QuotasView(Protocol):
+    """What the admin port may know of where the limits come from."""
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why the sidecar should get no traffic yet; None when it may."""
+
+    def origin(self, entity: Entity, key: str) -> str:
+        """Where one limit in force was set, in words."""
+
+
+def not_ready(proxy: ProxyView, quotas: QuotasView | None = None) -> list[str]:
+    """Why the sidecar is not ready; nothing when it is."""
+    if proxy.state in ("draining", "stopped"):
+        return [f"the sidecar is {proxy.state}"]
+    reasons = []
+    if not proxy.listeners_bound:
+        reasons.append("the listener is not bound")
+    if not proxy.cluster_reached:
+        reasons.append(f"the cluster is not reached: {proxy.last_cluster_error or 'no answer yet'}")
+    if quotas is not None and quotas.not_ready is not None:
+        reasons.append(quotas.not_ready)
+    return reasons
+
+
+class AdminApp:
+    """The HTTP endpoints."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        proxy: ProxyView,
+        metrics: Metrics,
+        clock_ms: Callable[[], float],
+        quotas: QuotasView | None = None,
+        history: History | None = None,
+        *,
+        hosts: Hosts | None = None,
+    ) -> None:
+        """`hosts`: what requests may be for; without it addresses and localhost alone."""
+        self._ledger = ledger
+        self._history = history
+        self._proxy = proxy
+        self._metrics = metrics
+        self._source = quotas
+        self._now_ms = clock_ms
+        self._heavy = trio.Lock()  # one long list at a time
+        pages = Starlette(
+            routes=[
+                Route("/", self._index),
+                Route("/metrics", self._serve_metrics),
+                Route("/healthz", self._healthz),
+                Route("/readyz", self._readyz),
+                Route("/quotas", self._quotas),
+                Route("/throttled", self._throttled),
+                Route("/explain", self._explain),
+                Route("/connections", self._connections),
+                Route("/libraries", self._libraries),
+                Route("/history", self._history_route),
+                *ui.ROUTES,
+            ]
+        )
+        self.asgi = Guard(pages, Hosts([]) if hosts is None else hosts)
+
+    async def _index(self, request: Request) -> Response:
+        paths = ["/metrics", "/healthz", "/readyz", "/quotas", "/throttled", "/explain?user=U&client_id=C"]
+        paths += ["/connections", "/libraries", "/history", "/ui (for people)"]
+        return PlainTextResponse("kquota\n" + "".join(f"  {path}\n" for path in paths))
+
+    async def _serve_metrics(self, request: Request) -> Response:
+        return Response(await self._metrics.text(self._now_ms()), headers={"content-type": CONTENT_TYPE})
+
+    async def _healthz(self, request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def _readyz(self, request: Request) -> Response:
+        reasons = not_ready(self._proxy, self._source)
+        return _json({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
+
+    @property
+    def _origin(self) -> Origin | None:
+        return None if self._source is None else self._source.origin
+
+    def _moment(self) -> Moment:
+        return Moment(self._now_ms(), time.time())
+
+    async def _throttled(self, request: Request) -> Response:
+        """The counters that hold somebody back now, the longest first, and the last throttles of all."""
+        most = _limit(request)
+        async with self._heavy:
+            at = self._moment()
+            now = int(at.now_ms)
+            held: list[tuple[int, int, Group]] = []
+            for index, group in enumerate(list(self._ledger.groups())):
+                until = max(group.throttled_until, now + group.owed_ms(now))
+                if (until > now or group.waiting) and not group.shadow:
+                    held.append((max(until, now + group.line(now).newcomer_ms), index, group))
+                if index % STEP == 0:
+                    await trio.lowlevel.checkpoint()
+            longest = [group for _, _, group in heapq.nlargest(most, held)]
+            return _json(throttled_json(longest, self._ledger, at, self._origin) | {"total": len(held)})
+
+    async def _explain(self, request: Request) -> Response:
+        """One client. A user that is not named is the one that connections get."""
+        query = request.query_params
+        given = self._proxy.given_user
+        user, client_id = query.get("user") or given[0], query.get("client_id", "")
+        address = query.get("ip")
+        try:
+            addresses = [] if address is None else [canonical_address(address)]
+        except ValueError as error:
+            return _json({"error": str(error)}, status=400)
+        async with self._heavy:
+            identity = identity_of_connections(self._proxy.connections(), user, client_id, given)
+            at = self._moment()
+            addresses = addresses or addresses_of(identity["peers"])
+            answer = explanation_json(
+                self._ledger, user, client_id, identity=identity, at=at, addresses=addresses, origin=self._origin
+            )
+        return PlainTextResponse(explanation_text(answer)) if query.get("format") == "text" else _json(answer)
+
+    async def _history_route(self, request: Request) -> Response:
+        """The last 15 minutes."""
+        if self._history is None:
+            return _json({"error": "no history is kept"}, status=404)
+        return _json(self._history.as_json(self._now_ms()))
+
+    async def _quotas(self, request: Request) -> Response:
+        """The groups with the highest utilisation first."""
+        most = _limit(request)
+        now = int(self._now_ms())
+        async with self._heavy:
+            groups = list(self._ledger.groups())
+            keyed: list[tuple[float, int]] = []
+            for index, group in enumerate(groups):
+                used = group.utilisation(now)
+                keyed.append((-1.0 if used is None else used, index))
+                if index % STEP == 0:
+                    await trio.lowlevel.checkpoint()
+            best = await trio.to_thread.run_sync(heapq.nlargest, most, keyed)
+            rows = []
+            for count, (_, index) in enumerate(best):
+                rows.append(_group_json(groups[index], now))
+                if count % STEP == 0:
+                    await trio.lowlevel.checkpoint()
+            answer = {"groups": rows, "total": len(groups), "shown": len(rows)}
+            return await _json_aside(answer)
+
+    async def _connections(self, request: Request) -> Response:
+        """The connections that are muted or have waited longest first."""
+        most = _limit(request)
+        async with self._heavy:
+            found = self._proxy.connections()
+            best = await trio.to_thread.run_sync(
+                lambda: heapq.nlargest(
+                    most,
+                    found,
+                    key=lambda one: (max(one.muted_for_ms, one.waited_ms), one.client_bytes + one.broker_bytes),
+                )
+            )
+            rows = [_connection_json(one) for one in best]
+            return await _json_aside({"connections": rows, "total": len(found), "shown": len(rows)})
+
+    async def _libraries(self, request: Request) -> Response:
+        """How client libraries take throttles, those that ignored them longest first."""
+        most = _limit(request)
+        found = list(self._metrics.libraries)  # at most MOST_LIBRARIES
+        best = heapq.nlargest(most, found, key=lambda one: (one.ignored_ms, one.mute_ms))
+        rows = [{name: getattr(one, name) for name in one.__slots__} for one in best]
+        return _json({"libraries": rows, "total": len(found), "shown": len(rows)})
+
+
+def _limit(request: Request) -> int:
+    with suppress(ValueError):
+        return min(max(int(request.query_params.get("limit", ROWS)), 0), MOST_ROWS)
+    return ROWS
+
+
+def _group_json(group: Group, now: int) -> dict[str, Any]:
+    user, client_id = group.key
+    usage = group.usage
+    return {
+        "kind": group.kind.value,
+        "user": user,
+        "client_id": client_id,
+        "limit": group.limit,
+        "level": None if group.level is None else group.level.label,
+        "mode": None if group.entry is None else group.entry.mode,
+        "observed": group.observed(now),
+        "utilisation": group.utilisation(now),
+        "throttled_for_ms": max(group.throttled_until - now, 0),
+        "owed_ms": group.owed_ms(now),
+        "waiting": group.waiting,
+        "next_ms": group.line(now).next_ms,
+        "totals": {
+            "amount": usage.amount,
+            "charges": usage.charges,
+            "throttled": usage.throttled,
+            "throttle_ms": usage.throttle_ms,
+            "held": usage.held,
+            "held_ms": usage.held_ms,
+            "capped": group.capped,
+        },
+        "shadow": _trial_json(trial_snapshot(group, group.shadowed, now)),
+        "candidate": _trial_json(trial_snapshot(group, group.candidate, now)),
+    }
+
+
+def _trial_json(trial: TrialSnapshot | None) -> dict[str, Any] | None:
+    return None if trial is None else asdict(trial)
+
+
+def _connection_json(one: ConnectionInfo) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in one.__dataclass_fields__} | {"state": one.state}
+
+
+def _text(value: Any) -> bytes:
+    # names come from the wire and may hold lone surrogates: ASCII escapes carry them, UTF-8 could not
+    return ascii_json(value, separators=(",", ":")).encode() + b"\n"
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(_text(value), status, {"cache-control": "no-store"}, "application/json")
+
+
+async def _json_aside(value: Any) -> Response:
+    body = await trio.to_thread.run_sync(_text, value)
+    return Response(body, 200, {"cache-control": "no-store"}, "application/json")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """The admin listener. Raises OSError with a sentence that names the setting."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(MOST_CONNECTIONS)
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"cannot listen on {host}:{port} (admin): {error.strerror}") from error
+    return listener
+
+
+class AdminServer:
+    """Serves an ASGI app to few connections at a time, each with a deadline."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        app: Any,
+        *,
+        most_connections: int = MOST_CONNECTIONS,
+        lifetime_s: float = LIFETIME_S,
+        on_evict: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._listener = listener
+        self._app = app
+        self._most = most_connections
+        self._lifetime_s = lifetime_s
+        self._on_evict = on_evict
+        self._open: dict[_Client, None] = {}  # oldest first
+        self._context = WorkerContext(None)
+        self._config = HypercornConfig()
+        self._config.keep_alive_timeout = KEEP_ALIVE_S
+        self._config.h11_max_incomplete_size = 16_384
+        self._config.h2_max_concurrent_streams = 4
+        self._config.include_server_header = False
+        self._config.accesslog = None
+        self._config.errorlog = None  # what goes wrong in the app is logged below
+
+    @property
+    def open_connections(self) -> int:
+        """How many are connected now."""
+        return len(self._open)
+
+    async def serve(self) -> None:
+        """Serve until cancelled."""
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._listener))
+        async with trio.open_nursery() as nursery:
+            try:
+                while True:
+                    try:
+                        stream = await listener.accept()
+                    except OSError as error:  # out of descriptors: traffic comes first
+                        log.warning("cannot accept on the admin port", error=str(error))
+                        await trio.sleep(0.1)
+                        continue
+                    if len(self._open) >= self._most:
+                        oldest = next(iter(self._open))
+                        del self._open[oldest]
+                        oldest.cut()
+                        self._on_evict()
+                    client = _Client(stream, self._lifetime_s)
+                    self._open[client] = None
+                    nursery.start_soon(self._serve_one, client)
+            finally:
+                for client in self._open:
+                    client.cut()
+                with trio.CancelScope(shield=True):
+                    await listener.aclose()
+
+    async def _serve_one(self, client: _Client) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(client.cut_in_time)
+                app = wrap_app(self._guarded(client), self._config.wsgi_max_body_size, "asgi")
+                server = TCPServer(app, self._config, self._context, ConnectionState({}), client)  # type: ignore[arg-type]
+                with client.serving:
+                    await server
+                nursery.cancel_scope.cancel()
+        except Exception as error:
+            log.debug("admin connection failed", error=repr(error))
+        finally:
+            self._open.pop(client, None)
+            client.cut()
+
+    def _guarded(self, client: _Client) -> Callable[..., Awaitable[None]]:
+        async def guarded(scope: Any, receive: Any, send: Any) -> None:
+            client.extend()
+            try:
+                await self._app(scope, receive, send)
+            except Exception as error:
+                if isinstance(error, OSError | trio.BrokenResourceError | trio.ClosedResourceError):
+                    return
+                log.exception("admin request failed", path=scope.get("path"))
+                raise
+
+        return guarded
+
+
+class _Client:
+    """A client's stream as hypercorn uses one, with a deadline; when it is closed, all that serves it ends."""
+
+    def __init__(self, stream: trio.SocketStream, lifetime_s: float) -> None:
+        self._stream = stream
+        self._lifetime_s = lifetime_s
+        self._waiting = trio.CancelScope()
+        self.serving = trio.CancelScope()
+        self.extend()
+
+    @property
+    def socket(self) -> Any:
+        """Hypercorn asks it for addresses."""
+        return self._stream.socket
+
+    async def receive_some(self, most: int) -> bytes:
+        data = await self._stream.receive_some(most)
+        if not data:  # hypercorn would wait for its keep-alive timeout now; an answer under way needs less
+            self._waiting.deadline = min(self._waiting.deadline, trio.current_time() + AFTER_EOF_S)
+        return bytes(data)
+
+    async def send_all(self, data: bytes) -> None:
+        await self._stream.send_all(data)
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+        self.serving.cancel()
+
+    def extend(self) -> None:
+        """A request has arrived: its answer has a lifetime of its own."""
+        self._waiting.deadline = trio.current_time() + self._lifetime_s
+
+    async def cut_in_time(self) -> None:
+        """Cut when the deadline has passed."""
+        with self._waiting:
+            await trio.sleep_forever()
+        self.cut()
+
+    def cut(self) -> None:
+        """Close at once, whoever waits on it, shielded or not."""
+        self._stream.socket.close()
+        self.serving.cancel()

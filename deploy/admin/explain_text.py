@@ -1,0 +1,381 @@
+"""What people read of an explanation: first who waits, why and until when, then what it follows from."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from config.units import readable_bytes
+from deploy.common.text import columns, readable_limit, safe
+from quota.counters import OVERFLOW
+from quota.entity import Kind
+from quota.visible import visible
+
+NEAR: Final = 0.9
+"""From this share of a limit on, it is worth a line at the top."""
+MOST_ROWS: Final = 30
+RECENT_MS: Final = 300_000
+"""Refused connections of the last five minutes are worth a line at the top."""
+_SOURCES: Final = {
+    "static": "identity.static",
+    "anonymous": "no source of identity knows one",
+    "tls": "TLS client certificate",
+    "sasl": "SASL",
+}
+_BYTES: Final = (Kind.PRODUCE, Kind.FETCH)
+
+
+def explanation_text(answer: dict[str, Any]) -> str:
+    """One client: how it stands, then one row per level and one column per kind, then each kind in words."""
+    at = answer["at"]
+    kinds = answer["kinds"]
+    parts = [f"user {safe(answer['user'])}, client-id {safe(answer['client_id'])}{'' if at is None else f', at {at}'}"]
+    parts[0] += "\n" + _identity(answer["identity"], answer["user"], live=at is not None)
+    if at is not None:
+        parts.append("\n".join(_verdict(answer)))
+    rows = [["level", *(one["kind"] for one in kinds)]]
+    for index, level in enumerate(kinds[0]["levels"]):
+        cells = []
+        for one in kinds:
+            candidate = one["levels"][index]
+            shadow = " (shadow)" if one["mode"] == "shadow" else ""
+            mark = f" <- in force{shadow}" if candidate["wins"] else ""
+            cells.append(readable_limit(Kind(one["kind"]), candidate["limit"]) + mark)
+        rows.append([level["level"], *cells])
+    parts.append("levels from most to least specific:\n" + columns(rows))
+    parts.append("\n".join(_kind_text(one, at) for one in kinds))
+    parts.append("\n".join(_connection_text(one, at) for one in answer["connections"]))
+    decisions = [decision for one in kinds for decision in one.get("decisions", ())]
+    if decisions:
+        decisions.sort(key=lambda one: one["at"], reverse=True)
+        parts.append(decisions_text(decisions, at))
+    return visible("\n\n".join(parts), lines=True)
+
+
+def throttled_text(answer: dict[str, Any], admin_url: str) -> str:
+    """Everybody who is held now, and what was decided last."""
+    rows = answer["throttled"]
+    at = answer["at"]
+    if rows:
+        waits = ["waiting"] if any(row["now"]["waiting"] for row in rows[:MOST_ROWS]) else []
+        head = ["quota", "user", "client-id", "limit", "now", "not read until"]
+        table = [[*head, *waits, "a request now waits", "set by"]]
+        for row in rows[:MOST_ROWS]:
+            kind, now = Kind(row["kind"]), row["now"]
+            until = "-" if not now["muted_ms"] else f"{_clock(now['muted_until'], at)} ({_span(now['muted_ms'])})"
+            table.append(
+                [
+                    row["kind"],
+                    "-" if row["user"] is None else safe(row["user"]),
+                    "-" if row["client_id"] is None else safe(row["client_id"]),
+                    readable_limit(kind, row["limit"]),
+                    _rate(kind, row["observed"], now),
+                    until,
+                    *(str(now["waiting"]) for _ in waits),
+                    _span(now["wait_ms"]),
+                    _entity(row["entity"]),
+                ]
+            )
+        more = f"\n  … and {len(rows) - MOST_ROWS} more (--json shows all)" if len(rows) > MOST_ROWS else ""
+        origins = sorted({row["set_in"] for row in rows if row["set_in"] is not None})
+        more += "".join(f"\n  limits are set {visible(origin)}" for origin in origins)
+        parts = [f"{_count(len(rows), 'counter')} throttled at {at}, the longest first:\n{columns(table)}{more}"]
+    else:
+        parts = [f"nobody is throttled at {at}"]
+    if answer["decisions"]:
+        parts.append(decisions_text(answer["decisions"], at))
+    if answer["refused"]:
+        table = [["refused last at", "by", "name", "how often", "because"]]
+        for one in answer["refused"][:MOST_ROWS]:
+            because = _refused_because(one)
+            table.append([_clock(one["last_at"], at), one["reason"], safe(one["name"]), str(one["count"]), because])
+        parts.append(f"connections refused, newest first:\n{columns(table)}")
+    parts.append(f"about one client: kquota explain --admin {admin_url} --user U --client-id C")
+    return visible("\n\n".join(parts), lines=True)
+
+
+def decisions_text(decisions: list[dict[str, Any]], at: str) -> str:
+    """The last throttles as a table."""
+    rows = [["at", "request", "user", "client-id", "delay", "quota", "because"]]
+    for one in decisions[:MOST_ROWS]:
+        api = "-" if one["api"] is None else one["api"]
+        names = [safe(one["user"]), safe(one["client_id"])]
+        rows.append([_clock(one["at"], at), api, *names, _span(one["delay_ms"]), one["kind"], _because(one)])
+    return f"last throttles, newest first:\n{columns(rows)}"
+
+
+def _refused_lines(limit: dict[str, Any], at: str) -> list[str]:
+    name = f"{limit['scope']} {safe(limit['name'])}"
+    lines: list[str] = []
+    for one in limit["refused"]:
+        if one["ago_ms"] < RECENT_MS:
+            lines.append(
+                f"CONNECTIONS of {name} REFUSED, last at {_clock(one['last_at'], at)}: {_refused_because(one)}"
+            )
+            by_rate = one["reason"].endswith("_rate")
+            setting, which = ("connection_creation_rate", "rate") if by_rate else ("max_connections", "cap")
+            level = limit[f"{which}_level"]
+            if level is not None:
+                entity = "<default>" if level.startswith("<default") else safe(limit["name"])
+                where = f"{setting} of {{{limit['scope']}: {entity}}}, now {limit[setting]:g}"
+                lines.append(f"  to change it: {where}{_set_in(limit[f'{which}_set_in'])}")
+    full = limit["max_connections"] is not None and limit["open"] >= limit["max_connections"]
+    if full and limit["cap_mode"] == "enforce" and not lines:
+        lines.append(
+            f"the next connection of {name} will be refused: {limit['open']} of {limit['max_connections']} open"
+        )
+    return lines
+
+
+def _set_in(origin: str | None) -> str:
+    return "" if origin is None else f", {origin}"
+
+
+def _refused_because(one: dict[str, Any]) -> str:
+    if one["reason"].endswith("_rate"):
+        return f"{_three_digits(one['observed']):g}/s made of {one['limit']:g}/s"
+    return f"{one['observed']:g} open of {one['limit']:g}"
+
+
+def _because(one: dict[str, Any]) -> str:
+    kind = Kind(one["kind"])
+    if one["limit"] is None:
+        return "of a limit that is gone"
+    if one["why"] == "owed":
+        return "the rest of an earlier delay that max_mute had cut"
+    if one["why"] == "held":
+        return f"waited {_span(one['delay_ms'])} before it was forwarded: the group still owed for earlier requests"
+    if kind is Kind.MUTATION:
+        over = max(-one["observed"], 0.0)
+        return f"{over:.1f} partitions overdrawn, {readable_limit(kind, one['limit'])} come back"
+    rate = f"{_short(kind, one['observed'])} of {_short(kind, one['limit'])}"
+    if one["why"] == "paced":
+        return f"held to its pace: {rate}"
+    return rate if one["amount"] is None else f"{_amount(kind, one['amount'])} made it {rate}"
+
+
+def _identity(identity: dict[str, Any], user: str, *, live: bool) -> str:
+    source, given = identity["source"], identity["given"]
+    others = f"{given} ({_source(identity['given_source'])})"
+    if not live:
+        if source is None:
+            return f"  no connection has this user: with this file every connection's is {others}"
+        return f"  the user of every connection: {_source(source)}"
+    count = identity["connections"]
+    if count == 0:
+        hint = "" if source is not None else f"; connections have user {others}"
+        return f"  no connection of this client is open{hint}"
+    muted = f", {identity['muted']} of them not read now" if identity["muted"] else ""
+    if identity["waiting"]:
+        muted += f", {identity['waiting']} with a request that waits to be forwarded"
+    software = f", {', '.join(map(safe, identity['software']))}" if identity["software"] else ""
+    peers = ", ".join(identity["peers"][:3]) + (" …" if count > 3 else "")
+    named = ", ".join(_source(one) for one in source.split(", "))
+    return f"  the user comes from: {named}\n  {_count(count, 'connection')} open{muted} (from {peers}{software})"
+
+
+def _source(name: str | None) -> str:
+    return _SOURCES.get(str(name), str(name))
+
+
+def _verdict(answer: dict[str, Any]) -> list[str]:
+    """The lines that somebody who was woken up needs: who, why, until when, what to change."""
+    at = answer["at"]
+    lines: list[str] = []
+    used = [one for one in answer["kinds"] if one["now"] is not None and one["limit"] is not None]
+    for one in sorted(used, key=lambda one: one["now"]["muted_ms"], reverse=True):
+        kind, now = Kind(one["kind"]), one["now"]
+        where = f"{one['setting']} of {_entity(one['entity'])}"
+        if one["mode"] == "shadow":
+            if now["shadow"] is not None and now["shadow"]["throttled"]:
+                lines.append(f"shadow, not applied: {kind} {_would_have(now['shadow'])} ({where})")
+        elif now["muted_ms"] or now["wait_ms"] or now["waiting"]:
+            until = f"a request now would wait {_span(now['wait_ms'])}"
+            if now["muted_ms"]:
+                until = f"until {_clock(now['muted_until'], at)}, {_span(now['muted_ms'])} more"
+            lines.append(f"THROTTLED by {kind} {until}: {_used(kind, one)}")
+            if now["waiting"]:
+                lines.append(f"  {_line(now)}")
+            lines.append(f"  to change it: {where}, now {readable_limit(kind, one['limit'])}{_set_in(one['set_in'])}")
+        elif (now["share"] or 0.0) >= NEAR:
+            lines.append(f"near its limit: {kind}, {_used(kind, one)} ({where})")
+    for limit in answer["connections"]:
+        lines += _refused_lines(limit, at)
+    told = answer.get("broker_throttles", {"count": 0})
+    if told["count"]:
+        lines.append(
+            f"the broker itself has delayed this client {told['count']} times, by {_span(told['sum_ms'])} in all"
+        )
+    return lines or ["not throttled: a request now would not wait"]
+
+
+def _used(kind: Kind, one: dict[str, Any]) -> str:
+    now = one["now"]
+    if kind is Kind.MUTATION:
+        left = now["tokens"]
+        state = f"{-left:.1f} partitions overdrawn" if left < 0 else f"{left:.1f} of {now['burst']:g} tokens left"
+        return f"{state}, {readable_limit(kind, one['limit'])} come back"
+    return f"{_short(kind, one['observed'])} used of {_short(kind, one['limit'])}, {100 * (now['share'] or 0.0):.0f} %"
+
+
+def _kind_text(one: dict[str, Any], at: str | None) -> str:
+    kind = Kind(one["kind"])
+    if one["limit"] is None:
+        text = "no limit"
+        if any(candidate["limit"] is not None for candidate in one["levels"]):
+            text += " (the levels above do not reach this client: see empty_client_id in docs/configuration.md)"
+        return f"{kind.value:9} {text}"
+    shadow = ", shadow: measured, never applied" if one["mode"] == "shadow" else ""
+    lines = [f"{readable_limit(kind, one['limit'])} from {one['level']}{shadow}; {_sharers(one)}"]
+    if at is None and one["candidate_limit"] is not None:
+        lines.append(f"candidate {readable_limit(kind, one['candidate_limit'])}: measured beside it, never applied")
+    if at is not None:
+        now = one["now"]
+        lines += ["nothing was used yet"] if now is None else _now_lines(kind, one, now, at)
+    return "\n".join(f"{kind.value if number == 0 else '':9} {line}" for number, line in enumerate(lines))
+
+
+def _now_lines(kind: Kind, one: dict[str, Any], now: dict[str, Any], at: str) -> list[str]:
+    if kind is Kind.MUTATION:
+        used = f"tokens left: {now['tokens']:.2f} of {now['burst']:g}"
+    else:
+        window = _span(now["window_ms"])
+        used = f"now {_short(kind, one['observed'])}: {_amount(kind, now['amount'])} in the last {window}"
+    lines = [f"{used}, {100 * (now['share'] or 0.0):.0f} % used"]
+    waits = []
+    if now["muted_ms"]:
+        waits.append(f"not read until {_clock(now['muted_until'], at)} ({_span(now['muted_ms'])} more)")
+    if now["wait_ms"]:
+        waits.append(f"a request now would wait {_span(now['wait_ms'])}; without any, free in {_span(now['free_ms'])}")
+    if now["waiting"]:
+        waits.append(_line(now))
+    lines.append("; ".join(waits) if waits else "nobody waits")
+    extra = []
+    if now["owed_ms"]:
+        extra.append(f"owes {_span(now['owed_ms'])} beyond the delays that were told; its next requests wait for that")
+    if now["paced"]:
+        extra.append("paced: held to an even rate since it was over its limit")
+    if now["throttled"]:
+        held = (
+            f"; {now['held']} of them waited {_span(now['held_ms'])} before they were forwarded" if now["held"] else ""
+        )
+        extra.append(f"delayed {_count(now['throttled'], 'request')} so far, {_span(now['throttle_ms'])} in all{held}")
+    if now["shadow"] is not None:
+        applied = "" if one["mode"] == "shadow" else "while it was in shadow mode it "
+        extra.append(applied + _would_have(now["shadow"]))
+    candidate = now["candidate"]
+    if candidate is not None and candidate["limit"] is not None:
+        used = f"{100 * (candidate['share'] or 0.0):.0f} % used"
+        extra.append(f"candidate {readable_limit(kind, candidate['limit'])}: {used}, {_would_have(candidate)}")
+    return [*lines, *extra]
+
+
+def _line(now: dict[str, Any]) -> str:
+    """Those whose requests wait before they are forwarded."""
+    first = f"the next passes in {_span(now['next_ms'])}" if now["next_ms"] else "the next passes now"
+    owes = f"; the group owes {_span(now['debt_ms'])}" if now["debt_ms"] else ""
+    return f"{_count(now['waiting'], 'connection')} wait{'s' if now['waiting'] == 1 else ''}; {first}{owes}"
+
+
+def _would_have(trial: dict[str, Any]) -> str:
+    if not trial["throttled"]:
+        return "would have delayed nobody"
+    return (
+        f"would have delayed {_count(trial['throttled'], 'request')}, held clients up for {_span(trial['throttle_ms'])}"
+    )
+
+
+def _connection_text(one: dict[str, Any], at: str | None) -> str:
+    name = f"{one['scope']} {safe(one['name'])}"
+    rate, cap = one["connection_creation_rate"], one["max_connections"]
+    live = "open" in one
+    made = "connections may be made at any rate"
+    if rate is not None:
+        made = f"connections made at most {rate:g}/s ({one['rate_level']}{_shadow(one['rate_mode'])})"
+        if live:
+            made += f", now {one['observed']:.1f}/s"
+            made += f", one more would be held {_span(one['wait_ms'])} and closed" if one["wait_ms"] else ""
+    many = "any number open"
+    if cap is not None:
+        many = f"at most {cap} open ({one['cap_level']}{_shadow(one['cap_mode'])})"
+    if live:
+        many += f", now {one['open']}"
+    lines = [f"{name}: {made}; {many}"]
+    if live and at is not None:
+        lines += [
+            f"  {_count(refused['count'], 'connection')} refused by {refused['reason']}, "
+            f"last at {_clock(refused['last_at'], at)}"
+            for refused in one["refused"]
+        ]
+    return "\n".join(lines)
+
+
+def _shadow(mode: str) -> str:
+    return ", shadow" if mode == "shadow" else ""
+
+
+def _sharers(one: dict[str, Any]) -> str:
+    user, client_id = one["group"]["user"], one["group"]["client_id"]
+    if OVERFLOW in (user, client_id):
+        return "an overflow counter, shared by all clients under this entry that came when there was no room for more"
+    by_user = "user" in (one["level"] or "")
+    if not by_user:
+        return f"one counter for all connections with client-id {safe(client_id)}, of every user"
+    if "client-id" in one["level"]:
+        return f"one counter for all connections of user {safe(user)} with client-id {safe(client_id)}"
+    return f"one counter for all connections of user {safe(user)}, whatever their client-id"
+
+
+def _entity(entity: dict[str, str] | None) -> str:
+    """A quota entry as it is written in the file."""
+    if entity is None:
+        return "-"
+    names = (f"{label}: {name if name == '<default>' else safe(name)}" for label, name in entity.items())
+    return "{" + ", ".join(names) + "}"
+
+
+def _rate(kind: Kind, observed: float, now: dict[str, Any]) -> str:
+    if kind is not Kind.MUTATION:
+        return _short(kind, observed)
+    return f"{-now['tokens']:.1f} overdrawn" if now["tokens"] < 0 else f"{now['tokens']:.1f} tokens left"
+
+
+def _short(kind: Kind, rate: float) -> str:
+    """A measured rate, for which three digits are enough."""
+    if kind in _BYTES:
+        return f"{readable_bytes(_three_digits(rate))}/s"
+    return f"{_three_digits(rate):g} %" if kind is Kind.REQUEST else f"{_three_digits(rate):g}/s"
+
+
+def _amount(kind: Kind, amount: float) -> str:
+    if kind in _BYTES:
+        return readable_bytes(_three_digits(amount))
+    return f"{_span(amount)} of broker time" if kind is Kind.REQUEST else f"{amount:g} partitions"
+
+
+def _three_digits(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def _span(value_ms: float) -> str:
+    """``250 ms``, ``12.3 s``, ``4 min 10 s``, ``2 h 5 min``, ``11 d 14 h``."""
+    if value_ms < 1000:
+        return f"{value_ms:.0f} ms"
+    seconds = value_ms / 1000
+    if seconds < 120:
+        return f"{seconds:.1f} s".replace(".0 s", " s")
+    whole = round(seconds)
+    if whole < 7200:
+        return f"{whole // 60} min {whole % 60} s".replace(" 0 s", "")
+    if whole < 172_800:
+        return f"{whole // 3600} h {whole % 3600 // 60} min".replace(" 0 min", "")
+    return f"{whole // 86_400} d {whole % 86_400 // 3600} h".replace(" 0 h", "")
+
+
+def _clock(moment: str, now: str) -> str:
+    """The time of day, to the second; with the date where that is not today's."""
+    day, _, time = moment.partition("T")
+    return f"{time[:8]}Z" if day == now.partition("T")[0] else f"{day} {time[:8]}Z"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"

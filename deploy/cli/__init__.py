@@ -1,0 +1,1 @@
+"""The `kquota` command and what its subcommands print."""

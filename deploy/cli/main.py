@@ -1,0 +1,347 @@
+"""The `kquota` command. Exit codes: 0 ok, 1 failed, 2 wrong use or configuration."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from config.load import load, warnings_of
+from config.model import Config
+from config.problems import ConfigError, Problem
+from deploy.common.lean import UNUSED, without
+from deploy.common.text import ascii_json, json_text, say
+from deploy.redirect import cli as redirect_cli
+from quota.table import QuotaTable
+
+OK, FAILED, WRONG_USE = 0, 1, 2
+MOST_PROBLEMS = 50
+
+app = typer.Typer(
+    name="kquota",
+    help="Kafka client quotas, enforced by a sidecar in front of any cluster.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(redirect_cli.app, name="redirect", short_help="Redirect connections to a transparent sidecar.")
+ConfigFile = Annotated[
+    Path, typer.Option("--config", "-c", metavar="FILE", envvar="KQUOTA_CONFIG", help="The configuration file (YAML).")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+class Pacing(StrEnum):
+    """How simulated requests are held back."""
+
+    KAFKA = "kafka"
+    SMOOTH = "smooth"
+
+
+def _load_on_paper(path: Path) -> Config:
+    """Load a configuration, or say what is wrong on stderr and exit with 2."""
+    try:
+        return load(path, on_paper=True)
+    except ConfigError as error:
+        _print_problems(error.problems)
+        raise typer.Exit(WRONG_USE) from None
+
+
+def _table_in_force(config: Config) -> QuotaTable:
+    """The limits of a configuration with its overlay, saying on stderr where they come from if not from it alone."""
+    from config.overlay import table_in_force
+    from deploy.cli.check import overlay_text
+
+    try:
+        table = table_in_force(config)
+    except ConfigError as error:
+        _print_problems(error.problems)
+        raise typer.Exit(WRONG_USE) from None
+    if config.quota_settings.source == "cluster":
+        text = "warning: quotas.source is cluster: this file does not have the limits, ask a running sidecar (--admin)"
+        say(text, err=True)
+    elif config.quota_settings.overlay is not None:
+        say(f"note: with {overlay_text(config)}", err=True)
+    return table
+
+
+def _print_problems(problems: list[Problem]) -> None:
+    for problem in problems[:MOST_PROBLEMS]:
+        say(f"error: {problem}", err=True)
+    if len(problems) > MOST_PROBLEMS:
+        say(f"error: … and {len(problems) - MOST_PROBLEMS} more problems", err=True)
+
+
+def _warn(config: Config) -> None:
+    for warning in warnings_of(config):
+        say(f"warning: {warning}", err=True)
+
+
+def _print_json(value: Any) -> None:
+    say(json_text(value))
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from deploy.metrics import kquota_version
+        from proxy import lane
+
+        say(f"kquota {kquota_version()}, Python {platform.python_version()}, data path: {lane.DESCRIPTION}")
+        raise typer.Exit(OK)
+
+
+@app.callback()
+def _any(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version, and whether it is compiled."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(short_help="Run the sidecar.")
+def run(config: ConfigFile) -> None:
+    """Run the sidecar until SIGTERM or Ctrl-C, then let requests in flight finish."""
+    with without(*UNUSED):
+        from deploy.app.run import main as run_main  # trio and hypercorn: not needed by the other commands
+
+    try:
+        code = run_main(config)
+    except ConfigError as error:
+        _print_problems(error.problems)
+        raise typer.Exit(WRONG_USE) from None
+    raise typer.Exit(code)
+
+
+@app.command(short_help="Check a configuration file.")
+def check(
+    config: ConfigFile,
+    as_json: AsJson = False,
+    on_paper: Annotated[
+        bool, typer.Option("--on-paper", help="The file may leave out upstream, such as values with quotas only.")
+    ] = False,
+) -> None:
+    """Check a configuration and print what it means; every problem is named with its place."""
+    from config.overlay import table_in_force
+    from deploy.cli.check import summary_json, summary_text
+
+    try:
+        loaded = load(config, on_paper=on_paper)
+        table = table_in_force(loaded)
+    except ConfigError as error:
+        if as_json:
+            problems = [problem.as_json() for problem in error.problems]
+            _print_json({"file": str(config), "ok": False, "problems": problems, "warnings": [], "quotas": []})
+        else:
+            _print_problems(error.problems)
+        raise typer.Exit(WRONG_USE) from None
+    if as_json:
+        _print_json(summary_json(str(config), loaded, table))
+        return
+    say(summary_text(str(config), loaded, table))
+    sys.stdout.flush()  # the summary first, also when both go to the same pipe
+    _warn(loaded)
+
+
+@app.command(short_help="Say which limits a client has, how it stands, and why it waits.")
+def explain(
+    user: Annotated[
+        str | None,
+        typer.Option("--user", metavar="U", help="User (principal name); left out: the one that connections get."),
+    ] = None,
+    client_id: Annotated[
+        str | None, typer.Option("--client-id", metavar="C", help="Client-id; left out or empty: none.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option("--ip", metavar="A", help="Limits of connections from this address, too.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", metavar="FILE", envvar="KQUOTA_CONFIG", help="Explain this file."),
+    ] = None,
+    admin: Annotated[
+        str | None, typer.Option("--admin", metavar="URL", help="Ask a running sidecar instead of a file.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say which limits a client has and why: all eight levels, the one in force, who shares the counter.
+
+    From a running sidecar also how the counters stand, what a request would wait now, and the last throttles; without
+    a user, client-id and address: who is throttled now.
+    """
+    from deploy.admin.explain_text import explanation_text, throttled_text
+
+    if admin is not None:
+        answer = _ask(admin, user, client_id, address)
+        text = throttled_text(answer, admin) if "throttled" in answer else explanation_text(answer)
+    elif config is not None:
+        answer = _explain_on_paper(config, user, client_id or "", address)
+        text = explanation_text(answer)
+    else:
+        raise typer.BadParameter("expected --config FILE or --admin URL")
+    if as_json:
+        _print_json(answer)
+    else:
+        say(text)
+
+
+def _ask(admin: str, user: str | None, client_id: str | None, address: str | None) -> dict[str, Any]:
+    from deploy.cli.ask import ask
+
+    given = {"user": user, "client_id": client_id, "ip": address}
+    query = {name: value for name, value in given.items() if value is not None}
+    try:
+        if query:
+            return ask(admin, "/explain", query, {"at", "user", "client_id", "kinds"})
+        return ask(admin, "/throttled", {}, {"at", "throttled", "decisions"})
+    except OSError as error:
+        say(f"error: {error}", err=True)
+        raise typer.Exit(FAILED) from None
+
+
+def _explain_on_paper(config: Path, user: str | None, client_id: str, address: str | None) -> dict[str, Any]:
+    from deploy.admin.explain import explanation_json, identity_on_paper
+    from quota.connections import canonical_address
+    from quota.ledger import Ledger
+
+    loaded = _load_on_paper(config)
+    name, identity = identity_on_paper(loaded, user)
+    try:
+        addresses = [] if address is None else [canonical_address(address)]
+    except ValueError as error:
+        raise typer.BadParameter(f"--ip: {error}") from None
+    ledger = Ledger(_table_in_force(loaded))
+    return explanation_json(ledger, name, client_id, identity=identity, at=None, addresses=addresses)
+
+
+@app.command(short_help="Try quotas on paper.")
+def simulate(
+    config: ConfigFile,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Beside each mutation, what either controller_mutation_algorithm decides."),
+    ] = False,
+    pacing: Annotated[
+        Pacing,
+        typer.Option(
+            "--pacing", help="kafka: Kafka's arithmetic alone; smooth: as the sidecar, with requests that wait."
+        ),
+    ] = Pacing.KAFKA,
+) -> None:
+    """Apply events (JSON lines on stdin) to the quotas on a simulated clock; one JSON line per event comes out."""
+    from deploy.cli.simulate import run as run_simulation
+
+    smooth = pacing is Pacing.SMOOTH
+    if smooth and compare:
+        raise typer.BadParameter("--compare is about Kafka's arithmetic: not together with --pacing smooth")
+    failed = False
+    for good, line in run_simulation(_load_on_paper(config), sys.stdin.buffer, compare=compare, smooth=smooth):
+        failed |= not good
+        stream = sys.stdout if good else sys.stderr
+        stream.write(ascii_json(line) + "\n")
+        stream.flush()  # so that a program can hold a conversation over two pipes
+    if failed:
+        raise typer.Exit(WRONG_USE)
+
+
+@app.command(short_help="Watch who uses how much of which quota.")
+def top(
+    admin: Annotated[str, typer.Option("--admin", metavar="URL", help="Admin port of a running sidecar.")],
+    interval_s: Annotated[float, typer.Option("--interval", min=0.2, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one table and end; also when this is no terminal.")
+    ] = False,
+    text: Annotated[str, typer.Option("--filter", metavar="TEXT", help="Only users, client-ids, kinds with it.")] = "",
+    sort: Annotated[str, typer.Option("--sort", help="use, throttled, rate or name.")] = "use",
+) -> None:
+    """Show each counter of a running sidecar: its limit, how much of it is used, who is throttled and for how long."""
+    from deploy.cli.top import SORTS, watch
+
+    if sort not in SORTS:
+        raise typer.BadParameter(f"expected one of {', '.join(SORTS)}, not {sort!r}", param_hint="--sort")
+    raise typer.Exit(watch(admin, interval_s=interval_s, once=once, text=text, sort=sort))
+
+
+@app.command(short_help="Print the configuration's JSON schema.")
+def schema() -> None:
+    """Print the JSON schema of the configuration file."""
+    from config.schema import json_schema
+
+    _print_json(json_schema())
+
+
+@app.command(short_help="Put sidecars into pods (Kubernetes).")
+def webhook(
+    template: Annotated[Path, typer.Option("--template", metavar="FILE", help="What the Helm chart renders for it.")],
+    cert: Annotated[Path, typer.Option("--cert", metavar="FILE", help="TLS certificate (PEM).")],
+    key: Annotated[Path, typer.Option("--key", metavar="FILE", help="Its private key (PEM).")],
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option("--port", min=1, max=65_535, help="Port to listen on.")] = 8443,
+) -> None:
+    """Serve a mutating admission webhook until SIGTERM; the Helm chart sets it up (docs/kubernetes.md)."""
+    from deploy.kubernetes.webhook import main as webhook_main
+
+    raise typer.Exit(webhook_main(template, cert, key, host, port))
+
+
+@app.command(short_help="Watch quotas at work on a real broker.")
+def demo(
+    seconds: Annotated[int, typer.Option("--seconds", min=1, help="How long the clients work.")] = 30,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live view (for logs).")] = False,
+    usage: Annotated[Path | None, typer.Option("--usage", help="Directory that gets usage records.")] = None,
+) -> None:
+    """Start a real Kafka broker, the sidecar and real clients, and watch quotas at work."""
+    try:
+        from deploy.demo import main as demo_main
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("deploy."):
+            say(
+                "error: images do not have the demo: it needs a checkout (make demo) or pip install 'kquota[demo]'",
+                err=True,
+            )
+        else:
+            say(f"error: the demo needs its extra packages ({error.name}): pip install 'kquota[demo]'", err=True)
+        raise typer.Exit(FAILED) from None
+    raise typer.Exit(demo_main(seconds, plain, usage))
+
+
+@app.command(
+    short_help="Spark reports over usage records.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def report(context: typer.Context) -> None:
+    """Make a report from usage records with Spark; `kquota report --help` names the reports and their options."""
+    from deploy.cli.report import PYTHON_VARIABLE
+    from deploy.cli.report import run as run_report
+
+    try:
+        code = run_report(context.args)
+    except ConfigError as error:
+        _print_problems(error.problems)
+        raise typer.Exit(WRONG_USE) from None
+    except OSError as error:
+        say(f"error: {PYTHON_VARIABLE}: {error}", err=True)
+        raise typer.Exit(WRONG_USE) from None
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    """Entry point of the `kquota` script."""
+    try:
+        app()
+    except BrokenPipeError:  # `kquota … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
+
+
+if __name__ == "__main__":
+    main()

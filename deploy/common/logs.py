@@ -1,0 +1,132 @@
+"""Log lines: JSON for collectors, key=value for people. Names and sizes only, never a secret or a payload.
+
+Names come from clients: whatever is in one, a line stays one line, no terminal obeys it, and it reads as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import MutableMapping
+from io import StringIO
+from typing import Any, TextIO
+
+import structlog
+
+from deploy.common.text import ascii_json, safe
+from quota.visible import visible
+
+LEVEL_VARIABLE = "KQUOTA_LOG_LEVEL"
+"""Environment variable that wins over the file's `log.level`."""
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def effective_level(configured: str) -> tuple[str, str | None]:
+    """(level, complaint): the environment's level if it is one, else the configured one and what was wrong."""
+    wanted = os.environ.get(LEVEL_VARIABLE, "").strip().lower()
+    if not wanted:
+        return configured, None
+    if wanted not in LEVELS:
+        return configured, f"{LEVEL_VARIABLE}={wanted!r} is none of {', '.join(LEVELS)}; using {configured}"
+    return wanted, None
+
+
+def configure(level: str, style: str = "auto", stream: TextIO | None = None) -> None:
+    """Set up logging for the process; called again when a reload changes it. Raises KeyError for an unknown level."""
+    stream = stream or sys.stderr
+    console = style == "console" or (style == "auto" and stream.isatty())
+    render: list[Any]
+    if console:
+        stamp = structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False)
+        render = [
+            _visible_values,
+            structlog.dev.ConsoleRenderer(
+                colors=stream.isatty(), exception_formatter=_visible_traceback, sort_keys=False
+            ),
+        ]
+    else:
+        stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
+        # Python's own text, without local variables: they may hold what a client sent, a password or a token among it.
+        render = [
+            structlog.processors.format_exc_info,
+            _in_reading_order,
+            structlog.processors.JSONRenderer(ascii_json, default=str),
+        ]
+    structlog.configure(
+        processors=[structlog.processors.add_log_level, stamp, structlog.processors.StackInfoRenderer(), *render],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        logger_factory=_Factory(stream),
+        cache_logger_on_first_use=False,  # a reload may change the level
+    )
+
+
+def _in_reading_order(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """When, how bad, who, what; then the details."""
+    first = {key: event.pop(key) for key in ("timestamp", "level")}
+    return {**first, "logger": logger.name, "message": event.pop("event"), **event}
+
+
+class _Shown:
+    """A value as the console is to show it: the renderer takes the `repr` of what is no text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+_QUOTED = frozenset(" ='\"")
+"""Where one of these is in a value, quotes show where the value ends."""
+
+
+def _visible_values(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Before the console renderer adds colours: nothing else in the line may steer the terminal."""
+    shown: dict[str, Any] = {}
+    for key, value in event.items():
+        if key == "exc_info":
+            shown[key] = value  # _visible_traceback's
+        elif key in ("event", "level", "timestamp"):
+            shown[key] = visible(str(value))
+        elif key in ("stack", "exception"):
+            shown[key] = _indented(str(value))
+        else:
+            shown[visible(key)] = _Shown(_value(value))
+    return shown
+
+
+def _value(value: Any) -> str:
+    if not isinstance(value, str):
+        return visible(repr(value))
+    text = safe(value)
+    return repr(text) if text == value and _QUOTED.intersection(text) else text
+
+
+def _visible_traceback(out: TextIO, exc_info: Any) -> None:
+    plain = StringIO()
+    structlog.dev.plain_traceback(plain, exc_info)
+    out.write("\n" + _indented(plain.getvalue().strip("\n")))
+
+
+def _indented(text: str) -> str:
+    """Lines that no line of the log can be mistaken for: messages of exceptions may have names with line breaks."""
+    return "\n".join("  " + line for line in visible(text, lines=True).split("\n"))
+
+
+class _Logger(structlog.WriteLogger):
+    """Writes lines and knows its name."""
+
+    def __init__(self, stream: TextIO, name: str) -> None:
+        super().__init__(stream)
+        self.name = name
+
+
+class _Factory:
+    """Makes loggers for one stream."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __call__(self, *names: Any) -> _Logger:
+        return _Logger(self._stream, str(names[0]) if names else "kquota")

@@ -1,0 +1,1 @@
+"""Usage records: sampled from the ledger, delivered to files or a topic."""

@@ -1,0 +1,266 @@
+"""Writes what the Helm chart has from the configuration model (`make chart`).
+
+`helm/kquota/values.schema.json` lets typing mistakes fail at install: `config` and `quotas` are the configuration
+file's own schema (`kquota schema`), the rest is the chart's and stands here. `files/live-settings.json` says which
+settings a running sidecar takes from a changed file, so that the chart restarts pods for the others only. Rules and
+dashboards are copies: Helm reads no file outside the chart.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from config.schema import json_schema, live_settings
+
+DEPLOY: Final = Path(__file__).resolve().parents[1]
+CHART: Final = DEPLOY.parent / "helm" / "kquota"
+
+Schema = dict[str, Any]
+
+_ANY_OBJECT: Final[Schema] = {"type": "object"}
+_OBJECTS: Final[Schema] = {"type": "array", "items": {"type": "object"}}
+_STRINGS: Final[Schema] = {"type": "object", "additionalProperties": {"type": "string"}}
+_SECONDS: Final[Schema] = {"type": "integer", "minimum": 0}
+_COUNT: Final[Schema] = {"type": "integer", "minimum": 1}
+_COUNT_OR_PERCENT: Final[Schema] = {
+    "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9]+%$"}]
+}
+_BOOLEAN: Final[Schema] = {"type": "boolean"}
+_TEXT: Final[Schema] = {"type": "string"}
+_NAME: Final[Schema] = {"type": "string", "minLength": 1}
+_DIGEST: Final[Schema] = {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"}
+_NAMES: Final[Schema] = {"type": "array", "items": _NAME}
+_PORTS: Final[Schema] = {
+    "anyOf": [{"type": "integer", "minimum": 1, "maximum": 65_535}, {"type": "string", "pattern": "^[0-9]+(-[0-9]+)?$"}]
+}
+
+
+def _closed(**properties: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _probe(*, path: bool = False) -> Schema:
+    schema = _closed(periodSeconds=_COUNT, timeoutSeconds=_COUNT, failureThreshold=_COUNT)
+    if path:
+        schema["properties"]["path"] = {"enum": ["/healthz", "/readyz"]}
+    return schema
+
+
+_OWN: Final[dict[str, Schema]] = {
+    "global": {**_ANY_OBJECT, "description": "Helm's own; not used."},
+    "enabled": {**_BOOLEAN, "description": "For charts that include this one under a condition."},
+    "nameOverride": {**_TEXT, "description": "In place of the chart's name in names and labels."},
+    "fullnameOverride": {**_TEXT, "description": "In place of release and chart name in names."},
+    "mode": {
+        "enum": ["sidecar", "gateway"],
+        "description": "sidecar: templates to include in pods; gateway: a Deployment of its own.",
+    },
+    "image": {
+        **_closed(
+            repository=_NAME,
+            tag=_TEXT,
+            digest=_DIGEST,
+            pullPolicy={"enum": ["Always", "IfNotPresent", "Never"]},
+        ),
+        "description": "A digest wins over the tag; without either it is the chart's appVersion.",
+    },
+    "imagePullSecrets": {**_OBJECTS, "description": "For the pods that this chart makes itself."},
+    "sidecar": {
+        **_closed(native={"enum": ["auto", True, False]}, preStopSleepSeconds=_SECONDS),
+        "description": "native: an init container with restartPolicy Always; auto: from Kubernetes 1.29 on.",
+    },
+    "redirect": {
+        **_closed(
+            image=_closed(repository=_NAME, tag=_TEXT, digest=_DIGEST),
+            ports={"type": "array", "items": _PORTS},
+            networks=_NAMES,
+            excludePorts={"type": "array", "items": _PORTS},
+            excludeNetworks=_NAMES,
+            excludeUids={"type": "array", "items": {"type": "integer", "minimum": 0}},
+            uid=_COUNT,
+            whenDown={"enum": ["closed", "open"]},
+            resources=_ANY_OBJECT,
+        ),
+        "description": "Only with config.mode: transparent: which connections an init container has redirected.",
+    },
+    "resources": {**_ANY_OBJECT, "description": "Of the kquota container."},
+    "extraEnv": {**_OBJECTS, "description": "More environment of the kquota container."},
+    "extraVolumes": {**_OBJECTS, "description": "More volumes of the pod, for files that the configuration names."},
+    "extraVolumeMounts": {**_OBJECTS, "description": "Where the kquota container finds them."},
+    "podIdentity": {
+        **_closed(enabled=_BOOLEAN),
+        "description": "Files about the pod under /etc/kquota-pod, written by the API server, for identity.static.",
+    },
+    "state": {**_closed(volume=_ANY_OBJECT), "description": "The volume at /var/lib/kquota, the one writable place."},
+    "probes": {
+        **_closed(startup=_probe(path=True), readiness=_probe(), liveness=_probe()),
+        "description": "On the admin port. Liveness never depends on the brokers.",
+    },
+    "prometheusAnnotations": {**_BOOLEAN, "description": "prometheus.io/* annotations on pods."},
+    "gateway": {
+        **_closed(
+            replicas=_COUNT,
+            preStopSleepSeconds=_SECONDS,
+            service=_closed(
+                type={"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
+                annotations=_STRINGS,
+                labels=_STRINGS,
+            ),
+            serviceAccount=_closed(create=_BOOLEAN, name=_TEXT, annotations=_STRINGS),
+            podDisruptionBudget=_closed(enabled=_BOOLEAN, maxUnavailable=_COUNT_OR_PERCENT),
+            autoscaling=_closed(
+                enabled=_BOOLEAN,
+                minReplicas=_COUNT,
+                maxReplicas=_COUNT,
+                targetCPUUtilizationPercentage=_COUNT,
+            ),
+            podAnnotations=_STRINGS,
+            podLabels=_STRINGS,
+            nodeSelector=_STRINGS,
+            tolerations=_OBJECTS,
+            affinity=_ANY_OBJECT,
+            topologySpreadConstraints=_OBJECTS,
+            priorityClassName=_TEXT,
+        ),
+        "description": "Only with mode: gateway.",
+    },
+    "podMonitor": {
+        **_closed(
+            enabled=_BOOLEAN,
+            interval={"type": "string", "pattern": "^[0-9]+(ms|s|m)$"},
+            scrapeTimeout={"type": "string", "pattern": "^[0-9]+(ms|s|m)$"},
+            labels=_STRINGS,
+            relabelings=_OBJECTS,
+            metricRelabelings=_OBJECTS,
+        ),
+        "description": "For the Prometheus operator. Sidecars have no Service, hence no ServiceMonitor.",
+    },
+    "prometheusRule": {**_closed(enabled=_BOOLEAN, labels=_STRINGS), "description": "The rules in files/rules."},
+    "dashboards": {
+        **_closed(enabled=_BOOLEAN, labels=_STRINGS, annotations=_STRINGS),
+        "description": "ConfigMaps for Grafana's sidecar, of the files in files/dashboards.",
+    },
+    "networkPolicy": {
+        **_closed(enabled=_BOOLEAN, monitoring=_OBJECTS, clients=_OBJECTS, extraIngress=_OBJECTS),
+        "description": "What may connect to the pods.",
+    },
+    "demo": {
+        **_closed(enabled=_BOOLEAN, image=_NAME, topic=_NAME, records=_COUNT),
+        "description": "A Job that produces through a sidecar, throttled, and ends.",
+    },
+    "webhook": {
+        **_closed(
+            enabled=_BOOLEAN,
+            namespaces={"type": "array", "items": _NAME, "uniqueItems": True},
+            optIn=_BOOLEAN,
+            failurePolicy={"enum": ["Fail", "Ignore"]},
+            timeoutSeconds={"type": "integer", "minimum": 1, "maximum": 30},
+            replicas=_COUNT,
+            certificates={"enum": ["generated", "cert-manager"]},
+            generatedDays=_COUNT,
+            issuerRef=_STRINGS,
+            resources=_ANY_OBJECT,
+        ),
+        "description": "Puts sidecars into the pods of chosen namespaces.",
+    },
+    "analysis": {
+        **_closed(
+            enabled=_BOOLEAN,
+            kind={"enum": ["CronJob", "ScheduledSparkApplication"]},
+            image=_closed(repository=_NAME, tag=_TEXT, pullPolicy={"enum": ["Always", "IfNotPresent", "Never"]}),
+            schedule=_NAME,
+            timeZone=_TEXT,
+            input=_TEXT,
+            output=_TEXT,
+            reports={
+                "type": "array",
+                "items": {
+                    **_closed(
+                        name={"type": "string", "pattern": "^[a-z]+$"},
+                        arguments={"type": "array", "items": _TEXT},
+                        schedule=_NAME,
+                    ),
+                    "required": ["name"],
+                },
+            },
+            stream=_closed(enabled=_BOOLEAN, input=_TEXT, output=_TEXT, arguments={"type": "array", "items": _TEXT}),
+            conf=_STRINGS,
+            files=_STRINGS,
+            env=_OBJECTS,
+            driver=_closed(cores=_COUNT, memory=_NAME, resources=_ANY_OBJECT, serviceAccount=_TEXT),
+            executor=_closed(instances=_COUNT, cores=_COUNT, memory=_NAME),
+            volumes=_OBJECTS,
+            volumeMounts=_OBJECTS,
+            nodeSelector=_STRINGS,
+            tolerations=_OBJECTS,
+        ),
+        "description": "Reports over usage records by schedule, and the stream.",
+    },
+    "test": {**_closed(enabled=_BOOLEAN), "description": "The hook of helm test."},
+}
+
+
+def values_schema() -> Schema:
+    """The JSON schema of the chart's values: draft 7, which Helm 3 and 4 both know."""
+    model = _as_draft_7(json_schema())
+    definitions: dict[str, Schema] = model["definitions"]
+    settings: dict[str, Schema] = dict(model["properties"])
+    quotas = settings.pop("quotas")
+    definitions["Config"] = {
+        "type": "object",
+        "additionalProperties": False,
+        "description": "The configuration file but for quotas, see docs/configuration.md.",
+        "properties": settings,
+        "required": ["admin"],  # probes and Prometheus need it
+        **{word: model[word] for word in ("if", "else")},  # upstream.bootstrap, unless mode is transparent
+    }
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "Values of the kquota chart",
+        "description": "GENERATED by `make chart` (deploy.kubernetes.chart) from the configuration model: do not edit.",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {**_OWN, "config": {"$ref": "#/definitions/Config"}, "quotas": quotas},
+        "required": ["config"],
+        "definitions": definitions,
+    }
+
+
+def _as_draft_7(value: Any) -> Any:
+    """The same schema with draft 7's name for definitions, and without the titles that repeat property names."""
+    if isinstance(value, list):
+        return [_as_draft_7(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    found: dict[str, Any] = {}
+    for key, inner in value.items():
+        if key == "title" and isinstance(inner, str):
+            continue
+        if key == "$ref":
+            found[key] = inner.replace("#/$defs/", "#/definitions/")
+        else:
+            found["definitions" if key == "$defs" else key] = _as_draft_7(inner)
+    return found
+
+
+def generated() -> dict[Path, str]:
+    """Every generated file of the chart and what belongs into it."""
+    contents = {"values.schema.json": values_schema(), "files/live-settings.json": {"paths": live_settings()}}
+    found = {CHART / name: json.dumps(value, indent=2, ensure_ascii=False) + "\n" for name, value in contents.items()}
+    found[CHART / "files/rules/rules.yaml"] = (DEPLOY / "prometheus/kquota.rules.yaml").read_text(encoding="utf-8")
+    for board in sorted((DEPLOY / "grafana").glob("*.json")):
+        found[CHART / "files/dashboards" / board.name] = board.read_text(encoding="utf-8")
+    return found
+
+
+def main() -> None:
+    """Write them."""
+    for path, text in generated().items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

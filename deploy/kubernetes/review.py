@@ -1,0 +1,188 @@
+"""What becomes of a new pod: the answer to a Kubernetes AdmissionReview (admission.k8s.io/v1), as a JSON patch.
+
+Bytes in, values out; `deploy.kubernetes.webhook` serves it. The template is what the Helm chart renders from the same
+named templates that other charts include, so that an injected sidecar is the included one.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+INJECT_LABEL: Final = "kquota.io/inject"
+"""On pods: "false" opts out; with a template that asks for it, only "true" opts in."""
+SKIPPED_LABEL: Final = "kquota.io/injection-skipped"
+"""On pods that were not changed: the reason."""
+INJECTED_LABEL: Final = "kquota.io/injected"
+NAME: Final = "kquota"
+DEFAULT_GRACE_S: Final = 30
+"""What Kubernetes gives a pod that says nothing."""
+
+Json = dict[str, Any]
+
+
+class ReviewError(ValueError):
+    """What came is no AdmissionReview about a pod; says what was expected."""
+
+
+class TemplateError(ValueError):
+    """The template is not what the chart renders; says what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What is put into pods."""
+
+    native: bool
+    """An init container with restartPolicy Always; else an ordinary container."""
+    opt_in: bool
+    """Only pods with the label kquota.io/inject: "true"."""
+    container: Json
+    redirect: Json | None
+    """An init container that sets redirect rules, before all others; None: connections are not redirected."""
+    volumes: list[Json]
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    grace_s: int
+    """At least so many seconds for the pod's end."""
+
+    @classmethod
+    def parse(cls, data: bytes) -> Template:
+        """From the chart's JSON. Raises TemplateError."""
+        try:
+            given = json.loads(data)
+            return cls(
+                native=bool(given["native"]),
+                opt_in=bool(given["optIn"]),
+                container=dict(given["container"]),
+                redirect=dict(given["redirect"]) if given.get("redirect") else None,
+                volumes=list(given["volumes"]),
+                labels=dict(given["labels"]),
+                annotations=dict(given["annotations"]),
+                grace_s=int(given["terminationGracePeriodSeconds"]),
+            )
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise TemplateError(f"expected the template that the chart renders: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The answer, and what to log of it."""
+
+    answer: Json
+    pod: str
+    """Namespace and name, as far as they are known before the pod exists."""
+    skipped: str | None = field(default=None)
+    """Why nothing was injected; None: it was."""
+
+
+def review(body: bytes, template: Template) -> Decision:
+    """Answer one AdmissionReview: always allowed, with a patch. Raises ReviewError."""
+    try:
+        given = json.loads(body)
+        request = given["request"]
+        uid, pod = str(request["uid"]), request["object"]
+        if (given["kind"], request["kind"]["kind"], pod["kind"]) != ("AdmissionReview", "Pod", "Pod"):
+            raise ReviewError(f"expected an AdmissionReview of a Pod, got {given['kind']} of {request['kind']['kind']}")
+        if given["apiVersion"] != "admission.k8s.io/v1":
+            raise ReviewError(f"expected admission.k8s.io/v1, got {given['apiVersion']}")
+        metadata = pod.get("metadata") or {}
+        name = metadata.get("name") or metadata.get("generateName") or "?"
+        skipped = reason_to_skip(pod, template)
+        patch = _label(pod, SKIPPED_LABEL, skipped) if skipped else injection(pod, template)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        if isinstance(error, ReviewError):
+            raise
+        raise ReviewError(f"expected an AdmissionReview of a Pod: {error!r}") from error
+    answer = {
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "response": {
+            "uid": uid,
+            "allowed": True,
+            "patchType": "JSONPatch",
+            "patch": base64.b64encode(json.dumps(patch).encode()).decode(),
+        },
+    }
+    return Decision(answer, f"{request.get('namespace', '?')}/{name}", skipped)
+
+
+def reason_to_skip(pod: Json, template: Template) -> str | None:
+    """Why a pod gets no sidecar, as the value of a label; None: it gets one."""
+    spec = pod["spec"]
+    labels = (pod.get("metadata") or {}).get("labels") or {}
+    wish = labels.get(INJECT_LABEL)
+    if wish == "false":
+        return "opted-out"
+    if template.opt_in and wish != "true":
+        return "not-opted-in"
+    names = [one["name"] for key in ("initContainers", "containers") for one in spec.get(key) or []]
+    if NAME in names:
+        return "already-there"
+    if spec.get("hostNetwork"):
+        return "host-network"  # its loopback is the node's: ports of several sidecars would collide
+    if (spec.get("os") or {}).get("name", "linux") != "linux":
+        return "not-linux"
+    if not template.native and spec.get("restartPolicy", "Always") != "Always":
+        return "job-would-not-end"  # an ordinary container keeps a Job's pod running
+    return None
+
+
+def injection(pod: Json, template: Template) -> list[Json]:
+    """The patch that puts the sidecar in. Labels and annotations of ours win over those that the pod brought."""
+    spec, patch = pod["spec"], []
+    key, at = ("initContainers", "0") if template.native else ("containers", "-")
+    patch += _insert(spec, key, at, [template.container])
+    if template.redirect is not None:
+        there = template.native or spec.get("initContainers")  # by now
+        path, value = (
+            ("/spec/initContainers/0", template.redirect) if there else ("/spec/initContainers", [template.redirect])
+        )
+        patch.append({"op": "add", "path": path, "value": value})
+    taken = {one["name"] for one in spec.get("volumes") or []}
+    patch += _insert(spec, "volumes", "-", [one for one in template.volumes if one["name"] not in taken])
+    patch += [
+        {"op": "replace", "path": f"/spec/volumes/{index}", "value": one}
+        for index, old in enumerate(spec.get("volumes") or [])
+        for one in template.volumes
+        if one["name"] == old["name"]
+    ]
+    grace = spec.get("terminationGracePeriodSeconds")
+    if (DEFAULT_GRACE_S if grace is None else grace) < template.grace_s:
+        patch.append({"op": "add", "path": "/spec/terminationGracePeriodSeconds", "value": template.grace_s})
+    metadata = pod.get("metadata") or {}
+    labels = template.labels | {INJECTED_LABEL: "true"}
+    patch += _merge(metadata, "labels", labels, remove=SKIPPED_LABEL)
+    patch += _merge(metadata, "annotations", template.annotations)
+    return patch
+
+
+def _insert(spec: Json, key: str, at: str, items: list[Json]) -> list[Json]:
+    if not items:
+        return []
+    if not spec.get(key):
+        return [{"op": "add", "path": f"/spec/{key}", "value": items}]
+    return [{"op": "add", "path": f"/spec/{key}/{at}", "value": item} for item in items]
+
+
+def _merge(metadata: Json, key: str, values: dict[str, str], remove: str | None = None) -> list[Json]:
+    old = metadata.get(key)
+    if not old:
+        return [{"op": "add", "path": f"/metadata/{key}", "value": values}]
+    patch: list[Json] = [
+        {"op": "add", "path": f"/metadata/{key}/{_escape(name)}", "value": value} for name, value in values.items()
+    ]
+    if remove in old:
+        patch.append({"op": "remove", "path": f"/metadata/{key}/{_escape(str(remove))}"})
+    return patch
+
+
+def _label(pod: Json, name: str, value: str) -> list[Json]:
+    return _merge(pod.get("metadata") or {}, "labels", {name: value})
+
+
+def _escape(name: str) -> str:
+    """As JSON Pointer wants it (RFC 6901)."""
+    return name.replace("~", "~0").replace("/", "~1")

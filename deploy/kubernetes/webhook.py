@@ -1,0 +1,192 @@
+"""`kquota webhook`: a mutating admission webhook that puts sidecars into pods. HTTPS, as the API server wants it.
+
+Certificate and template are files of mounted volumes, which change while this runs: a renewed certificate counts from
+the next handshake, a changed template from the next pod. When anything fails, the API server applies the webhook's
+failure policy; nothing here turns an error into "allowed".
+"""
+
+from __future__ import annotations
+
+import signal
+import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+from hypercorn.config import Config as HypercornConfig
+from hypercorn.trio import serve
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from deploy.common import logs
+from deploy.kubernetes.review import ReviewError, Template, TemplateError, review
+from deploy.sources.reading import Aside, StuckError
+from proxy.tls.contexts import MAX_PEM_BYTES
+from quota.files import in_memory, read_file
+
+log = structlog.get_logger("kquota.webhook")
+
+MOST_BODY_BYTES: Final = 8 * 1024 * 1024
+"""etcd keeps objects of up to 1.5 MiB; a review holds up to two of them, and more."""
+CERTIFICATE_POLL_S: Final = 5.0
+GRACE_S: Final = 5.0
+MOST_TEMPLATE_BYTES: Final = 1024 * 1024
+"""As much as a ConfigMap takes."""
+
+
+class Certificate:
+    """A TLS context whose certificate follows its files."""
+
+    def __init__(self, cert: Path, key: Path) -> None:
+        """Raises OSError or ssl.SSLError when they cannot be read or do not belong together."""
+        self._cert, self._key = cert, key
+        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.context.set_alpn_protocols(["h2", "http/1.1"])
+        self._seen = self._read()
+        _load(self.context, *self._seen)
+
+    def _read(self) -> tuple[bytes, bytes]:
+        return read_file(self._cert, MAX_PEM_BYTES), read_file(self._key, MAX_PEM_BYTES)
+
+    def refresh(self) -> bool:
+        """Take over changed files; False: nothing new. Keeps the old certificate if the new one is no good."""
+        try:
+            found = self._read()
+            if found == self._seen:
+                return False
+            # A trial first: a certificate without its key must not replace the good pair.
+            _load(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), *found)
+            _load(self.context, *found)
+        except OSError as error:  # ssl.SSLError among them
+            log.warning("certificate not taken over", error=str(error))
+            return False
+        self._seen = found
+        log.info("certificate renewed")
+        return True
+
+
+def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+    """Of what was looked at: OpenSSL reads files only, and would wait for whatever has taken their place since."""
+    with in_memory(certificate) as certificate_path, in_memory(key) as key_path:
+        context.load_cert_chain(certificate_path, key_path)
+
+
+class _Https(HypercornConfig):
+    """Hypercorn's configuration with a context of ours."""
+
+    def __init__(self, certificate: Certificate, host: str, port: int) -> None:
+        super().__init__()
+        self._context = certificate.context
+        self.bind = [f"{host}:{port}"]
+        self.graceful_timeout = GRACE_S
+        self.include_server_header = False
+        self.errorlog = None
+        self.accesslog = None
+
+    @property
+    def ssl_enabled(self) -> bool:
+        return True
+
+    def create_ssl_context(self) -> ssl.SSLContext:
+        return self._context
+
+
+class WebhookApp:
+    """/mutate for the API server, /healthz for the kubelet."""
+
+    def __init__(self, template: Path) -> None:
+        self._template = template
+        self._aside = Aside()
+        self.asgi = Starlette(
+            routes=[Route("/mutate", self._mutate, methods=["POST"]), Route("/healthz", self._healthz)]
+        )
+
+    def read(self) -> Template:
+        """The template as its file is now. Raises OSError, TemplateError."""
+        return Template.parse(read_file(self._template, MOST_TEMPLATE_BYTES))
+
+    async def _healthz(self, request: Request) -> Response:
+        try:
+            await self._aside.run(self.read)
+        except (OSError, TemplateError) as error:
+            return PlainTextResponse(f"{error}\n", 503)
+        return PlainTextResponse("ok\n")
+
+    async def _mutate(self, request: Request) -> Response:
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MOST_BODY_BYTES:
+                return PlainTextResponse(f"expected at most {MOST_BODY_BYTES} bytes\n", 413)
+        try:
+            decision = review(bytes(body), await self._aside.run(self.read))
+        except ReviewError as error:
+            log.warning("not answered", error=str(error))
+            return PlainTextResponse(f"{error}\n", 400)
+        except (OSError, TemplateError) as error:
+            log.error("template cannot be used", error=str(error))
+            return PlainTextResponse(f"{error}\n", 500)
+        log.info("pod", pod=decision.pod, injected=decision.skipped is None, skipped=decision.skipped)
+        return JSONResponse(decision.answer)
+
+
+async def _serve(app: WebhookApp, certificate: Certificate, host: str, port: int) -> None:
+    async with trio.open_nursery() as nursery:
+
+        async def follow() -> None:
+            aside = Aside()
+            while True:
+                await trio.sleep(CERTIFICATE_POLL_S)
+                with suppress(StuckError):  # tried again
+                    await aside.run(certificate.refresh)
+
+        async def asked_to_end() -> None:
+            with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                async for _ in signals:
+                    return
+
+        nursery.start_soon(follow)
+        config = _Https(certificate, host, port)
+        started = await nursery.start(_run, app, config, asked_to_end, nursery.cancel_scope)
+        log.info("webhook is up", addresses=started)
+
+
+async def _run(
+    app: WebhookApp,
+    config: _Https,
+    trigger: Callable[[], Awaitable[None]],
+    scope: trio.CancelScope,
+    *,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    await serve(app.asgi, config, shutdown_trigger=trigger, task_status=task_status)  # type: ignore[arg-type]
+    log.info("stopped")
+    scope.cancel()
+
+
+def main(template: Path, cert: Path, key: Path, host: str, port: int) -> int:
+    """What `kquota webhook` does: 0 after SIGTERM, 1 with one line when it cannot run."""
+    level, complaint = logs.effective_level("info")
+    logs.configure(level)
+    if complaint:
+        log.warning(complaint)
+    app = WebhookApp(template)
+    try:
+        app.read()
+        certificate = Certificate(cert, key)
+        trio.run(_serve, app, certificate, host, port)
+    except (OSError, TemplateError, BaseExceptionGroup) as error:
+        reason: BaseException = error
+        while isinstance(reason, BaseExceptionGroup) and len(reason.exceptions) == 1:
+            reason = reason.exceptions[0]
+        if not isinstance(reason, OSError | TemplateError):
+            raise
+        log.error("cannot run", error=str(reason))
+        return 1
+    return 0

@@ -1,0 +1,1 @@
+"""`kquota redirect`: rules of the kernel that lead an application's connections to the sidecar."""

@@ -1,0 +1,169 @@
+"""The `kquota redirect` commands: their options, and what they print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, NoReturn
+
+import typer
+
+from deploy.common.text import say
+from deploy.redirect.rules import Rules, RulesError
+
+OK, FAILED, WRONG_USE = 0, 1, 2
+
+app = typer.Typer(
+    help="Redirect an application's connections to a sidecar in transparent mode (needs NET_ADMIN).",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+With = Annotated[Literal["auto", "nft", "iptables"], typer.Option("--with", help="auto: nft if it is there.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
+
+
+@app.command(short_help="Put rules in force.")
+def install(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", "-c", metavar="FILE", help="Take --to-port and --exclude-mark from the sidecar's file."
+        ),
+    ] = None,
+    to_port: Annotated[
+        int | None, typer.Option("--to-port", min=1, max=65_535, help="Where the sidecar listens (9092).")
+    ] = None,
+    ports: Annotated[
+        list[str] | None, typer.Option("--port", metavar="P", help="Destination port or range; repeatable.")
+    ] = None,
+    networks: Annotated[
+        list[str] | None, typer.Option("--network", metavar="CIDR", help="Destinations; repeatable. With --port: both.")
+    ] = None,
+    exclude_ports: Annotated[list[str] | None, typer.Option("--exclude-port", metavar="P", help="Not these.")] = None,
+    exclude_networks: Annotated[
+        list[str] | None, typer.Option("--exclude-network", metavar="CIDR", help="Not these.")
+    ] = None,
+    exclude_uids: Annotated[
+        list[int] | None, typer.Option("--exclude-uid", min=0, help="Not what this user does: the sidecar's (65532).")
+    ] = None,
+    exclude_gids: Annotated[
+        list[int] | None, typer.Option("--exclude-gid", min=0, help="Not what this group does.")
+    ] = None,
+    exclude_marks: Annotated[
+        list[int] | None, typer.Option("--exclude-mark", min=1, help="Not what has this socket mark.")
+    ] = None,
+    ipv6: Annotated[bool, typer.Option("--ipv6/--no-ipv6", help="IPv6, too.")] = True,
+    when_down: Annotated[
+        Literal["closed", "open"],
+        typer.Option("--when-down", help="While no sidecar runs, new connections are refused, or go directly."),
+    ] = "closed",
+    tool: With = "auto",
+    dry_run: DryRun = False,
+) -> None:
+    """Redirect what applications in this network namespace connect to; earlier rules of ours are replaced."""
+    from deploy.redirect import run as redirect_run
+
+    if config is not None:
+        port, mark = _of_file(config)
+        to_port = to_port or port
+        exclude_marks = [*(exclude_marks or []), *([mark] if mark is not None else [])]
+    rules = Rules(
+        to_port=to_port or 9092,
+        ports=tuple(map(_port_range, ports or ())),
+        networks=tuple(map(_network, networks or ())),
+        exclude_ports=tuple(map(_port_range, exclude_ports or ())),
+        exclude_networks=tuple(map(_network, exclude_networks or ())),
+        exclude_uids=tuple(exclude_uids or ()),
+        exclude_gids=tuple(exclude_gids or ()),
+        exclude_marks=tuple(dict.fromkeys(exclude_marks or ())),
+        ipv6=ipv6,
+        when_down=when_down,
+    )
+    try:
+        chosen = tool if dry_run and tool != "auto" else redirect_run.choose(None if tool == "auto" else tool)
+        if dry_run:
+            for command, text in redirect_run.scripts(rules, chosen):
+                typer.echo(f"# {' '.join(command)}\n{text}", nl=False)
+            return
+        redirect_run.install(rules, chosen)
+    except RulesError as error:
+        _fail(str(error), WRONG_USE)
+    except redirect_run.RedirectError as error:
+        _fail(str(error), FAILED)
+    typer.echo(f"redirecting to port {rules.to_port}, by {chosen}")
+
+
+@app.command(short_help="Take the rules out again.")
+def remove(dry_run: DryRun = False) -> None:
+    """Remove what `install` put in force, with either tool; connections that were redirected stay so until they end."""
+    from deploy.redirect import run as redirect_run
+
+    try:
+        if dry_run:
+            shown = redirect_run.show()
+            typer.echo("\n".join(["# would be removed:", *shown]) if shown else "no rules of kquota")
+            return
+        tools = redirect_run.remove()
+    except redirect_run.RedirectError as error:
+        _fail(str(error), FAILED)
+    typer.echo(f"removed the rules of {' and '.join(tools)}" if tools else "no rules of kquota")
+
+
+@app.command(short_help="Print the rules in force.")
+def show() -> None:
+    """Print our rules as the kernel has them. Exit 1 when there are none."""
+    from deploy.redirect import run as redirect_run
+
+    try:
+        shown = redirect_run.show()
+    except redirect_run.RedirectError as error:
+        _fail(str(error), FAILED)
+    if not shown:
+        _fail("no rules of kquota", FAILED)
+    typer.echo("\n".join(shown))
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    say(f"error: {text}", err=True)
+    raise typer.Exit(code)
+
+
+def _of_file(path: Path) -> tuple[int, int | None]:
+    """(listen.port, transparent.mark) of a configuration."""
+    from config.load import load
+    from config.problems import ConfigError
+
+    try:
+        config = load(path)
+    except ConfigError as error:
+        for problem in error.problems:
+            say(f"error: {problem}", err=True)
+        raise typer.Exit(WRONG_USE) from None
+    if config.mode != "transparent":
+        _fail(f"{path}: mode is {config.mode}: connections that are redirected need mode: transparent", WRONG_USE)
+    if config.listen.port == 0:
+        _fail(
+            f"{path}: listen.port is 0, any free one: expected the port that connections are to be sent to", WRONG_USE
+        )
+    return config.listen.port, config.transparent.mark
+
+
+def _port_range(text: str) -> range:
+    first, dash, last = text.partition("-")
+    try:
+        found = range(int(first), int(last if dash else first) + 1)
+    except ValueError:
+        found = range(0)
+    if not found or found.start < 1 or found.stop > 65_536:
+        raise typer.BadParameter(
+            f"expected a port or first-last from 1 to 65535, such as 9092 or 9092-9094, not {text!r}"
+        )
+    return found
+
+
+def _network(text: str) -> str:
+    import ipaddress
+
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError as error:
+        raise typer.BadParameter(f"expected a network or an address, such as 10.0.0.0/8: {error}") from None

@@ -1,0 +1,1 @@
+"""Where limits, certificates and the static user come from: files and the cluster, followed while the sidecar runs."""

@@ -1,0 +1,37 @@
+"""The sidecar's own login, from the configuration to those who ask the cluster something."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from config.model import Config
+from proxy.upstream.credentials import Credentials
+
+
+def own_credentials(config: Config) -> Credentials | None:
+    """The login of `upstream.sasl`; None without one."""
+    sasl = config.upstream.sasl
+    if sasl is None:
+        return None
+    file = sasl.token_file if sasl.mechanism == "OAUTHBEARER" else sasl.password_file
+    assert file is not None  # config has seen to that
+    return Credentials(sasl.mechanism, sasl.username, Path(file))
+
+
+def kafka_python_login(credentials: Credentials | None) -> dict[str, Any]:
+    """Settings of a kafka-python client that logs in like this; its secret is read now. Raises LoginError."""
+    if credentials is None:
+        return {}
+    settings: dict[str, Any] = {"sasl_mechanism": credentials.mechanism}
+    if credentials.mechanism == "OAUTHBEARER":
+        read = credentials.secret
+
+        from kafka.net.sasl.oauth import AbstractTokenProvider
+
+        class Provider(AbstractTokenProvider):  # type: ignore[misc]
+            def token(self) -> str:
+                return read()
+
+        return settings | {"sasl_oauth_token_provider": Provider()}
+    return settings | {"sasl_plain_username": credentials.username, "sasl_plain_password": credentials.secret()}

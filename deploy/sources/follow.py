@@ -1,0 +1,117 @@
+"""Files that are followed beside the configuration: certificates, keys, the static user.
+
+Each is loaded beside the traffic when its content has changed. What cannot be used changes nothing, and is said to be
+bad: in the log, with the place and the reason, and by a metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+import trio
+
+from config.fingerprint import fingerprint
+from deploy.sources.reading import PATIENCE_S, Aside, StuckError
+
+log = structlog.get_logger("kquota.files")
+
+POLL_S: Final = 1.0
+"""As the configuration file; a renewed certificate's two files are nearly always found together."""
+MOST_UNSETTLED: Final = 20
+"""Looks in a row at which the files had changed while they were loaded, before that counts as bad."""
+_KEEP_CHANGING: Final = f"they keep changing: {MOST_UNSETTLED} looks, and each time they were others afterwards"
+
+
+@dataclass(slots=True)
+class Followed:
+    """Files of one section of the configuration."""
+
+    setting: str
+    paths: list[Path]
+    load: Callable[[], Any]
+    """Puts the files in force. Raises OSError whose text names file and reason; blocking, called in a thread."""
+    seen: object = None
+    reloads: int = 0
+    failures: int = 0
+    successful: bool = True
+    unsettled: int = 0
+    """Looks in a row at which the files had changed while they were loaded."""
+    complaint: str | None = None
+    """What was logged last, while it lasts."""
+
+
+class Follower:
+    """Follows files until cancelled."""
+
+    def __init__(self, followed: Iterable[Followed], poll_s: float = POLL_S, patience_s: float = PATIENCE_S) -> None:
+        """What is in force now was loaded from the files as they are now. `patience_s`: how long a file system may
+        take to answer."""
+        self.followed = list(followed)
+        self._poll_s = poll_s
+        self._patience_s = patience_s
+        for one in self.followed:
+            one.seen = _looks(one.paths)
+
+    async def run(self) -> None:
+        """Look again and again, at the files of each section by a task of its own."""
+        async with trio.open_nursery() as nursery:
+            for one in self.followed:
+                nursery.start_soon(self._follow, one)
+
+    async def _follow(self, one: Followed) -> None:
+        aside = Aside(self._patience_s)
+        while True:
+            await trio.sleep(self._poll_s)
+            try:
+                await self._look(one, aside)
+            except StuckError as error:
+                one.seen = None  # whatever is there when it answers again is loaded
+                _refused(one, f"{one.setting} {', '.join(map(str, one.paths))}: {error}")
+
+    async def _look(self, one: Followed, aside: Aside) -> None:
+        found = await aside.run(_looks, one.paths)
+        if found == one.seen:
+            return
+        failure = None
+        try:
+            await aside.run(one.load)
+        except StuckError:
+            raise
+        except OSError as error:
+            failure = str(error)
+        except Exception as error:  # a bug of ours must not end the traffic
+            log.exception("files cannot be loaded")
+            failure = f"{one.setting}: {error!r}"
+        if found != await aside.run(_looks, one.paths):
+            # Somebody is writing them, or they were loaded from files of two kinds: they are looked at again next time.
+            one.unsettled += 1
+            if one.unsettled >= MOST_UNSETTLED:
+                _refused(one, f"{one.setting} {', '.join(map(str, one.paths))}: {_KEEP_CHANGING}")
+            return
+        one.unsettled = 0
+        one.seen = found
+        if failure is not None:
+            one.complaint = None
+            _refused(one, failure)
+            return
+        one.reloads += 1
+        one.successful = True
+        one.complaint = None
+        log.info("files reloaded", setting=one.setting)
+
+
+def _refused(one: Followed, error: str) -> None:
+    """Count and log it, once as long as it lasts."""
+    one.successful = False
+    if error != one.complaint:
+        one.complaint = error
+        one.failures += 1
+        log.error("files refused, the last good ones stay in force", setting=one.setting, error=error)
+
+
+def _looks(paths: Iterable[Path]) -> list[tuple[str | None, str | None]]:
+    return [(found.digest, found.error) for found in map(fingerprint, paths)]

@@ -1,0 +1,1 @@
+"""Requests of administrators that are judged whole: partition mutations and client quotas."""

@@ -1,0 +1,254 @@
+"""One request that creates or deletes partitions, while it is judged: what each topic costs, and what became of it."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+from proxy.handlers.intercept import AdminRequest, Answer, Forward, Reply
+from proxy.wire import topics as wire
+from proxy.wire.frames import WireError
+from proxy.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, Described, NamedTopic, Result
+from quota.entity import Kind
+from quota.ledger import Ledger
+
+RECENT_MS: Final = 10_000
+"""How long our own changes are remembered. A broker answers CreateTopics when the controller has done it, and may know
+the topic itself some milliseconds later only: of 120 questions asked at once, 2 were answered as of before."""
+RECENT_TOPICS: Final = 1000
+
+_NONE, _UNKNOWN_SERVER_ERROR, _UNKNOWN_TOPIC, _LEADER_NOT_AVAILABLE, _TIMED_OUT, _UNKNOWN_TOPIC_ID = 0, -1, 3, 5, 7, 100
+EXISTS: Final = frozenset({_NONE, _LEADER_NOT_AVAILABLE})
+"""Errors in Metadata of topics that are there."""
+_UNKNOWN: Final = frozenset({_UNKNOWN_TOPIC, _UNKNOWN_TOPIC_ID})
+_MAYBE_DONE: Final = frozenset({_TIMED_OUT, _UNKNOWN_SERVER_ERROR})
+"""Errors after which the change may have happened all the same, or will: the charge stays, as in Kafka."""
+
+TopicKey: TypeAlias = str | uuid.UUID
+
+
+class Recent(NamedTuple):
+    """What a broker has told about a topic that was changed through this sidecar."""
+
+    partitions: int
+    topic_id: uuid.UUID | None
+    at_ms: float
+
+
+class RecentChanges:
+    """Topics that were changed through this sidecar in the last seconds, by name and by id."""
+
+    def __init__(self) -> None:
+        self._topics: OrderedDict[TopicKey, Recent] = OrderedDict()
+
+    def put(self, name: str | None, topic_id: uuid.UUID | None, partitions: int, now_ms: float) -> None:
+        """The topic has so many partitions since now."""
+        if topic_id is None and name is not None and name in self._topics:
+            topic_id = self._topics[name].topic_id
+        for key in (name, topic_id):
+            if key:
+                self._topics.pop(key, None)
+                self._topics[key] = Recent(partitions, topic_id, now_ms)
+        while len(self._topics) > RECENT_TOPICS:
+            self._topics.popitem(last=False)
+
+    def forget(self, *keys: TopicKey | None) -> None:
+        """The topic is gone."""
+        for key in keys:
+            if key:
+                self._topics.pop(key, None)
+
+    def get(self, key: TopicKey | None, now_ms: float) -> Recent | None:
+        """A topic by name or id; None if nothing is remembered, or only something too old."""
+        found = self._topics.get(key) if key else None
+        return None if found is None or now_ms - found.at_ms > RECENT_MS else found
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+
+class Knowledge(Protocol):
+    """What outlives a request."""
+
+    ledger: Ledger
+    recent: RecentChanges
+
+    def learn_default(self, partitions: int, now_ms: float) -> None:
+        """A topic whose creator left it to the broker has got so many partitions."""
+
+
+@dataclass(slots=True)
+class Wanted:
+    """One topic of a request."""
+
+    name: str | None
+    topic_id: uuid.UUID | None = None
+    said: int | None = None
+    """The count in the request: of a new topic, or that a topic shall have; None where it says none."""
+    cost: int | None = None
+    """Partitions to be created or deleted; None: not known (yet)."""
+    judged: bool = True
+    """False: the broker will refuse it (unknown, repeated, there already), and shall say so itself. Not charged."""
+    charged: int = 0
+    """What was taken from the tokens."""
+    refused: bool = False
+    exempt: bool = False
+    """A shadow quota would have refused it: nothing was taken from the tokens, so nothing is put right later."""
+
+    @property
+    def key(self) -> TopicKey | None:
+        """What the request calls it."""
+        return self.topic_id if self.name is None else self.name
+
+
+class MutationRequest:
+    """A CreateTopics, DeleteTopics or CreatePartitions request. Raises WireError if its body cannot be read."""
+
+    def __init__(self, knowledge: Knowledge, request: AdminRequest) -> None:
+        self._knowledge = knowledge
+        self.request = request
+        self.validate_only = False
+        self.wanted: list[Wanted]
+        version, body = request.api_version, request.body
+        if request.api_key == CREATE_TOPICS:
+            created, self.validate_only = wire.read_create_topics(version, body)
+            self.wanted = [Wanted(name, None, count, count) for name, count in created]
+            for topic in self.wanted:
+                topic.judged = topic.said is None or topic.said > 0
+        elif request.api_key == DELETE_TOPICS:
+            self.wanted = [Wanted(name, topic_id) for name, topic_id in wire.read_delete_topics(version, body)]
+        else:
+            extended, self.validate_only = wire.read_create_partitions(version, body)
+            self.wanted = [Wanted(name, None, count) for name, count in extended]
+        repeated = Counter(topic.key for topic in self.wanted)
+        for topic in self.wanted:
+            topic.judged = topic.judged and repeated[topic.key] == 1  # Kafka: INVALID_REQUEST for each repeated name
+
+    @property
+    def strict(self) -> bool:
+        """Whether the client understands a refusal."""
+        return wire.is_strict(self.request.api_key, self.request.api_version)
+
+    @property
+    def is_free(self) -> bool:
+        """Nothing will be changed, whatever comes."""
+        return self.validate_only or not self.wanted
+
+    def names(self) -> list[str]:
+        """The topics called by name, each once."""
+        return list(dict.fromkeys(topic.name for topic in self.wanted if topic.name is not None))
+
+    def ids(self) -> list[uuid.UUID]:
+        """The topics called by id, each once."""
+        return list(dict.fromkeys(t.topic_id for t in self.wanted if t.name is None and t.topic_id is not None))
+
+    def look_up(self, described: Iterable[Described], now_ms: float) -> None:
+        """Take over what a broker knows: names, ids, and partitions as the cost. Unknown topics are not judged."""
+        found: dict[TopicKey | None, Described] = {}
+        for one in described:
+            found[one.name] = found[one.topic_id] = one
+        for topic in self.wanted:
+            known = found.get(topic.key)
+            recent = self._knowledge.recent.get(topic.key, now_ms)
+            if known is not None and known.error in EXISTS:
+                topic.name, topic.topic_id = known.name or topic.name, known.topic_id or topic.topic_id
+                topic.cost = known.partitions
+                if recent is not None and recent.topic_id is not None and recent.topic_id == known.topic_id:
+                    topic.cost = max(topic.cost, recent.partitions)  # the same topic, and topics only grow
+            elif known is not None and known.error in _UNKNOWN and recent is not None:
+                topic.cost = recent.partitions
+            else:
+                topic.cost, topic.judged = None, False
+
+    def may_refuse(self, now_ms: float) -> bool:
+        """Whether there are too few tokens to accept every topic: they must not be below zero before the last one."""
+        costs = [topic.cost or 0 for topic in self.wanted if topic.judged]
+        return self._knowledge.ledger.observed(self.request.account, Kind.MUTATION, now_ms) < sum(costs[:-1])
+
+    def judge(self, now_ms: float) -> Forward | Answer:
+        """Charge what is known, refuse what has to be."""
+        ledger, account = self._knowledge.ledger, self.request.account
+        judged = [topic for topic in self.wanted if topic.judged and topic.cost]
+        if not self.strict:
+            for topic in judged:
+                topic.charged = topic.cost or 0
+            total = sum(topic.charged for topic in judged)
+            if total:
+                ledger.charge_no_throttle(account, Kind.MUTATION, total, now_ms)
+            return Forward(on_response=self.settle)  # which finds out the delay, when it is known what was done
+        delay_ms = 0
+        for topic in judged:
+            if delay_ms > 0:  # no token comes while we look: what follows is refused as well
+                topic.refused = True
+                continue
+            overdrawn = ledger.observed(account, Kind.MUTATION, now_ms) < 0
+            outcome = ledger.charge_mutation(account, topic.cost or 0, True, now_ms)
+            if outcome.accepted:
+                topic.exempt = overdrawn
+                topic.charged = 0 if overdrawn else topic.cost or 0
+            else:
+                topic.refused = True
+                delay_ms = outcome.throttle_ms
+        key, version = self.request.api_key, self.request.api_version
+        if all(topic.refused for topic in self.wanted):
+            return Answer(wire.only_refusals(self._refusals()), delay_ms)
+        body = None
+        if any(topic.refused for topic in self.wanted):
+            body = wire.keep_topics(key, version, self.request.body, [not topic.refused for topic in self.wanted])
+        return Forward(body, self.settle, delay_ms)
+
+    def settle(self, body: bytes, now_ms: float) -> Reply:
+        """The broker has answered: put the charges right, put the refused topics in, find the delay of old clients."""
+        ledger, request = self._knowledge.ledger, self.request
+        key, version = request.api_key, request.api_version
+        refused = self._refusals()
+        try:
+            results = wire.read_results(key, version, body)
+        except WireError:
+            if refused:
+                raise
+            results = []  # an error code newer than we are, perhaps: the client may know it, and the charge stays
+        by_key: dict[TopicKey | None, Wanted] = {}
+        for topic in reversed(self.wanted):  # of repeated ones the first counts, should a broker accept it
+            by_key[topic.name] = by_key[topic.topic_id] = topic
+        by_key.pop(None, None)
+        for result in results:
+            found = by_key.get(result.topic_id) or by_key.get(result.name)
+            if found is not None and not found.refused and not found.exempt:
+                self._put_right(found, result, now_ms)
+        delay_ms = 0
+        if not self.strict and any(topic.charged for topic in self.wanted):
+            delay_ms = ledger.check(request.account, Kind.MUTATION, now_ms)
+        return Reply(wire.with_refusals(key, version, body, refused) if refused else None, delay_ms)
+
+    def _refusals(self) -> list[bytes]:
+        topics = [NamedTopic(topic.name, topic.topic_id) for topic in self.wanted if topic.refused]
+        return wire.refusals(self.request.api_key, self.request.api_version, topics) if topics else []
+
+    def _put_right(self, topic: Wanted, result: Result, now_ms: float) -> None:
+        ledger, account = self._knowledge.ledger, self.request.account
+        actual = 0
+        if result.error == _NONE:
+            actual = result.partitions or max(topic.cost or 0, 1)  # at least one, or there was nothing to do
+            self._remember(topic, result, actual, now_ms)
+        elif result.error in _MAYBE_DONE:
+            actual = topic.charged
+        if actual > topic.charged:
+            ledger.charge_no_throttle(account, Kind.MUTATION, actual - topic.charged, now_ms)
+        elif actual < topic.charged:
+            ledger.refund(account, Kind.MUTATION, topic.charged - actual, now_ms)
+        topic.charged = actual
+
+    def _remember(self, topic: Wanted, result: Result, partitions: int, now_ms: float) -> None:
+        recent = self._knowledge.recent
+        if self.request.api_key == CREATE_TOPICS:
+            recent.put(result.name, result.topic_id, partitions, now_ms)
+            if topic.said is None and result.partitions:
+                self._knowledge.learn_default(result.partitions, now_ms)
+        elif self.request.api_key == CREATE_PARTITIONS:
+            recent.put(result.name, None, topic.said or 0, now_ms)
+        else:
+            recent.forget(result.name, result.topic_id, topic.name, topic.topic_id)

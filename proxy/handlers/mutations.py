@@ -1,0 +1,126 @@
+"""The partition-mutation quota (KIP-599) on the wire: CreateTopics, DeleteTopics and CreatePartitions.
+
+Each topic costs the partitions that are created or deleted. Clients that understand THROTTLING_QUOTA_EXCEEDED (see
+`topics.STRICT_FROM`) have topics refused, one by one and in order, while the tokens are below zero: those are taken out
+of the request, and put with that error into the broker's answer. Older clients get everything, and a delay.
+
+What a request does not say is asked on the same connection just before it goes on, and what the broker answers to the
+request itself then puts the charge right. Why not a cache: docs/adr/0008.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from typing import Final
+
+from proxy.handlers.intercept import AdminRequest, Ask, Forward, Outcome
+from proxy.handlers.mutation_request import EXISTS, MutationRequest, RecentChanges
+from proxy.wire import topics as wire
+from proxy.wire.apis import METADATA
+from proxy.wire.frames import WireError
+from proxy.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
+from quota.entity import Kind
+from quota.ledger import Ledger
+
+MUTATION_APIS: Final = (CREATE_TOPICS, DELETE_TOPICS, CREATE_PARTITIONS)
+DEFAULT_COUNT_MS: Final = 60_000
+"""How long the brokers' default partition count is believed; every new topic that has it renews it."""
+MOST_ASKED: Final = 10
+"""Topics named when the default count is asked for: one of them that may be created is enough."""
+
+
+class MutationQuota:
+    """Judges the three requests (an `intercept.Interceptor`). One for all connections to a cluster."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.recent = RecentChanges()
+        self.default_count: int | None = None
+        """The brokers' default partition count, as last seen."""
+        self._default_since_ms = 0.0
+
+    def request(self, request: AdminRequest, now_ms: float) -> Outcome:
+        """See :meth:`proxy.handlers.intercept.Interceptor.request`."""
+        if self.ledger.table.resolve(Kind.MUTATION, *request.account.identity).limit is None:
+            self._count(request, now_ms)
+            return Forward()
+        work = MutationRequest(self, request)
+        if work.is_free:
+            return Forward()
+        if request.api_key == CREATE_TOPICS:
+            return self._create(work, now_ms)
+        return self._delete(work) if request.api_key == DELETE_TOPICS else self._extend(work)
+
+    def learn_default(self, partitions: int, now_ms: float) -> None:
+        """A topic whose creator left it to the broker has got so many partitions."""
+        self.default_count, self._default_since_ms = partitions, now_ms
+
+    def _count(self, request: AdminRequest, now_ms: float) -> None:
+        """Nothing is limited: the totals get what the request itself tells, and 1 for each count that it does not."""
+        try:
+            work = MutationRequest(self, request)
+        except WireError:
+            return  # the broker may judge it
+        if not work.is_free:
+            fallback = self.default_count or 1 if request.api_key == CREATE_TOPICS else 1
+            total = sum(topic.cost or fallback for topic in work.wanted if topic.judged)
+            self.ledger.charge_no_throttle(request.account, Kind.MUTATION, total, now_ms)
+
+    def _create(self, work: MutationRequest, now_ms: float) -> Outcome:
+        unsaid = [str(topic.name) for topic in work.wanted if topic.said is None and topic.judged]
+        fresh = self.default_count is not None and now_ms - self._default_since_ms <= DEFAULT_COUNT_MS
+        if not unsaid or fresh:
+            return self._create_counted(work, now_ms)
+
+        def told(body: bytes, now_ms: float) -> Outcome:
+            with suppress(WireError):  # an error newer than we are, perhaps: the answer to the request itself will tell
+                for result in wire.read_results(CREATE_TOPICS, version, body):
+                    if result.partitions:
+                        self.learn_default(result.partitions, now_ms)
+            return self._create_counted(work, now_ms)
+
+        version, question = wire.default_count_question(unsaid[:MOST_ASKED])
+        return Ask(CREATE_TOPICS, version, question, told)
+
+    def _create_counted(self, work: MutationRequest, now_ms: float) -> Outcome:
+        for topic in work.wanted:
+            if topic.said is None:
+                topic.cost = self.default_count or 1
+        if not work.strict or not work.may_refuse(now_ms):
+            return work.judge(now_ms)
+
+        def told(body: bytes, now_ms: float) -> Outcome:
+            existing = {topic.name for topic in wire.read_metadata(version, body) if topic.error in EXISTS}
+            for topic in work.wanted:
+                topic.judged = topic.judged and topic.name not in existing
+            return work.judge(now_ms)
+
+        # There are too few tokens for all. Topics that are there already must not use up what is left, nor be told to
+        # come back later: programs that create "if it is not there" ask for them again at every start.
+        version, question = wire.metadata_question(work.names(), [], ids_wanted=False)
+        return Ask(METADATA, version, question, told)
+
+    def _delete(self, work: MutationRequest) -> Outcome:
+        def told(body: bytes, now_ms: float) -> Outcome:
+            work.look_up(wire.read_metadata(version, body), now_ms)
+            repeated = Counter(topic.topic_id for topic in work.wanted)  # by name, and once more by id
+            for topic in work.wanted:
+                topic.judged = topic.judged and (topic.topic_id is None or repeated[topic.topic_id] == 1)
+            return work.judge(now_ms)
+
+        with_ids = work.request.api_version >= 6
+        version, question = wire.metadata_question(work.names(), work.ids(), ids_wanted=with_ids)
+        return Ask(METADATA, version, question, told)
+
+    def _extend(self, work: MutationRequest) -> Outcome:
+        def told(body: bytes, now_ms: float) -> Outcome:
+            work.look_up(wire.read_metadata(version, body), now_ms)
+            for topic in work.wanted:
+                if topic.cost is not None:
+                    topic.cost = (topic.said or 0) - topic.cost
+                    topic.judged = topic.judged and topic.cost > 0
+            return work.judge(now_ms)
+
+        version, question = wire.metadata_question(work.names(), [], ids_wanted=False)
+        return Ask(METADATA, version, question, told)

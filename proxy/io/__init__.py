@@ -1,0 +1,1 @@
+"""Sockets and the event loop: waiting, reading, sending, splicing, and the two pumps of a connection pair."""

@@ -1,0 +1,44 @@
+"""Whether a client waits when it is told to: some libraries ignore throttle times.
+
+While a client is muted its socket is not read, but the kernel says how much lies there. What a client sent before it
+was told arrives in the first half of the mute; what arrives after that, it sent although it had been told to wait.
+"""
+
+from __future__ import annotations
+
+import math
+from socket import socket
+from typing import Final
+
+from proxy.io.kernel import unread_bytes
+
+JUDGE_FROM_MS: Final = 200.0
+"""Shorter mutes judge nobody: their first half is no time to be told in."""
+
+
+class Patience:
+    """Watches one mute. `look_s` is when to look next; `ignored` is the verdict once `look` has returned True."""
+
+    __slots__ = ("_first", "_sock", "_times", "ignored", "look_s", "mute_ms")
+
+    def __init__(self, sock: socket, begin_s: float, end_s: float) -> None:
+        self._sock = sock
+        self._first = 0
+        self.ignored = False
+        self.mute_ms = (end_s - begin_s) * 1000.0
+        # Not quite to the end: a client that waits may be a little early.
+        times = [begin_s + (end_s - begin_s) * part for part in (0.5, 0.9)]
+        self._times = times if self.mute_ms >= JUDGE_FROM_MS else []
+        self.look_s = self._times[0] if self._times else math.inf
+
+    def look(self, now_s: float) -> bool:
+        """Look if it is time; True when the client has been judged."""
+        if now_s < self.look_s:
+            return False
+        here = unread_bytes(self._sock)
+        if self.look_s == self._times[0] and now_s < self._times[1]:
+            self._first, self.look_s = here, self._times[1]
+            return False
+        judged = self.look_s == self._times[1]  # else we slept through the first look, and know nothing
+        self.ignored, self.look_s = here > self._first, math.inf
+        return judged

@@ -1,0 +1,67 @@
+"""How much to read at once from a non-blocking socket, sending on, and closing it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from socket import SHUT_WR, socket
+from typing import Final
+
+import trio
+
+from proxy.errors import SessionError
+from proxy.session.framing import Buffer
+
+SHARE_S: Final = 0.002
+"""Nor does a turn go on for longer than about this: 64 KB may be one request or two thousand, and everybody waits."""
+LEAST_READ_BYTES: Final = 2048
+
+
+def next_read_bytes(last_bytes: int, took_s: float, most_bytes: int) -> int:
+    """How much to read at once, after a read of `last_bytes` that took `took_s` to deal with."""
+    if took_s > SHARE_S:
+        return max(last_bytes // 2, LEAST_READ_BYTES)
+    return min(last_bytes * 2, most_bytes) if took_s < SHARE_S / 4 else last_bytes
+
+
+def send_now(
+    sink: socket,
+    buffers: Sequence[Buffer],
+    failed: Callable[[BaseException | None], SessionError],
+    flags: int = 0,
+) -> bytes | None:
+    """Send what the socket takes at once; returns a copy of what it did not take.
+
+    `flags`: MSG_MORE if the rest of a large frame will follow at once, so that it shares a packet with its head.
+    """
+    try:
+        sent = sink.send(buffers[0], flags) if len(buffers) == 1 else sink.sendmsg(buffers, (), flags) if buffers else 0
+    except BlockingIOError:
+        sent = 0
+    except OSError as error:
+        raise failed(error) from error
+    if len(buffers) == 1:
+        return None if sent == len(buffers[0]) else bytes(buffers[0][sent:])
+    total = sum(map(len, buffers))
+    return None if sent == total else b"".join(buffers)[sent:]
+
+
+async def send_rest(sink: socket, data: bytes, failed: Callable[[BaseException | None], SessionError]) -> None:
+    """Send all of it, waiting where the socket is full."""
+    view = memoryview(data)
+    while view:
+        await trio.lowlevel.wait_writable(sink)
+        try:
+            view = view[sink.send(view) :]
+        except BlockingIOError:
+            continue
+        except OSError as error:
+            raise failed(error) from error
+
+
+def close(sock: socket) -> None:
+    """Say so to the other side and close, whatever state the connection is in."""
+    trio.lowlevel.notify_closing(sock)
+    with suppress(OSError):  # already reset by the peer
+        sock.shutdown(SHUT_WR)
+    sock.close()

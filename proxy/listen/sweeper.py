@@ -1,0 +1,113 @@
+"""One task that looks at all connections now and then, and ends those on which it takes too long that something moves.
+
+Deadlines are checked here and nowhere else: nothing is set, cancelled or compared for a single request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+import trio
+
+from proxy.errors import CloseReason
+from proxy.io.connection import Connection
+from proxy.io.kernel import peer_has_closed, send_queue, unread_bytes, was_reset
+from proxy.listen.stalls import LOOKS_PER_TIMEOUT, Sight, Stalls
+from proxy.settings import ProxySettings
+from proxy.telemetry.complaints import Complaints
+
+IDLE_CHECKS_PER_LIMIT: Final = 10
+SHORTEST_CHECK_S: Final = 0.05
+LONGEST_CHECK_S: Final = 5.0
+"""Complaints that were held back are told at least this often."""
+MOST_CORKED_BYTES: Final = 65_536
+"""No segment is larger: what is less may wait for the rest of its response, which the broker has yet to send."""
+PORTION: Final = 20
+"""Connections looked at before others get their turn: with 200 the p99 of others doubled (docs/load.md)."""
+
+
+class Sweeper:
+    """Ends idle, abandoned and stalled connections."""
+
+    def __init__(self, settings: ProxySettings, connections: Collection[Connection], complaints: Complaints) -> None:
+        self._settings = settings
+        self._connections = connections
+        self._complaints = complaints
+        self._stalls: dict[Connection, Stalls] = {}
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        settings, limits = self._settings, self._settings.stalls
+        shortest_s = min(limits.pre_auth_timeout_s, limits.stall_timeout_s) / LOOKS_PER_TIMEOUT
+        shortest_s = min(shortest_s, min(settings.max_idle_s, settings.drain_timeout_s) / IDLE_CHECKS_PER_LIMIT)
+        pause_s = min(max(shortest_s, SHORTEST_CHECK_S), LONGEST_CHECK_S)
+        before_s = trio.current_time()
+        while True:
+            await trio.sleep(pause_s)
+            now_s = trio.current_time()
+            await self._sweep(now_s, now_s - before_s)
+            before_s = now_s
+            self._complaints.look(now_s)
+
+    async def _sweep(self, now_s: float, passed_s: float) -> None:
+        # What a process that was stopped, or starved, has not seen is nobody's fault.
+        passed_s = min(passed_s, 2 * LONGEST_CHECK_S)
+        known, self._stalls = self._stalls, {}
+        for number, connection in enumerate(list(self._connections), 1):
+            stalls = self._stalls[connection] = known.get(connection) or Stalls(self._settings.stalls)
+            reason = self._quiet(connection, now_s)
+            if reason is not None:
+                connection.abort(reason)
+            elif (reason := stalls.look(passed_s, sight(connection, now_s))) is not None:
+                connection.abort(reason)
+                self._complaints.closed(
+                    str(reason),
+                    peer=connection.peer,
+                    broker=connection.broker_name,
+                    waited_s=round(stalls.waited_s, 1),
+                )
+            if number % PORTION == 0:
+                await trio.lowlevel.checkpoint()
+
+    def _quiet(self, connection: Connection, now_s: float) -> CloseReason | None:
+        """Idle connections, and those of clients that have gone while a silent broker owes them something. What is in
+        flight may take `drain_timeout_s` then, as at the end."""
+        still_s = now_s - connection.last_activity_s
+        if still_s > self._settings.max_idle_s:
+            return CloseReason.IDLE
+        # What a muted client has sent is taken when the mute ends, or as soon after that as it is its turn.
+        unmuted_s = now_s - connection.session.mute_until_ms / 1000.0
+        return abandoned(connection) if min(still_s, unmuted_s) > self._settings.drain_timeout_s else None
+
+
+def abandoned(connection: Connection) -> CloseReason | None:
+    """Why a connection on which nothing has moved for long need not be kept: its client has closed or reset it.
+
+    None while it may wait.
+    """
+    client, _ = connection.sockets
+    if was_reset(client):
+        return CloseReason.CLIENT_RESET
+    return CloseReason.BROKER_SILENT if peer_has_closed(client) else None
+
+
+def sight(connection: Connection, now_s: float) -> Sight:
+    """Whom something waits for, and how much has moved."""
+    session = connection.session
+    client, broker = connection.sockets
+    request_begun, response_begun = not session.client_at_boundary, session.response_begun
+    unsent_bytes, acked_bytes = send_queue(client)
+    return Sight(
+        under_way=session.under_way,
+        muted=session.mute_until_ms > now_s * 1000.0 or session.must_wait,
+        owed=bool(session.inflight),
+        request_begun=request_begun,
+        client_bytes=session.client_bytes_total,
+        unread_requests=request_begun and unread_bytes(client) > 0,
+        response_begun=response_begun,
+        broker_bytes=session.broker_bytes_total,
+        unread_responses=response_begun and broker is not None and unread_bytes(broker) > 0,
+        unsent=unsent_bytes > (MOST_CORKED_BYTES if response_begun else 0),
+        acked_bytes=acked_bytes,
+    )

@@ -1,0 +1,281 @@
+"""What the two directions of a session have in common: the requests that wait for their response, and the mute."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from proxy.auth.sasl import DEFAULT_CLAIM, Login
+from proxy.handlers.intercept import NO_INTERCEPTORS, Interceptors, OnResponse, Outcome
+from proxy.session.login import Logins
+from proxy.session.request_time import RequestTime
+from proxy.telemetry.observer import Counters
+from proxy.wire.apis import PRODUCE
+from proxy.wire.schema import APIS
+from quota.entity import Kind
+from quota.group import Admission, Group
+from quota.ledger import Account, Ledger
+
+AddressTranslator = Callable[[int, str, int, str], tuple[str, int]]
+"""(node id, host, port, "broker" or "controller") -> the (host, port) that clients are told instead."""
+
+
+MOST_PASSING_BYTES: Final = 16 * 1024 * 1024
+"""What may pass unmuted before a client logs in again, twice (`Exchange._may_pass`): more than the socket buffers
+between it and us hold. Without a bound whoever does not log in again would have no limit for that long."""
+
+
+@dataclass(slots=True)
+class Pending:
+    """One request without its answer yet."""
+
+    correlation_id: int
+    api_key: int
+    api_version: int
+    """Version the client asked for, and so the version of the response's layout."""
+    account: Account
+    sent_ms: float
+    throttle_until_ms: float = 0.0
+    """End of the mute this request has brought about; what is left of it goes into the response's throttle field."""
+    delay_ms: int = 0
+    """The throttle that this end belongs to."""
+    cause: Kind | None = None
+    """The quota that this throttle is due to: the one of several that lasts longest."""
+    charged: float | None = None
+    """What that quota was charged for this request; None when it was delayed before it used anything."""
+    local_answer: bytes | None = None
+    """The whole response frame, made here; the broker never saw the request. It still waits for its turn."""
+    replicated_bytes: int = 0
+    """Size of a Produce request with acks=all; 0 for all others."""
+    admission: Admission | None = None
+    """A Fetch that the ledger has let through: what it reserved is settled when the response comes."""
+    on_response: OnResponse | None = None
+    """The handler that gets the whole response."""
+    held_bytes: int = 0
+    """What is kept of the request or of its answer until it is this one's turn, if that can be large."""
+    asked: Callable[[bytes, float], Outcome] | None = None
+    """This is a handler's own question, of which the client knows nothing; the answer goes to this function."""
+
+
+@dataclass(slots=True)
+class Held:
+    """The request next in line, which waits because its group owes for earlier ones (ADR 0026). It has not been
+    charged, nor forwarded, and no response can tell the client of it."""
+
+    kind: Kind
+    group: Group | None
+    """Where the connection has its place in the queue."""
+    since_ms: float
+    kept: bool = False
+    """It is forwarded in its turn even if the client has closed: it wants no answer (acks=0)."""
+
+
+class Exchange:
+    """A broker answers each connection strictly in the order of its requests, so `inflight` is a queue."""
+
+    __slots__ = (
+        "_passes_again",
+        "_passes_from",
+        "authenticated",
+        "broker_mute_until_ms",
+        "claim",
+        "client_bytes",
+        "client_waits",
+        "counters",
+        "expire_ms",
+        "held",
+        "held_bytes",
+        "inflight",
+        "interceptors",
+        "ledger",
+        "logins",
+        "mute_until_ms",
+        "outcome",
+        "owed_until_ms",
+        "promised",
+        "renew_ms",
+        "request_time",
+        "translate",
+        "wake",
+    )
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        counters: Counters,
+        translate: AddressTranslator | None,
+        interceptors: Interceptors = NO_INTERCEPTORS,
+    ) -> None:
+        self.ledger = ledger
+        self.counters = counters
+        self.translate = translate
+        """None: nothing is rewritten."""
+        self.interceptors = interceptors
+        self.outcome: Outcome | None = None
+        """What a handler has decided about the request that waited for its question to be answered."""
+        self.authenticated: Callable[[Login | None], None] = _no_matter
+        """Called when the broker has accepted a login; with None when requests come without one."""
+        self.claim = DEFAULT_CLAIM
+        """Of OAUTHBEARER's tokens: which one is the principal's name."""
+        self.logins: Logins | None = None
+        """Made when a login begins."""
+        self.client_waits = False
+        """Nothing is taken from the client before the broker has answered its SASL message (or its name is known)."""
+        self.wake: Callable[[], None] = _nobody
+        """Called when an outcome has come from outside: the client's requests can go on."""
+        self.inflight: deque[Pending] = deque()
+        self.held: Held | None = None
+        """What the client waits for, if it is not a mute of its own; `mute_until_ms` is when to ask again."""
+        self.promised: Group | None = None
+        """The group that expects this connection's next request after its mute."""
+        self.held_bytes = 0
+        """Kept by all that is in flight; above a bound no further request is judged."""
+        self.request_time = RequestTime()
+        self.mute_until_ms = 0.0
+        """The client is not read before this time."""
+        self.renew_ms = self.expire_ms = math.inf
+        """Between these times the client is not muted: its session ends then, and it has to log in again (KIP-368)."""
+        self._passes_from: int | None = None
+        """How many bytes had come from the client when a mute was put off for the first time."""
+        self._passes_again = True
+        """The second such time of this session is still to come."""
+        self.client_bytes: Callable[[], int] = int
+        """How many bytes have come from the client."""
+        self.owed_until_ms = 0.0
+        """End of the mute that could not be because of that; it goes on once the client has logged in."""
+        self.broker_mute_until_ms = 0.0
+        """The broker does not read us before this time, because of a quota of its own (KIP-219)."""
+
+    def count_request(self, account: Account, api_key: int) -> None:
+        """A request of `account` is forwarded, or answered here."""
+        if api_key not in APIS:
+            api_key = -1
+        self.counters.requests[api_key] += 1
+        account.requests[api_key] += 1
+        if not account.touched:
+            self.ledger.wake(account)
+
+    def decided(self, outcome: Outcome) -> None:
+        """The decision that a handler had to wait for."""
+        self.outcome = outcome
+        self.wake()
+
+    def mute(self, account: Account, kind: Kind, delay_ms: int, now_ms: float, charged: float | None = None) -> None:
+        """Do not read the client for `delay_ms`, because of a Produce request that gets no response (acks=0)."""
+        self.ledger.note_throttle(account, kind, delay_ms, at_ms=now_ms, api_key=PRODUCE, amount=charged)
+        self._hold(now_ms + delay_ms, now_ms)
+
+    def broker_throttled(self, pending: Pending, told_ms: int, now_ms: float) -> None:
+        """The broker itself throttles: it has told the client so, and reads nothing of this connection meanwhile."""
+        self.ledger.note_broker_throttle(pending.account, told_ms)
+        self.broker_mute_until_ms = max(self.broker_mute_until_ms, now_ms + told_ms)
+
+    def impose(self, pending: Pending, kind: Kind, delay_ms: int, now_ms: float, charged: float | None = None) -> None:
+        """Do not read the client for `delay_ms`, because of this request.
+
+        A request may be over several quotas, found out when it comes and when its response does. The throttle is the
+        longest of them, not their sum, and named after that one alone; of equal ones the later, as in Kafka the request
+        quota (`KafkaApis`, which compares the same two). `charged` is what that quota was charged for the request.
+        """
+        until_ms = now_ms + delay_ms
+        if until_ms >= pending.throttle_until_ms:
+            pending.throttle_until_ms = until_ms
+            pending.delay_ms = delay_ms
+            pending.cause = kind
+            pending.charged = charged
+        self._hold(until_ms, now_ms)
+
+    def _hold(self, until_ms: float, now_ms: float) -> None:
+        if until_ms > self.renew_ms and now_ms < self.expire_ms and (now_ms < self.renew_ms or self._may_pass(now_ms)):
+            self.owed_until_ms = max(self.owed_until_ms, until_ms)
+            until_ms = self.renew_ms
+        self.mute_until_ms = max(self.mute_until_ms, until_ms)
+
+    def hold(self, kind: Kind, group: Group | None, wait_ms: float, now_ms: float, *, kept: bool = False) -> None:
+        """Do not read the client for `wait_ms`: the request that is next in line waits in `group`'s queue."""
+        held = self.held
+        if held is None:
+            self.held = Held(kind, group, now_ms, kept)
+        elif held.group is not group:
+            if held.group is not None:
+                held.group.pass_held(self)
+            held.kind, held.group = kind, group
+        until_ms = now_ms + wait_ms
+        if now_ms < self.renew_ms < until_ms:
+            until_ms = self.renew_ms  # it may be let through then
+        self.mute_until_ms = max(self.mute_until_ms, until_ms)
+
+    def let_go(self, account: Account, api_key: int, amount: float, now_ms: float) -> None:
+        """The request that was held is forwarded now: count how long it has waited."""
+        held, self.held = self.held, None
+        if held is None:
+            return
+        if held.group is not None and held.group is not self.promised:
+            held.group.pass_held(self)  # its limits are others now; else it has left the queue as it passed
+        held_ms = round(now_ms - held.since_ms)
+        self.ledger.note_throttle(account, held.kind, held_ms, at_ms=now_ms, api_key=api_key, amount=amount, held=True)
+
+    def close(self) -> None:
+        """The connection ends: nothing waits in its place."""
+        held, self.held = self.held, None
+        for group in (None if held is None else held.group, self.promised):
+            if group is not None:
+                group.pass_held(self)
+
+    def put_off_ms(self, now_ms: float) -> int:
+        """What is left of a mute that has been put off, so that the client can log in again; 0 for none."""
+        return math.ceil(self.owed_until_ms - now_ms) if self.owed_until_ms > now_ms >= self.renew_ms else 0
+
+    def may_renew(self, now_ms: float) -> bool:
+        """Whether the client, which ought to wait, is let through so that its login can be reached (KIP-368)."""
+        return self.renew_ms <= now_ms < self.expire_ms and self._may_pass(now_ms)
+
+    def _may_pass(self, now_ms: float) -> bool:
+        """Whether the client is let through now, or once more before its session ends.
+
+        What has come in the last part of its session may be no more than may have been on its way to us. If it is more,
+        the client goes on sending whatever it is told (librdkafka does), and its timer for the login is late. Behind
+        what it sent until that has fired lies the login: all this gets a second chance, half way to the end.
+        """
+        taken = self.client_bytes()
+        if self._passes_from is None:
+            self._passes_from = taken
+        if taken - self._passes_from < MOST_PASSING_BYTES:
+            return True
+        if not self._passes_again:
+            return False
+        self._passes_again = False
+        self._passes_from = None
+        self.renew_ms = (now_ms + self.expire_ms) / 2.0
+        return True
+
+    def renew(self, renew_ms: float, expire_ms: float, now_ms: float) -> None:
+        """The client has logged in, and is to do so again between these two times."""
+        self.renew_ms, self.expire_ms = renew_ms, expire_ms
+        self._passes_from = None
+        self._passes_again = True
+        owed_until_ms, self.owed_until_ms = self.owed_until_ms, 0.0
+        self._hold(owed_until_ms, now_ms)
+
+    def note(self, pending: Pending) -> None:
+        """The request is done with: count the throttle it has brought about, under the one quota that caused it."""
+        if pending.cause is not None:
+            self.ledger.note_throttle(
+                pending.account,
+                pending.cause,
+                pending.delay_ms,
+                at_ms=pending.throttle_until_ms - pending.delay_ms,
+                api_key=pending.api_key,
+                amount=pending.charged,
+            )
+
+
+def _nobody() -> None:
+    """Nobody waits for outcomes: there is no shell around this session."""
+
+
+def _no_matter(_login: Login | None) -> None:
+    """Nobody wants to know who the client is."""

@@ -1,0 +1,86 @@
+"""Whether a request may be forwarded now, or waits because its group owes for earlier ones (ADR 0026).
+
+A mute holds the connection that brought it about, after its response. What is asked here holds a request before
+anything has been done with it: on a connection that is new, or whose mute was cut to `max_mute`, or whose group-mates
+have used what there was. The session stops before the request and judges it again; `quota.gate` keeps the queue.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from proxy.session.exchange import Exchange, Pending
+from proxy.session.request_time import EXEMPT
+from proxy.wire import requests
+from proxy.wire.apis import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH
+from proxy.wire.sasl import SASL_APIS
+from proxy.wire.topics import STRICT_FROM
+from quota.entity import Kind
+from quota.ledger import Account
+
+MOST_KEPT_MS: Final = 10_000
+"""Requests that want no answer (acks=0) are kept for a client that has closed, if their turn comes within this time."""
+ONLY_REQUEST_TIME: Final = (Kind.REQUEST,)
+GATES: Final[dict[int, tuple[Kind, ...]]] = {
+    # Connections begin with these, and until a login is over there is no principal to charge.
+    **dict.fromkeys((API_VERSIONS, *SASL_APIS), ()),
+    **dict.fromkeys(EXEMPT, ()),  # brokers neither charge nor check them
+    PRODUCE: (Kind.REQUEST, Kind.PRODUCE),
+    **dict.fromkeys(STRICT_FROM, (Kind.REQUEST, Kind.MUTATION)),
+}
+"""The quotas for which requests of an API are held; all others are held for request time alone, and fetches are decided
+by their own quota (`proxy.session.fetch`)."""
+MAX_INT32: Final = 2**31 - 1
+"""What a fetch asks for that names no `max_bytes`, or whose own is not looked at."""
+
+
+def lets_through(
+    exchange: Exchange,
+    account: Account,
+    header: requests.RequestHeader,
+    buf: bytearray | memoryview,
+    end: int,
+    whole: bool,
+    now_ms: float,
+) -> bool:
+    """Whether the request in `buf`, of which the bytes up to `end` are there (`whole`: all of it), may be forwarded. If
+    not, `exchange.mute_until_ms` is when to ask again."""
+    api_key, ledger = header.api_key, exchange.ledger
+    for kind in GATES.get(api_key, ONLY_REQUEST_TIME):
+        meter = account.meters[kind]
+        group = meter.group
+        produce = kind is Kind.PRODUCE
+        # A client that is new, or whose limits are, may be led to a counter that owes already.
+        asks = meter.generation != ledger.generation or (group is not None and group.may_hold)
+        if not asks and not (produce and (not whole or exchange.owed_until_ms)):
+            continue
+        if kind is Kind.MUTATION and header.api_version >= STRICT_FROM[api_key]:
+            continue  # refused topic by topic, by its handler
+        amount = header.size if produce else 0
+        wait_ms, group = ledger.hold(account, kind, exchange, amount, now_ms, whole=whole)
+        if produce:
+            exchange.promised = group
+            wait_ms = max(wait_ms, exchange.put_off_ms(now_ms))
+        if wait_ms <= 0 or group is None:
+            continue
+        if exchange.may_renew(now_ms) and group.renews(header.size, int(now_ms)):
+            group.pass_held(exchange)
+            continue
+        wants_answer = not produce or requests.produce_acks(buf, header.body, end, header.api_version) != 0
+        exchange.hold(kind, group, wait_ms, now_ms, kept=not wants_answer and wait_ms <= MOST_KEPT_MS)
+        return False
+    if exchange.held is not None and api_key not in (FETCH, SHARE_FETCH):  # these may yet have to wait for their own
+        exchange.let_go(account, api_key, header.size, now_ms)
+    return True
+
+
+def admits_unshaped(exchange: Exchange, pending: Pending, now_ms: float) -> bool:
+    """As `lets_through`, for a fetch that can neither be answered in place of the broker nor be made smaller."""
+    account = pending.account
+    admission = exchange.ledger.admit(account, Kind.FETCH, MAX_INT32, now_ms)
+    if admission.throttle_ms > 0:
+        exchange.hold(Kind.FETCH, None, admission.throttle_ms, now_ms)
+        return False
+    pending.admission = admission
+    exchange.let_go(account, pending.api_key, 0, now_ms)
+    return True

@@ -1,0 +1,363 @@
+"""The broker's direction: responses are matched, fetches charged, throttle times set, broker addresses replaced."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from struct import Struct
+from typing import Final
+
+from proxy.errors import CloseReason, SessionError
+from proxy.handlers.intercept import MAX_INTERCEPTED_BYTES
+from proxy.session.exchange import Exchange, Pending
+from proxy.session.framing import Buffer, FrameWalker
+from proxy.session.login import NOBODY, RAW, copies, wipe
+from proxy.wire import responses
+from proxy.wire.apis import FETCH, JOIN_GROUP, SHARE_FETCH, SYNC_GROUP, api_name, is_known
+from proxy.wire.frames import WireError
+from proxy.wire.messages import response_frame
+from proxy.wire.sasl import MAX_SASL_BYTES
+from proxy.wire.sharefetch import ShareFetchScrubber
+from quota.entity import Kind
+
+WAITING_APIS: Final = frozenset({FETCH, JOIN_GROUP, SYNC_GROUP, SHARE_FETCH})
+"""Requests whose latency is mostly what the client asked to wait for."""
+MAX_HELD_RESPONSE_BYTES: Final = 4 * 1024 * 1024
+"""Responses that must be rewritten (addresses) are held at most this far; ordinary ones are never held. (The head of a
+Metadata response for 10 000 brokers has 600 KB, a Produce response for 50 000 partitions 2.5 MB.)"""
+THROTTLE_HEAD_BYTES: Final = 16
+"""Enough of a response to hold a throttle field that comes first."""
+_FLEXIBLE_HEADER: Final = 1
+"""A response header of version 1 is one byte longer: its (empty) tagged fields."""
+
+_SIZE_AND_CORRELATION: Final = Struct(">ii")
+
+
+class ResponseSide:
+    """Responses to one client connection. Knows nothing of sockets and clocks."""
+
+    __slots__ = ("_came_ms", "_exchange", "_max_response_bytes", "_now_ms", "_timed", "bytes_total", "walker")
+
+    def __init__(self, exchange: Exchange, max_response_bytes: int) -> None:
+        self._exchange = exchange
+        self._max_response_bytes = max_response_bytes
+        self.walker = FrameWalker()
+        self._now_ms = 0.0
+        self._came_ms = 0.0
+        self._timed: Pending | None = None
+        """The latest request whose time has been charged; its response may be judged again, with more of it there."""
+        self.bytes_total = 0
+
+    def take(self, view: memoryview, now_ms: float, came_ms: float | None = None) -> list[Buffer]:
+        """Take bytes read from the broker, which may have been there since `came_ms` (None: just now); returns the
+        buffers to send to the client, in order."""
+        self.bytes_total += len(view)
+        self._now_ms = now_ms
+        self._came_ms = now_ms if came_ms is None else came_ms
+        logins = self._exchange.logins
+        if logins is None or not logins.active:
+            out, _ = self.walker.walk(view, self._judge, self._complete)
+            return out
+        out, _ = self.walker.walk(view, self._judge_raw if self._raw_comes() else self._judge, self._complete)
+        out = copies(out)
+        wipe(view)
+        return out
+
+    def moved(self, count: int, now_ms: float) -> list[Buffer]:
+        """`count` bytes of a response went to the client without passing through `take`; as `ready_answers`."""
+        self.bytes_total += count
+        self.walker.skip -= count
+        if not self.walker.at_boundary:
+            return []
+        self._now_ms = self._came_ms = now_ms
+        return self._complete()
+
+    def close(self, now_ms: float) -> None:
+        """No more comes. Of a fetch response, charged whole when it began, the part that never came is given back."""
+        pending, missing = self._timed, self.walker.skip
+        if missing and pending is not None and pending.api_key in (FETCH, SHARE_FETCH):
+            self._exchange.ledger.refund(pending.account, Kind.FETCH, missing, now_ms)
+        self.walker.skip = 0
+
+    def ready_answers(self) -> list[Buffer]:
+        """Answers made here whose turn has come: nothing older is owed and no response is half sent."""
+        return self._ready() if self.walker.at_boundary else []
+
+    def _complete(self) -> list[Buffer]:
+        """The last byte of a response has come: from now on the broker has time for the next request."""
+        exchange = self._exchange
+        # Unless it has muted us: then from the end of that (see `Exchange.broker_throttled`).
+        came_ms, mute_ms = self._came_ms, exchange.broker_mute_until_ms
+        exchange.request_time.free_ms = came_ms if came_ms > mute_ms else mute_ms
+        inflight = exchange.inflight
+        return self._ready() if inflight and inflight[0].local_answer is not None else []
+
+    def _ready(self) -> list[Buffer]:
+        out: list[Buffer] = []
+        inflight = self._exchange.inflight
+        while inflight and inflight[0].local_answer is not None:
+            pending = inflight.popleft()
+            answer = pending.local_answer
+            assert answer is not None
+            self._exchange.note(pending)
+            self._exchange.held_bytes -= pending.held_bytes
+            self.bytes_total += len(answer)
+            out.append(answer)
+        return out
+
+    def _judge(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
+        """Judge the response at `start` (see `framing.Judge`)."""
+        state, exchange, now_ms = self.walker, self._exchange, self._now_ms
+        here = end - start
+        if here < 8:
+            state.need = 8
+            return 0
+        size: int
+        size, correlation_id = _SIZE_AND_CORRELATION.unpack_from(buf, start)
+        if not 4 <= size <= self._max_response_bytes:
+            raise SessionError(
+                CloseReason.BROKER_MALFORMED,
+                f"the broker sent a frame of {size} bytes; they have 4 to {self._max_response_bytes}",
+                kind="broker_frame_size",
+            )
+        inflight = exchange.inflight
+        if not inflight:
+            raise SessionError(
+                CloseReason.BROKER_MALFORMED,
+                f"the broker sent a response (correlation id {correlation_id}) that nobody asked for",
+                kind="broker_unasked_response",
+            )
+        pending = inflight[0]
+        if pending.correlation_id != correlation_id:
+            raise SessionError(
+                CloseReason.BROKER_MALFORMED,
+                f"the broker answered correlation id {correlation_id}, expected {pending.correlation_id}",
+                kind="broker_correlation_id",
+            )
+        total = 4 + size
+        here = min(here, total)
+        api_key, version = pending.api_key, pending.api_version
+        if pending is not self._timed:
+            self._charge_time(pending)
+        if pending.on_response is not None or pending.asked is not None:
+            return self._hand_over(buf, start, here, total, pending, out)
+        throttle_ms = self._throttle_ms(pending) if pending.throttle_until_ms else 0
+        used = here
+        if exchange.translate is not None and api_key != SHARE_FETCH and responses.needs_rewrite(api_key, version):
+            used = self._rewrite(buf, start, here, total, pending, throttle_ms, out)
+            if used == 0:
+                return 0
+        elif throttle_ms > 0 or api_key in (FETCH, SHARE_FETCH):
+            wanted = total if responses.needs_whole_frame(api_key, version) else min(total, THROTTLE_HEAD_BYTES)
+            if here < wanted <= MAX_HELD_RESPONSE_BYTES:
+                state.need = wanted
+                return 0
+        inflight.popleft()
+        if api_key not in WAITING_APIS:
+            exchange.counters.upstream_latency.add(self._latency_ms(pending) / 1000.0)
+        elif api_key == FETCH:
+            # Kafka charges 4 + the body. `size` is header + body, the header 4 bytes (v0) or 5 (v1).
+            self._charge_fetch(pending, size - (_FLEXIBLE_HEADER if version >= 12 else 0))
+            throttle_ms = self._throttle_ms(pending)
+        elif api_key == SHARE_FETCH:
+            self._charge_fetch(pending, size - _FLEXIBLE_HEADER)
+            throttle_ms = self._throttle_ms(pending)
+        told_ms = responses.read_throttle(buf, start, start + here, api_key, version)
+        if told_ms > 0:
+            exchange.broker_throttled(pending, told_ms, now_ms)
+        if pending.cause is not None:
+            exchange.note(pending)
+        state.skip = total - here
+        if throttle_ms > 0 and used > 0:
+            responses.patch_throttle(buf, start, start + here, api_key, version, throttle_ms)
+        if api_key == SHARE_FETCH and exchange.translate is not None:
+            return self._scrub_share_fetch(version, buf[start : start + here], total, out)
+        return used
+
+    def _raw_comes(self) -> bool:
+        """Whether the next frame is a raw SASL message: nothing else is owed meanwhile."""
+        exchange = self._exchange
+        if exchange.inflight:
+            return exchange.inflight[0].api_version == RAW
+        return exchange.logins is not None and exchange.logins.watch.raw
+
+    def _judge_raw(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
+        """Judge the raw SASL message at `start`, which has no response header (see `framing.Judge`)."""
+        exchange, here = self._exchange, end - start
+        if here < 4:
+            self.walker.need = 4
+            return 0
+        size = int.from_bytes(buf[start : start + 4], "big", signed=True)
+        if not 0 <= size <= MAX_SASL_BYTES:
+            raise SessionError(
+                CloseReason.BROKER_MALFORMED,
+                f"the broker sent a SASL message of {size} bytes",
+                kind="broker_frame_size",
+            )
+        total = 4 + size
+        if here < total:
+            self.walker.need = total
+            return 0
+        if exchange.inflight:
+            if exchange.inflight[0].api_version != RAW:
+                raise SessionError(
+                    CloseReason.BROKER_MALFORMED,
+                    "the broker sent two SASL messages for one",
+                    kind="broker_unasked_response",
+                )
+            exchange.inflight.popleft()
+            assert exchange.logins is not None
+            exchange.logins.raw_answer(bytes(buf[start + 4 : start + total]), self._now_ms)
+        out.append(bytes(buf[start : start + total]))
+        self.walker.skip = 0
+        return -total
+
+    def _latency_ms(self, pending: Pending) -> float:
+        """From the request, or when a broker that throttled began to read it, to the first byte of its response."""
+        return max(self._now_ms - max(pending.sent_ms, self._exchange.broker_mute_until_ms), 0.0)
+
+    def _charge_time(self, pending: Pending) -> None:
+        """Charge the time that the broker was busy. Known with the first bytes of the response, before any goes on."""
+        self._timed = pending
+        if pending.account is NOBODY:
+            return
+        exchange, now_ms = self._exchange, self._now_ms
+        busy_ms = exchange.request_time.busy_ms(
+            pending.api_key, pending.sent_ms, now_ms, pending.replicated_bytes, self._came_ms
+        )
+        if busy_ms <= 0.0:
+            return  # exempt: neither charged nor checked
+        if pending.asked is not None:
+            exchange.ledger.charge_no_throttle(pending.account, Kind.REQUEST, busy_ms, now_ms)
+            return  # the client's own request is still to come
+        delay_ms = exchange.ledger.charge(pending.account, Kind.REQUEST, busy_ms, now_ms)
+        if delay_ms > 0:
+            exchange.impose(pending, Kind.REQUEST, delay_ms, now_ms, busy_ms)
+
+    def _throttle_ms(self, pending: Pending) -> int:
+        """What is left of the throttle that a request has brought about."""
+        left_ms = pending.throttle_until_ms - self._now_ms
+        return math.ceil(left_ms) if left_ms > 0 else 0
+
+    def _hand_over(
+        self, buf: bytearray | memoryview, start: int, here: int, total: int, pending: Pending, out: list[Buffer]
+    ) -> int:
+        """A response that a handler wants whole; results as `_judge`."""
+        exchange, now_ms = self._exchange, self._now_ms
+        api_key, version = pending.api_key, pending.api_version
+        if total > MAX_INTERCEPTED_BYTES:
+            raise SessionError(
+                CloseReason.BROKER_MALFORMED,
+                f"{api_name(api_key)} v{version} response needs more than {MAX_INTERCEPTED_BYTES} bytes held",
+                kind="broker_too_large",
+            )
+        if here < total:
+            self.walker.need = total
+            return 0
+        exchange.inflight.popleft()
+        exchange.held_bytes -= pending.held_bytes
+        exchange.counters.upstream_latency.add(self._latency_ms(pending) / 1000.0)
+        told_ms = responses.read_throttle(buf, start, start + total, api_key, version)
+        if told_ms > 0:
+            exchange.broker_throttled(pending, told_ms, now_ms)
+        try:
+            body = bytes(buf[responses.body_at(buf, start, start + total, api_key, version) : start + total])
+            if pending.asked is not None:
+                exchange.outcome = pending.asked(body, now_ms)
+                return -total
+            assert pending.on_response is not None
+            reply = pending.on_response(body, now_ms)
+        except WireError as error:
+            raise SessionError(CloseReason.BROKER_MALFORMED, str(error), kind=error.reason) from error
+        if reply.delay_ms > 0:
+            exchange.impose(pending, reply.kind, reply.delay_ms, now_ms)
+        exchange.note(pending)
+        throttle_ms = self._throttle_ms(pending)
+        if reply.body is not None:
+            throttle_ms = max(throttle_ms, told_ms)
+            out.append(response_frame(api_key, version, pending.correlation_id, reply.body, throttle_ms))
+            return -total
+        if throttle_ms > 0:
+            responses.patch_throttle(buf, start, start + total, api_key, version, throttle_ms)
+        return total
+
+    def _scrub_share_fetch(self, version: int, head: bytearray | memoryview, total: int, out: list[Buffer]) -> int:
+        """Node endpoints come last in a share response, behind all its records: taken off as it streams by."""
+        try:
+            scrubber = ShareFetchScrubber(version)
+        except WireError as error:
+            raise SessionError(CloseReason.UNSUPPORTED_VERSION, str(error), kind=error.reason) from error
+        scrub = partial(_scrub, scrubber)
+        out.append(scrub(head))
+        if len(head) < total:
+            self.walker.scrub = scrub
+        return -len(head)
+
+    def _rewrite(
+        self,
+        buf: bytearray | memoryview,
+        start: int,
+        here: int,
+        total: int,
+        pending: Pending,
+        throttle_ms: int,
+        out: list[Buffer],
+    ) -> int:
+        """Replace broker addresses (or clamp ApiVersions) at the head of a response; results as `_judge`."""
+        exchange = self._exchange
+        assert exchange.translate is not None
+        api_key, version = pending.api_key, pending.api_version
+        try:
+            done = responses.rewrite(api_key, version, buf, start, start + here, exchange.translate)
+        except WireError as error:
+            reason = (
+                CloseReason.UNSUPPORTED_VERSION
+                if error.reason == "unsupported_version"
+                else CloseReason.BROKER_MALFORMED
+            )
+            raise SessionError(reason, str(error), kind=error.reason) from error
+        if isinstance(done, responses.NeedMore):
+            if here == total:
+                raise SessionError(
+                    CloseReason.BROKER_MALFORMED,
+                    f"{api_name(api_key)} v{version} response of {total} bytes ends before its addresses do",
+                    kind="broker_truncated",
+                )
+            if here >= MAX_HELD_RESPONSE_BYTES:
+                raise SessionError(
+                    CloseReason.BROKER_MALFORMED,
+                    f"{api_name(api_key)} v{version} response needs more than {MAX_HELD_RESPONSE_BYTES} bytes held",
+                    kind="broker_too_large",
+                )
+            # Not just what is missing next: asking again for every few bytes would take quadratic time.
+            self.walker.need = min(total, max(done.wanted, here * 2), MAX_HELD_RESPONSE_BYTES)
+            return 0
+        if done is None:  # nothing to replace
+            return here
+        exchange.counters.addresses_rewritten += 1
+        head = bytearray(done.head)
+        if throttle_ms > 0:
+            responses.patch_throttle(head, 0, len(head), api_key, version, throttle_ms)
+        out.append(head)
+        if here > done.consumed:
+            out.append(bytes(buf[start + done.consumed : start + here]))
+        return -here
+
+    def _charge_fetch(self, pending: Pending, amount_bytes: int) -> None:
+        """Charge a Fetch or ShareFetch response. Where the request could not be answered in place of the broker, the
+        client is told now what its next one would have to wait for, and muted."""
+        exchange, now_ms = self._exchange, self._now_ms
+        account, admission = pending.account, pending.admission
+        assert admission is not None  # requests of those APIs are admitted before they are forwarded
+        exchange.ledger.settle(account, Kind.FETCH, admission, amount_bytes, now_ms)
+        if pending.api_key == SHARE_FETCH or not is_known(FETCH, pending.api_version):
+            delay_ms = exchange.ledger.check(account, Kind.FETCH, now_ms)
+            if delay_ms > 0:
+                exchange.impose(pending, Kind.FETCH, delay_ms, now_ms, amount_bytes)
+
+
+def _scrub(scrubber: ShareFetchScrubber, data: bytearray | memoryview) -> bytes:
+    try:
+        return scrubber.feed(data)
+    except WireError as error:
+        raise SessionError(CloseReason.BROKER_MALFORMED, str(error), kind=error.reason) from error

@@ -1,0 +1,241 @@
+"""One connection pair as a state machine: bytes and a clock reading in, bytes to send and a mute deadline out.
+
+    client bytes -> RequestSide  --+-- forwarded (perhaps patched), replaced, or dropped and answered here
+                        |          |
+                     Exchange (requests in flight, mute)
+                        |          |
+    broker bytes -> ResponseSide --+-- forwarded (throttle patched), or its head replaced (addresses)
+
+States of the client's side, of which only one is ever true:
+
+    | state    | means                                             | left by                                         |
+    |----------|---------------------------------------------------|-------------------------------------------------|
+    | OPEN     | requests are read and judged                      | a throttle -> MUTED; `max_in_flight` -> FULL    |
+    | MUTED    | nothing is read before `mute_until_ms` (KIP-219); | the deadline -> OPEN, what was already read     |
+    |          | responses go on flowing                           | first (`has_backlog`, `resume`)                 |
+    | FULL     | too many requests wait for their answer           | a response -> OPEN, likewise                    |
+    | ASKING   | a handler has asked the broker something, or      | the answer -> what the handler then decides     |
+    |          | waits, before it judges (`handlers.intercept`)    |                                                 |
+    | LOGIN    | the broker owes the answer to a SASL message      | the answer -> OPEN, perhaps as somebody else    |
+    |          | (`auth.sasl`), or a name is being looked up       |                                                 |
+
+Rules that hold in both directions:
+- no sockets, no tasks, no clock: `now_ms` is given (monotonic milliseconds);
+- what is returned is in wire order, and views into the caller's buffer are valid only until the next call;
+- a response is matched to the oldest pending request (Kafka answers in order); anything else ends the connection;
+- muting never stops the broker's direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from proxy.auth.sasl import DEFAULT_CLAIM, Login
+from proxy.handlers.intercept import NO_INTERCEPTORS, Interceptors
+from proxy.session.exchange import AddressTranslator, Exchange
+from proxy.session.request_side import RequestSide
+from proxy.session.response_side import ResponseSide
+from proxy.settings import DEFAULT_SIZES, SizeLimits
+from proxy.telemetry.observer import Counters
+from quota.entity import Kind
+from quota.ledger import Ledger
+
+
+class Session:
+    """The two directions of one client connection and its broker connection.
+
+    The shell calls `client_bytes` / `broker_bytes` with what it read and sends what is returned to the other side;
+    while `client_skip` / `broker_skip` is positive it may move that many bytes itself (splice) and report them by
+    `client_moved` / `broker_moved`.
+    """
+
+    __slots__ = (
+        "_requests",
+        "_responses",
+        "broker_bytes",
+        "broker_moved",
+        "client_bytes",
+        "client_moved",
+        "exchange",
+        "inflight",
+        "ready_answers",
+        "request_frames",
+        "response_frames",
+        "resume",
+    )
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        counters: Counters,
+        *,
+        user: str,
+        translate: AddressTranslator | None,
+        sizes: SizeLimits = DEFAULT_SIZES,
+        max_in_flight: int = 1024,
+        interceptors: Interceptors = NO_INTERCEPTORS,
+        login_expected: bool = False,
+        claim: str = DEFAULT_CLAIM,
+    ) -> None:
+        """`translate(node_id, host, port, kind)` gives the address clients are told instead; None: rewrite nothing.
+
+        `interceptors` judge the requests of some APIs whole (`proxy.handlers.intercept`). `login_expected`: the
+        listener is known to want SASL, so what comes before the login is charged to nobody
+        (`proxy.session.before_login`). `claim` is the claim of OAUTHBEARER's tokens that names the principal.
+        """
+        exchange = Exchange(ledger, counters, translate, interceptors)
+        self.exchange: Final = exchange
+        self._requests = RequestSide(exchange, user, sizes, max_in_flight, login_expected)
+        exchange.claim = claim
+        self._responses = ResponseSide(exchange, sizes.max_response_bytes)
+        self.inflight = exchange.inflight
+        self.request_frames: Final = self._requests.walker
+        self.response_frames: Final = self._responses.walker
+        """Where both streams stand. For the shell, which looks at them and at `exchange` for every read and lets be."""
+        # The sides' own methods, not wrapped: these are called for every read.
+        self.client_bytes = self._requests.take
+        """client_bytes(view, now_ms): take bytes read from the client (a writable view, heads are patched in place).
+        Returns the buffers to send to the broker. Raises SessionError if the bytes are not Kafka's protocol."""
+        self.client_moved = self._requests.moved
+        """client_moved(count, now_ms)"""
+        self.resume = self._requests.resume
+        """resume(now_ms): go on with the backlog after a mute; as `client_bytes`."""
+        self.broker_bytes = self._responses.take
+        """broker_bytes(view, now_ms, came_ms=None): take bytes read from the broker, which may have been there since
+        `came_ms` (None: just now). Returns the buffers to send to the client.
+        Raises SessionError if they answer nothing, or cannot be read where they must be rewritten."""
+        self.broker_moved = self._responses.moved
+        """broker_moved(count, now_ms): returns answers as `ready_answers`."""
+        self.ready_answers = self._responses.ready_answers
+        """ready_answers(): answers made here whose turn has come."""
+
+    @property
+    def user(self) -> str:
+        """Who is charged for the requests that come now."""
+        return self._requests.user
+
+    def identify(self, user: str) -> None:
+        """The client has proved to be somebody: requests from now on are charged to `user`, those before it are not."""
+        self._requests.identify(user)
+        if self.exchange.client_waits:
+            self.exchange.client_waits = False
+            self.exchange.wake()
+
+    def when_authenticated(self, tell: Callable[[Login | None], None]) -> None:
+        """`tell(login)` is called whenever the broker has accepted a login by SASL, before its answer goes on; with
+        None when the broker takes requests although a login was expected. A SessionError that it raises ends the
+        connection.
+        """
+        self.exchange.authenticated = tell
+
+    def broker_ended(self) -> None:
+        """The broker has closed the connection. Raises SessionError if there is more to say about that."""
+        self._requests.before.broker_ended()
+
+    def hold(self) -> None:
+        """Take nothing from the client before `identify` is called."""
+        self.exchange.client_waits = True
+
+    @property
+    def mute_until_ms(self) -> float:
+        """The client is not read before this time."""
+        return self.exchange.mute_until_ms
+
+    @property
+    def round_trip_ms(self) -> float:
+        """The network's round trip to the broker: that long nobody works on a request."""
+        return self.exchange.request_time.round_trip_ms
+
+    @round_trip_ms.setter
+    def round_trip_ms(self, value: float) -> None:
+        self.exchange.request_time.round_trip_ms = value
+
+    @property
+    def client_skip(self) -> int:
+        """Bytes from the client that may be moved to the broker without being looked at."""
+        return self._requests.walker.movable
+
+    @property
+    def broker_skip(self) -> int:
+        """Bytes from the broker that may be moved to the client without being looked at."""
+        return self._responses.walker.movable
+
+    @property
+    def client_at_boundary(self) -> bool:
+        """True between two requests: a good place to stop reading."""
+        return self._requests.at_boundary
+
+    @property
+    def response_begun(self) -> bool:
+        """True in the middle of a response."""
+        return not self._responses.walker.at_boundary
+
+    @property
+    def under_way(self) -> bool:
+        """True once a client may stay as long as it likes: it has logged in where the listener wants that, or else sent
+        a request, be it ApiVersions alone."""
+        return self._requests.under_way
+
+    def pass_unread(self) -> None:
+        """The connection's bytes are nobody's to read (TLS that is passed through): no first request is waited for."""
+        self._requests.established = True
+
+    @property
+    def has_backlog(self) -> bool:
+        """True if requests that were already read wait to be judged; call `resume` before reading more."""
+        return self._requests.has_backlog
+
+    @property
+    def must_wait(self) -> bool:
+        """True while the client is not read before something else has happened: FULL, ASKING or LOGIN."""
+        return self._requests.in_flight_full or self._requests.asking or self.exchange.client_waits
+
+    def when_decided(self, wake: Callable[[], None]) -> None:
+        """`wake()` is called when a handler that waited for something has decided: look at `must_wait` again."""
+        self.exchange.wake = wake
+
+    @property
+    def quiet(self) -> bool:
+        """True if no answer is owed and none is under way."""
+        return not self.inflight and self._responses.walker.at_boundary
+
+    @property
+    def client_ids(self) -> list[str]:
+        """Client ids seen on this connection (a bounded number of them)."""
+        return self._requests.client_ids
+
+    @property
+    def software(self) -> str | None:
+        """Client library and version, from ApiVersions v3+."""
+        return self._requests.software
+
+    def note_mute(self, mute_ms: float, *, ignored: bool) -> None:
+        """A mute of `mute_ms` is nearly over, in whose second half the client went on sending, or did not."""
+        self.exchange.counters.libraries.note(self.software, mute_ms, ignored=ignored)
+        account = self._requests.account
+        if account is not None:
+            account.note_mute(ignored=ignored)
+            self.exchange.ledger.wake(account)
+
+    @property
+    def client_bytes_total(self) -> int:
+        """Bytes received from the client."""
+        return self._requests.bytes_total
+
+    @property
+    def broker_bytes_total(self) -> int:
+        """Bytes sent to the client."""
+        return self._responses.bytes_total
+
+    def close(self, now_ms: float) -> None:
+        """The connection ends: what admitted fetches had reserved is free again, and what of a response never came."""
+        exchange = self.exchange
+        exchange.close()
+        self._requests.end(now_ms)
+        self._responses.close(now_ms)
+        for pending in exchange.inflight:
+            exchange.note(pending)
+            if pending.admission is not None:
+                exchange.ledger.settle(pending.account, Kind.FETCH, pending.admission, 0, now_ms)
+        exchange.inflight.clear()

@@ -1,0 +1,1 @@
+"""Write-only side exits of the data path: numbers for metrics, and log lines that no flood can multiply."""

@@ -1,0 +1,106 @@
+"""Write-only side exit of the data path: plain integers, read by the metrics module when Prometheus comes by.
+
+Nothing here formats, locks or allocates per request; the exporter can be slow or gone without traffic noticing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass
+
+from proxy.telemetry.libraries import Libraries
+
+LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Histogram:
+    """Counts per bucket (upper bounds in seconds, Prometheus' `le`), not cumulated, the last one being +Inf."""
+
+    __slots__ = ("counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(LATENCY_BUCKETS_S) + 1)
+        self.sum_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one observation of `seconds`."""
+        self.counts[bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
+        self.sum_s += seconds
+
+
+class Counters:
+    """What happened so far, process wide. Increment only; gauges say so."""
+
+    def __init__(self) -> None:
+        self.connections_opened = 0
+        self.connections_closed: Counter[str] = Counter()
+        """By CloseReason."""
+        self.connections_open = 0
+        """Gauge."""
+        self.connections_muted = 0
+        """Gauge: client sockets not being read because of a throttle."""
+        self.connections_waiting = 0
+        """Gauge: client sockets not being read because the next request waits for what its group owes (ADR 0026)."""
+        self.connections_held = 0
+        """Gauge: refused connections left open, unserved, until their delay is over."""
+        self.connections_not_held = 0
+        """Refused connections closed at once because too many were held already."""
+        self.parse_errors: Counter[str] = Counter()
+        """By kind: frame_too_large, tls_on_plain_port, ..."""
+        self.requests: Counter[int] = Counter()
+        """By API key; keys that we do not know are counted as -1 (bounded whatever clients send)."""
+        self.upstream_connects = 0
+        self.upstream_connect_failures = 0
+        self.tls_handshakes: Counter[str] = Counter()
+        """Done, by side: client, broker."""
+        self.tls_handshake_failures: Counter[tuple[str, str]] = Counter()
+        """By side and reason (`proxy.tls.contexts.explain`, and timeout, principal)."""
+        self.upstream_latency = Histogram()
+        """Request forwarded until the first byte of its response; what the client asked to wait for (Fetch, JoinGroup,
+        SyncGroup, ShareFetch) is left out."""
+        self.fetches_answered = 0
+        """Fetch requests answered with an empty response because their group was over its quota."""
+        self.fetches_shaped = 0
+        """Fetch requests forwarded with a lowered max_bytes."""
+        self.addresses_rewritten = 0
+        """Broker addresses replaced in responses."""
+        self.libraries = Libraries()
+        """How client libraries take mutes."""
+        self.passthrough_open = 0
+        """Gauge: redirected connections with TLS that we have no key for."""
+        self.passthrough_opened = 0
+        """All of these so far."""
+        self.passthrough_bytes: Counter[str] = Counter()
+        """Bytes that they moved, by the kind of quota that they were charged to: produce (to the broker), fetch."""
+        self.accept_failures = 0
+        """accept() refused by the system: out of file descriptors or memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionInfo:
+    """One line of /connections."""
+
+    peer: str
+    broker: str
+    user: str
+    client_ids: tuple[str, ...]
+    software: str | None
+    in_flight: int
+    muted_for_ms: float
+    client_bytes: int
+    broker_bytes: int
+    idle_s: float
+    user_source: str = "anonymous"
+    """Where the user comes from: tls, sasl, static, or anonymous when no source of identity knows one."""
+    waiting_for: str | None = None
+    """The quota that the next request waits for before it is forwarded (ADR 0026); None: it does not wait so."""
+    waited_ms: float = 0.0
+    """How long it has waited."""
+
+    @property
+    def state(self) -> str:
+        """`waiting` (before a request), `muted` (after one) or `open`."""
+        if self.waiting_for is not None:
+            return "waiting"
+        return "muted" if self.muted_for_ms > 0 else "open"

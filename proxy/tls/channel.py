@@ -1,0 +1,107 @@
+"""A TLS connection that offers what a plain non-blocking socket offers, so that the pumps need not know the difference.
+
+`TlsSocket` is made by the contexts of `proxy.tls.contexts` (``SSLContext.sslsocket_class``). What plain sockets
+promise and the pumps rely on holds here too: "would block" is BlockingIOError, a read that brings less than asked for
+has taken all there was, and a send that was not taken is repeated with the same bytes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import ssl
+import struct
+import termios
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, Final
+
+_APPLICATION_DATA: Final = 23
+_ALERT: Final = 21
+_RECORD_HEADER_BYTES: Final = 5
+_ALERT_BYTES: Final = 19
+"""An encrypted alert in TLS 1.3 looks like application data of this length: level and description, the content type,
+and an authentication tag of 16 bytes (RFC 8446, section 5.2). No request of Kafka's fits in its two bytes."""
+
+
+class TlsSocket(ssl.SSLSocket):
+    """Used by the event loop's thread alone, save for steps of the handshake."""
+
+    server_name: str | None = None
+    """The name that the client asked for in its ClientHello, on a server's side."""
+
+    def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
+        """Read as much as there is, over the borders of records. Raises BlockingIOError when there is nothing."""
+        view = memoryview(buffer)
+        wanted = nbytes or len(view)
+        got = 0
+        try:
+            while got < wanted:
+                count = self.read(wanted - got, view[got:])
+                if not count:
+                    self._show_end(got)
+                    break
+                got += count  # type: ignore[operator]
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            if not got:
+                raise BlockingIOError from None
+        except OSError:
+            if not got:
+                raise
+            self._show_end(got)
+        return got
+
+    def _show_end(self, got: int) -> None:
+        """What came before the end is given first. A goodbye without the end of the connection behind it has been taken
+        from the kernel by then, and its reader would wait for ever."""
+        if got:
+            with suppress(OSError):
+                socket.socket.shutdown(self, socket.SHUT_RD)
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        """All of `data`, or BlockingIOError: then the same bytes have to be sent again before any others."""
+        try:
+            return super().send(data)
+        except ssl.SSLWantWriteError:
+            raise BlockingIOError from None
+
+    def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:  # type: ignore[override]
+        """As `send`, joined: few large records cost less than many small ones."""
+        return self.send(b"".join(buffers))
+
+    def shutdown(self, how: int) -> None:
+        """SHUT_RD: wakes a reader, which finds the end, as on a plain socket. SHUT_WR: says goodbye first."""
+        if how != socket.SHUT_RD:
+            with suppress(OSError, ValueError):  # the peer's own goodbye is not waited for
+                self.unwrap()
+        socket.socket.shutdown(self, how)
+
+    def unread_bytes(self) -> int:
+        """Bytes, encrypted ones among them, that came and have not been read; a goodbye does not count."""
+        waiting = received_bytes(self) - self._goodbye_bytes()
+        return waiting + (self.pending() if self._sslobj is not None else 0)  # type: ignore[attr-defined]
+
+    def _goodbye_bytes(self) -> int:
+        """Length of the alert that is all there is to read: close_notify, which many clients send before they close."""
+        try:
+            head = socket.socket.recv(self, 64, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except OSError:
+            return 0
+        if len(head) < _RECORD_HEADER_BYTES:
+            return 0
+        kind, length = head[0], int.from_bytes(head[3:5], "big")
+        total = _RECORD_HEADER_BYTES + length
+        alert = kind == _ALERT or (kind == _APPLICATION_DATA and length == _ALERT_BYTES)
+        return total if alert and received_bytes(self) == total else 0
+
+    def discard(self, limit: int) -> bool:
+        """Throw away up to `limit` received bytes, read as they are. False at the end or when there is nothing now."""
+        try:
+            return bool(socket.socket.recv(self, limit))
+        except OSError:
+            return False
+
+
+def received_bytes(sock: socket.socket) -> int:
+    """Bytes received by the kernel and not read yet (FIONREAD)."""
+    return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, b"\0\0\0\0"))[0])

@@ -1,0 +1,290 @@
+"""TLS contexts from files: towards clients and towards brokers, made anew when the files have changed.
+
+A context is never altered once connections use it: new connections get the new one, old ones go on with what they
+have. Files that do not make a good context change nothing.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from socket import socket
+from typing import Final, NoReturn
+
+from proxy.tls.certificates import CertificateError, in_pem, not_after_s, subject
+from proxy.tls.channel import TlsSocket
+from quota.files import in_memory, read_file
+from quota.principal import PrincipalRules
+
+CLIENT_AUTH: Final = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+"""Kafka's ssl.client.auth."""
+
+
+MAX_PEM_BYTES: Final = 4 * 1024 * 1024
+"""Of a file with certificates or a key; all authorities that a system trusts are some 250 kB."""
+
+
+class TlsFilesError(OSError):
+    """The files make no context; the message has the setting, the file and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A certificate (with the chain that leads to its authority) and its private key, in PEM files."""
+
+    certificate: Path
+    key: Path
+
+
+class TlsSide:
+    """What both directions have in common: files in, a context and its expiry out."""
+
+    def __init__(self, setting: str, pair: KeyPair | None, authorities: tuple[str, Path] | None) -> None:
+        """`authorities` are those that judge the peer's certificate: the setting's name and the file.
+
+        Raises TlsFilesError.
+        """
+        self._setting = setting
+        self._pair = pair
+        self._authorities = authorities
+        self.expires_at_s: float | None = None
+        """When the first certificate of our own chain ceases to be good (Unix time); None without one."""
+        self.context = self._load(first=True)
+        """What new connections use."""
+
+    @property
+    def setting(self) -> str:
+        """The section of the configuration."""
+        return self._setting
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that this is made of."""
+        pair = [] if self._pair is None else [self._pair.certificate, self._pair.key]
+        return pair if self._authorities is None else [*pair, self._authorities[1]]
+
+    def load(self) -> None:
+        """Use the files as they are now. Raises TlsFilesError, and goes on with what there was."""
+        self.context = self._load(first=False)
+
+    def _load(self, *, first: bool) -> ssl.SSLContext:
+        context = self._new_context()
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION  # of TLS 1.2: a read would have to write, and costs us most
+        context.sslsocket_class = TlsSocket
+        if self._authorities is not None:
+            self._trust(context, *self._authorities)
+        expires_at_s = None if self._pair is None else self._own(context, self._pair, first=first)
+        self.expires_at_s = expires_at_s
+        return context
+
+    def _new_context(self) -> ssl.SSLContext:
+        raise NotImplementedError
+
+    def _refuse(self, name: str, path: Path, reason: str) -> NoReturn:
+        raise TlsFilesError(f"{self._setting}.{name} {path}: {reason}") from None
+
+    def _read(self, name: str, path: Path) -> tuple[bytes, list[bytes]]:
+        """The file, and the certificates in it."""
+        try:
+            data = read_file(path, MAX_PEM_BYTES)
+            found = in_pem(data.decode("utf-8", "replace"))
+        except OSError as error:
+            self._refuse(name, path, f"cannot be read: {error.strerror or error}")
+        except CertificateError as error:
+            self._refuse(name, path, str(error))
+        if not found:
+            self._refuse(name, path, "expected certificates in PEM form (-----BEGIN CERTIFICATE-----)")
+        return data, found
+
+    def _trust(self, context: ssl.SSLContext, name: str, path: Path) -> None:
+        _, found = self._read(name, path)
+        try:
+            context.load_verify_locations(cadata=b"".join(found))
+        except (ssl.SSLError, ValueError) as error:
+            self._refuse(name, path, f"expected certificates of authorities: {error}")
+
+    def _own(self, context: ssl.SSLContext, pair: KeyPair, *, first: bool) -> float:
+        """Take the pair into `context`. Returns when its chain ceases to be good."""
+        certificates, chain = self._read("certificate_file", pair.certificate)
+        try:
+            expires_at_s = min(map(not_after_s, chain))
+        except CertificateError as error:
+            self._refuse("certificate_file", pair.certificate, str(error))
+        if expires_at_s <= time.time() and not first:
+            # At the start there is nothing better: then the expiry is only told (log, metric, alert).
+            self._refuse("certificate_file", pair.certificate, f"has expired at {utc(expires_at_s)}")
+        try:
+            key = read_file(pair.key, MAX_PEM_BYTES)
+        except OSError as error:
+            self._refuse("key_file", pair.key, f"cannot be read: {error.strerror or error}")
+        if b"PRIVATE KEY-----" not in key:
+            self._refuse("key_file", pair.key, "expected a private key in PEM form (-----BEGIN PRIVATE KEY-----)")
+        try:
+            # OpenSSL reads files only, and would wait for whatever has taken their place since.
+            with in_memory(certificates) as certificate_path, in_memory(key) as key_path:
+                context.load_cert_chain(certificate_path, key_path, password=_no_password)
+        except _EncryptedKeyError:
+            self._refuse("key_file", pair.key, "is encrypted; expected a private key without a password")
+        except ssl.SSLError as error:
+            if error.reason == "KEY_VALUES_MISMATCH" or "TYPE_MISMATCH" in str(error.reason):
+                self._refuse("key_file", pair.key, f"is not the key of the certificate in {pair.certificate}")
+            self._refuse("key_file", pair.key, f"does not make a pair with {pair.certificate}: {error.reason or error}")
+        except OSError as error:
+            self._refuse("key_file", pair.key, f"cannot be read: {error.strerror or error}")
+        return expires_at_s
+
+
+class ServerTls(TlsSide):
+    """Towards clients (`listen.tls`)."""
+
+    def __init__(
+        self,
+        pair: KeyPair,
+        *,
+        client_auth: str = "none",
+        client_authorities: Path | None = None,
+        rules: PrincipalRules | None = None,
+        handshake_timeout_s: float = 10.0,
+        setting: str = "listen.tls",
+    ) -> None:
+        """`client_auth` as in Kafka: none, requested, required; the latter two need `client_authorities`.
+
+        Raises TlsFilesError.
+        """
+        self._client_auth = CLIENT_AUTH[client_auth]
+        self._rules = rules or PrincipalRules()
+        self.handshake_timeout_s = handshake_timeout_s
+        authorities = None if client_authorities is None else ("client_ca_file", client_authorities)
+        super().__init__(setting, pair, authorities)
+
+    def _new_context(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.verify_mode = self._client_auth
+        context.sni_callback = _note_server_name
+        return context
+
+    def user(self, sock: ssl.SSLSocket) -> str | None:
+        """Whom the client's certificate names; None when it has shown none.
+
+        Raises NoRuleError and CertificateError.
+        """
+        der = sock.getpeercert(binary_form=True)
+        return None if der is None else self._rules.user(subject(der))
+
+
+def _note_server_name(sock: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+    """Whom the client wanted to talk to (SNI, RFC 6066): asked of the broker in its turn where that is transparent."""
+    if isinstance(sock, TlsSocket):
+        sock.server_name = name
+
+
+class ClientTls(TlsSide):
+    """Towards brokers (`upstream.tls`)."""
+
+    def __init__(
+        self,
+        *,
+        authorities: Path | None = None,
+        pair: KeyPair | None = None,
+        server_name: str | None = None,
+        verify_hostname: bool = True,
+        setting: str = "upstream.tls",
+    ) -> None:
+        """`authorities` None: those that the system trusts. `server_name` None: the host that is connected to.
+
+        Raises TlsFilesError.
+        """
+        self._server_name = server_name
+        self._verify_hostname = verify_hostname
+        super().__init__(setting, pair, None if authorities is None else ("ca_file", authorities))
+
+    def _new_context(self) -> ssl.SSLContext:
+        context = _NamedContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.server_name = self._server_name
+        context.check_hostname = self._verify_hostname
+        if self._authorities is None:
+            context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+        return context
+
+    def library_context(self) -> ssl.SSLContext:
+        """A context for a library that makes its own connections, from the files as they are now.
+
+        Raises TlsFilesError.
+        """
+        context = self._load(first=True)
+        context.sslsocket_class = ssl.SSLSocket
+        return context
+
+    def name_for(self, host: str) -> str:
+        """The name that the broker at `host` is asked for (SNI) and has to prove."""
+        return self._server_name or host
+
+
+class _NamedContext(ssl.SSLContext):
+    """Asks for one name, whatever host its user names."""
+
+    server_name: str | None = None
+
+    def wrap_socket(
+        self,
+        sock: socket,
+        server_side: bool = False,
+        do_handshake_on_connect: bool = True,
+        suppress_ragged_eofs: bool = True,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLSocket:
+        """As any context, with our name."""
+        name = self.server_name or server_hostname
+        return super().wrap_socket(sock, server_side, do_handshake_on_connect, suppress_ragged_eofs, name, session)
+
+
+class _EncryptedKeyError(Exception):
+    pass
+
+
+def _no_password() -> str:
+    raise _EncryptedKeyError  # else OpenSSL asks on the terminal
+
+
+def utc(seconds: float) -> str:
+    """A moment of Unix time as people read it."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+
+
+def explain(error: BaseException, *, of_broker: bool) -> tuple[str, str]:
+    """Why a handshake failed: (one word for metrics, a sentence for people)."""
+    peer, ours = ("broker", "upstream.tls") if of_broker else ("client", "listen.tls")
+    if isinstance(error, ssl.SSLCertVerificationError):
+        hint = ""
+        if error.verify_code in _UNKNOWN_AUTHORITY:
+            hint = f"; is {'upstream.tls.ca_file' if of_broker else 'listen.tls.client_ca_file'} its authority?"
+        elif error.verify_code in _OTHER_NAME:
+            hint = "; upstream.tls.server_name can name the right one"
+        return "certificate", f"the {peer}'s certificate is refused: {error.verify_message}{hint}"
+    reason = getattr(error, "reason", None) or ""
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionError) or reason == "UNEXPECTED_EOF":
+        return "closed", f"the {peer} closed the connection during the TLS handshake"
+    if isinstance(error, ssl.SSLError) and reason:
+        if "ALERT" in reason:
+            which = reason.rpartition("ALERT_")[2].replace("_", " ").lower()
+            return "refused", f"the {peer} refused the TLS handshake: {which} (see {ours})"
+        if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+            return "certificate", f"the {peer} showed no certificate, and one is required"
+        if reason in ("UNSUPPORTED_PROTOCOL", "VERSION_TOO_LOW", "NO_PROTOCOLS_AVAILABLE"):
+            return "version", f"the {peer} offers no version of TLS from 1.2 on"
+        if reason in _NOT_TLS:
+            return "not_tls", f"the {peer} does not speak TLS here ({reason.replace('_', ' ').lower()})"
+        return "other", f"TLS handshake with the {peer}: {reason.replace('_', ' ').lower()}"
+    return "other", f"TLS handshake with the {peer}: {error}"
+
+
+_UNKNOWN_AUTHORITY: Final[Sequence[int]] = (2, 18, 19, 20, 21)
+"""OpenSSL's X509_V_ERR_*: no issuer found, self-signed (alone, in the chain), no local issuer, cannot be verified."""
+_OTHER_NAME: Final[Sequence[int]] = (62, 64)
+"""X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH."""
+_NOT_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "RECORD_LAYER_FAILURE"})

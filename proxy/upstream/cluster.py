@@ -1,0 +1,186 @@
+"""Asking the cluster: for its brokers, so that listeners exist before the first client comes, and for its quotas."""
+
+from __future__ import annotations
+
+import ssl
+from struct import Struct
+from typing import Final
+
+import trio
+
+from proxy.auth import token_owners
+from proxy.handlers import quota_admin
+from proxy.tls.contexts import ClientTls, explain
+from proxy.upstream.credentials import Credentials, LoginError, login
+from proxy.wire import responses
+from proxy.wire.apis import DESCRIBE_CLIENT_QUOTAS
+from proxy.wire.frames import WireError
+from proxy.wire.messages import api_versions_request, framed, request_header
+from proxy.wire.responses import NodeAddress
+from quota.admin import AdminError, Entity
+
+CLIENT_ID = "kquota"
+METADATA_VERSION = 1
+"""Version 1: no topics is an empty array, brokers have ids and addresses. Answered by 3.9 and 4.2 alike."""
+QUOTAS_VERSION = 0
+"""DescribeClientQuotas: the version that every broker with this API has (2.6 and later)."""
+_BODY_AT = 8
+"""Behind the size and a response header of version 0."""
+TLS_ALERT = b"\x15\x03"
+"""How a TLS server answers what is no ClientHello (RFC 8446, section 5.1: content type, major version)."""
+_VERSIONS: Final = Struct(">ihi")
+"""ApiVersions response of version 0 behind its size: correlation id, error code, how many APIs follow."""
+_VERSION_BYTES: Final = 6
+MAX_RESPONSE_BYTES = 16 * 1024 * 1024
+_SECRETS: Final = trio.CapacityLimiter(4)
+"""Threads that read the secret's file: no more of them hang when its file system does not answer."""
+
+
+class ClusterError(Exception):
+    """The cluster did not answer; the message says which address and why."""
+
+
+class LoginWantedError(ClusterError):
+    """The broker speaks Kafka's protocol, and answers nothing more to whoever has not logged in by SASL."""
+
+
+async def ask_brokers(
+    host: str, port: int, timeout_s: float, tls: ClientTls | None = None, credentials: Credentials | None = None
+) -> list[NodeAddress]:
+    """The brokers of the cluster that `host:port` belongs to. Raises ClusterError."""
+    question = responses.metadata_request(METADATA_VERSION, 1, CLIENT_ID)
+    try:
+        frame = await _ask(host, port, timeout_s, question, tls, credentials)
+    except ClusterError as error:
+        if credentials is None and isinstance(error.__cause__, _ClosedError):
+            await _ask_for_versions(host, port, timeout_s, tls)
+        raise
+    try:
+        brokers = responses.read_brokers(METADATA_VERSION, frame, 0, len(frame))
+    except WireError as error:
+        raise ClusterError(f"{host}:{port}: {error}") from error
+    if not brokers:
+        raise ClusterError(f"{host}:{port} knows of no brokers yet")
+    return brokers
+
+
+async def ask_quotas(
+    host: str, port: int, timeout_s: float, tls: ClientTls | None = None, credentials: Credentials | None = None
+) -> dict[Entity, dict[str, float]]:
+    """All client quotas of the cluster, as this broker knows them. Raises ClusterError.
+
+    The cluster has to allow DescribeConfigs on itself to the sidecar's own connection.
+    """
+    head = request_header(DESCRIBE_CLIENT_QUOTAS, QUOTAS_VERSION, 1, CLIENT_ID)
+    question = framed(head + quota_admin.describe_request(QUOTAS_VERSION))
+    frame = await _ask(host, port, timeout_s, question, tls, credentials)
+    try:
+        # 10 000 quotas take about 10 ms to read: aside, traffic goes on
+        return await trio.to_thread.run_sync(quota_admin.read_described, QUOTAS_VERSION, frame[_BODY_AT:])
+    except WireError as error:
+        raise ClusterError(f"{host}:{port}: {error}") from error
+    except AdminError as error:
+        raise ClusterError(f"{host}:{port} does not tell its quotas: {error}") from error
+
+
+async def ask_token_owners(
+    host: str, port: int, timeout_s: float, tls: ClientTls | None, credentials: Credentials
+) -> dict[str, str]:
+    """Owners of the delegation tokens that the sidecar's own user may see, by token id. Raises ClusterError.
+
+    The cluster has to allow Describe on the tokens to that user.
+    """
+    frame = await _ask(host, port, timeout_s, token_owners.describe_request(1, CLIENT_ID), tls, credentials)
+    try:
+        return token_owners.read_owners(memoryview(frame)[_BODY_AT:])
+    except WireError as error:
+        raise ClusterError(f"{host}:{port}: {error}") from error
+
+
+async def _ask_for_versions(host: str, port: int, timeout_s: float, tls: ClientTls | None) -> None:
+    """ApiVersions is what brokers answer before a login, too. Raises LoginWantedError if this one does."""
+    try:
+        frame = await _ask(host, port, timeout_s, api_versions_request(0, 1, CLIENT_ID), tls)
+    except ClusterError:
+        return
+    if len(frame) < 4 + _VERSIONS.size:
+        return
+    correlation_id, error_code, count = _VERSIONS.unpack_from(frame, 4)
+    if correlation_id == 1 and not error_code and 0 < count == (len(frame) - 4 - _VERSIONS.size) / _VERSION_BYTES:
+        raise LoginWantedError(f"{host}:{port} wants a login by SASL, and the sidecar has none (upstream.sasl)")
+
+
+async def _ask(
+    host: str,
+    port: int,
+    timeout_s: float,
+    request: bytes,
+    tls: ClientTls | None,
+    credentials: Credentials | None = None,
+) -> bytes:
+    """The response frame to a request frame, on a connection of its own. Raises ClusterError."""
+    try:
+        with trio.fail_after(timeout_s):
+            stream = await _open(host, port, tls)
+            async with stream:
+                if credentials is not None:
+                    await _log_in(stream, credentials)
+                await stream.send_all(request)
+                return await _read_frame(stream)
+    except trio.TooSlowError:
+        raise ClusterError(f"{host}:{port} did not answer within {timeout_s:g} s") from None
+    except (OSError, trio.BrokenResourceError, ValueError, LoginError) as error:
+        reason = error.__cause__ if tls is not None and isinstance(error.__cause__, OSError) else error
+        text = explain(reason, of_broker=True)[1] if isinstance(reason, ssl.SSLError) else str(reason)
+        raise ClusterError(f"{host}:{port}: {text}") from error
+
+
+async def _open(host: str, port: int, tls: ClientTls | None) -> trio.abc.Stream:
+    """A connection to a broker, ready to be used. Raises OSError and BrokenResourceError."""
+    plain = await trio.open_tcp_stream(host, port)
+    if tls is None:
+        return plain
+    # Our answers have a length of their own: a broker that ends without a goodbye has cut nothing off unseen.
+    stream = trio.SSLStream(plain, tls.context, server_hostname=tls.name_for(host), https_compatible=True)
+    try:
+        await stream.do_handshake()
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
+    return stream
+
+
+async def _log_in(stream: trio.abc.Stream, credentials: Credentials) -> None:
+    secret = await trio.to_thread.run_sync(credentials.secret, abandon_on_cancel=True, limiter=_SECRETS)
+    conversation = login(credentials, CLIENT_ID, secret)
+    request = next(conversation)
+    while True:
+        await stream.send_all(request)
+        try:
+            request = conversation.send(await _read_frame(stream))
+        except StopIteration:
+            return
+
+
+class _ClosedError(ValueError):
+    """Closed instead of an answer."""
+
+
+async def _read_frame(stream: trio.abc.ReceiveStream) -> bytes:
+    data = bytearray()
+    wanted = 4
+    while len(data) < wanted:
+        part = await stream.receive_some(65536)
+        if not part:
+            raise _ClosedError(
+                "the connection was closed instead of an answer; is this a Kafka listener, with TLS just if "
+                "upstream.tls is set?"
+            )
+        data += part
+        if len(data) >= 4 and wanted == 4:
+            if data[:2] == TLS_ALERT:
+                raise ValueError("the broker speaks TLS here, and upstream.tls is not set")
+            wanted = 4 + int.from_bytes(data[:4], "big")
+            if not 8 <= wanted <= MAX_RESPONSE_BYTES:
+                raise ValueError(f"the answer is not Kafka's protocol (frame of {wanted - 4} bytes)")
+    return bytes(data)
