@@ -69,6 +69,7 @@ def load_bytes(file: str, data: bytes, *, on_paper: bool = False, pause: Pause =
         + _find_quota_clashes(config, source)
         + _find_unasked(config, source)
         + _find_half_a_tls(config, source)
+        + _find_no_fleet(config, source)
     )
     if problems:
         raise ConfigError(first_of(_in_file_order(problems)))
@@ -100,6 +101,19 @@ def _find_half_a_tls(config: Config, source: Source) -> list[Problem]:
     return [source.problem(("listen", "tls"), text, at_key=True)]
 
 
+def _find_no_fleet(config: Config, source: Source) -> list[Problem]:
+    """Limits of a fleet, where none is configured."""
+    if config.fleet is not None:
+        return []
+    found = [index for index, entry in enumerate(config.quotas) if _scope_of(entry) == "fleet"][:1]
+    text = "expected a section fleet: without one no instance knows of another"
+    return [source.problem(("quotas", index, "scope"), text, "fleet") for index in found]
+
+
+def _scope_of(entry: QuotaEntry | Entry) -> str | None:
+    return entry.reach if isinstance(entry, Entry) else entry.scope
+
+
 def _find_unasked(config: Config, source: Source) -> list[Problem]:
     """What connects to the cluster by itself, without a broker to begin with."""
     if config.upstream.bootstrap:
@@ -110,6 +124,8 @@ def _find_unasked(config: Config, source: Source) -> list[Problem]:
         found.append(source.problem(("quotas", "source"), text, "cluster"))
     if config.export is not None and config.export.kafka_topic is not None:
         found.append(source.problem(("export", "kafka_topic"), text, config.export.kafka_topic))
+    if config.fleet is not None:
+        found.append(source.problem(("fleet",), text, at_key=True))
     return found
 
 

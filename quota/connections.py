@@ -75,7 +75,7 @@ class ConnectionEntry:
     """Connections open at once."""
     mode: Literal["enforce", "shadow"] = "enforce"
     reach: Literal["instance", "fleet"] | None = None
-    """What the rate is a limit of (:data:`quota.table.Reach`); None: as the table says. A cap is each instance's own."""
+    """What the rate is a limit of (:data:`quota.table.Reach`); None: as the table has it. A cap is always local."""
 
     def __post_init__(self) -> None:
         if self.scope is Scope.IP and self.name is not DEFAULT:

@@ -209,6 +209,8 @@ class Fleet:
     def tick(self, now: float) -> list[Outgoing]:
         """Some time has passed (a quarter of an interval, say): what is to be published now."""
         view = self.view
+        if self._left:
+            return []
         view.sweep(now)
         self._look_who_is_there(now)
         for own in self._own.values():
@@ -217,7 +219,7 @@ class Fleet:
                 own.moves = moves
                 self._settle_for_less(own, now)
         found: list[Outgoing] = []
-        if self._left or not self._count:
+        if not self._count:
             return found
         for number, partition in self._partitions.items():
             interval_ms = self.timing.interval_of(view.writers(number, now))
