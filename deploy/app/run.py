@@ -28,6 +28,7 @@ from deploy.common.heap import is_computing, let_go, settle, share_fairly, uncol
 from deploy.export.exporter import new_exporter
 from deploy.fleet.member import Member, new_member
 from deploy.metrics import Metrics, Status, kquota_version
+from deploy.metrics.fleet import fleet_families
 from deploy.metrics.held import held_families
 from deploy.metrics.security import security_families
 from deploy.sources.quota_cluster import ClusterSource
@@ -162,6 +163,7 @@ class Sidecar:
             export=None if self.exporter is None else self.exporter.state,
             held=lambda: held_families(self.proxy, self.ledger),
             security=lambda: security_families(self.security, self.proxy.counters),
+            fleet=lambda: fleet_families(self.member, config.metrics.max_groups),
         )
         self.watcher = Watcher(path, config, found, self.reloads, self._apply)
         self.admin_port: int | None = None

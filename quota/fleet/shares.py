@@ -1,5 +1,6 @@
 """Between a ledger and its fleet: how groups stand goes to the fleet, what may be used of each limit to the groups."""
 
+from collections.abc import Iterator
 from typing import Final
 
 from quota.connections import ConnectionEntry, Scope
@@ -66,6 +67,7 @@ class Shares:
         ledger.counters.on_fleet = self._found
         ledger.counters.on_forget.append(self._forgotten)
         ledger.connections.shares = self
+        ledger.fleet = self
 
     @property
     def count(self) -> int:
@@ -87,6 +89,10 @@ class Shares:
         self._lost = not self._lost  # all shares change
         self._apply(now)
         return found
+
+    def active(self) -> Iterator[Group]:
+        """Groups that are used here."""
+        return (local.group for local in list(self._active.values()))
 
     def standing(self, group: Group) -> Standing | None:
         """How a group stands in the fleet; None for one whose limit is this instance's own."""
@@ -159,7 +165,7 @@ class Shares:
                 continue
             trial = group.shadowed if group.shadow else None
             until_ms = group.throttled_until if trial is None else trial.until_ms
-            short = usage.throttled != local.throttled or until_ms > now
+            short = usage.throttled != local.throttled or until_ms > now or group.waiting > 0
             rate = max(usage.amount - local.amount, 0.0) / elapsed_s
             if group.kind is Kind.REQUEST:
                 rate *= _BUSY_TO_PERCENT
