@@ -146,7 +146,7 @@ class Group:
         """Use `share` of a fleet's limit from now on. What was counted moves with it (:meth:`SampledRate.move`, `level`
         is how full the fleet's window is); what is owed is an amount, and takes another time."""
         old, whole, before = self.limit, self.whole, self.share
-        if old is None or whole is None or share == before:
+        if not self.fleet or old is None or whole is None or share == before:
             return
         self.share = share
         self.limit = new = whole * share

@@ -12,7 +12,7 @@ from quota.fleet.split import CAPACITY
 from quota.group import Group
 from quota.ledger import Ledger
 
-SOON_MS: Final = 3000
+SOON_MS: Final = 1000
 """While an instance has less than what is fair, the longest throttle that one response tells: more is about to come,
 and a connection that was muted for minutes would not notice. What is owed beyond it is paid all the same (ADR 0026)."""
 _BUSY_TO_PERCENT: Final = 0.1
