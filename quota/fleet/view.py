@@ -60,6 +60,8 @@ class View:
         self._writers: dict[int, dict[int, float]] = {}
         """By partition, who wrote about groups in it, and until when that counts."""
         self._next_sweep = 0.0
+        self._counted = 0
+        self._count_until = 0.0
         self.moves: Final[dict[int, int]] = {}
         """By group, how often a demand has moved."""
         self.repeated = 0
@@ -107,10 +109,11 @@ class View:
                 yield member, seen
 
     def instances(self, now: float) -> int:
-        """How many instances there are, by what was heard of them."""
-        return sum(
-            1 for member in self.members.values() if not member.left and now - member.at_ms <= member.patience_ms
-        )
+        """How many instances there are, by what was heard of them; counted once a second."""
+        if now >= self._count_until:
+            self._count_until = now + _SWEEP_MS
+            self._counted = len(self._there(now))
+        return self._counted
 
     def names(self, now: float) -> list[str]:
         """Names of the instances there are, for people."""
