@@ -210,9 +210,18 @@ def warnings_of(config: Config) -> list[Problem]:
         found.append(source.problem(("upstream", "tls", "verify_hostname"), text, False))
     found += _warnings_of_administration(config, source)
     found += _warnings_of_mode(config, source)
+    found += _warnings_of_fleet(config, source)
     if not has_limits(config) and config.quota_settings.source == "file" and config.quota_settings.alter != "apply":
         found.append(source.problem(("quotas",), "no quotas at all: nothing will be throttled", at_key=True))
     return found
+
+
+def _warnings_of_fleet(config: Config, source: Source) -> list[Problem]:
+    fleet = config.fleet
+    if fleet is None or fleet.default_scope == "fleet" or any(_scope_of(entry) == "fleet" for entry in config.quotas):
+        return []
+    text = "is not used: no limit has scope: fleet, and default_scope is instance"
+    return [source.problem(("fleet",), text, at_key=True)]
 
 
 def _warnings_of_mode(config: Config, source: Source) -> list[Problem]:

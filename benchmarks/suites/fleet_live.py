@@ -79,6 +79,11 @@ class Sidecar:
         found = self._get("/quotas")
         return next((one for one in (found or {}).get("groups", ()) if one["kind"] == "produce"), None)
 
+    def groups(self) -> int:
+        """How many counters have a limit that is the fleet's."""
+        found = self._get("/quotas") or {}
+        return sum(one["fleet"] is not None for one in found.get("groups", ()))
+
     def cpu_s(self) -> float:
         """Of the process so far."""
         assert self.process is not None

@@ -31,6 +31,9 @@ TAIL: Final = 1000
 """Records of each partition that are read from before the start."""
 MOST_WAITING: Final = 20_000
 """Records that wait for the event loop; further ones are dropped, the oldest first."""
+QUIET_INTERVALS: Final = 15
+"""Every instance says at least each tenth interval that it is there. When nothing is read for so many, connections are
+made anew: a client library does not tell that a topic was deleted."""
 RETRY_S: Final = 1.0
 LONGEST_RETRY_S: Final = 10.0
 RETENTION_MS: Final = 300_000
@@ -82,6 +85,7 @@ class Exchange:
         self._consumer: Any = None
         self._producer: Any = None
         self._assigned: frozenset[int] = frozenset()
+        self._heard_s = 0.0
         self.wanted: frozenset[int] = frozenset()
         """Partitions to be read."""
         self.partitions = 0
@@ -167,6 +171,7 @@ class Exchange:
             **common,
         )
         self._assigned = frozenset()
+        self._heard_s = time.monotonic()
         self.partitions = self.partitions or count
 
     def _ensure_topic(self, common: Mapping[str, Any]) -> int:
@@ -226,6 +231,9 @@ class Exchange:
         start = time.monotonic()
         if self._assigned:
             self._poll(TURN_S)
+            quiet_s = time.monotonic() - self._heard_s
+            if quiet_s > QUIET_INTERVALS * self._settings.interval_s / 1000:
+                raise TopicError(f"nothing was read of topic {self._settings.topic} for {quiet_s:.0f} s")
         # A poll that brought something comes back at once: without a pause each record would be a fetch of its own.
         self._stopping.wait(max(TURN_S - (time.monotonic() - start), 0.0))
 
@@ -267,6 +275,8 @@ class Exchange:
                 state.received_bytes += len(value)
                 state.dropped += len(self._received) == MOST_WAITING
                 self._received.append((partition.partition, value))
+        if found:
+            self._heard_s = time.monotonic()
         if found and not state.connected:
             state.connected, state.error = True, None
             log.info("the fleet's topic is read", topic=self._settings.topic, partitions=sorted(self._assigned))

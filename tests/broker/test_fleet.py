@@ -7,11 +7,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deploy.kafka import KafkaCluster
+from tests.support.certificates import Authority
+from tests.support.secure_tools import PASSWORDS, token
 from tests.support.sidecars import Sidecar, sidecar
 
 LIMIT = 1_000_000
@@ -159,11 +162,12 @@ def test_what_is_no_record_changes_nothing_and_is_counted(kafka: KafkaCluster, t
     with _fleet(kafka, 2) as fleet:
         _until(lambda: all(one.metric("kquota_fleet_instances") == 2 for one in fleet))
         producer = KafkaProducer(bootstrap_servers=kafka.bootstrap)
-        for data in (b"", b"kq", b"kq\1" + b"\xff" * 60, b"x" * 2000):
+        known = fleet[0].metric("kquota_fleet_records_total", outcome="malformed")
+        for data in (b"", b"kq", b"kq\2" + b"\xff" * 60, b"x" * 2000):
             producer.send("kquota-fleet", data, partition=0)
         producer.flush()
         producer.close()
-        _until(lambda: fleet[0].metric("kquota_fleet_records_total", outcome="malformed") >= 4)
+        _until(lambda: fleet[0].metric("kquota_fleet_records_total", outcome="malformed") == known + 4)
         assert fleet[0].metric("kquota_fleet_instances") == 2
         assert fleet[0].metric("kquota_fleet_lost") == 0
         # Its own traffic is charged to nobody and is small: in ten seconds some ten records of 130 bytes.
@@ -171,3 +175,36 @@ def test_what_is_no_record_changes_nothing_and_is_counted(kafka: KafkaCluster, t
         time.sleep(10)
         assert fleet[0].metric("kquota_fleet_sent_bytes_total") - before < 10 * 500
         assert fleet[0].metric("kquota_requests_total") == 0
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "OAUTHBEARER"])
+def test_the_topic_is_reached_by_tls_with_the_own_login(
+    mechanism: str, kafka_secure: KafkaCluster, authority: Authority, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text((token("kquota") if mechanism == "OAUTHBEARER" else PASSWORDS["kquota"]) + "\n")
+    by_token = mechanism == "OAUTHBEARER"
+    own = {"token_file": str(secret)} if by_token else {"username": "kquota", "password_file": str(secret)}
+    upstream = {
+        "bootstrap": kafka_secure.bootstrap_of("SASL_SSL"),
+        "sasl": {"mechanism": mechanism, **own},
+        "tls": {"ca_file": str(authority.certificate)},
+    }
+    fleet = {"id": uuid.uuid4().hex, "default_scope": "fleet"}
+    with sidecar([], upstream=upstream, fleet=fleet) as one, sidecar([], upstream=upstream, fleet=fleet) as other:
+        _until(lambda: one.metric("kquota_fleet_instances") == other.metric("kquota_fleet_instances") == 2)
+        assert one.metric("kquota_fleet_lost") == 0
+
+
+def test_a_topic_that_may_not_be_made_is_an_error_with_the_command(kafka_secure: KafkaCluster, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(PASSWORDS["kquota"])
+    upstream = {
+        "bootstrap": kafka_secure.bootstrap_of("SASL_PLAINTEXT"),
+        "sasl": {"mechanism": "SCRAM-SHA-512", "username": "kquota", "password_file": str(secret)},
+    }
+    with sidecar([], upstream=upstream, fleet={"topic": "closed-fleet"}) as one:
+        _until(lambda: one.metric("kquota_fleet_lost") == 1)
+        text = one.log.read_text()
+        assert "closed-fleet is missing and cannot be made" in text
+        assert "kafka-topics.sh" in text
