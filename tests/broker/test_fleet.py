@@ -198,10 +198,10 @@ def test_the_topic_is_reached_by_tls_with_the_own_login(
 
 def test_a_topic_that_may_not_be_made_is_an_error_with_the_command(kafka_secure: KafkaCluster, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
-    secret.write_text(PASSWORDS["kquota"])
+    secret.write_text(PASSWORDS["alice"])
     upstream = {
         "bootstrap": kafka_secure.bootstrap_of("SASL_PLAINTEXT"),
-        "sasl": {"mechanism": "SCRAM-SHA-512", "username": "kquota", "password_file": str(secret)},
+        "sasl": {"mechanism": "SCRAM-SHA-512", "username": "alice", "password_file": str(secret)},
     }
     with sidecar([], upstream=upstream, fleet={"topic": "closed-fleet"}) as one:
         _until(lambda: one.metric("kquota_fleet_lost") == 1)
