@@ -70,6 +70,10 @@ class Sidecar:
             self.process.send_signal(number)
             self.process.wait(60)
 
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self.process is not None and self.process.poll() is None
+
     def ready(self) -> bool:
         """Whether it serves."""
         return self._get("/readyz") is not None
@@ -171,20 +175,24 @@ class Bench:
         self.sidecars = sidecars
         self.loads = loads
         self.phases: list[Phase] = []
-        self._amounts = [0.0] * len(sidecars)
-        self._lost = [0.0] * len(sidecars)
+        self._before = [0.0] * len(sidecars)
+        self._last = [0.0] * len(sidecars)
+        self._shares = [0.0] * len(sidecars)
 
     def look(self) -> tuple[list[float], list[float]]:
         """What went through each so far, over restarts too, and each share."""
-        shares = []
         for at, one in enumerate(self.sidecars):
             group = one.group()
-            amount = 0.0 if group is None else group["totals"]["amount"]
-            if amount < self._amounts[at] - self._lost[at]:  # started anew
-                self._lost[at] = self._amounts[at]
-            self._amounts[at] = max(self._lost[at] + amount, self._amounts[at])
-            shares.append(0.0 if group is None or group["fleet"] is None else group["fleet"]["share"])
-        return list(self._amounts), shares
+            if group is None:  # it is down, or had no time to answer: as far as is known nothing has changed
+                if not one.alive():
+                    self._shares[at] = 0.0
+                continue
+            amount = group["totals"]["amount"]
+            if amount < self._last[at]:  # started anew
+                self._before[at] += self._last[at]
+            self._last[at] = amount
+            self._shares[at] = 0.0 if group["fleet"] is None else group["fleet"]["share"]
+        return [b + a for b, a in zip(self._before, self._last, strict=True)], list(self._shares)
 
     def phase(self, name: str, seconds: int, rates: Sequence[float], during: Callable[[], None] | None = None) -> None:
         """Let the load be `rates` for so long, while something happens."""
@@ -210,7 +218,8 @@ class Bench:
         found.highest_1s = max(found.seconds)
         fives = [sum(found.seconds[one : one + 5]) / 5 for one in range(len(found.seconds) - 4)]
         found.highest_5s = round(max(fives), 3)
-        used = [b - a for a, b, rate in zip(half, before, rates, strict=True) if rate == float("inf")]
+        hungry = [one.alive() and rate == float("inf") for one, rate in zip(self.sidecars, rates, strict=True)]
+        used = [b - a for a, b, counts in zip(half, before, hungry, strict=True) if counts]
         found.jain = round(sum(used) ** 2 / (len(used) * sum(one**2 for one in used)), 4) if sum(used) else 0.0
         found.until_95_s = next((one + 1.0 for one, rate in enumerate(found.seconds) if rate >= 0.95), None)
         found.most_shares = max(found.shares)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from quota.fleet.core import Fleet
-from quota.fleet.record import decode, fleet_hash
+from quota.fleet.record import GroupUse, Record, decode, encode, fleet_hash
 from quota.fleet.split import CAPACITY
 from quota.fleet.timing import Timing
 from quota.fleet.view import View
@@ -266,12 +266,79 @@ def simulate(scenario: Scenario) -> Result:
     return result
 
 
+def cost_of_one(instances: int, groups: int, groups_each: int, partitions: int, seconds: int = 60) -> dict[str, Any]:
+    """What one instance of a fleet reads and computes: every record of its partitions, made up here, and its own work.
+
+    Groups are hashed evenly, so groups_each * instances / partitions instances write into a partition, or all of them.
+    """
+    timing, chance = Timing(), random.Random(1)
+    fleet = Fleet("f", chance.getrandbits(64), "probe", 0.0, timing=timing)
+    fleet.connected(partitions, 0.0)
+    names = [number + 1 + partitions * 1000 for number in range(groups)]
+    mine = names[:groups_each]
+    for group in mine:
+        fleet.join(group, 0.0)
+    writers: list[tuple[int, int, list[int]]] = []
+    """(member, partition, its groups there) of all that write into partitions of ours."""
+    for number in range(instances - 1):
+        member = chance.getrandbits(64)
+        theirs = [names[(number * groups_each + place) % groups] for place in range(groups_each)]
+        for partition in {group % partitions for group in theirs} & fleet.wanted:
+            writers.append((member, partition, [group for group in theirs if group % partitions == partition]))
+        writers.append((member, 0, []))
+    counts = {partition: sum(one == partition for _, one, groups in writers if groups) for partition in fleet.wanted}
+    presence_ms = max(timing.presence * timing.interval_ms, timing.interval_of(instances))
+    due = [chance.random() * (timing.interval_of(counts[at]) if groups else presence_ms) for _, at, groups in writers]
+    seq, read, cpu_s = 0, 0, 0.0
+    for tick in range(seconds * 4):
+        now = tick * 250.0
+        batch = []
+        for place, (member, partition, theirs) in enumerate(writers):
+            if due[place] <= now:
+                interval_ms = timing.interval_of(counts[partition]) if theirs else presence_ms
+                due[place] += interval_ms
+                seq += 1
+                uses = tuple(GroupUse(group, 1e5, 0.05, 0.05, 0.05, 0.05) for group in theirs)
+                name = "" if theirs else f"orders-7c9d8f6b5-{place:05}"
+                batch.append((partition, encode(fleet_hash("f"), Record(member, seq, interval_ms, False, name, uses))))
+        read += sum(len(data) + OVERHEAD_BYTES for _, data in batch)
+        start = time.process_time()
+        for partition, data in batch:
+            fleet.read(partition, data, now)
+        for group in mine:
+            if tick % 2 == 0:
+                fleet.sample(group, 1e5, 0.05, 0.05, False, now)
+        own = fleet.tick(now)
+        cpu_s += time.process_time() - start
+        for partition, data in own:
+            fleet.read(partition, data, now)
+    return {
+        "instances": instances,
+        "groups": groups,
+        "groups_each": groups_each,
+        "partitions": partitions,
+        "known": fleet.known,
+        "writers_per_partition": max(counts.values()),
+        "interval_ms": timing.interval_of(max(counts.values())),
+        "records_read_per_s": round(seq / seconds, 1),
+        "bytes_read_per_s": round(read / seconds),
+        "cpu_percent": round(100 * cpu_s / seconds, 3),
+    }
+
+
 def main() -> None:
     """Run the scenarios that are named, or all."""
     parser = argparse.ArgumentParser(description="The split of fleet limits on a simulated clock.")
     parser.add_argument("--out", type=Path)
     parser.add_argument("scenario", nargs="*", type=int, help="numbers, from 0 on")
+    parser.add_argument("--cost", type=Path, help="only what one instance of large fleets costs; stored here")
     wanted = parser.parse_args()
+    if wanted.cost is not None:
+        fleets = ((1000, 100, 1, 16), (10_000, 1000, 2, 200), (10_000, 1000, 1, 8), (10_000, 1, 1, 1))
+        costs = [cost_of_one(*fleet) for fleet in fleets]
+        wanted.cost.write_text(json.dumps(costs, indent=1) + "\n")
+        print(json.dumps(costs, indent=1))
+        return
     results: list[dict[str, Any]] = []
     if wanted.out is not None and wanted.out.exists():
         results = json.loads(wanted.out.read_text())
