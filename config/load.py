@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import typing
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from quota.files import read_file
 from quota.pause import Pause, without_pause
 from quota.table import Entry
 
+_scope_of = attrgetter("reach")
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _WILDCARDS = {"0.0.0.0", "::"}
 _PARSED_BY = {"model_type": "a mapping", "dict_type": "a mapping", "list_type": "a list"}
@@ -105,13 +107,11 @@ def _find_no_fleet(config: Config, source: Source) -> list[Problem]:
     """Limits of a fleet, where none is configured."""
     if config.fleet is not None:
         return []
-    found = [index for index, entry in enumerate(config.quotas) if _scope_of(entry) == "fleet"][:1]
+    scopes = list(map(_scope_of, config.quotas))  # of perhaps many thousands
+    if "fleet" not in scopes:
+        return []
     text = "expected a section fleet: without one no instance knows of another"
-    return [source.problem(("quotas", index, "scope"), text, "fleet") for index in found]
-
-
-def _scope_of(entry: QuotaEntry | Entry) -> str | None:
-    return entry.reach if isinstance(entry, Entry) else entry.scope
+    return [source.problem(("quotas", scopes.index("fleet"), "scope"), text, "fleet")]
 
 
 def _find_unasked(config: Config, source: Source) -> list[Problem]:
@@ -218,7 +218,7 @@ def warnings_of(config: Config) -> list[Problem]:
 
 def _warnings_of_fleet(config: Config, source: Source) -> list[Problem]:
     fleet = config.fleet
-    if fleet is None or fleet.default_scope == "fleet" or any(_scope_of(entry) == "fleet" for entry in config.quotas):
+    if fleet is None or fleet.default_scope == "fleet" or "fleet" in map(_scope_of, config.quotas):
         return []
     text = "is not used: no limit has scope: fleet, and default_scope is instance"
     return [source.problem(("fleet",), text, at_key=True)]

@@ -169,8 +169,9 @@ class QuotaEntry(_Model):
     mode: Annotated[Literal["enforce", "shadow"], choice("a mode", "enforce", "shadow")] = Field(
         default="enforce", description="shadow: measured and reported, never applied."
     )
-    scope: Annotated[Scope, choice("a scope", *SCOPES)] | None = Field(
+    reach: Annotated[Scope, choice("a scope", *SCOPES)] | None = Field(
         default=None,
+        alias="scope",
         description="What the limits are limits of: each instance of the sidecar, or all of a fleet together; null: as "
         "fleet.default_scope says.",
     )
@@ -194,7 +195,7 @@ class QuotaEntry(_Model):
         named = self.ip is None and (self.user is not None or self.client_id is not None)
         if named and self.limits_requests and not self.limits_connections:
             return self  # nearly all of perhaps many thousands
-        if self.scope == "fleet" and not self.limits_requests and self.connection_creation_rate is None:
+        if self.reach == "fleet" and not self.limits_requests and self.connection_creation_rate is None:
             raise wrong("a limit that a fleet can share: max_connections is always one of each instance")
         used = [name for name in (*LIMIT_NAMES, *CONNECTION_LIMIT_NAMES) if getattr(self, name) is not None]
         connections = [name for name in used if name in CONNECTION_LIMIT_NAMES]

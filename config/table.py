@@ -60,7 +60,7 @@ def to_entry(entry: QuotaEntry) -> Entry:
         controller_mutation_rate=entry.controller_mutation_rate,
         mode=entry.mode,
         candidate=None if entry.candidate is None else _candidate(entry.candidate),
-        reach=entry.scope,
+        reach=entry.reach,
     )
 
 
@@ -85,7 +85,7 @@ def to_connection_entry(entry: QuotaEntry) -> ConnectionEntry | None:
         _as_float(entry.connection_creation_rate),
         entry.max_connections,
         entry.mode,
-        entry.scope,
+        entry.reach,
     )
 
 
