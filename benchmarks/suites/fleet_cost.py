@@ -37,6 +37,12 @@ def run() -> dict[str, Any]:
     """CPU per request, in µs, of each sidecar and round."""
     with ExitStack() as stack:
         kafka = stack.enter_context(KafkaCluster.start(1, "4.2.0", progress=print))
+        from kafka import KafkaAdminClient
+        from kafka.admin import NewTopic
+
+        admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+        admin.create_topics([NewTopic("cost", 1, 1)])
+        admin.close()
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="kquota-fleet-")))
         sidecars = []
         for number, name in enumerate(NAMES):

@@ -329,7 +329,7 @@ class Fleet:
             elif not partition.lost:
                 partition.lost = True
         if not self._count:
-            self._alone = self._alone or now - self._started > timing.hold * timing.interval_ms
+            self._alone = self._alone or now - self._started > timing.start * timing.interval_ms
         else:
             self._alone = False
         if self.lost:

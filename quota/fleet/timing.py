@@ -19,6 +19,9 @@ class Timing:
     hold: int = 5
     """Without its own records coming back, an instance keeps its last share for so many intervals, then it takes the
     limit / known instances."""
+    start: int = 15
+    """One that has not found the topic since it started waits so many intervals, at its floor, before it does the same:
+    it knows of nobody, and a fleet that starts anew would use the limit several times."""
     forget: int = 10
     """An instance whose records stop is forgotten after so many of its intervals; more than `hold`."""
     presence: int = 10

@@ -147,7 +147,7 @@ def test_without_the_topic_each_has_the_limit_over_the_known_instances(kafka: Ka
         load = Load(one.bootstrap, topic)
         load.on = True
         try:
-            _until(lambda: one.metric("kquota_fleet_lost") == 1)
+            _until(lambda: one.metric("kquota_fleet_lost") == 1, 40.0)
             _until(lambda: _share(one) == 0.25)
             _until(lambda: "kafka-topics.sh" in one.log.read_text() and name in one.log.read_text())
             _rates([one], 3.0)
@@ -204,7 +204,7 @@ def test_a_topic_that_may_not_be_made_is_an_error_with_the_command(kafka_secure:
         "sasl": {"mechanism": "SCRAM-SHA-512", "username": "alice", "password_file": str(secret)},
     }
     with sidecar([], upstream=upstream, fleet={"topic": "closed-fleet"}) as one:
-        _until(lambda: one.metric("kquota_fleet_lost") == 1)
+        _until(lambda: one.metric("kquota_fleet_lost") == 1, 40.0)
         text = one.log.read_text()
         assert "closed-fleet is missing and cannot be made" in text
         assert "kafka-topics.sh" in text

@@ -403,10 +403,10 @@ def test_nobody_was_ever_heard() -> None:
     fleet = Fleet("f", 1, "a", 0.0, at_least=4)
     fleet.join(GROUP, 0.0)
     assert fleet.share(GROUP, 0.0) == RESERVE / 4
-    assert fleet.tick(4000.0) == []
-    assert fleet.share(GROUP, 4000.0) == RESERVE / 4
-    fleet.tick(5001.0)
-    assert (fleet.share(GROUP, 5001.0), fleet.lost) == (0.25, True)
+    assert fleet.tick(14_000.0) == []
+    assert fleet.share(GROUP, 14_000.0) == RESERVE / 4
+    fleet.tick(15_001.0)
+    assert (fleet.share(GROUP, 15_001.0), fleet.lost) == (0.25, True)
 
 
 def test_goodbye_frees_a_share_at_once_and_a_kill_after_ten_intervals() -> None:
