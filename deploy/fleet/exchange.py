@@ -35,7 +35,7 @@ QUIET_INTERVALS: Final = 15
 """Every instance says at least each tenth interval that it is there. When nothing is read for so many, connections are
 made anew: a client library does not tell that a topic was deleted."""
 RETRY_S: Final = 1.0
-LONGEST_RETRY_S: Final = 10.0
+LONGEST_RETRY_S: Final = 3.0
 RETENTION_MS: Final = 300_000
 TOPIC_CONFIG: Final[Mapping[str, str]] = {
     "cleanup.policy": "delete",
