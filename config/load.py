@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import typing
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from quota.files import read_file
 from quota.pause import Pause, without_pause
 from quota.table import Entry
 
+_scope_of = attrgetter("reach")
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _WILDCARDS = {"0.0.0.0", "::"}
 _PARSED_BY = {"model_type": "a mapping", "dict_type": "a mapping", "list_type": "a list"}
@@ -72,6 +74,7 @@ def load_bytes(file: str, data: bytes, *, on_paper: bool = False, pause: Pause =
         + _find_quota_clashes(config, source)
         + _find_unasked(config, source)
         + _find_half_a_tls(config, source)
+        + _find_no_fleet(config, source)
     )
     if problems:
         raise ConfigError(first_of(_in_file_order(problems)))
@@ -120,6 +123,17 @@ def _find_half_a_tls(config: Config, source: Source) -> list[Problem]:
     return [source.problem(("listen", "tls"), text, at_key=True)]
 
 
+def _find_no_fleet(config: Config, source: Source) -> list[Problem]:
+    """Limits of a fleet, where none is configured."""
+    if config.fleet is not None:
+        return []
+    scopes = list(map(_scope_of, config.quotas))  # of perhaps many thousands
+    if "fleet" not in scopes:
+        return []
+    text = "expected a section fleet: without one no instance knows of another"
+    return [source.problem(("quotas", scopes.index("fleet"), "scope"), text, "fleet")]
+
+
 def _find_unasked(config: Config, source: Source) -> list[Problem]:
     """What connects to the cluster by itself, without a broker to begin with."""
     if config.upstream.bootstrap:
@@ -130,6 +144,8 @@ def _find_unasked(config: Config, source: Source) -> list[Problem]:
         found.append(source.problem(("quotas", "source"), text, "cluster"))
     if config.export is not None and config.export.kafka_topic is not None:
         found.append(source.problem(("export", "kafka_topic"), text, config.export.kafka_topic))
+    if config.fleet is not None:
+        found.append(source.problem(("fleet",), text, at_key=True))
     return found
 
 
@@ -214,9 +230,18 @@ def warnings_of(config: Config) -> list[Problem]:
         found.append(source.problem(("upstream", "tls", "verify_hostname"), text, False))
     found += _warnings_of_administration(config, source)
     found += _warnings_of_mode(config, source)
+    found += _warnings_of_fleet(config, source)
     if not has_limits(config) and config.quota_settings.source == "file" and config.quota_settings.alter != "apply":
         found.append(source.problem(("quotas",), "no quotas at all: nothing will be throttled", at_key=True))
     return found
+
+
+def _warnings_of_fleet(config: Config, source: Source) -> list[Problem]:
+    fleet = config.fleet
+    if fleet is None or fleet.default_scope == "fleet" or "fleet" in map(_scope_of, config.quotas):
+        return []
+    text = "is not used: no limit has scope: fleet, and default_scope is instance"
+    return [source.problem(("fleet",), text, at_key=True)]
 
 
 def _warnings_of_mode(config: Config, source: Source) -> list[Problem]:

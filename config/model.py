@@ -23,6 +23,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from config.export import Export
+from config.fleet import SCOPES, Fleet, Scope
 from config.identity import Identity
 from config.limits import Limits
 from config.sasl import UpstreamSasl
@@ -168,6 +169,12 @@ class QuotaEntry(_Model):
     mode: Annotated[Literal["enforce", "shadow"], choice("a mode", "enforce", "shadow")] = Field(
         default="enforce", description="shadow: measured and reported, never applied."
     )
+    reach: Annotated[Scope, choice("a scope", *SCOPES)] | None = Field(
+        default=None,
+        alias="scope",
+        description="What the limits are limits of: each instance of the sidecar, or all of a fleet together; null: as "
+        "fleet.default_scope says.",
+    )
     candidate: QuotaCandidate | None = Field(
         default=None, description="Other limits on trial beside these: measured and reported, never applied."
     )
@@ -188,6 +195,8 @@ class QuotaEntry(_Model):
         named = self.ip is None and (self.user is not None or self.client_id is not None)
         if named and self.limits_requests and not self.limits_connections:
             return self  # nearly all of perhaps many thousands
+        if self.reach == "fleet" and not self.limits_requests and self.connection_creation_rate is None:
+            raise wrong("a limit that a fleet can share: max_connections is always one of each instance")
         used = [name for name in (*LIMIT_NAMES, *CONNECTION_LIMIT_NAMES) if getattr(self, name) is not None]
         connections = [name for name in used if name in CONNECTION_LIMIT_NAMES]
         if self.ip is not None:
@@ -412,6 +421,9 @@ class Config(_Model):
     metrics: Metrics = Field(default_factory=Metrics)
     log: Log = Field(default_factory=Log)
     export: Export | None = Field(default=None, description="Usage records; null: none.")
+    fleet: Fleet | None = Field(
+        default=None, description="Limits that several instances share; null: each instance has its own."
+    )
 
     _source: Source | None = PrivateAttr(default=None)
 

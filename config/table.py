@@ -18,7 +18,13 @@ def to_table(config: Config, pause: Pause = without_pause) -> QuotaTable:
     """The immutable limits that a configuration stands for. `pause` is called after each millisecond or two of it."""
     found, connections = entries(config), ConnectionLimits(connection_entries(config))
     pause()
-    return QuotaTable(found, empty_client_id=config.empty_client_id, connections=connections, pause=pause)
+    return QuotaTable(
+        found,
+        empty_client_id=config.empty_client_id,
+        default_reach="instance" if config.fleet is None else config.fleet.default_scope,
+        connections=connections,
+        pause=pause,
+    )
 
 
 def entries(config: Config) -> list[Entry]:
@@ -54,6 +60,7 @@ def to_entry(entry: QuotaEntry) -> Entry:
         controller_mutation_rate=entry.controller_mutation_rate,
         mode=entry.mode,
         candidate=None if entry.candidate is None else _candidate(entry.candidate),
+        reach=entry.reach,
     )
 
 
@@ -78,6 +85,7 @@ def to_connection_entry(entry: QuotaEntry) -> ConnectionEntry | None:
         _as_float(entry.connection_creation_rate),
         entry.max_connections,
         entry.mode,
+        entry.reach,
     )
 
 

@@ -50,6 +50,15 @@ class TokenBucket:
         self.tokens = min(self._burst_s * rate, self.measure(rate, now) - amount)
         return self.tokens
 
+    def move(self, old: float, new: float, level: float, now: int) -> None:
+        """The rate changed because a share of a larger one moved: what is given away takes its tokens with it, what is
+        gained comes with what is left in the larger bucket, of which `level` (0 to 1) is used. A debt stays."""
+        tokens = self.measure(old, now)
+        if new > old:
+            self.tokens = tokens + self._burst_s * (new - old) * (1.0 - level)
+        elif tokens > 0:
+            self.tokens = tokens * new / old
+
     def fill(self, now: int) -> None:
         """Forget every debt: what happens to a bucket that is used while no limit applies to it."""
         self.tokens = float("inf")

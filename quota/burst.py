@@ -67,6 +67,16 @@ class WindowedBurst:
                 amount += here
         return self.burst(rate) - fsum(amounts)
 
+    def move(self, old: float, new: float, level: float, now: int) -> None:
+        """See :meth:`TokenBucket.move`: what is given away takes what was counted with it, a debt aside; what is gained
+        comes as full as the larger limit's windows are."""
+        left = self.measure(old, now)
+        if new > old:
+            gained = self.burst(new - old) * level / len(self._amounts)
+            self._amounts = [amount + gained for amount in self._amounts]
+        elif left > 0:
+            self._amounts = [amount * new / old for amount in self._amounts]
+
     def fill(self, now: int) -> None:
         """Forget everything: what happens to a counter that is used while no limit applies to it."""
         self.measure(0.0, now)

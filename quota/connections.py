@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 from math import inf
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, Protocol
 
 from quota.entity import DEFAULT, Default
 from quota.rate import SampledRate, throttle_ms
@@ -74,6 +74,8 @@ class ConnectionEntry:
     max_connections: int | None = None
     """Connections open at once."""
     mode: Literal["enforce", "shadow"] = "enforce"
+    reach: Literal["instance", "fleet"] | None = None
+    """What the rate is a limit of (:data:`quota.table.Reach`); None: as the table has it. A cap is always local."""
 
     def __post_init__(self) -> None:
         if self.scope is Scope.IP and self.name is not DEFAULT:
@@ -164,6 +166,18 @@ class Refused:
     last: Refusal
 
 
+class ConnectionShares(Protocol):
+    """What is known of limits of whole fleets."""
+
+    def share(self, entry: ConnectionEntry, name: str) -> float:
+        """The part of the entry's rate that this instance may use for a name; 1 where the limit is its own."""
+        ...
+
+    def attempted(self, entry: ConnectionEntry, name: str, refused: bool) -> None:
+        """A connection was made under the entry's rate."""
+        ...
+
+
 class Ticket:
     """An admitted connection: what has to be given back when it ends."""
 
@@ -203,6 +217,8 @@ class ConnectionGate:
 
     def __init__(self, limits: Callable[[], ConnectionLimits], *, num_samples: int = 11, window_ms: int = 1000) -> None:
         self._limits = limits
+        self.shares: ConnectionShares | None = None
+        """Who knows the share of this instance in rates of a whole fleet."""
         self._rates: Final = {scope: _Rates(num_samples, window_ms) for scope in Scope}
         self._open: Final[dict[Scope, dict[str, int]]] = {scope: {} for scope in Scope}
         self.refused: Final[Counter[Cause]] = Counter()
@@ -275,8 +291,7 @@ class ConnectionGate:
         rate, cap = limits.rate(scope, name), limits.cap(scope, name)
         observed, delay_ms = 0.0, 0
         if rate is not None:
-            assert rate.connection_creation_rate is not None
-            observed, delay_ms = self._rates[scope].peek(name, rate.connection_creation_rate, int(now_ms))
+            observed, delay_ms = self._rates[scope].peek(name, self._limit(rate, name), int(now_ms))
         causes = (_RATE_CAUSE[scope], _CAP_CAUSE[scope])
         refused = [found for cause in causes if (found := self._refusals.get((cause, name))) is not None]
         refused.sort(key=lambda one: one.at_ms, reverse=True)
@@ -307,12 +322,26 @@ class ConnectionGate:
         entry = self._limits().rate(scope, name)
         if entry is None:
             return False, None  # as in Kafka, nothing is recorded without a limit
-        limit = entry.connection_creation_rate
-        assert limit is not None
+        limit = self._limit(entry, name)
         observed, delay_ms = rates.attempt(name, limit, now)
+        if self.shares is not None:
+            self.shares.attempted(entry, name, delay_ms > 0)
         if delay_ms <= 0:
             return True, None
         return False, self._refuse(entry, Refusal(_RATE_CAUSE[scope], name, limit, observed, delay_ms))
+
+    def move(self, scope: Scope, name: str, old: float, new: float, level: float, now_ms: float) -> None:
+        """The limit of a name changed because its share did; see :meth:`SampledRate.move`."""
+        self._rates[scope].move(name, old, new, level, int(now_ms))
+
+    def observed(self, scope: Scope, name: str, now_ms: float) -> float:
+        """The rate of a name in its window, connections/s."""
+        return self._rates[scope].peek(name, inf, int(now_ms))[0]
+
+    def _limit(self, entry: ConnectionEntry, name: str) -> float:
+        rate = entry.connection_creation_rate
+        assert rate is not None
+        return rate if self.shares is None else rate * self.shares.share(entry, name)
 
     def _cap(self, scope: Scope, name: str) -> Refusal | None:
         entry = self._limits().cap(scope, name)
@@ -401,6 +430,16 @@ class _Rates:
             return 0.0, self._delay(self._once, limit, round(1000.0 / self._once))
         total, window_ms = self._samples(known).peek(max(now, _last(known)))
         return total * 1000.0 / window_ms, self._delay((total + 1.0) * 1000.0 / window_ms, limit, window_ms)
+
+    def move(self, name: str, old: float, new: float, level: float, now: int) -> None:
+        """See :meth:`SampledRate.move`."""
+        known = self._by_name.get(name)
+        if known is not None or level:
+            rate = self._samples(known)
+            rate.move(old, new, level, max(now, rate.last))
+            if known is None:
+                rate.last = now
+            self._by_name[name] = rate
 
     def forget(self, now: int, most: int) -> int:
         """Drop up to `most` of those whose samples have all expired."""

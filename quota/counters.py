@@ -48,6 +48,8 @@ class Counters:
         """Called with each counter that is forgotten, for those who look at totals only now and then."""
         self.on_overflow: Callable[[Kind], None] | None = None
         """Called each time that a client is led to an overflow counter."""
+        self.on_fleet: Callable[[Group], None] | None = None
+        """Called with each counter that gets a limit of a whole fleet, before it is used under it."""
 
     def count(self, kind: Kind) -> int:
         """How many counters of a kind there are, overflow counters aside."""
@@ -66,8 +68,7 @@ class Counters:
         """A client's own counter, if it has one."""
         group = self._by_kind[kind].get(key)
         if group is not None and group.applied != self._applied:
-            group.apply_limit(self._table.limit_of(kind, key))
-            group.applied = self._applied
+            self._apply(group, self._table.limit_of(kind, key))
         return group
 
     def lead(self, meter: Meter, kind: Kind, user: str, client_id: str, now: int) -> None:
@@ -99,7 +100,7 @@ class Counters:
             if limit is None:
                 self._drop_overflow(kind, entity)
             else:
-                group.apply_limit(Limit(limit, group.level, entry))
+                self._apply(group, Limit(limit, group.level, entry, table.of_fleet(entry)))
 
     def sweep(self, now: int) -> Iterator[tuple[int, bool]]:
         """Forget what was unused for an hour, step by step: how many in this step, and whether accounts have to be led
@@ -131,7 +132,7 @@ class Counters:
         group = self.get(kind, key)
         if group is not None:
             return group
-        limit = Limit(resolution.limit, resolution.level, resolution.entry)
+        limit = Limit(resolution.limit, resolution.level, resolution.entry, self._table.of_fleet(resolution.entry))
         if len(groups) >= self._most and (limit.entry is None or DEFAULT in limit.entry.entity):
             self._make_room(now)
             if len(groups) >= self._most:
@@ -142,9 +143,14 @@ class Counters:
     def _new(self, kind: Kind, key: GroupKey, limit: Limit, now: int) -> Group:
         sort = BucketGroup if kind is Kind.MUTATION else WindowGroup
         group = sort(kind, key, self._settings, now)
+        self._apply(group, limit)
+        return group
+
+    def _apply(self, group: Group, limit: Limit) -> None:
         group.apply_limit(limit)
         group.applied = self._applied
-        return group
+        if limit.fleet and self.on_fleet is not None:
+            self.on_fleet(group)
 
     def _overflow_of(self, kind: Kind, limit: Limit, now: int) -> Group | None:
         """The counter of all those for whom there is no room under one entry; None where nothing limits them."""

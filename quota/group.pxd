@@ -5,8 +5,8 @@ cdef class Usage:
 
 
 cdef class Group:
-    cdef public object applied, candidate, entry, key, kind, level, limit, max_throttle_ms, shadowed
-    cdef public bint carries, may_hold, pays, shadow
+    cdef public object applied, candidate, entry, key, kind, level, limit, max_throttle_ms, shadowed, share, whole
+    cdef public bint carries, fleet, may_hold, pays, shadow
     cdef public long long capped, last_ms, throttled_until, users
     cdef public object owed_until  # what is owed at a high limit takes ages at a low one, more than fits into 64 bits
     cdef public Usage usage

@@ -71,6 +71,7 @@ class Group:
         "capped",
         "carries",
         "entry",
+        "fleet",
         "key",
         "kind",
         "last_ms",
@@ -82,15 +83,24 @@ class Group:
         "pays",
         "shadow",
         "shadowed",
+        "share",
         "throttled_until",
         "usage",
         "users",
+        "whole",
     )
 
     def __init__(self, kind: Kind, key: GroupKey, settings: Settings, now: int) -> None:
         self.kind = kind
         self.key = key
         self.limit: float | None = None
+        """In force here: of a limit of a whole fleet this instance's share."""
+        self.whole: float | None = None
+        """The limit as its entry has it."""
+        self.fleet = False
+        """It is one of a whole fleet."""
+        self.share = 1.0
+        """The part of it that may be used here."""
         self.level: Level | None = None
         self.entry: Entry | None = None
         self.shadow = False
@@ -121,12 +131,34 @@ class Group:
     def apply_limit(self, limit: Limit) -> None:
         """Take over a limit; whatever was counted stays, so it takes effect at the next charge, as in Kafka."""
         old = self.limit
-        self.limit, self.level, self.entry = limit
+        self.whole, self.level, self.entry, self.fleet = limit
+        if not self.fleet:
+            self.share = 1.0
+        self.limit = None if self.whole is None else self.whole * self.share
         if old is not None and self.limit is not None and old != self.limit:
             self._rescale(old / self.limit)
         self.shadow = limit.entry is not None and limit.entry.mode == "shadow"
         self.shadowed = _put(self.shadowed, self.limit if self.shadow else None)
-        self.candidate = _put(self.candidate, None if limit.entry is None else limit.entry.candidate_limit(self.kind))
+        candidate = None if limit.entry is None else limit.entry.candidate_limit(self.kind)
+        self.candidate = _put(self.candidate, None if candidate is None else candidate * self.share)
+
+    def take_share(self, share: float, level: float, now: int) -> None:
+        """Use `share` of a fleet's limit from now on. What was counted moves with it (:meth:`SampledRate.move`, `level`
+        is how full the fleet's window is); what is owed is an amount, and takes another time."""
+        old, whole, before = self.limit, self.whole, self.share
+        if not self.fleet or old is None or whole is None or share == before:
+            return
+        self.share = share
+        self.limit = new = whole * share
+        if self.shadowed is not None and self.shadow:
+            self.shadowed.limit = new
+        if self.candidate is not None and self.candidate.limit is not None:
+            self.candidate.limit *= share / before
+        self._move(old, new, level, now)
+
+    def fullness(self, _now: int) -> float:
+        """How much lies in the window, over what the whole limit (not the share of it) would let lie there."""
+        return 0.0
 
     def charge(self, amount: float, now: int) -> int:
         """Count `amount`, then check: the delay in milliseconds, 0 for none."""
@@ -200,6 +232,9 @@ class Group:
         """Whether a counter made anew would decide everything from `now` on as this one, if the limit stays as it is:
         nothing that was counted is in force any more."""
         return not self.owes(now)
+
+    def _move(self, old: float, new: float, _level: float, now: int) -> None:
+        self.owed_until = now + int(max(self.owed_until - now, 0) * old / new)
 
     def _rescale(self, factor: float) -> None:
         """What is owed is an amount: under another limit it takes another time."""

@@ -6,7 +6,7 @@ integers here, at the edge. One thread only: the sidecar's event loop.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from quota.accounts import Account, Accounts, Meter
 from quota.bucket import Mutation
@@ -19,6 +19,9 @@ from quota.mutation import BucketGroup
 from quota.table import Candidate, Entry, QuotaTable
 from quota.trial import Trial
 from quota.window import WindowGroup
+
+if TYPE_CHECKING:
+    from quota.fleet.shares import Shares
 
 __all__ = [
     "MAX_CLIENTS",
@@ -170,6 +173,8 @@ class Ledger:
         """Counters of connections, under the same table of limits."""
         self.reservations = 0
         """Admissions with something reserved that were not settled yet, of all groups."""
+        self.fleet: Shares | None = None
+        """Who keeps limits of a whole fleet at this instance's share; None: each limit is this instance's own."""
         self.decisions: Final = Decisions()
         """The last throttles and their causes."""
 

@@ -28,6 +28,16 @@ class BucketGroup(Group):
         if self.candidate is not None and self._trial_bucket is None:
             self._trial_bucket = _new_bucket(self._settings)
 
+    def fullness(self, now: int) -> float:
+        """See :meth:`Group.fullness`: the used part of the burst."""
+        if self.limit is None:
+            return 0.0
+        return max(_used_share(self.bucket, self.limit, max(now, self.last_ms)), 0.0) * self.share
+
+    def _move(self, old: float, new: float, level: float, now: int) -> None:
+        super()._move(old, new, level, now)
+        self.bucket.move(old, new, level, max(now, self.last_ms))
+
     def charge(self, amount: float, now: int) -> int:
         """See :meth:`Group.charge`; the permissive way."""
         return self.charge_mutation(amount, strict=False, now=now).throttle_ms

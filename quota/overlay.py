@@ -63,6 +63,7 @@ def laid_over(table: QuotaTable, overlay: Overlay, pause: Pause = without_pause)
     return QuotaTable(
         _entries(table.entries, clients, pause),
         empty_client_id=table.empty_client_id,
+        default_reach=table.default_reach,
         pause=pause,
         connections=ConnectionLimits(_connections(table.connections.entries, addresses))
         if addresses
@@ -89,7 +90,7 @@ def _changed(entry: Entry, limits: Mapping[str, float | None]) -> Entry | None:
     if entry.mode == "shadow":
         if all(limit is None for limit in limits.values()):
             return entry  # a removal is of a limit in force, and this is none
-        entry = Entry(*entry.entity)
+        entry = Entry(*entry.entity, reach=entry.reach)
     found = entry._replace(**limits)  # type: ignore[arg-type]  # keys are the names of Entry's limits
     return found if any(found.limit(kind) is not None for kind in Kind) else None
 
@@ -103,10 +104,10 @@ def _connections(entries: Iterable[ConnectionEntry], overlay: Overlay) -> Iterat
         rate = rates.pop(entry.name)
         if entry.mode == "enforce":
             changed = replace(entry, connection_creation_rate=rate)
-            if changed != ConnectionEntry(*entry.entity):
+            if changed != ConnectionEntry(*entry.entity, reach=entry.reach):
                 yield changed
         else:
-            yield entry if rate is None else ConnectionEntry(*entry.entity, rate)
+            yield entry if rate is None else ConnectionEntry(*entry.entity, rate, reach=entry.reach)
     for name, rate in rates.items():
         if rate is not None:
             yield ConnectionEntry(Scope.IP, name, rate)
@@ -138,7 +139,7 @@ def from_cluster(base: QuotaTable, quotas: Quotas, pause: Pause = without_pause)
                 unusable.append(f"{entity_text(named)}, {key}={value:g}: {error}")
             else:
                 usable.setdefault(entity, {})[key] = limit
-    table = laid_over(QuotaTable(empty_client_id=base.empty_client_id), usable, pause)
+    table = laid_over(QuotaTable(empty_client_id=base.empty_client_id, default_reach=base.default_reach), usable, pause)
     rates = {entry.entity: entry.connection_creation_rate for entry in table.connections.entries}
     connections: dict[tuple[Scope, str | Default], ConnectionEntry] = {
         entry.entity: entry for entry in table.connections.entries

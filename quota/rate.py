@@ -12,6 +12,8 @@ MAX_THROTTLE_MS: Final = 2**31 - 1
 """The largest delay that the protocol's int32 field can carry. Kafka wraps around beyond it; we clamp."""
 
 _NEVER: Final = -(2**62)
+_LITTLE: Final = 0.1
+"""An amount that is at most this part of what is counted is added to the samples there are, in their proportions."""
 
 
 class SampledRate:
@@ -92,6 +94,48 @@ class SampledRate:
                 total += value
                 oldest = min(oldest, start)
         return total, self._window(now - oldest)
+
+    def move(self, old: float, new: float, level: float, now: int) -> None:
+        """The limit changed from `old` to `new` per second because a share of a larger one moved; its past moves too.
+
+        What is given away takes its part of what was counted with it: all samples shrink by new / old, and the rate is
+        to the limit what it was. What is gained comes as full as the larger limit's window is (`level`, 0 to 1): with
+        10 s in a window, (new - old) * level * 10 s are added, as if used evenly.
+        """
+        if new <= old:
+            self._scale(new / old)
+            return
+        amount = (new - old) * level * max(self._min_ms, self._sample_ms) / 1000.0
+        if amount <= 0:
+            return
+        total, _ = self.peek(now)
+        if total > 0 and amount <= total * _LITTLE:
+            self._scale(1.0 + amount / total)
+        else:
+            self._fill(amount, now)
+
+    def _scale(self, factor: float) -> None:
+        for slot in range(len(self._sums)):
+            self._sums[slot] *= factor
+
+    def _fill(self, amount: float, now: int) -> None:
+        """Add `amount` evenly over all samples, those made that had not been there."""
+        sample_ms, count = self._sample_ms, self._slots - 1
+        horizon = now - self._expire_ms
+        kept = [one for one in zip(self._starts, self._lasts, self._sums, strict=True) if one[1] > horizon]
+        newest = self._current_start if kept else now
+        newest += (now - newest) // sample_ms * sample_ms
+        first = newest - (count - 1) * sample_ms
+        starts = [first + place * sample_ms for place in range(count)]
+        lasts = [min(start + sample_ms - 1, now) for start in starts]
+        sums = [amount / count] * count
+        for start, last, value in kept:
+            place = min(max((start - first) // sample_ms, 0), count - 1)
+            sums[place] += value
+            lasts[place] = max(lasts[place], min(last, now))
+        self._starts, self._lasts, self._sums = starts, lasts, sums
+        self._current = count - 1
+        self._refresh()
 
     @property
     def reach_ms(self) -> int:

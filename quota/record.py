@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 from quota.entity import Kind
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 
 Type = Literal["string", "int", "bigint", "double"]
 """Names that Spark's DDL and DuckDB both know."""
@@ -128,6 +128,16 @@ def _fields() -> Iterator[Field]:
             f"how long they waited: part of `throttle_{kind}_seconds`, and told to no client",
             since=2,
         )
+    for kind in Kind:
+        yield Field(
+            f"{kind}_fleet_limit",
+            "double",
+            True,
+            UNITS[kind.value],
+            f"the limit of the whole fleet of which `{kind}_limit` is this sidecar's share; null: it is its own",
+            since=3,
+        )
+        yield Field(f"{kind}_fleet_share", "double", True, "1", "that share, at the end of the interval", since=3)
 
 
 def _fields_of(kind: str, unit: str) -> Iterator[Field]:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple, Self
 
-from quota.connections import NO_CONNECTION_LIMITS, ConnectionLimits
+from quota.connections import NO_CONNECTION_LIMITS, ConnectionEntry, ConnectionLimits
 from quota.entity import DEFAULT, LONGEST_NAME, GroupKey, Kind, Level, Name, bounded_name
 from quota.pause import Pause, without_pause
 
 Mode = Literal["enforce", "shadow"]
+Reach = Literal["instance", "fleet"]
+"""What a limit is a limit of: each instance of the sidecar by itself, or all instances of a fleet together."""
 EmptyClientId = Literal["share_default", "kafka"]
 
 RATE_FIELD: Final[Mapping[Kind, str]] = {
@@ -46,6 +48,7 @@ class _EntryFields(NamedTuple):
     controller_mutation_rate: float | None
     mode: Mode
     candidate: CandidateLimits | None
+    reach: Reach | None
 
 
 class Entry(_EntryFields):
@@ -53,7 +56,7 @@ class Entry(_EntryFields):
 
     ``None`` for a limit means that this entry says nothing about that kind. Limits are > 0 and finite, as Kafka's
     AlterClientQuotas demands (KIP-546); anything else raises ValueError. ``shadow`` limits are measured, never applied.
-    A `candidate` counts where the entry has a limit of the same kind.
+    A `candidate` counts where the entry has a limit of the same kind. A `reach` of None is the table's default.
     """
 
     __slots__ = ()
@@ -68,12 +71,13 @@ class Entry(_EntryFields):
         controller_mutation_rate: float | None = None,
         mode: Mode = "enforce",
         candidate: CandidateLimits | None = None,
+        reach: Reach | None = None,
     ) -> Self:
         """Raises ValueError."""
         rates = producer_byte_rate, consumer_byte_rate, request_percentage, controller_mutation_rate
         _check_names(user, client_id)
         _check_limits(rates)
-        return tuple.__new__(cls, (user, client_id, *rates, mode, candidate))
+        return tuple.__new__(cls, (user, client_id, *rates, mode, candidate, reach))
 
     @classmethod
     def _make(cls, iterable: Iterable[Any]) -> Self:  # type: ignore[override]  # a NamedTuple has a TypeVar of its own
@@ -125,6 +129,8 @@ class Limit(NamedTuple):
     value: float | None
     level: Level | None
     entry: Entry | None
+    fleet: bool = False
+    """It is the limit of a whole fleet; this instance has a share of it."""
 
 
 class Resolution(NamedTuple):
@@ -169,6 +175,7 @@ class QuotaTable:
 
     `empty_client_id` says what a null or empty client-id means: ``share_default`` (a name like any other, KIP-13's
     intention) or ``kafka`` (what a broker does: such clients escape every limit that names a client-id).
+    `default_reach` is the reach of entries that do not say one.
     `connections` are the limits of another sort that come and go with these (:mod:`quota.connections`).
     `pause` is called after each step of the work, a millisecond or two for ten thousand entries.
     Raises ValueError when two entries are about the same entity.
@@ -179,12 +186,14 @@ class QuotaTable:
         entries: Iterable[Entry] = (),
         *,
         empty_client_id: EmptyClientId = "share_default",
+        default_reach: Reach = "instance",
         connections: ConnectionLimits = NO_CONNECTION_LIMITS,
         pause: Pause = without_pause,
     ) -> None:
         self.entries: Final = tuple(entries)
         self.connections: Final = connections
         self.empty_client_id: Final = empty_client_id
+        self.default_reach: Final = default_reach
         # Perhaps many thousands, while traffic waits for its turn: hence comprehensions, which let others go on in
         # between, and no object per limit, because Python's collector would have to look at each.
         self._by_entity: dict[tuple[Name, Name], Entry] = {entry[:2]: entry for entry in self.entries}
@@ -238,8 +247,12 @@ class QuotaTable:
         for level, entity in levels:
             found = limits.get(entity)
             if found is not None:
-                return Limit(found.limit(kind), level, found)
+                return Limit(found.limit(kind), level, found, self.of_fleet(found))
         return _NO_LIMIT
+
+    def of_fleet(self, entry: Entry | ConnectionEntry | None) -> bool:
+        """Whether an entry's limits are those of a whole fleet."""
+        return entry is not None and (entry.reach or self.default_reach) == "fleet"
 
     def candidates(self, kind: Kind, user: str, client_id: str) -> list[Candidate]:
         """All eight levels for this client with what is configured there, most specific first."""
@@ -255,11 +268,11 @@ class QuotaTable:
     def with_entry(self, entry: Entry) -> "QuotaTable":
         """A table in which `entry` stands in place of whatever was said about its entity."""
         others = (other for other in self.entries if other.entity != entry.entity)
-        return QuotaTable((*others, entry), empty_client_id=self.empty_client_id, connections=self.connections)
+        return self._with((*others, entry))
 
     def with_connections(self, connections: ConnectionLimits) -> "QuotaTable":
         """The same quotas with other connection limits."""
-        return QuotaTable(self.entries, empty_client_id=self.empty_client_id, connections=connections)
+        return self._with(self.entries, connections)
 
     def merged(self, entry: Entry) -> "QuotaTable":
         """Like Kafka's AlterClientQuotas: the limits that `entry` names are set, the entity's other limits stay."""
@@ -275,13 +288,22 @@ class QuotaTable:
                 controller_mutation_rate=_first(entry.controller_mutation_rate, old.controller_mutation_rate),
                 mode=entry.mode,
                 candidate=entry.candidate or old.candidate,
+                reach=entry.reach or old.reach,
             )
         )
 
     def without(self, user: Name, client_id: Name) -> "QuotaTable":
         """A table that says nothing about this entity. Removing what is not there is fine, as in Kafka."""
         kept = (other for other in self.entries if other.entity != (user, client_id))
-        return QuotaTable(kept, empty_client_id=self.empty_client_id, connections=self.connections)
+        return self._with(kept)
+
+    def _with(self, entries: Iterable[Entry], connections: ConnectionLimits | None = None) -> "QuotaTable":
+        return QuotaTable(
+            entries,
+            empty_client_id=self.empty_client_id,
+            default_reach=self.default_reach,
+            connections=self.connections if connections is None else connections,
+        )
 
     def _key(self, kind: Kind, user: str, client_id: str) -> GroupKey:
         """Kafka's rule of metric tags: which of the two names takes part depends on the levels configured anywhere."""

@@ -21,6 +21,8 @@ MOST_RENEWING_MS: Final = 10_000
 UNKNOWN_BATCH_BYTES: Final = 1_000_000
 """What a fetch is taken to bring at least, if it asks for as much, before any response has shown it: brokers send one
 whole batch however little is asked for (KIP-74), and batches may have up to 1 MB (`max.message.bytes`)."""
+ASK_AGAIN_MS: Final = 1000
+"""While a limit is a share of a fleet's, which moves, those that wait at the gate ask again this often."""
 MOST_BUSY_DEBT_MS: Final = 30_000
 """A group never owes more request time than it may use in this time. Requests of all kinds wait for it, heartbeats too:
 members of consumer groups must not be lost for it (`session.timeout.ms` is 45 s)."""
@@ -71,6 +73,22 @@ class WindowGroup(Group):
         if self.limit is not None:
             candidate = None if self.candidate is None else self.candidate.limit
             self._watched = self.limit if candidate is None else min(self.limit, candidate)
+
+    def fullness(self, now: int) -> float:
+        """See :meth:`Group.fullness`."""
+        return 0.0 if self.whole is None else self.observed(now) / self.whole
+
+    def _move(self, old: float, new: float, level: float, now: int) -> None:
+        super()._move(old, new, level, now)
+        now = max(now, self.last_ms)
+        self.rate.move(old, new, level, now)
+        pacer = self.pacer
+        if pacer.active and (new > old or pacer.paid_at > now):
+            # Debt and credit are amounts. A lower limit makes no more of a credit than it was.
+            pacer.paid_at = now - pacer.credit_ms(now) * old / new
+        pacer.backlog_ms *= old / new
+        candidate = None if self.candidate is None else self.candidate.limit
+        self._watched = new if candidate is None else min(new, candidate)
 
     def charge(self, amount: float, now: int) -> int:
         """See :meth:`Group.charge`. Recorded first, checked after: the amount that violates is counted (KIP-13)."""
@@ -282,7 +300,9 @@ class WindowGroup(Group):
         cost_ms = (amount or self._typical or 0.0) * self._scale / limit * 1000.0
         if pacer.active:
             pacer.pay_backlog(now)
-        return gate.ask(connection, cost_ms, *self._debts(limit, now), now)
+        wait_ms = gate.ask(connection, cost_ms, *self._debts(limit, now), now)
+        # A share may be larger in a second: no connection waits longer before it asks again.
+        return min(wait_ms, ASK_AGAIN_MS) if self.fleet else wait_ms
 
     def _debts(self, limit: float, now: int) -> tuple[float, float]:
         """Until when the group owes, and what it owes beyond that for large requests."""

@@ -28,7 +28,15 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from deploy.admin import ui
-from deploy.admin.explain import Moment, Origin, addresses_of, explanation_json, identity_of_connections, throttled_json
+from deploy.admin.explain import (
+    Moment,
+    Origin,
+    addresses_of,
+    explanation_json,
+    fleet_json,
+    identity_of_connections,
+    throttled_json,
+)
 from deploy.admin.explain_text import explanation_text
 from deploy.admin.guard import Guard, Hosts
 from deploy.admin.history import History
@@ -214,7 +222,7 @@ class AdminApp:
             best = await trio.to_thread.run_sync(heapq.nlargest, most, keyed)
             rows = []
             for count, (_, index) in enumerate(best):
-                rows.append(_group_json(groups[index], now))
+                rows.append(_group_json(self._ledger, groups[index], now))
                 if count % STEP == 0:
                     await trio.lowlevel.checkpoint()
             answer = {"groups": rows, "total": len(groups), "shown": len(rows)}
@@ -250,7 +258,7 @@ def _limit(request: Request) -> int:
     return ROWS
 
 
-def _group_json(group: Group, now: int) -> dict[str, Any]:
+def _group_json(ledger: Ledger, group: Group, now: int) -> dict[str, Any]:
     user, client_id = group.key
     usage = group.usage
     return {
@@ -266,6 +274,7 @@ def _group_json(group: Group, now: int) -> dict[str, Any]:
         "owed_ms": group.owed_ms(now),
         "waiting": group.waiting,
         "next_ms": group.line(now).next_ms,
+        "fleet": fleet_json(ledger, group),
         "totals": {
             "amount": usage.amount,
             "charges": usage.charges,

@@ -87,6 +87,7 @@ def _kind_json(ledger: Ledger, one: KindExplanation, at: Moment | None, origin: 
         "unit": UNITS[one.kind],
         "setting": RATE_FIELD[one.kind],
         "limit": one.limit,
+        "scope": _scope(ledger, None if winner is None else winner.entry),
         "level": level,
         "entity": None if winner is None or winner.entry is None else _entity(winner.entry),
         "set_in": None if winner is None else _set_in(winner.entry, one.kind, origin),
@@ -101,12 +102,12 @@ def _kind_json(ledger: Ledger, one: KindExplanation, at: Moment | None, origin: 
         ],
     }
     if at is not None:
-        found["now"] = None if one.counter is None else standing_json(one.counter, at)
+        found["now"] = None if one.counter is None else standing_json(one.counter, at, ledger)
         found["decisions"] = [decision_json(decision, at) for decision in ledger.decisions.of(one.kind, one.key)]
     return found
 
 
-def standing_json(group: Group, at: Moment) -> dict[str, Any]:
+def standing_json(group: Group, at: Moment, ledger: Ledger) -> dict[str, Any]:
     """How one counter stands."""
     now = standing(group, at.now_ms)
     usage = group.usage
@@ -130,9 +131,33 @@ def standing_json(group: Group, at: Moment) -> dict[str, Any]:
         "held": usage.held,
         "held_ms": usage.held_ms,
         "capped": group.capped,
+        "fleet": fleet_json(ledger, group),
         "shadow": trial_json(trial_snapshot(group, group.shadowed, int(at.now_ms))),
         "candidate": trial_json(trial_snapshot(group, group.candidate, int(at.now_ms))),
     }
+
+
+def fleet_json(ledger: Ledger, group: Group) -> dict[str, Any] | None:
+    """This instance's share of a fleet's limit, and why it is that; None for a limit of its own."""
+    found = None if ledger.fleet is None else ledger.fleet.standing(group)
+    if found is None or group.whole is None:
+        return None
+    return {
+        "limit": group.whole,
+        "share": found.share,
+        "limit_here": group.limit,
+        "why": found.why.value,
+        "usage": found.usage,
+        "demand": found.demand,
+        "sharing": found.instances,
+        "instances": found.known,
+    }
+
+
+def _scope(ledger: Ledger, entry: Entry | None) -> str | None:
+    if entry is None:
+        return None
+    return "fleet" if ledger.table.of_fleet(entry) else "instance"
 
 
 def trial_json(trial: TrialSnapshot | None) -> dict[str, Any] | None:
@@ -265,7 +290,7 @@ def throttled_json(groups: Iterable[Group], ledger: Ledger, at: Moment, origin: 
             "entity": None if group.entry is None else _entity(group.entry),
             "set_in": _set_in(group.entry, group.kind, origin),
             "observed": group.observed(int(at.now_ms)),
-            "now": standing_json(group, at),
+            "now": standing_json(group, at, ledger),
         }
         for group in groups
     ]

@@ -225,7 +225,8 @@ def _kind_text(one: dict[str, Any], at: str | None) -> str:
             text += " (the levels above do not reach this client: see empty_client_id in docs/configuration.md)"
         return f"{kind.value:9} {text}"
     shadow = ", shadow: measured, never applied" if one["mode"] == "shadow" else ""
-    lines = [f"{readable_limit(kind, one['limit'])} from {one['level']}{shadow}; {_sharers(one)}"]
+    whose = " of the whole fleet" if one.get("scope") == "fleet" else ""
+    lines = [f"{readable_limit(kind, one['limit'])}{whose} from {one['level']}{shadow}; {_sharers(one)}"]
     if at is None and one["candidate_limit"] is not None:
         lines.append(f"candidate {readable_limit(kind, one['candidate_limit'])}: measured beside it, never applied")
     if at is not None:
@@ -241,6 +242,8 @@ def _now_lines(kind: Kind, one: dict[str, Any], now: dict[str, Any], at: str) ->
         window = _span(now["window_ms"])
         used = f"now {_short(kind, one['observed'])}: {_amount(kind, now['amount'])} in the last {window}"
     lines = [f"{used}, {100 * (now['share'] or 0.0):.0f} % used"]
+    if now.get("fleet") is not None:
+        lines.append(fleet_text(kind, now["fleet"]))
     waits = []
     if now["muted_ms"]:
         waits.append(f"not read until {_clock(now['muted_until'], at)} ({_span(now['muted_ms'])} more)")
@@ -267,6 +270,24 @@ def _now_lines(kind: Kind, one: dict[str, Any], now: dict[str, Any], at: str) ->
         used = f"{100 * (candidate['share'] or 0.0):.0f} % used"
         extra.append(f"candidate {readable_limit(kind, candidate['limit'])}: {used}, {_would_have(candidate)}")
     return [*lines, *extra]
+
+
+_WHY: Final = {
+    "split": "the fleet's split",
+    "floor": "not used here lately, a start",
+    "last": "the fleet is not heard, the last share stays",
+    "alone": "the fleet is not heard: limit / known instances",
+}
+
+
+def fleet_text(kind: Kind, fleet: dict[str, Any]) -> str:
+    """This instance's share of a fleet's limit."""
+    here = readable_limit(kind, fleet["limit_here"])
+    sharing = _count(fleet["sharing"], "instance")
+    return (
+        f"share here {100 * fleet['share']:.1f} % = {here} ({_WHY[fleet['why']]}); {sharing} of {fleet['instances']} "
+        f"use{'s' if fleet['sharing'] == 1 else ''} it, {_short(kind, fleet['usage'])} together"
+    )
 
 
 def _line(now: dict[str, Any]) -> str:

@@ -27,7 +27,9 @@ from deploy.common import logs
 from deploy.common.heap import is_computing, let_go, settle, share_fairly, uncollected
 from deploy.common.version import kquota_version
 from deploy.export.exporter import new_exporter
+from deploy.fleet.member import Member, new_member
 from deploy.metrics import Metrics, Status
+from deploy.metrics.fleet import fleet_families
 from deploy.metrics.held import held_families
 from deploy.metrics.security import security_families
 from deploy.sources.quota_cluster import ClusterSource
@@ -138,6 +140,8 @@ class Sidecar:
         self.ledger = new_ledger(config, self.source.table)
         self.source.attach(self.ledger.swap)
         self.ledger.counters.on_overflow = self._overflowed
+        self.member: Member | None = None
+        """Of the fleet, while it runs; made where the clock is."""
         self._overflow_said_s = -math.inf
         quota_admin = QuotaAdmin(self.source)
         interceptors: Interceptors = {
@@ -160,6 +164,7 @@ class Sidecar:
             export=None if self.exporter is None else self.exporter.state,
             held=lambda: held_families(self.proxy, self.ledger),
             security=lambda: security_families(self.security, self.proxy.counters),
+            fleet=lambda: fleet_families(self.member, config.metrics.max_groups),
         )
         self.watcher = Watcher(path, config, found, self.reloads, self._apply)
         self.admin_port: int | None = None
@@ -184,6 +189,8 @@ class Sidecar:
 
     def drain(self) -> None:
         """Stop accepting, let requests in flight finish, then end."""
+        if self.member is not None:
+            self.member.leave()
         self.proxy.drain()
 
     def _status(self) -> Status:
@@ -225,6 +232,7 @@ class Sidecar:
         """The proxy and its helpers; the admin port outlives them, so that probes see the drain."""
         async with trio.open_nursery() as nursery:
             proxy_done = trio.Event()
+            self.member = new_member(self.config, self.ledger, self.security, now_ms)
 
             async def serve_proxy(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
                 await self.proxy.serve(task_status=task_status)
@@ -235,6 +243,8 @@ class Sidecar:
             nursery.start_soon(self.security.follower.run)
             if self.exporter is not None:
                 nursery.start_soon(self.exporter.run)
+            if self.member is not None:
+                nursery.start_soon(self.member.run)
             nursery.start_soon(self.source.run)
             nursery.start_soon(self._expire)
             nursery.start_soon(ThrottleLog(self.ledger).run)
@@ -253,6 +263,8 @@ class Sidecar:
             await proxy_done.wait()
             if self.exporter is not None:
                 await self.exporter.finish()
+            if self.member is not None:
+                await self.member.finish()
             nursery.cancel_scope.cancel()
         log.info("stopped")
         scope.cancel()

@@ -103,7 +103,7 @@ def summary_text(file: str, config: Config, table: QuotaTable) -> str:
             f"{config.controller_window_num} samples of {config.controller_window_size_seconds} s, "
             f"{config.controller_mutation_algorithm}",
         ],
-        ["limits are", "of each sidecar: n of them can use up to n times a limit"],
+        ["limits are", _scope(config, table)],
         ["empty client-id", config.empty_client_id],
         ["largest request", readable_bytes(config.limits.max_frame_bytes)],
         *_administration(config),
@@ -117,6 +117,19 @@ def summary_text(file: str, config: Config, table: QuotaTable) -> str:
     if connections:
         parts.append(connection_table(connections))
     return "\n\n".join(parts)
+
+
+def _scope(config: Config, table: QuotaTable) -> str:
+    """What limits are limits of."""
+    own = "of each sidecar: n of them can use up to n times a limit"
+    rates = [one for one in table.connections.entries if one.connection_creation_rate is not None]
+    shared = [*map(table.of_fleet, table.entries), *map(table.of_fleet, rates)]
+    if config.fleet is None:
+        return own
+    fleet = f"of all sidecars of the fleet {config.fleet.id} together (topic {config.fleet.topic})"
+    if all(shared) and (shared or table.default_reach == "fleet"):
+        return fleet
+    return f"{fleet} where their scope is fleet: {sum(shared)} of {len(shared)}; else {own}" if any(shared) else own
 
 
 def quota_table(quotas: list[Entry]) -> str:

@@ -109,7 +109,7 @@ def rows(groups: Sequence[dict[str, Any]], before: dict[Key, int], elapsed_s: fl
                 now=group["observed"],
                 use=group["utilisation"] or 0.0,
                 shadow=group["mode"] == "shadow",
-                level=group["level"] or "-",
+                level=(group["level"] or "-") + _of_fleet(group.get("fleet")),
                 waits_ms=group["throttled_for_ms"],
                 owed_ms=group["owed_ms"],
                 waiting=group.get("waiting", 0),  # an older sidecar does not tell
@@ -117,6 +117,14 @@ def rows(groups: Sequence[dict[str, Any]], before: dict[Key, int], elapsed_s: fl
             )
         )
     return found
+
+
+def _of_fleet(fleet: dict[str, Any] | None) -> str:
+    """This instance's share of a fleet's limit, behind where the limit comes from."""
+    if fleet is None:
+        return ""
+    unheard = ", fleet not heard" if fleet["why"] in ("last", "alone") else ""
+    return f", {100 * fleet['share']:.0f} % of the fleet's{unheard}"
 
 
 def imposed(groups: Sequence[dict[str, Any]]) -> dict[Key, int]:

@@ -262,6 +262,9 @@ class Sampler:
             row[f"{kind}_limit"] = group.limit
             row[f"{kind}_limit_mode"] = "shadow" if group.shadow else "enforce"
             row[f"{kind}_limit_level"] = None if group.level is None else group.level.label
+            if group.fleet:
+                row[f"{kind}_fleet_limit"] = group.whole
+                row[f"{kind}_fleet_share"] = round(group.share, 6)
             row[f"{kind}_group_utilisation_peak"] = round(peaks.get(group, 0.0), 4)
         if group.candidate is not None:
             row[f"{kind}_candidate_limit"] = group.candidate.limit

@@ -164,6 +164,18 @@ FLEET: Final = [
         width=24,
     ),
     Show(
+        "Limits of the fleet: share by sidecar",
+        "The part of a fleet's limit that each sidecar may use; together they are never above 1.",
+        "percentunit",
+        {"{{pod}} {{instance}} {{user}} / {{client_id}}": f"topk(20, kquota_fleet_share{{{CHOICE}}})"},
+    ),
+    Show(
+        "Sidecars that do not hear the fleet",
+        "They use limit / known instances. See the runbook, KquotaFleetLost.",
+        "short",
+        {"lost": f"sum(kquota_fleet_lost{{{CHOICE}}})", "instances known": f"max(kquota_fleet_instances{{{CHOICE}}})"},
+    ),
+    Show(
         "Connections closed, by reason",
         "Per second. Reasons are explained in docs/metrics.md.",
         "short",

@@ -109,6 +109,7 @@ _OWN: Final[dict[str, Schema]] = {
                 labels=_STRINGS,
             ),
             serviceAccount=_closed(create=_BOOLEAN, name=_TEXT, annotations=_STRINGS),
+            sharedLimits=_BOOLEAN,
             podDisruptionBudget=_closed(enabled=_BOOLEAN, maxUnavailable=_COUNT_OR_PERCENT),
             autoscaling=_closed(
                 enabled=_BOOLEAN,

@@ -40,11 +40,13 @@ class Metrics:
         export: Callable[[], ExportState] | None = None,
         held: Callable[[], Iterable[Metric]] = tuple,
         security: Callable[[], Iterable[Metric]] = tuple,
+        fleet: Callable[[], Iterable[Metric]] = tuple,
     ) -> None:
         """`alterations` are AlterClientQuotas requests by outcome; `export` tells of usage records, if any are made."""
         self._export = export
         self._held = held
         self._security = security
+        self._fleet = fleet
         self._ledger = ledger
         self._counters = counters
         self._source = source or SourceState("file")
@@ -105,5 +107,6 @@ class Metrics:
             yield from export_families(self._export())
         yield from self._held()
         yield from self._security()
+        yield from self._fleet()
         yield from own_families(self._status(), self._reloads, self._ledger)
         yield counter("kquota_admin_evicted", "Admin connections closed to make room.", self.admin_evicted)

@@ -1,4 +1,4 @@
-"""Usage records of version 1, from sidecars that held no requests, and of version 2: both are read."""
+"""Usage records of version 1, from sidecars that held no requests, 2, which knew no fleets, and 3: all are read."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from analysis.runner import make
 from quota import record
 from quota.entity import Kind
 from quota.record import Row
+from quota.table import Entry
 from tests.support.spark_tools import DAY_MS, T0_MS, table, write
 from tests.support.spark_tools import record as new_record
 from tests.unit.test_export_rows import Watched
@@ -21,18 +22,41 @@ if TYPE_CHECKING:
 
 SINCE_2 = {f"throttle_{kind}_held_{what}" for kind in Kind for what in ("count", "seconds")}
 
+SINCE_3 = {f"{kind}_fleet_{what}" for kind in Kind for what in ("limit", "share")}
+
 
 def old_record(sequence: int, start_s: float, **values: Any) -> Row:
     """A record as a sidecar of version 1 wrote it."""
     row = new_record(sequence, start_s, instance="old", **values) | {"schema_version": 1}
-    return {name: value for name, value in row.items() if name not in SINCE_2}
+    return {name: value for name, value in row.items() if name not in SINCE_2 | SINCE_3}
 
 
 def test_new_fields_are_at_the_end_and_may_be_null() -> None:
-    new = [field for field in record.FIELDS if field.since == 2]
-    assert {field.name for field in new} == SINCE_2
+    new = [field for field in record.FIELDS if field.since > 1]
+    assert {field.name for field in new if field.since == 2} == SINCE_2
+    assert {field.name for field in new if field.since == 3} == SINCE_3
+    assert [field.since for field in new] == sorted(field.since for field in new)
     assert record.FIELDS[-len(new) :] == tuple(new)
     assert all(field.nullable for field in new)
+
+
+def test_a_line_of_version_2_is_read_with_nulls() -> None:
+    old = new_record(1, 0) | {"schema_version": 2}
+    old = {name: value for name, value in old.items() if name not in SINCE_3}
+    assert record.problems(old) == []
+    assert {record.from_line(json.dumps(old))[name] for name in SINCE_3} == {None}
+
+
+def test_the_exporter_tells_the_share_of_a_fleet_s_limit() -> None:
+    watched = Watched(Entry(None, "c", producer_byte_rate=1000.0, reach="fleet"))
+    watched.charge("c", Kind.PRODUCE, 10)
+    group = watched.ledger.account("u", "c").meters[Kind.PRODUCE].group
+    assert group is not None
+    group.take_share(0.25, 0.0, 1000)
+    watched.tick()
+    (row,) = watched.close()
+    assert (row["produce_limit"], row["produce_fleet_limit"], row["produce_fleet_share"]) == (250.0, 1000.0, 0.25)
+    assert (row["fetch_fleet_limit"], row["fetch_fleet_share"]) == (None, None)
 
 
 def test_a_line_of_version_1_is_read_with_nulls() -> None:
@@ -55,7 +79,7 @@ def test_the_exporter_tells_what_was_held() -> None:
     watched.ledger.note_throttle(account, Kind.REQUEST, 300, held=True)
     watched.tick()
     (row,) = watched.close()
-    assert row["schema_version"] == 2
+    assert row["schema_version"] == 3
     assert (row["throttle_produce_count"], row["throttle_produce_seconds"]) == (2, 5.2)
     assert (row["throttle_produce_held_count"], row["throttle_produce_held_seconds"]) == (1, 4.2)
     assert (row["throttle_request_held_count"], row["throttle_request_held_seconds"]) == (1, 0.3)

@@ -5,9 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from config.fleet import Fleet
 from deploy.export.exporter import ExportState
 from deploy.export.worker import WorkerState
+from deploy.fleet.exchange import Exchange
+from deploy.fleet.member import Member
 from deploy.metrics import Metrics, Status
+from deploy.metrics.fleet import fleet_families
 from deploy.metrics.held import held_families
 from deploy.metrics.security import security_families
 from deploy.sources.follow import Followed, Follower
@@ -52,5 +56,16 @@ async def everything() -> bytes:
         export=lambda: export,
         held=lambda: held_families(Proxy(ProxySettings("127.0.0.1", 0, range(0), ()), ledger, counters), ledger),
         security=lambda: security_families(security, counters),
+        fleet=lambda: fleet_families(_member(), 5),
     )
     return await metrics.text(0)
+
+
+def _member() -> Member:
+    """Of a fleet, with a group in use."""
+    ledger = Ledger(QuotaTable([Entry("u", None, producer_byte_rate=10, reach="fleet")]))
+    settings = Fleet()
+    member = Member(settings, ledger, Exchange(settings, []), lambda: 1000.0, "here")
+    ledger.charge(ledger.account("u", "c"), Kind.PRODUCE, 1, 1000)
+    member.shares.step(2000.0)
+    return member

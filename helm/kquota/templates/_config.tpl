@@ -13,6 +13,11 @@
 {{- $names := list $name $full (printf "%s.cluster.local" $full) -}}
 {{- $_ := set $config.admin "allowed_hosts" (concat $names (default list $config.admin.allowed_hosts) | uniq) -}}
 {{- end -}}
+{{- if and (eq .Values.mode "gateway") .Values.gateway.sharedLimits -}}
+{{- /* All replicas share one limit; what config.fleet says wins. */ -}}
+{{- $fleet := dict "id" (printf "%s/%s" .Release.Namespace (include "kquota.fullname" .)) "default_scope" "fleet" -}}
+{{- $_ := set $config "fleet" (mergeOverwrite $fleet (default dict $config.fleet)) -}}
+{{- end -}}
 {{- toYaml (set $config "quotas" (default list .Values.quotas)) -}}
 {{- end -}}
 

@@ -39,6 +39,8 @@ function cells(row, values) {
 function named(text) { const made = element("td", name(text), "name"); made.title = text === null ? "shared by all" : text; return made; }
 const number = (text) => element("td", text, "n");
 
+const fleet = (one) => one ? `, ${(100 * one.share).toFixed(1)} % of the fleet's ${one.why === "last" || one.why === "alone" ? "(not heard)" : ""}`.trimEnd() : "";
+
 function standing(one) {
   if (one.mode === "shadow") return ["shadow", "trial"];
   const waiting = one.waiting > 0 ? [`${one.waiting} waiting`] : [];
@@ -59,7 +61,7 @@ function showGroups(total) {
     const [text, look] = standing(one);
     row.addEventListener("click", () => { $("counter").value = key(one); state.chosen = key(one); draw(); });
     return cells(row, [named(one.user), named(one.client_id), one.kind, number(limit(one.kind, one.limit)),
-      number(now(one.kind, one.observed)), use, element("td", text, look), one.level ?? "-"]);
+      number(now(one.kind, one.observed)), use, element("td", text, look), (one.level ?? "-") + fleet(one.fleet)]);
   }));
   $("shown").textContent = `${kept.length} of ${total} counters`;
 }
@@ -76,7 +78,7 @@ function showThrottled(answer) {
     const item = element("li"), left = span(Math.max(one.now.muted_ms, one.now.wait_ms));
     const where = one.set_in ? `, set ${one.set_in}` : "";
     item.append(element("strong", title(one)), element("span", ` ${left} more `, "bad"),
-      element("span", `${one.setting} ${limit(one.kind, one.limit)} of ${one.level}${where}; now ${now(one.kind, one.observed)}${line(one.now)}`, "quiet"));
+      element("span", `${one.setting} ${limit(one.kind, one.limit)} of ${one.level}${where}${fleet(one.now?.fleet)}; now ${now(one.kind, one.observed)}${line(one.now)}`, "quiet"));
     return item;
   }));
   fill("decisions", answer.decisions.map((one) => cells(element("tr"), [one.at.slice(11, 19), one.api ?? "-", named(one.user),

@@ -1,0 +1,357 @@
+"""The split of fleet limits on a simulated clock: the sidecar's own arithmetic, thousands of instances, no broker.
+
+    python -m benchmarks.suites.fleet_split [--out FILE] [SCENARIO...]
+
+Each instance is a `quota.fleet.core.Fleet`; the topic is a list per partition that instances read with a delay. What
+clients do is fluid: an instance uses what it wants or its share, whichever is less. Instances with the same delay share
+one `View`, which changes no result and lets 10 000 of them fit into one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from quota.fleet.core import Fleet
+from quota.fleet.record import GroupUse, Record, decode, encode, fleet_hash
+from quota.fleet.split import CAPACITY
+from quota.fleet.timing import Timing
+from quota.fleet.view import View
+
+TICK_MS: Final = 250
+OVERHEAD_BYTES: Final = 80
+"""Of a record in a batch of its own, beside its value: 61 bytes of the batch, some 10 of the record, lengths."""
+LAGS: Final = (0, 1, 2, 4)
+"""In ticks: instances read what is at least so old."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A fleet, and what happens to it: at `shift_s` others become hungry, at `churn_s` a tenth is killed and as many
+    are started, at `crowd_s` everybody wants all."""
+
+    name: str
+    instances: int
+    groups: int
+    groups_each: int
+    partitions: int
+    seconds: int
+    shift_s: int
+    churn_s: int
+    crowd_s: int
+
+
+SCENARIOS: Final = (
+    Scenario("10 instances, 1 group", 10, 1, 1, 1, 100, 20, 45, 75),
+    Scenario("1 000 instances, 100 groups", 1000, 100, 1, 16, 100, 20, 45, 75),
+    Scenario("1 000 instances, 1 group", 1000, 1, 1, 1, 120, 40, 70, 90),
+    Scenario("10 000 instances, 1 000 groups", 10_000, 1000, 2, 200, 46, 16, 26, 38),
+)
+
+
+@dataclass
+class Result:
+    """What came of it. Rates are means over all groups, as fractions of what could be used."""
+
+    scenario: Scenario
+    wall_s: float = 0.0
+    per_second: list[float] = field(default_factory=list)
+    most_held: float = 0.0
+    """The largest sum of what was held of any group, over the limit; 0.99 is the capacity."""
+    shift_s: float | None = None
+    """Seconds from the shift until 95 % of what can be used is used."""
+    crowd_s: float | None = None
+    records_per_s: float = 0.0
+    bytes_per_day: float = 0.0
+    read_bytes_per_s: float = 0.0
+    """By one instance: of its partitions, Kafka's overhead included."""
+    cpu_percent: float = 0.0
+    """Of one core, of one instance: records, samples, split. The transport is not in it."""
+    jain_crowd: float = 0.0
+    """Of the shares in one group at the end, when all are hungry: the least over all groups."""
+
+
+class Site:
+    """One simulated fleet."""
+
+    def __init__(self, scenario: Scenario, seed: int = 1) -> None:
+        self.scenario = scenario
+        self.chance = random.Random(seed)
+        self.timing = Timing()
+        self.hash = fleet_hash("f")
+        self.views = [View(self.timing) for _ in LAGS]
+        self.members: dict[int, tuple[Fleet, int]] = {}
+        self.groups_of: dict[int, list[int]] = {}
+        self.want: dict[tuple[int, int], float] = {}
+        self.level: dict[tuple[int, int], float] = {}
+        self.names = [self.chance.getrandbits(64) for _ in range(scenario.groups)]
+        self.queue: list[tuple[int, int, Any, bytes]] = []
+        self.place = [0] * len(LAGS)
+        self.now = 0.0
+        self.records = self.bytes = 0
+        self.load: dict[int, int] = {}
+        self.probe: Fleet | None = None
+        self.probe_cpu_s = 0.0
+        for number in range(scenario.instances):
+            self.start(number)
+        self.probe = self._probe()
+
+    def start(self, number: int) -> int:
+        """One more instance; its groups are drawn so that all groups have about as many."""
+        scenario, chance = self.scenario, self.chance
+        member = chance.getrandbits(64)
+        lag = number % len(LAGS)
+        fleet = Fleet(
+            "f", member, f"i{number}", self.now + chance.random() * 1000, timing=self.timing, view=self.views[lag]
+        )
+        fleet.connected(scenario.partitions, self.now)
+        first = number * scenario.groups_each
+        mine = [self.names[(first + place) % scenario.groups] for place in range(scenario.groups_each)]
+        for group in mine:
+            fleet.join(group, self.now)
+            self.want[member, group] = self.level[member, group] = 0.0
+        self.members[member] = (fleet, lag)
+        self.groups_of[member] = mine
+        return member
+
+    def hungry(self, part: float) -> None:
+        """This part of all instances wants everything, the others a twentieth of what would be fair."""
+        fair = self.scenario.groups / (self.scenario.instances * self.scenario.groups_each)
+        for member, groups in self.groups_of.items():
+            wants = 2.0 if self.chance.random() < part else fair / 20
+            for group in groups:
+                self.want[member, group] = wants
+
+    def step(self, sample: bool) -> None:
+        """A quarter of a second."""
+        self.now += TICK_MS
+        tick = int(self.now // TICK_MS)
+        for lag, view in enumerate(self.views):
+            end = self.place[lag]
+            while end < len(self.queue) and self.queue[end][0] <= tick - LAGS[lag]:
+                _, partition, record, _ = self.queue[end]
+                view.take(partition, record, self.now)
+                owner = self.members.get(record.member)
+                if owner is not None and owner[1] == lag:
+                    owner[0].came_back(partition, record, self.now)
+                end += 1
+            self.place[lag] = end
+        self._feed_probe(tick)
+        done = min(self.place)
+        if done > 200_000:
+            del self.queue[:done]
+            self.place = [place - done for place in self.place]
+        for member, (fleet, _) in self.members.items():
+            if sample:
+                for group in self.groups_of[member]:
+                    share = fleet.share(group, self.now)
+                    want = self.want[member, group]
+                    usage = min(want, share)
+                    level = self.level[member, group] = 0.95 * self.level[member, group] + 0.05 * usage
+                    fleet.sample(group, usage * 1e6, usage, level, want > share, self.now)
+            for partition, data in fleet.tick(self.now):
+                self.queue.append((tick, partition, decode(self.hash, data), data))
+                self.records += 1
+                self.bytes += len(data) + OVERHEAD_BYTES
+                self.load[partition] = self.load.get(partition, 0) + len(data) + OVERHEAD_BYTES
+
+    def kill(self, part: float) -> None:
+        """kill -9 of a part of them, and as many new ones."""
+        gone = [member for member in self.members if self.chance.random() < part]
+        for number, member in enumerate(gone):
+            del self.members[member]
+            for group in self.groups_of.pop(member):
+                del self.want[member, group], self.level[member, group]
+            self.start(number)
+
+    def used(self) -> tuple[float, float]:
+        """What is used over what could be, a mean over the groups; and the most that is held of a group."""
+        used: dict[int, float] = {}
+        could: dict[int, float] = {}
+        held: dict[int, float] = {}
+        for member, (fleet, _) in self.members.items():
+            for group in self.groups_of[member]:
+                share, want = fleet.share(group, self.now), self.want[member, group]
+                used[group] = used.get(group, 0.0) + min(share, want)
+                could[group] = could.get(group, 0.0) + want
+                held[group] = held.get(group, 0.0) + share - fleet.floor
+        parts = [min(used[group] / min(could[group], 1.0), 1.0) for group in used if could[group]]
+        return sum(parts) / max(len(parts), 1), max(held.values())
+
+    def jain(self) -> float:
+        """Jain's index of the shares, of the group in which it is least."""
+        shares: dict[int, list[float]] = {}
+        for member, (fleet, _) in self.members.items():
+            for group in self.groups_of[member]:
+                shares.setdefault(group, []).append(fleet.share(group, self.now))
+        return min(sum(own) ** 2 / (len(own) * sum(one**2 for one in own)) for own in shares.values())
+
+    def _probe(self) -> Fleet:
+        """One more instance with a view of its own, which reads bytes: its work is measured."""
+        member = self.chance.getrandbits(64)
+        probe = Fleet("f", member, "probe", self.now, timing=self.timing)
+        probe.connected(self.scenario.partitions, self.now)
+        self.probe_groups = self.names[: self.scenario.groups_each]
+        for group in self.probe_groups:
+            probe.join(group, self.now)
+        self.probe_place = 0
+        return probe
+
+    def _feed_probe(self, tick: int) -> None:
+        probe = self.probe
+        if probe is None:
+            return
+        wanted = probe.wanted
+        mine = [
+            (p, data) for at, p, _, data in self.queue[self.place[0] - self._fresh(tick) : self.place[0]] if p in wanted
+        ]
+        start = time.process_time()
+        for partition, data in mine:
+            probe.read(partition, data, self.now)
+        for group in self.probe_groups:
+            if tick % 2 == 0:
+                probe.sample(group, 1.0, 1e-6, 1e-6, False, self.now)
+        probe.tick(self.now)
+        self.probe_cpu_s += time.process_time() - start
+
+    def _fresh(self, tick: int) -> int:
+        count = 0
+        for at in range(self.place[0] - 1, -1, -1):
+            if self.queue[at][0] != tick - LAGS[0] and self.queue[at][0] < tick - 1:
+                break
+            count += self.queue[at][0] == tick - 1
+        return count
+
+
+def simulate(scenario: Scenario) -> Result:
+    """Run one scenario."""
+    result, site = Result(scenario), Site(scenario)
+    start = time.monotonic()
+    site.hungry(0.3)
+    settled_cpu = 0.0
+    for quarter in range(scenario.seconds * 4):
+        second = quarter / 4
+        if second == scenario.shift_s:
+            site.hungry(0.3)
+        if second == scenario.churn_s:
+            site.kill(0.1)
+            site.hungry(0.3)
+        if second == scenario.crowd_s:
+            site.hungry(1.0)
+        if second == 10:
+            site.records = site.bytes = 0
+            site.load.clear()
+            settled_cpu = site.probe_cpu_s
+        site.step(sample=quarter % 2 == 0)
+        used, held = site.used()
+        result.most_held = max(result.most_held, held)
+        if quarter % 4 == 3:
+            result.per_second.append(round(used, 4))
+        for name, began in (("shift_s", scenario.shift_s), ("crowd_s", scenario.crowd_s)):
+            if second >= began + 0.5 and getattr(result, name) is None and used >= 0.95:
+                setattr(result, name, second - began + 0.25)
+    measured_s = scenario.seconds - 10
+    assert site.probe is not None
+    result.wall_s = round(time.monotonic() - start, 1)
+    result.records_per_s = round(site.records / measured_s, 1)
+    result.bytes_per_day = round(site.bytes / measured_s * 86_400)
+    result.read_bytes_per_s = round(sum(site.load.get(one, 0) for one in site.probe.wanted) / measured_s)
+    result.cpu_percent = round(100 * (site.probe_cpu_s - settled_cpu) / measured_s, 3)
+    result.jain_crowd = round(site.jain(), 4)
+    return result
+
+
+def cost_of_one(instances: int, groups: int, groups_each: int, partitions: int, seconds: int = 60) -> dict[str, Any]:
+    """What one instance of a fleet reads and computes: every record of its partitions, made up here, and its own work.
+
+    Groups are hashed evenly, so groups_each * instances / partitions instances write into a partition, or all of them.
+    """
+    timing, chance = Timing(), random.Random(1)
+    fleet = Fleet("f", chance.getrandbits(64), "probe", 0.0, timing=timing)
+    fleet.connected(partitions, 0.0)
+    names = [number + 1 + partitions * 1000 for number in range(groups)]
+    mine = names[:groups_each]
+    for group in mine:
+        fleet.join(group, 0.0)
+    writers: list[tuple[int, int, list[int]]] = []
+    """(member, partition, its groups there) of all that write into partitions of ours."""
+    for number in range(instances - 1):
+        member = chance.getrandbits(64)
+        theirs = [names[(number * groups_each + place) % groups] for place in range(groups_each)]
+        for partition in {group % partitions for group in theirs} & fleet.wanted:
+            writers.append((member, partition, [group for group in theirs if group % partitions == partition]))
+        writers.append((member, 0, []))
+    counts = {partition: sum(one == partition for _, one, groups in writers if groups) for partition in fleet.wanted}
+    presence_ms = max(timing.presence * timing.interval_ms, timing.interval_of(instances))
+    due = [chance.random() * (timing.interval_of(counts[at]) if groups else presence_ms) for _, at, groups in writers]
+    seq, read, cpu_s = 0, 0, 0.0
+    for tick in range(seconds * 4):
+        now = tick * 250.0
+        batch = []
+        for place, (member, partition, theirs) in enumerate(writers):
+            if due[place] <= now:
+                interval_ms = timing.interval_of(counts[partition]) if theirs else presence_ms
+                due[place] += interval_ms
+                seq += 1
+                uses = tuple(GroupUse(group, 1e5, 0.05, 0.05, 0.05, 0.05) for group in theirs)
+                name = "" if theirs else f"orders-7c9d8f6b5-{place:05}"
+                batch.append((partition, encode(fleet_hash("f"), Record(member, seq, interval_ms, False, name, uses))))
+        read += sum(len(data) + OVERHEAD_BYTES for _, data in batch)
+        start = time.process_time()
+        for partition, data in batch:
+            fleet.read(partition, data, now)
+        for group in mine:
+            if tick % 2 == 0:
+                fleet.sample(group, 1e5, 0.05, 0.05, False, now)
+        own = fleet.tick(now)
+        cpu_s += time.process_time() - start
+        for partition, data in own:
+            fleet.read(partition, data, now)
+    return {
+        "instances": instances,
+        "groups": groups,
+        "groups_each": groups_each,
+        "partitions": partitions,
+        "known": fleet.known,
+        "writers_per_partition": max(counts.values()),
+        "interval_ms": timing.interval_of(max(counts.values())),
+        "records_read_per_s": round(seq / seconds, 1),
+        "bytes_read_per_s": round(read / seconds),
+        "cpu_percent": round(100 * cpu_s / seconds, 3),
+    }
+
+
+def main() -> None:
+    """Run the scenarios that are named, or all."""
+    parser = argparse.ArgumentParser(description="The split of fleet limits on a simulated clock.")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("scenario", nargs="*", type=int, help="numbers, from 0 on")
+    parser.add_argument("--cost", type=Path, help="only what one instance of large fleets costs; stored here")
+    wanted = parser.parse_args()
+    if wanted.cost is not None:
+        fleets = ((1000, 100, 1, 16), (10_000, 1000, 2, 200), (10_000, 1000, 1, 8), (10_000, 1, 1, 1))
+        costs = [cost_of_one(*fleet) for fleet in fleets]
+        wanted.cost.write_text(json.dumps(costs, indent=1) + "\n")
+        print(json.dumps(costs, indent=1))
+        return
+    results: list[dict[str, Any]] = []
+    if wanted.out is not None and wanted.out.exists():
+        results = json.loads(wanted.out.read_text())
+    for number in wanted.scenario or range(len(SCENARIOS)):
+        result = simulate(SCENARIOS[number])
+        assert result.most_held <= CAPACITY + 1e-9, result.most_held
+        name = result.scenario.name
+        results = [one for one in results if one["scenario"]["name"] != name] + [asdict(result)]
+        print(json.dumps({name: value for name, value in asdict(result).items() if name != "per_second"}), flush=True)
+        print(" ".join(f"{value:.2f}" for value in result.per_second), flush=True)
+        if wanted.out is not None:
+            wanted.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Settings of a fleet: instances of the sidecar that share limits, and the topic by which they know of each other."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from config.types import choice, duration_ms, text, whole, wrong
+
+SCOPES = ("instance", "fleet")
+Scope = Literal["instance", "fleet"]
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+class Fleet(BaseModel):
+    """Which instances share limits, and how (docs/fleet.md)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: Annotated[str, text("a name", most=255)] = Field(
+        default="default",
+        description="Instances with the same id on the same topic are one fleet; others do not mix with it.",
+    )
+    default_scope: Annotated[Scope, choice("a scope", *SCOPES)] = Field(
+        default="instance", description="What limits are limits of, where an entry has no scope of its own."
+    )
+    topic: Annotated[str, text("a topic name", most=249)] = Field(
+        default="kquota-fleet", description="Topic of the cluster on which the instances tell what they use."
+    )
+    create_topic: bool = Field(
+        default=True,
+        description="Make the topic where it is missing; false: an error in the log says the command that does.",
+    )
+    partitions: Annotated[int, whole(1, 1000, "partitions")] = Field(
+        default=8, description="Of the topic, when it is made. Groups are spread over them."
+    )
+    replication_factor: Annotated[int, whole(1, 100, "replicas")] | None = Field(
+        default=None, description="Of the topic, when it is made; null: the brokers' default."
+    )
+    interval_s: Annotated[int, duration_ms(500, 60_000, "a duration", bare_unit="s")] = Field(
+        default=1000,
+        description="How often an instance tells what it uses; less often where very many share a partition.",
+        json_schema_extra={"default": 1},
+    )
+    instances: Annotated[int, whole(1, 1_000_000, "instances")] = Field(
+        default=1,
+        description="How many instances there are at least: before any was heard of, each may use the limit / this.",
+    )
+
+    @field_validator("topic")
+    @classmethod
+    def _legal(cls, value: str) -> str:
+        if not _TOPIC.fullmatch(value) or value in (".", ".."):
+            raise wrong("a topic name: letters, digits, . _ -")
+        return value

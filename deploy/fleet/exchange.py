@@ -1,0 +1,304 @@
+"""The topic by which instances of a fleet know of each other: kafka-python in a thread of its own.
+
+It talks to the brokers directly, not through the sidecar: what it sends and reads is charged to nobody. The event loop
+only puts finished bytes into one queue and takes bytes out of another; neither ever waits. What is older than
+`STALE_S` when it could be sent is not sent any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from config.fleet import Fleet as FleetSettings
+from quota.fleet.record import MOST_BYTES
+
+log = structlog.get_logger("kquota.fleet")
+
+CLIENT_ID: Final = "kquota-fleet"
+TURN_S: Final = 0.1
+"""Records are sent and taken this often, so there are at most ten fetches per second, of each broker."""
+STALE_S: Final = 2.0
+TAIL: Final = 1000
+"""Records of each partition that are read from before the start."""
+MOST_WAITING: Final = 20_000
+"""Records that wait for the event loop; further ones are dropped, the oldest first."""
+QUIET_INTERVALS: Final = 15
+"""Every instance says at least each tenth interval that it is there. When nothing is read for so many, connections are
+made anew: a client library does not tell that a topic was deleted."""
+RETRY_S: Final = 1.0
+LONGEST_RETRY_S: Final = 3.0
+RETENTION_MS: Final = 300_000
+TOPIC_CONFIG: Final[Mapping[str, str]] = {
+    "cleanup.policy": "delete",
+    "retention.ms": str(RETENTION_MS),
+    "segment.ms": str(RETENTION_MS),
+    "segment.bytes": str(16 * 1024 * 1024),
+    "max.message.bytes": str(MOST_BYTES + 1000),
+}
+"""Of the topic when it is made here: minutes of records are more than anybody reads."""
+
+
+class TopicError(Exception):
+    """The topic cannot be used; the message says why and what helps."""
+
+
+@dataclass(slots=True)
+class ExchangeState:
+    """For /metrics."""
+
+    connected: bool = False
+    error: str | None = None
+    sent: int = 0
+    sent_bytes: int = 0
+    stale: int = 0
+    """Records that could not be sent in time."""
+    received: int = 0
+    received_bytes: int = 0
+    dropped: int = 0
+    """Records that the event loop did not take in time."""
+    polls: int = 0
+
+
+class Exchange:
+    """Publishes records and collects those of all. Made and used by the event loop; `start` starts the thread."""
+
+    def __init__(
+        self, settings: FleetSettings, bootstrap: Sequence[str], security: Callable[[], Mapping[str, Any]] = dict
+    ) -> None:
+        """`security()` has what kafka-python needs to get in, as of now."""
+        self._settings = settings
+        self._bootstrap = list(bootstrap)
+        self._security = security
+        self._outgoing: deque[tuple[float, int, bytes]] = deque(maxlen=1000)
+        self._received: deque[tuple[int, bytes]] = deque(maxlen=MOST_WAITING)
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._consumer: Any = None
+        self._producer: Any = None
+        self._assigned: frozenset[int] = frozenset()
+        self._heard_s = 0.0
+        self.wanted: frozenset[int] = frozenset()
+        """Partitions to be read."""
+        self.partitions = 0
+        """How many the topic has; 0 while that is not known."""
+        self.state: Final = ExchangeState()
+
+    # ---- the event loop's side --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin. kafka-python is imported now, by the thread."""
+        self._thread = threading.Thread(target=self._run, name="kquota-fleet", daemon=True)
+        self._thread.start()
+
+    def publish(self, partition: int, data: bytes) -> None:
+        """Have a record sent."""
+        self._outgoing.append((time.monotonic(), partition, data))
+
+    def take(self) -> list[tuple[int, bytes]]:
+        """What was read since the last time."""
+        received = self._received
+        return [received.popleft() for _ in range(len(received))]
+
+    def stop(self) -> None:
+        """Send what waits, then end; does not wait for it."""
+        self._stopping.set()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    # ---- the thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        retry_s = RETRY_S
+        while not self._stopping.is_set():
+            try:
+                self._connect()
+                retry_s = RETRY_S
+                while not self._stopping.is_set():
+                    self._turn()
+                self._send()
+                self._producer.flush(timeout=1.0)
+            except Exception as error:  # KafkaError mostly; whatever it is, it must not end the traffic
+                self._failed(error)
+            self._let_go()
+            self._stopping.wait(retry_s)
+            retry_s = min(retry_s * 2, LONGEST_RETRY_S)
+
+    def _connect(self) -> None:
+        from kafka import KafkaConsumer, KafkaProducer
+
+        logging.getLogger("kafka").setLevel(logging.CRITICAL)  # what matters of it comes back as an exception
+        common = {
+            "bootstrap_servers": self._bootstrap,
+            "client_id": CLIENT_ID,
+            "bootstrap_timeout_ms": 5_000,
+            "reconnect_backoff_max_ms": 1_000,
+            "request_timeout_ms": 10_000,
+            **self._security(),
+        }
+        count = self._ensure_topic(common)
+        if self.partitions and count != self.partitions:
+            log.warning("the fleet's topic has another number of partitions: restart all instances", partitions=count)
+        self._producer = KafkaProducer(
+            acks=1,
+            enable_idempotence=False,  # needs a permission that producers usually lack; repeats have their number
+            retries=0,  # an old record is worth nothing, the next one says more
+            linger_ms=0,
+            max_block_ms=2_000,
+            delivery_timeout_ms=11_000,
+            metrics_enabled=False,
+            **common,
+        )
+        self._consumer = KafkaConsumer(
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="latest",
+            allow_auto_create_topics=False,
+            fetch_max_wait_ms=500,
+            max_partition_fetch_bytes=512 * 1024,
+            metrics_enabled=False,
+            **common,
+        )
+        self._assigned = frozenset()
+        self._heard_s = time.monotonic()
+        self.partitions = self.partitions or count
+
+    def _ensure_topic(self, common: Mapping[str, Any]) -> int:
+        """How many partitions the topic has; it is made where it is missing. Raises TopicError."""
+        from kafka import KafkaAdminClient
+        from kafka.admin import NewTopic
+        from kafka.errors import KafkaError, TopicAlreadyExistsError
+
+        settings = self._settings
+        admin = KafkaAdminClient(**common)
+        try:
+            for _ in range(10):
+                found = _count(admin, settings.topic)
+                if found:
+                    return found
+                if not settings.create_topic:
+                    raise TopicError(f"topic {settings.topic} is missing. {self._command()}")
+                try:
+                    admin.create_topics(
+                        [
+                            NewTopic(
+                                settings.topic,
+                                settings.partitions,
+                                settings.replication_factor or -1,
+                                topic_configs=dict(TOPIC_CONFIG),
+                            )
+                        ]
+                    )
+                    log.info("the fleet's topic was made", topic=settings.topic, partitions=settings.partitions)
+                except TopicAlreadyExistsError:
+                    pass  # another instance was faster
+                except KafkaError as error:
+                    reason = f"topic {settings.topic} is missing and cannot be made: {type(error).__name__}: {error}"
+                    raise TopicError(f"{reason}. {self._command()}") from error
+                if self._stopping.wait(0.3):
+                    break
+            raise TopicError(f"topic {settings.topic} was made, but brokers do not know it yet")
+        finally:
+            with suppress(Exception):
+                admin.close()
+
+    def _command(self) -> str:
+        """The command that makes the topic."""
+        settings = self._settings
+        configs = " ".join(f"--config {name}={value}" for name, value in TOPIC_CONFIG.items())
+        replication = settings.replication_factor
+        copies = "" if replication is None else f" --replication-factor {replication}"
+        return (
+            f"An administrator can make it: kafka-topics.sh --bootstrap-server {self._bootstrap[0]} --create "
+            f"--topic {settings.topic} --partitions {settings.partitions}{copies} {configs}"
+        )
+
+    def _turn(self) -> None:
+        if self.wanted != self._assigned:
+            self._assign(self.wanted)
+        self._send()
+        start = time.monotonic()
+        if self._assigned:
+            self._poll(TURN_S)
+            quiet_s = time.monotonic() - self._heard_s
+            if quiet_s > QUIET_INTERVALS * self._settings.interval_s / 1000:
+                raise TopicError(f"nothing was read of topic {self._settings.topic} for {quiet_s:.0f} s")
+        # A poll that brought something comes back at once: without a pause each record would be a fetch of its own.
+        self._stopping.wait(max(TURN_S - (time.monotonic() - start), 0.0))
+
+    def _assign(self, wanted: frozenset[int]) -> None:
+        from kafka import TopicPartition
+
+        topic = self._settings.topic
+        positions = {number: self._consumer.position(TopicPartition(topic, number)) for number in self._assigned}
+        partitions = {number: TopicPartition(topic, number) for number in wanted}
+        self._consumer.assign(list(partitions.values()))
+        new = [partition for number, partition in partitions.items() if positions.get(number) is None]
+        ends = self._consumer.end_offsets(new) if new else {}
+        begins = self._consumer.beginning_offsets(new) if new else {}
+        for number, partition in partitions.items():
+            known = positions.get(number)
+            offset = max(ends[partition] - TAIL, begins[partition]) if known is None else known
+            self._consumer.seek(partition, offset)
+        self._assigned = wanted
+
+    def _send(self) -> None:
+        state = self.state
+        while self._outgoing:
+            queued_s, partition, data = self._outgoing.popleft()
+            if time.monotonic() - queued_s > STALE_S:
+                state.stale += 1
+                continue
+            self._producer.send(self._settings.topic, value=data, partition=partition)
+            state.sent += 1
+            state.sent_bytes += len(data)
+
+    def _poll(self, timeout_s: float) -> None:
+        state = self.state
+        state.polls += 1
+        found = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=2000)
+        for partition, records in found.items():
+            for record in records:
+                value = record.value or b""
+                state.received += 1
+                state.received_bytes += len(value)
+                state.dropped += len(self._received) == MOST_WAITING
+                self._received.append((partition.partition, value))
+        if found:
+            self._heard_s = time.monotonic()
+        if found and not state.connected:
+            state.connected, state.error = True, None
+            log.info("the fleet's topic is read", topic=self._settings.topic, partitions=sorted(self._assigned))
+
+    def _failed(self, error: BaseException) -> None:
+        text = str(error) if isinstance(error, TopicError) else f"{type(error).__name__}: {error}"
+        if text != self.state.error:
+            log.error("the fleet cannot be reached", topic=self._settings.topic, error=text)
+        self.state.error, self.state.connected = text, False
+
+    def _let_go(self) -> None:
+        producer, consumer = self._producer, self._consumer
+        self._producer = self._consumer = None
+        for client, settings in ((producer, {"timeout": 0.5}), (consumer, {})):
+            if client is not None:
+                with suppress(Exception):
+                    client.close(**settings)
+
+
+def _count(admin: Any, topic: str) -> int:
+    """How many partitions a topic has; 0 where there is none."""
+    if topic not in admin.list_topics():
+        return 0
+    found = admin.describe_topics([topic])
+    return len(found[0]["partitions"]) if found else 0

@@ -1,0 +1,103 @@
+"""One instance of a fleet: the task that hands records to the arithmetic and shares to the ledger."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+import trio
+import trio.lowlevel
+
+from config.fleet import Fleet as FleetSettings
+from config.model import Config
+from deploy.fleet.exchange import Exchange
+from deploy.sources.security import Security
+from quota.fleet.core import Fleet
+from quota.fleet.shares import Shares
+from quota.fleet.timing import Timing
+from quota.ledger import Ledger
+
+log = structlog.get_logger("kquota.fleet")
+
+TICKS: Final = 4
+"""Per interval."""
+AT_ONCE: Final = 200
+"""Records read in one piece, about a millisecond, before traffic gets its turn."""
+END_S: Final = 1.5
+"""On a drain, how long the goodbye may take."""
+
+
+class Member:
+    """Takes part in the fleet until it is stopped."""
+
+    def __init__(
+        self, settings: FleetSettings, ledger: Ledger, exchange: Exchange, now_ms: Callable[[], float], name: str
+    ) -> None:
+        self.settings: Final = settings
+        self.exchange: Final = exchange
+        self._now_ms = now_ms
+        now = now_ms()
+        timing = Timing(interval_ms=settings.interval_s)
+        self.fleet: Final = Fleet(
+            settings.id, secrets.randbits(64), name, now, timing=timing, at_least=settings.instances
+        )
+        self.shares: Final = Shares(ledger, self.fleet, now)
+        self._connected = False
+        self._lost = False
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        self.exchange.start()
+        while True:
+            try:
+                await self._turn()
+            except Exception:  # a bug of ours must not end the traffic
+                log.exception("the fleet's split cannot be computed")
+            await trio.sleep(self.settings.interval_s / 1000 / TICKS)
+
+    async def _turn(self) -> None:
+        exchange, fleet = self.exchange, self.fleet
+        if exchange.partitions and not self._connected:
+            self._connected = True
+            fleet.connected(exchange.partitions, self._now_ms())
+        for count, (partition, data) in enumerate(exchange.take(), 1):
+            fleet.read(partition, data, self._now_ms())
+            if count % AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
+        for partition, data in self.shares.step(self._now_ms()):
+            exchange.publish(partition, data)
+        exchange.wanted = fleet.wanted
+        if fleet.lost != self._lost:
+            self._lost = fleet.lost
+            if self._lost:
+                log.warning(
+                    "own records do not come back: each fleet limit is divided by the known instances",
+                    instances=fleet.known,
+                    error=exchange.state.error,
+                )
+            else:
+                log.info("the fleet is heard again", instances=fleet.known)
+
+    def leave(self) -> None:
+        """Say goodbye: the others may have the share now."""
+        for partition, data in self.shares.leave(self._now_ms()):
+            self.exchange.publish(partition, data)
+        self.exchange.stop()
+
+    async def finish(self) -> None:
+        """Wait for the goodbye."""
+        await trio.to_thread.run_sync(self.exchange.join, END_S, abandon_on_cancel=True)
+
+
+def new_member(config: Config, ledger: Ledger, security: Security, now_ms: Callable[[], float]) -> Member | None:
+    """The member of the configured fleet; None without one."""
+    settings = config.fleet
+    if settings is None:
+        return None
+    bootstrap = [f"{address.host}:{address.port}" for address in config.upstream.bootstrap]
+    name = os.environ.get("KQUOTA_POD_NAME") or socket.gethostname()
+    return Member(settings, ledger, Exchange(settings, bootstrap, security.producer_settings), now_ms, name)

@@ -1,0 +1,53 @@
+"""Metrics of limits that several instances share (docs/fleet.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from deploy.fleet.member import Member
+from deploy.metrics.families import by, counter, gauge
+
+
+def fleet_families(member: Member | None, most: int) -> Iterator[Metric]:
+    """How the fleet is heard, and the shares of up to `most` groups that are used here. Nothing without a fleet."""
+    if member is None:
+        return
+    fleet, state, shares = member.fleet, member.exchange.state, member.shares
+    yield gauge("kquota_fleet_instances", "Instances of the fleet that are known, this one included.", fleet.known)
+    yield gauge(
+        "kquota_fleet_lost",
+        "1 while own records do not come back and fleet limits are divided by the known instances.",
+        fleet.lost,
+    )
+    yield gauge("kquota_fleet_groups", "Counters here whose limit is one of the fleet.", shares.count)
+    records = {
+        "sent": state.sent,
+        "received": state.received,
+        "stale": state.stale,
+        "dropped": state.dropped,
+        "malformed": fleet.malformed,
+        "other_fleet": fleet.other_fleets,
+        "repeated": fleet.view.repeated,
+    }
+    yield by("kquota_fleet_records", "Records of the fleet's topic, by what became of them.", "outcome", records)
+    yield counter("kquota_fleet_sent_bytes", "Bytes of records published to the fleet's topic.", state.sent_bytes)
+    yield counter("kquota_fleet_received_bytes", "Bytes of records read of the fleet's topic.", state.received_bytes)
+    labels = ["kind", "user", "client_id"]
+    share = GaugeMetricFamily("kquota_fleet_share", "The part of a fleet's limit that may be used here.", labels=labels)
+    usage = GaugeMetricFamily(
+        "kquota_fleet_usage",
+        "What the whole fleet uses of a limit, in the limit's unit (bytes/s, percent, partitions/s).",
+        labels=labels,
+    )
+    sharing = GaugeMetricFamily("kquota_fleet_sharing", "Instances that use a fleet's limit.", labels=labels)
+    for group in islice(shares.active(), most):
+        standing = shares.standing(group)
+        if standing is not None:
+            names = [group.kind.value, *group.key.tags]
+            share.add_metric(names, standing.share)
+            usage.add_metric(names, standing.usage)
+            sharing.add_metric(names, standing.instances)
+    yield from (share, usage, sharing)

@@ -1,0 +1,46 @@
+"""How much an instance could use of a group: what it uses, or more while its clients are made to wait."""
+
+from collections import deque
+from typing import Final
+
+SAMPLE_MS: Final = 500
+"""Usage is looked at this often."""
+HEADROOM: Final = 1.05
+"""An instance that has enough asks for a little more than it used."""
+_REMEMBERED: Final = 6
+"""Samples: three seconds."""
+_STICKS: Final = 4
+"""Samples for which clients that had to wait count as waiting: throttles of large requests come one at a time."""
+_STEPS: Final = ((2, 1.5), (4, 3.0))
+"""Hungry for up to so many samples: asks for so many times its share. Longer: for all."""
+
+
+class Appetite:
+    """The demand for one group, as a fraction of the limit."""
+
+    __slots__ = ("_hungry_for", "_samples", "_sticks", "demand")
+
+    def __init__(self) -> None:
+        self._samples: deque[float] = deque(maxlen=_REMEMBERED)
+        self._hungry_for = 0
+        self._sticks = 0
+        self.demand = 0.0
+
+    def sample(self, usage: float, short: bool, share: float, fair: float) -> float:
+        """Half a second has passed: `usage` is its rate over the limit; `short`: clients had to wait for this limit.
+
+        `share` is what may be used now and `fair` what each gets if all want as much. One whose clients wait asks for
+        1.5 times the greater of these, after a second for 3 times, after two for everything: a short wait disturbs
+        nobody much, a long one takes what is fair, whatever the others used before.
+        """
+        self._samples.append(usage)
+        self._sticks = _STICKS if short else max(self._sticks - 1, 0)
+        if not self._sticks:
+            self._hungry_for = 0
+            self.demand = min(HEADROOM * sum(self._samples) / len(self._samples), 1.0)
+            return self.demand
+        self._hungry_for += 1
+        base = max(share, fair, usage)
+        factor = next((factor for most, factor in _STEPS if self._hungry_for <= most), None)
+        self.demand = 1.0 if factor is None else min(base * factor, 1.0)
+        return self.demand

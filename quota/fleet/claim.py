@@ -1,0 +1,70 @@
+"""What an instance may use of one group: lowered at once, raised only when everybody has had two records to know it.
+
+The partition puts all records into one order, and each reader sees a beginning of it. The rule:
+
+- Each record says what its writer holds and claims; it never uses more than the greater of the two until its next one.
+- Held is lowered before the record that says so is written.
+- Held is raised when two records in succession with the claim have come back to their writer, to the least that was
+  claimed in them and after them, and to no more than what the others' last records before the second one leave free.
+
+Of two instances that reach for the same room, one has its second record behind the other's: it has read both of the
+other's, or one of them if one was lost, and finds the room taken. So what is held never adds up to more than the
+capacity as long as no two successive records of one member about the group are lost to one reader.
+"""
+
+from collections import deque
+from math import floor
+
+_STEPS = 2**24
+"""Fractions are whole multiples of 2^-24, which a 32-bit float holds exactly: others read what is meant."""
+
+
+def exact(fraction: float) -> float:
+    """`fraction`, rounded down to what a record can say, from 0 to 1."""
+    return floor(min(max(fraction, 0.0), 1.0) * _STEPS) / _STEPS
+
+
+class Claim:
+    """One group's grant, as a fraction of the limit."""
+
+    __slots__ = ("_back", "_sent", "held")
+
+    def __init__(self) -> None:
+        self.held = 0.0
+        """In force."""
+        self._sent: deque[tuple[int, float]] = deque()
+        self._back: float | None = None
+
+    def lower(self, to: float) -> bool:
+        """Hold at most `to`, from now on. Returns whether that is less than before."""
+        if self.held <= to:
+            return False
+        self.held = exact(to)
+        return True
+
+    def hold_alone(self, fraction: float) -> None:
+        """Nobody can be heard: hold this, whatever the others do."""
+        self.held = exact(fraction)
+        self._back = None
+
+    def sent(self, seq: int, claim: float) -> None:
+        """A record with this claim was handed over to be published."""
+        self._sent.append((seq, claim))
+
+    def came_back(self, seq: int, room: float) -> bool:
+        """The own record `seq` was read, where the others left `room`. Returns whether more is held than before."""
+        found = None
+        while self._sent and self._sent[0][0] <= seq:
+            its_seq, claim = self._sent.popleft()
+            if its_seq == seq:
+                found = claim
+        if found is None:
+            return False
+        before, self._back = self._back, found
+        if before is None:
+            return False
+        grant = exact(min(before, found, room, *(claim for _, claim in self._sent)))
+        if grant <= self.held:
+            return False
+        self.held = grant
+        return True

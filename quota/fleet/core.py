@@ -1,0 +1,414 @@
+"""One instance of a fleet: its groups, what it reads, what it publishes, and what it may use. Sans-IO.
+
+The caller hands in what was read (:meth:`Fleet.read`), how its groups stand (:meth:`Fleet.sample`) and the time
+(:meth:`Fleet.tick`), publishes what it gets, and applies :meth:`Fleet.share`. Times are monotonic milliseconds.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from quota.fleet.appetite import Appetite
+from quota.fleet.claim import Claim, exact
+from quota.fleet.record import GroupUse, OtherFleetError, Record, RecordError, decode, encode, fleet_hash
+from quota.fleet.split import CAPACITY, floor_share, grant_of
+from quota.fleet.timing import Timing
+from quota.fleet.view import MOVED, Seen, View
+
+LEARNING: Final = 1.25
+"""Intervals for which a partition is only listened to: every member that writes into it has then been heard."""
+_WORTH: Final = 0.02
+"""A grant that changes by less than this part of itself waits for the next interval."""
+
+Outgoing = tuple[int, bytes]
+"""A partition and what to publish there."""
+
+
+class Why(StrEnum):
+    """Where a share comes from."""
+
+    SPLIT = "split"
+    """The fleet's split."""
+    FLOOR = "floor"
+    """The floor alone: not used here lately, or just now for the first time."""
+    LAST = "last"
+    """The own records do not come back: the last share stays for a while."""
+    ALONE = "alone"
+    """They did not for longer: the limit / known instances."""
+
+
+class Standing(NamedTuple):
+    """How a group stands, for metrics and people."""
+
+    share: float
+    """What this instance may use, as a fraction of the limit."""
+    why: Why
+    demand: float
+    usage: float
+    """The whole fleet's, in the group's unit per second."""
+    instances: int
+    """Those that said something of the group."""
+    known: int
+    """All instances of the fleet."""
+    level: float
+    """How full the fleet's window is, of what the limit lets lie there; at most 1."""
+
+
+class _Partition:
+    __slots__ = ("heard_ms", "in_flight", "learned_from", "lost", "sent_ms", "since")
+
+    def __init__(self, now: float) -> None:
+        self.since = now
+        self.sent_ms = float("-inf")
+        self.in_flight: dict[int, float] = {}
+        """Sequence numbers that were not read back yet, and when they were handed over."""
+        self.heard_ms: float | None = None
+        """When the newest own record that came back was handed over."""
+        self.learned_from: float | None = None
+        """When the first own record came back."""
+        self.lost = False
+
+
+@dataclass(slots=True)
+class _Own:
+    group: int
+    partition: int
+    claim: Claim
+    appetite: Appetite
+    usage: float = 0.0
+    level: float = 0.0
+    used_ms: float | None = None
+    """When it was used last; None: never, it is not published."""
+    told: float = 0.0
+    """The demand that was published last."""
+    raising: bool = False
+    """A claim above what is held has been published once."""
+    moves: int = 0
+    """Of the view, when they were last looked at."""
+    lowered: bool = False
+    """What is held was lowered, and nobody knows yet."""
+
+
+class Fleet:
+    """See the module. `member` is a random number of 64 bits, drawn anew by each process."""
+
+    def __init__(
+        self,
+        fleet_id: str,
+        member: int,
+        name: str,
+        now: float,
+        *,
+        timing: Timing | None = None,
+        at_least: int = 1,
+        view: View | None = None,
+    ) -> None:
+        """`at_least`: how many instances there are, as far as one knows without hearing of any. `view`: shared with
+        others that read at the same speed (simulations)."""
+        self.timing: Final = timing or Timing()
+        self.view: Final = view or View(self.timing)
+        self.member: Final = member
+        self._fleet = fleet_hash(fleet_id)
+        self._name = name
+        self._at_least = at_least
+        self._started = now
+        self._seq = 0
+        self._count = 0
+        self._partitions: dict[int, _Partition] = {}
+        self._own: dict[int, _Own] = {}
+        self._left = False
+        self.malformed = 0
+        """Records that were none, or said what cannot be."""
+        self.other_fleets = 0
+        """Records of other fleets on the same topic."""
+        self.known = max(at_least, 1)
+        """How many instances there are."""
+
+    # ---- what the caller has ----------------------------------------------------------------------------------------
+
+    def connected(self, partitions: int, now: float) -> None:
+        """The topic was found and has so many partitions."""
+        self._count = partitions
+        self._partitions.setdefault(0, _Partition(now))
+        for own in self._own.values():
+            own.partition = own.group % partitions
+            self._partitions.setdefault(own.partition, _Partition(now))
+
+    @property
+    def wanted(self) -> frozenset[int]:
+        """Partitions to be read: that of the instances and those of the groups that there are here."""
+        return frozenset(self._partitions)
+
+    def join(self, group: int, now: float) -> None:
+        """There is a counter of this group here."""
+        if group in self._own:
+            return
+        partition = group % self._count if self._count else 0
+        self._own[group] = _Own(group, partition, Claim(), Appetite())
+        if self._count and partition not in self._partitions:
+            self._partitions[partition] = _Partition(now)
+
+    def part(self, group: int) -> None:
+        """There no longer is. Others forget what was said of it."""
+        own = self._own.pop(group, None)
+        if own is not None and own.partition and not any(o.partition == own.partition for o in self._own.values()):
+            self._partitions.pop(own.partition, None)
+
+    def sample(self, group: int, usage: float, fraction: float, level: float, short: bool, now: float) -> None:
+        """Half a second of a group: `usage` is its rate, `fraction` the same over the limit, `level` how full its
+        window is as a fraction of the whole limit's, `short` whether clients had to wait."""
+        own = self._own[group]
+        own.usage, own.level = usage, min(level, 1e6)
+        if usage > 0 or short:
+            own.used_ms = now
+        if own.used_ms is None:
+            return
+        others = sum(1 for _ in self._others(group, now))
+        share = own.claim.held + floor_share(self.known)
+        own.appetite.sample(fraction, short, share, CAPACITY / (1 + others))
+
+    def read(self, partition: int, data: bytes, now: float) -> None:
+        """A record of the topic, in the order of its partition. What is no record changes nothing."""
+        try:
+            record = decode(self._fleet, data)
+        except OtherFleetError:
+            self.other_fleets += 1
+            return
+        except RecordError:
+            self.malformed += 1
+            return
+        self.take(partition, record, now)
+
+    def take(self, partition: int, record: Record, now: float) -> None:
+        """The same for a record that was decoded."""
+        if record.member == self.member:
+            mine = self._partitions.get(partition)
+            if mine is None or record.seq not in mine.in_flight:
+                self.malformed += record.seq >= self._seq  # nothing that was ever published here
+                return
+            self.view.take(partition, record, now)
+            self.came_back(partition, record, now)
+        else:
+            self.view.take(partition, record, now)
+
+    def came_back(self, partition: int, record: Record, now: float) -> None:
+        """An own record was read; those before it in its partition were as well."""
+        mine = self._partitions[partition]
+        sent_ms = mine.in_flight[record.seq]
+        for seq in [seq for seq in mine.in_flight if seq <= record.seq]:
+            del mine.in_flight[seq]
+        mine.heard_ms = sent_ms
+        if mine.learned_from is None:
+            mine.learned_from = now
+        for use in record.groups:
+            own = self._own.get(use.group)
+            if own is not None and not self._lost(own.partition):
+                own.claim.came_back(record.seq, self._room(own.group, now))
+                own.raising = own.claim.held < use.claim * (1 - _WORTH)
+
+    def tick(self, now: float) -> list[Outgoing]:
+        """Some time has passed (a quarter of an interval, say): what is to be published now."""
+        view = self.view
+        if self._left:
+            return []
+        view.sweep(now)
+        self._look_who_is_there(now)
+        for own in self._own.values():
+            moves = view.moves.get(own.group, 0)
+            if moves != own.moves:
+                own.moves = moves
+                self._settle_for_less(own, now)
+        found: list[Outgoing] = []
+        if not self._count:
+            return found
+        for number, partition in self._partitions.items():
+            interval_ms = self.timing.interval_of(view.writers(number, now))
+            if now < partition.sent_ms + interval_ms / self.timing.urgent:
+                continue
+            groups = [one for one in self._own.values() if one.partition == number and one.used_ms is not None]
+            if now < partition.sent_ms + interval_ms and not any(self._urgent(own) for own in groups):
+                continue
+            uses = [self._use(own, now) for own in groups]
+            if uses or partition.in_flight:  # without groups: to find out whether anything comes back
+                found.append(self._publish(number, partition, interval_ms, uses, now))
+        presence = self._presence(now)
+        return found if presence is None else [*found, presence]
+
+    def leave(self, now: float) -> list[Outgoing]:
+        """Goodbye: from now on the floors are enough here. What to publish."""
+        self._left = True
+        found = []
+        for number, partition in self._partitions.items():
+            record = Record(self.member, self._seq, self.timing.interval_ms, True, "", ())
+            partition.in_flight[self._seq] = now
+            self._seq += 1
+            found.append((number, encode(self._fleet, record)))
+        for own in self._own.values():
+            own.claim.lower(0.0)
+        return found
+
+    # ---- what the caller wants --------------------------------------------------------------------------------------
+
+    def share(self, group: int, now: float) -> float:
+        """The fraction of the limit that may be used here now; never above 1."""
+        own = self._own.get(group)
+        if own is None:
+            return floor_share(self.known)
+        if self._lost(own.partition):
+            return 1.0 / self.known
+        return min(own.claim.held + floor_share(self.known), 1.0)
+
+    def standing(self, group: int, now: float) -> Standing:
+        """How a group stands."""
+        own = self._own[group]
+        share = self.share(group, now)
+        usage, level, instances, mine = own.usage, own.level, 1, 0
+        for member, seen in self.view.group(group, now):
+            if member == self.member:
+                mine = 1
+            else:
+                usage += seen.use.usage
+                level += seen.use.level
+                instances += 1
+        partition = self._partitions.get(own.partition)
+        why = Why.SPLIT if own.claim.held and mine else Why.FLOOR
+        if self._lost(own.partition):
+            why = Why.ALONE
+        elif partition is not None and self._late(partition, now):
+            why = Why.LAST
+        return Standing(share, why, own.appetite.demand, usage, instances, self.known, min(level, 1.0))
+
+    def level(self, group: int, now: float) -> float:
+        """How full the fleet's window is, of what the limit lets lie there; at most 1."""
+        own = self._own.get(group)
+        total = 0.0 if own is None else own.level
+        return min(total + sum([seen.use.level for seen in self._others(group, now)]), 1.0)
+
+    @property
+    def lost(self) -> bool:
+        """Whether some groups have no split, because the own records do not come back."""
+        return any(partition.lost for partition in self._partitions.values()) or (not self._count and self._alone)
+
+    @property
+    def floor(self) -> float:
+        """What every instance may use without asking."""
+        return floor_share(self.known)
+
+    def active(self, group: int) -> bool:
+        """Whether a group is published: it was used here not long ago."""
+        own = self._own.get(group)
+        return own is not None and own.used_ms is not None
+
+    def instances(self, group: int, now: float) -> int:
+        """How many instances said something of a group, this one included."""
+        return 1 + len(self._others(group, now))
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    _alone = False
+
+    def _lost(self, number: int) -> bool:
+        if not self._count:
+            return self._alone
+        mine, first = self._partitions.get(number), self._partitions[0]
+        return first.lost or (mine is not None and mine.lost)
+
+    def _late(self, partition: _Partition, now: float) -> bool:
+        """Whether own records ought to have come back two intervals ago."""
+        interval_ms = self.timing.interval_ms
+        return bool(partition.in_flight) and now - min(partition.in_flight.values()) > 2 * interval_ms
+
+    def _look_who_is_there(self, now: float) -> None:
+        """Count the instances, and find out whether anything still comes back."""
+        timing = self.timing
+        for number, partition in self._partitions.items():
+            interval_ms = timing.interval_of(self.view.writers(number, now))
+            unheard = min(partition.in_flight.values(), default=None)
+            if unheard is None or now - unheard <= timing.hold * interval_ms:
+                partition.lost = False
+            elif not partition.lost:
+                partition.lost = True
+        if not self._count:
+            self._alone = self._alone or now - self._started > timing.start * timing.interval_ms
+        else:
+            self._alone = False
+        if self.lost:
+            # They are not heard of, but they are there: the number is that of before.
+            for own in self._own.values():
+                if self._lost(own.partition):
+                    own.claim.hold_alone(1.0 / self.known - floor_share(self.known))
+            return
+        if now < self._count_ms + timing.interval_ms:
+            return
+        self._count_ms = now
+        there = self.view.instances(now)
+        self.known = max(there if self.member in self.view.members else there + 1, self._at_least, 1)
+
+    def _others(self, group: int, now: float) -> list[Seen]:
+        return [seen for member, seen in self.view.group(group, now) if member != self.member]
+
+    def _room(self, group: int, now: float) -> float:
+        return CAPACITY - sum([seen.bound for seen in self._others(group, now)])
+
+    def _settle_for_less(self, own: _Own, now: float) -> None:
+        """The others want more: what is theirs is given up at once."""
+        if not self._lost(own.partition):
+            target = grant_of(own.appetite.demand, [seen.use.demand for seen in self._others(own.group, now)])
+            before = own.claim.held
+            if own.claim.lower(target) and own.claim.held < before * (1 - _WORTH):
+                own.lowered = True
+
+    def _urgent(self, own: _Own) -> bool:
+        told, demand = own.told, own.appetite.demand
+        return own.raising or own.lowered or abs(demand - told) > MOVED * max(demand, told)
+
+    def _use(self, own: _Own, now: float) -> GroupUse:
+        others = self._others(own.group, now)
+        demand = own.told = exact(own.appetite.demand)
+        own.lowered = False
+        claim = own.claim
+        if not self._lost(own.partition):
+            if own.used_ms is not None and now - own.used_ms > self.timing.stay_ms:
+                own.used_ms = None  # nobody uses it here: this is the last record about it
+                own.claim, own.appetite, own.raising = Claim(), Appetite(), False
+                return GroupUse(own.group, 0.0, 0.0, 0.0, 0.0, 0.0)
+            target = grant_of(demand, [seen.use.demand for seen in others])
+            claim.lower(target)
+            room = CAPACITY - sum([seen.bound for seen in others])
+            wanted = exact(min(target, max(room, claim.held)))
+        else:
+            wanted = claim.held
+        partition = self._partitions[own.partition]
+        if partition.learned_from is None or now - partition.learned_from < LEARNING * self.timing.interval_of(
+            self.view.writers(own.partition, now)
+        ):
+            wanted = claim.held
+        own.raising = wanted > claim.held * (1 + _WORTH)
+        return GroupUse(own.group, own.usage, demand, own.level, claim.held, wanted)
+
+    def _publish(
+        self, number: int, partition: _Partition, interval_ms: int, uses: list[GroupUse], now: float, name: str = ""
+    ) -> Outgoing:
+        seq, self._seq = self._seq, self._seq + 1
+        for use in uses:
+            self._own[use.group].claim.sent(seq, use.claim)
+        partition.in_flight[seq] = now
+        partition.sent_ms = now
+        record = Record(self.member, seq, interval_ms, False, name, tuple(uses))
+        return number, encode(self._fleet, record)
+
+    _present_ms = float("-inf")
+    _count_ms = float("-inf")
+
+    def _presence(self, now: float) -> Outgoing | None:
+        """Now and then a record that says only that the instance is there."""
+        timing = self.timing
+        interval_ms = max(timing.presence * timing.interval_ms, timing.interval_of(self.known))
+        if now < self._present_ms + interval_ms:
+            return None
+        self._present_ms = now
+        first = self._partitions[0]
+        sent_ms = first.sent_ms
+        outgoing = self._publish(0, first, interval_ms, [], now, self._name)
+        first.sent_ms = sent_ms
+        return outgoing

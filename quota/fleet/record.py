@@ -1,0 +1,127 @@
+"""The record that an instance publishes: what it used, wants and may use of each group, packed into a few bytes.
+
+Big-endian: magic "kq", version, flags (1: leaving), fleet (8 bytes of a hash of its id), member (8 random bytes, drawn
+at the start of a process), sequence number (8), interval in ms (4), number of groups (2), length of the name (1), the
+name (UTF-8), then per group its hash (8) and five 32-bit floats. Groups are told by a hash: names of users stay where
+they are.
+"""
+
+import hashlib
+import math
+import struct
+from typing import Final, NamedTuple
+
+from quota.entity import GroupKey
+
+MAGIC: Final = b"kq"
+VERSION: Final = 1
+MOST_GROUPS: Final = 10_000
+LONGEST_NAME: Final = 63
+"""Bytes of an instance's name."""
+MOST_INTERVAL_MS: Final = 3_600_000
+MOST_BYTES: Final = 300_000
+"""No record is longer: 10 000 groups of 28 bytes, and the head."""
+
+_LEAVING: Final = 1
+_HEAD: Final = struct.Struct(">2sBBQQQIHB")
+_USE: Final = struct.Struct(">Qfffff")
+
+
+class GroupUse(NamedTuple):
+    """One group in a record. All but `usage` are fractions of the limit, from 0 to 1."""
+
+    group: int
+    usage: float
+    """In the last interval: bytes/s, percent of one thread, partitions/s or connections/s."""
+    demand: float
+    """What the instance could use if it had it."""
+    level: float
+    """What lies in its window, over what the whole limit would let lie there."""
+    held: float
+    """The grant in force when the record was written."""
+    claim: float
+    """The most that it will use until its next record. Above `held` it waits for this record to come back twice."""
+
+
+class Record(NamedTuple):
+    """What one instance says in one interval about its groups in one partition."""
+
+    member: int
+    seq: int
+    interval_ms: int
+    leaving: bool
+    name: str
+    groups: tuple[GroupUse, ...]
+
+
+class RecordError(ValueError):
+    """Not a record of this version: it changes nothing."""
+
+
+class OtherFleetError(RecordError):
+    """A sound head, of another fleet that shares the topic."""
+
+
+def fleet_hash(fleet_id: str) -> int:
+    """A fleet's id as records carry it."""
+    return _hash(b"fleet", fleet_id)
+
+
+def group_hash(kind: str, key: GroupKey) -> int:
+    """A group as records carry it: 64 bits, of which two of a thousand groups are alike once in 10^13 fleets."""
+    return _hash(kind.encode(), *("-" if name is None else f"={name}" for name in key))
+
+
+def encode(fleet: int, record: Record) -> bytes:
+    """The bytes to publish."""
+    name = record.name.encode("utf-8", "replace")[:LONGEST_NAME]
+    head = _HEAD.pack(
+        MAGIC,
+        VERSION,
+        _LEAVING if record.leaving else 0,
+        fleet,
+        record.member,
+        record.seq,
+        record.interval_ms,
+        len(record.groups),
+        len(name),
+    )
+    return b"".join([head, name, *(_USE.pack(*use) for use in record.groups)])
+
+
+def decode(fleet: int, data: bytes) -> Record:
+    """What `data` says. Raises RecordError for all that is not exactly as :func:`encode` writes it."""
+    if len(data) < _HEAD.size or data[:2] != MAGIC:
+        raise RecordError("no record of a fleet")
+    _, version, flags, its_fleet, member, seq, interval_ms, count, length = _HEAD.unpack_from(data)
+    if version != VERSION:
+        raise RecordError(f"version {version}, expected {VERSION}")
+    if its_fleet != fleet:
+        raise OtherFleetError("of another fleet")
+    start = _HEAD.size + length
+    if flags & ~_LEAVING or count > MOST_GROUPS or length > LONGEST_NAME or not 0 < interval_ms <= MOST_INTERVAL_MS:
+        raise RecordError("its head is not sound")
+    if len(data) != start + count * _USE.size:
+        raise RecordError(f"{len(data)} bytes, expected {start + count * _USE.size}")
+    groups = tuple([GroupUse(*values) for values in _USE.iter_unpack(data[start:])])
+    for use in groups:
+        # Chained comparisons are false for NaN.
+        if not (
+            0.0 <= use.usage < math.inf
+            and 0.0 <= use.demand <= 1.0
+            and 0.0 <= use.level < math.inf
+            and 0.0 <= use.held <= 1.0
+            and 0.0 <= use.claim <= 1.0
+        ):
+            raise RecordError("a number that cannot be")
+    name = data[_HEAD.size : start].decode("utf-8", "replace")
+    return Record(member, seq, interval_ms, bool(flags & _LEAVING), name, groups)
+
+
+def _hash(*parts: bytes | str) -> int:
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        data = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(4, "big"))
+        digest.update(data)
+    return int.from_bytes(digest.digest(), "big")

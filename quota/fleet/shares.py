@@ -1,0 +1,223 @@
+"""Between a ledger and its fleet: how groups stand goes to the fleet, what may be used of each limit to the groups."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from quota.connections import ConnectionEntry, Scope
+from quota.entity import GroupKey, Kind
+from quota.fleet.appetite import SAMPLE_MS
+from quota.fleet.core import Fleet, Outgoing, Standing
+from quota.fleet.record import group_hash
+from quota.fleet.split import CAPACITY
+from quota.group import Group
+from quota.ledger import Ledger
+
+SOON_MS: Final = 1000
+"""While an instance has less than what is fair, the longest throttle that one response tells: more is about to come,
+and a connection that was muted for minutes would not notice. What is owed beyond it is paid all the same (ADR 0026)."""
+_BUSY_TO_PERCENT: Final = 0.1
+"""1 ms of busy time per second is 0.1 percent of one thread."""
+_LITTLE: Final = 1e-3
+"""A share that grows by less than this part of itself is left as it is. A smaller one always counts."""
+
+
+class _Local:
+    """One group as it was when it was last looked at."""
+
+    __slots__ = ("amount", "group", "hash", "throttled")
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.hash = group_hash(group.kind, group.key)
+        self.amount: float = group.usage.amount
+        self.throttled = group.usage.throttled
+
+
+class _Rate:
+    """One address or user with a connection rate."""
+
+    __slots__ = ("entry", "hash", "made", "name", "refused", "share")
+
+    def __init__(self, entry: ConnectionEntry, name: str, share: float) -> None:
+        self.entry = entry
+        self.name = name
+        self.hash = group_hash(f"connection by {entry.scope}", GroupKey(name, None))
+        self.made = 0
+        self.refused = False
+        self.share = share
+
+
+class Shares:
+    """Keeps the limits of one ledger that are those of a whole fleet at this instance's share of them.
+
+    Give the time and what was read of the topic to :meth:`step` a few times per second, and publish what comes back.
+    """
+
+    def __init__(self, ledger: Ledger, fleet: Fleet, now: float) -> None:
+        self.fleet: Final = fleet
+        self._ledger = ledger
+        self._now = now
+        self._sampled = now
+        self._locals: dict[int, _Local] = {}
+        """By the identity of the group."""
+        self._rates: dict[tuple[Scope, str], _Rate] = {}
+        self._active: dict[int, _Local] = {}
+        self._floor = 0.0
+        self._lost = False
+        ledger.counters.on_fleet = self._found
+        ledger.counters.on_forget.append(self._forgotten)
+        ledger.connections.shares = self
+        ledger.fleet = self
+
+    @property
+    def count(self) -> int:
+        """How many groups there are here whose limit is the fleet's."""
+        return len(self._locals) + len(self._rates)
+
+    def step(self, now: float) -> list[Outgoing]:
+        """Look at the groups, take part in the split, put the shares in force."""
+        self._now = now
+        if now >= self._sampled + SAMPLE_MS:
+            self._sample(now)
+        found = self.fleet.tick(now)
+        self._apply(now)
+        return found
+
+    def leave(self, now: float) -> list[Outgoing]:
+        """Goodbye."""
+        found = self.fleet.leave(now)
+        self._lost = not self._lost  # all shares change
+        self._apply(now)
+        return found
+
+    def active(self) -> Iterator[Group]:
+        """Groups that are used here."""
+        return (local.group for local in list(self._active.values()))
+
+    def standing(self, group: Group) -> Standing | None:
+        """How a group stands in the fleet; None for one whose limit is this instance's own."""
+        local = self._locals.get(id(group))
+        return None if local is None or not group.fleet else self.fleet.standing(local.hash, self._now)
+
+    def standing_of_rate(self, scope: Scope, name: str) -> Standing | None:
+        """How the connection rate of an address or a user stands."""
+        rate = self._rates.get((scope, name))
+        return None if rate is None else self.fleet.standing(rate.hash, self._now)
+
+    # ---- connections ------------------------------------------------------------------------------------------------
+
+    def share(self, entry: ConnectionEntry, name: str) -> float:
+        """See :class:`quota.connections.ConnectionShares`. One connection per window is always allowed: less cannot be
+        split."""
+        if not self._ledger.table.of_fleet(entry):
+            return 1.0
+        rate, limit = self._rate_of(entry, name), entry.connection_creation_rate
+        if not limit:
+            return 1.0
+        settings = self._ledger.settings
+        once = 1000.0 / max((settings.num_samples - 1) * settings.window_ms, 1)
+        return max(rate.share, min(once / limit, 1.0))
+
+    def attempted(self, entry: ConnectionEntry, name: str, refused: bool) -> None:
+        """See :class:`quota.connections.ConnectionShares`."""
+        if self._ledger.table.of_fleet(entry):
+            rate = self._rate_of(entry, name)
+            rate.made += 1
+            rate.refused |= refused
+
+    def _rate_of(self, entry: ConnectionEntry, name: str) -> _Rate:
+        found = self._rates.get((entry.scope, name))
+        if found is None:
+            found = _Rate(entry, name, 0.0)
+            self.fleet.join(found.hash, self._now)
+            found.share = self.fleet.share(found.hash, self._now)
+            self._rates[entry.scope, name] = found
+        found.entry = entry
+        return found
+
+    # ---- groups -----------------------------------------------------------------------------------------------------
+
+    def _found(self, group: Group) -> None:
+        local = self._locals.get(id(group))
+        if local is None:
+            local = self._locals[id(group)] = _Local(group)
+            self.fleet.join(local.hash, self._now)
+        self._give(local, self._now)
+
+    def _forgotten(self, group: Group) -> None:
+        local = self._locals.pop(id(group), None)
+        self._active.pop(id(group), None)
+        if local is not None:
+            self.fleet.part(local.hash)
+
+    def _sample(self, now: float) -> None:
+        elapsed_s = max(now - self._sampled, 1.0) / 1000.0
+        self._sampled = now
+        fleet = self.fleet
+        gone = []
+        for key, local in self._locals.items():
+            group = local.group
+            usage = group.usage
+            if not group.fleet:
+                gone.append(group)
+                continue
+            if usage.amount == local.amount and usage.throttled == local.throttled and key not in self._active:
+                continue
+            trial = group.shadowed if group.shadow else None
+            until_ms = group.throttled_until if trial is None else trial.until_ms
+            short = usage.throttled != local.throttled or until_ms > now or group.waiting > 0
+            rate = max(usage.amount - local.amount, 0.0) / elapsed_s
+            if group.kind is Kind.REQUEST:
+                rate *= _BUSY_TO_PERCENT
+            local.amount, local.throttled = usage.amount, usage.throttled
+            whole = group.whole
+            if whole:
+                fleet.sample(local.hash, rate, rate / whole, group.fullness(int(now)), short, now)
+                self._active[key] = local
+        for group in gone:
+            self._forgotten(group)
+        for place, connections in list(self._rates.items()):
+            self._sample_rate(place, connections, elapsed_s, now)
+        for key, local in list(self._active.items()):
+            if not fleet.active(local.hash):
+                del self._active[key]
+
+    def _sample_rate(self, place: tuple[Scope, str], rate: _Rate, elapsed_s: float, now: float) -> None:
+        gate, limit = self._ledger.connections, rate.entry.connection_creation_rate
+        made, refused = rate.made, rate.refused
+        rate.made, rate.refused = 0, False
+        observed = gate.observed(*place, now)
+        if limit and (made or observed or self.fleet.active(rate.hash)):
+            per_s = made / elapsed_s
+            self.fleet.sample(rate.hash, per_s, per_s / limit, observed / limit, refused, now)
+        elif not self.fleet.active(rate.hash):
+            self.fleet.part(rate.hash)
+            del self._rates[place]
+
+    def _apply(self, now: float) -> None:
+        """Shares of groups that are used; of all of them when the floor has moved, or the fleet was lost or found."""
+        fleet = self.fleet
+        floor, lost = fleet.floor, fleet.lost
+        everywhere = floor != self._floor or lost != self._lost
+        self._floor, self._lost = floor, lost
+        for local in list((self._locals if everywhere else self._active).values()):
+            self._give(local, now)
+        for (scope, name), rate in self._rates.items():
+            share, limit = fleet.share(rate.hash, now), rate.entry.connection_creation_rate
+            if limit and _moved(share, rate.share):
+                level = fleet.level(rate.hash, now)
+                self._ledger.connections.move(scope, name, rate.share * limit, share * limit, level, now)
+                rate.share = share
+
+    def _give(self, local: _Local, now: float) -> None:
+        fleet, group = self.fleet, local.group
+        share = fleet.share(local.hash, now)
+        if _moved(share, group.share):
+            group.take_share(share, fleet.level(local.hash, now), int(now))
+        settled = self._ledger.settings.max_throttle_ms
+        wants_more = share < 0.9 * CAPACITY / fleet.instances(local.hash, now)
+        group.max_throttle_ms = SOON_MS if wants_more and (settled is None or settled > SOON_MS) else settled
+
+
+def _moved(share: float, before: float) -> bool:
+    return share < before or share > before * (1 + _LITTLE)

@@ -1,0 +1,158 @@
+"""What one instance has read: who there is, and what each of them said last about each group.
+
+Times are the reader's own: when a record arrived, never when it was written. So clocks need not agree.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from quota.fleet.record import GroupUse, Record
+from quota.fleet.timing import Timing
+
+MOST_MEMBERS: Final = 50_000
+"""More members than any fleet has are no fleet; further ones are not looked at."""
+MISSED: Final = 3
+"""Records that say only that an instance is there, before it is taken to be gone."""
+MOVED: Final = 0.3
+"""A demand that changed by more than this part of itself moves the split at once, not at the next interval."""
+_SWEEP_MS: Final = 1000
+
+
+class Seen:
+    """What one member said last about one group."""
+
+    __slots__ = ("at_ms", "interval_ms", "use")
+
+    def __init__(self, use: GroupUse, at_ms: float, interval_ms: int) -> None:
+        self.use = use
+        self.at_ms = at_ms
+        self.interval_ms = interval_ms
+
+    @property
+    def bound(self) -> float:
+        """The most that the member uses of the group until its next record: what it holds or claims."""
+        return max(self.use.held, self.use.claim)
+
+
+class Member:
+    """One process of the fleet."""
+
+    __slots__ = ("at_ms", "left", "name", "patience_ms", "seqs")
+
+    def __init__(self, patience_ms: float) -> None:
+        self.name = ""
+        self.at_ms = 0.0
+        self.left = False
+        """It has said goodbye. Processes do not come back: a new one has another number."""
+        self.patience_ms = patience_ms
+        """After so long without any record it is forgotten."""
+        self.seqs: dict[int, int] = {}
+        """The last sequence number by partition."""
+
+
+class View:
+    """The last records of all members. `partitions` may be read at different speeds: each has an order of its own."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self.members: Final[dict[int, Member]] = {}
+        self._groups: dict[int, dict[int, Seen]] = {}
+        self._writers: dict[int, dict[int, float]] = {}
+        """By partition, who wrote about groups in it, and until when that counts."""
+        self._next_sweep = 0.0
+        self._counted = 0
+        self._count_until = 0.0
+        self.moves: Final[dict[int, int]] = {}
+        """By group, how often a demand has moved."""
+        self.repeated = 0
+        """Records that were older than one that was there: repeated, or overtaken."""
+        self.refused = 0
+        """Records of more members than are looked at."""
+
+    def take(self, partition: int, record: Record, now: float) -> bool:
+        """A record arrived. False: it is not newer than what is known of its member, and changed nothing."""
+        member = self.members.get(record.member)
+        if member is None:
+            if len(self.members) >= MOST_MEMBERS:
+                self.refused += 1
+                return False
+            member = self.members[record.member] = Member(MISSED * self._timing.presence * self._timing.interval_ms)
+        if member.left or record.seq <= member.seqs.get(partition, -1):
+            self.repeated += 1
+            return False
+        member.seqs[partition] = record.seq
+        if record.name:
+            member.name = record.name
+        member.at_ms = now
+        if record.leaving:
+            self._forget(record.member)
+            return True
+        if not record.groups:
+            member.patience_ms = float(MISSED * record.interval_ms)
+        else:
+            ends = now + self._timing.forget * record.interval_ms
+            self._writers.setdefault(partition, {})[record.member] = ends
+        for use in record.groups:
+            group = self._groups.setdefault(use.group, {})
+            self._note_move(use, group.get(record.member))
+            if use.demand or use.held or use.claim or use.level:
+                group[record.member] = Seen(use, now, record.interval_ms)
+            else:
+                group.pop(record.member, None)
+        return True
+
+    def group(self, group: int, now: float) -> Iterator[tuple[int, Seen]]:
+        """What members that are not forgotten say of a group."""
+        forget = self._timing.forget
+        for member, seen in self._groups.get(group, {}).items():
+            if now - seen.at_ms <= forget * seen.interval_ms:
+                yield member, seen
+
+    def instances(self, now: float) -> int:
+        """How many instances there are, by what was heard of them; counted once a second."""
+        if now >= self._count_until:
+            self._count_until = now + _SWEEP_MS
+            self._counted = len(self._there(now))
+        return self._counted
+
+    def names(self, now: float) -> list[str]:
+        """Names of the instances there are, for people."""
+        return sorted(member.name for member in self._there(now) if member.name)
+
+    def writers(self, partition: int, now: float) -> int:
+        """How many instances write about groups into a partition."""
+        return sum(1 for ends in self._writers.get(partition, {}).values() if ends >= now)
+
+    def sweep(self, now: float) -> None:
+        """Let go of what is forgotten; at most once a second."""
+        if now < self._next_sweep:
+            return
+        self._next_sweep = now + _SWEEP_MS
+        timing = self._timing
+        for key, group in list(self._groups.items()):
+            for member in [one for one, seen in group.items() if now - seen.at_ms > timing.forget * seen.interval_ms]:
+                del group[member]
+            if not group:
+                del self._groups[key]
+                self.moves.pop(key, None)
+        for writers in self._writers.values():
+            for one in [one for one, ends in writers.items() if ends < now]:
+                del writers[one]
+        for one in [one for one, member in self.members.items() if now - member.at_ms > 2 * member.patience_ms]:
+            del self.members[one]
+
+    def _there(self, now: float) -> list[Member]:
+        return [one for one in self.members.values() if not one.left and now - one.at_ms <= one.patience_ms]
+
+    def _note_move(self, use: GroupUse, before: Seen | None) -> None:
+        was = 0.0 if before is None else before.use.demand
+        if abs(use.demand - was) > MOVED * max(use.demand, was) or (use.held == 0) != (before is None):
+            self.moves[use.group] = self.moves.get(use.group, 0) + 1
+
+    def _forget(self, leaving: int) -> None:
+        self.members[leaving].left = True
+        for key, group in self._groups.items():
+            if group.pop(leaving, None) is not None:
+                self.moves[key] = self.moves.get(key, 0) + 1
+        for writers in self._writers.values():
+            writers.pop(leaving, None)

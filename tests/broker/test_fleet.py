@@ -1,0 +1,210 @@
+"""Limits of a whole fleet: real sidecars, a real broker with the topic, real clients."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.kafka import KafkaCluster
+from tests.support.certificates import Authority
+from tests.support.secure_tools import PASSWORDS, token
+from tests.support.sidecars import Sidecar, sidecar
+
+LIMIT = 1_000_000
+VALUE = b"x" * 5000
+
+
+class Load:
+    """A producer of librdkafka, which ignores throttle times, in front of one sidecar: as much as it can, while on."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        from confluent_kafka import Producer
+
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "client.id": "etl",
+                "acks": 1,
+                "linger.ms": 0,
+                "batch.size": 20_000,
+                "batch.num.messages": 4,
+                "queue.buffering.max.messages": 40,
+                "message.timeout.ms": 120_000,
+                "socket.timeout.ms": 60_000,
+                "log_level": 0,
+            }
+        )
+        self._topic = topic
+        self.on = False
+        self._done = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._done:
+            if not self.on:
+                self._producer.poll(0.05)
+                continue
+            try:
+                self._producer.produce(self._topic, VALUE)
+                self._producer.poll(0)
+            except BufferError:
+                self._producer.poll(0.02)
+
+    def stop(self) -> None:
+        self._done = True
+        self._thread.join()
+        self._producer.purge()
+        self._producer.flush(1)
+
+
+def _group(one: Sidecar) -> dict[str, Any] | None:
+    return next((group for group in one.get("/quotas")["groups"] if group["kind"] == "produce"), None)
+
+
+def _amount(one: Sidecar) -> float:
+    group = _group(one)
+    return 0.0 if group is None else float(group["totals"]["amount"])
+
+
+def _share(one: Sidecar) -> float:
+    group = _group(one)
+    return 0.0 if group is None or group["fleet"] is None else float(group["fleet"]["share"])
+
+
+def _rates(fleet: list[Sidecar], seconds: float) -> list[float]:
+    """What goes through each, over the limit, measured for so long."""
+    start, before = time.monotonic(), [_amount(one) for one in fleet]
+    time.sleep(seconds)
+    elapsed = time.monotonic() - start
+    return [(_amount(one) - was) / elapsed / LIMIT for one, was in zip(fleet, before, strict=True)]
+
+
+def _until(what: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@contextmanager
+def _fleet(kafka: KafkaCluster, count: int, **settings: Any) -> Iterator[list[Sidecar]]:
+    fleet = {"id": uuid.uuid4().hex, "default_scope": "fleet"} | settings
+    with ExitStack() as stack:
+        found = [
+            stack.enter_context(
+                sidecar(kafka.bootstrap, [{"client-id": "etl", "producer_byte_rate": LIMIT}], fleet=fleet)
+            )
+            for _ in range(count)
+        ]
+        yield found
+
+
+def test_three_sidecars_share_one_limit(kafka: KafkaCluster, topic: str) -> None:
+    with _fleet(kafka, 3) as fleet:
+        loads = [Load(one.bootstrap, topic) for one in fleet]
+        try:
+            _until(lambda: all(one.metric("kquota_fleet_instances") == 3 for one in fleet))
+            # One alone has all of it.
+            loads[0].on = True
+            _until(lambda: _share(fleet[0]) > 0.98)
+            # All: a third each; the sum of the shares is never above the limit.
+            for load in loads:
+                load.on = True
+            _until(lambda: min(_share(one) for one in fleet) > 0.3)
+            assert sum(_share(one) for one in fleet) <= 1.0
+            _rates(fleet, 8.0)
+            rates = _rates(fleet, 12.0)
+            assert sum(rates) == pytest.approx(1.0, abs=0.05)
+            assert sum(rates) ** 2 / (3 * sum(rate**2 for rate in rates)) >= 0.95  # Jain's index
+            text = fleet[0].get("/explain?user=ANONYMOUS&client_id=etl")
+            produce = next(one for one in text["kinds"] if one["kind"] == "produce")
+            assert produce["scope"] == "fleet"
+            assert (produce["now"]["fleet"]["sharing"], produce["now"]["fleet"]["why"]) == (3, "split")
+            # kill -9: forgotten after ten seconds, and its share is the others'.
+            fleet[2].kill()
+            _until(lambda: min(_share(one) for one in fleet[:2]) > 0.48, 30.0)
+            # A drain frees it at once.
+            fleet[1].stop()
+            fleet[1].killed = True
+            _until(lambda: _share(fleet[0]) > 0.98, 6.0)
+        finally:
+            for load in loads:
+                load.stop()
+
+
+def test_without_the_topic_each_has_the_limit_over_the_known_instances(kafka: KafkaCluster, topic: str) -> None:
+    """And the log says the command that makes it; traffic goes on."""
+    name = f"missing-{uuid.uuid4().hex}"
+    with _fleet(kafka, 1, topic=name, create_topic=False, instances=4) as (one,):
+        load = Load(one.bootstrap, topic)
+        load.on = True
+        try:
+            _until(lambda: one.metric("kquota_fleet_lost") == 1, 40.0)
+            _until(lambda: _share(one) == 0.25)
+            _until(lambda: "kafka-topics.sh" in one.log.read_text() and name in one.log.read_text())
+            _rates([one], 3.0)
+            assert sum(_rates([one], 10.0)) == pytest.approx(0.25, rel=0.15)
+        finally:
+            load.stop()
+
+
+def test_what_is_no_record_changes_nothing_and_is_counted(kafka: KafkaCluster, topic: str) -> None:
+    from kafka import KafkaProducer
+
+    with _fleet(kafka, 2) as fleet:
+        _until(lambda: all(one.metric("kquota_fleet_instances") == 2 for one in fleet))
+        producer = KafkaProducer(bootstrap_servers=kafka.bootstrap)
+        known = fleet[0].metric("kquota_fleet_records_total", outcome="malformed")
+        for data in (b"", b"kq", b"kq\2" + b"\xff" * 60, b"x" * 2000):
+            producer.send("kquota-fleet", data, partition=0)
+        producer.flush()
+        producer.close()
+        _until(lambda: fleet[0].metric("kquota_fleet_records_total", outcome="malformed") == known + 4)
+        assert fleet[0].metric("kquota_fleet_instances") == 2
+        assert fleet[0].metric("kquota_fleet_lost") == 0
+        # Its own traffic is charged to nobody and is small: in ten seconds some ten records of 130 bytes.
+        before = fleet[0].metric("kquota_fleet_sent_bytes_total")
+        time.sleep(10)
+        assert fleet[0].metric("kquota_fleet_sent_bytes_total") - before < 10 * 500
+        assert fleet[0].metric("kquota_requests_total") == 0
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "OAUTHBEARER"])
+def test_the_topic_is_reached_by_tls_with_the_own_login(
+    mechanism: str, kafka_secure: KafkaCluster, authority: Authority, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text((token("kquota") if mechanism == "OAUTHBEARER" else PASSWORDS["kquota"]) + "\n")
+    by_token = mechanism == "OAUTHBEARER"
+    own = {"token_file": str(secret)} if by_token else {"username": "kquota", "password_file": str(secret)}
+    upstream = {
+        "bootstrap": kafka_secure.bootstrap_of("SASL_SSL"),
+        "sasl": {"mechanism": mechanism, **own},
+        "tls": {"ca_file": str(authority.certificate)},
+    }
+    fleet = {"id": uuid.uuid4().hex, "default_scope": "fleet"}
+    with sidecar([], upstream=upstream, fleet=fleet) as one, sidecar([], upstream=upstream, fleet=fleet) as other:
+        _until(lambda: one.metric("kquota_fleet_instances") == other.metric("kquota_fleet_instances") == 2)
+        assert one.metric("kquota_fleet_lost") == 0
+
+
+def test_a_topic_that_may_not_be_made_is_an_error_with_the_command(kafka_secure: KafkaCluster, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(PASSWORDS["alice"])
+    upstream = {
+        "bootstrap": kafka_secure.bootstrap_of("SASL_PLAINTEXT"),
+        "sasl": {"mechanism": "SCRAM-SHA-512", "username": "alice", "password_file": str(secret)},
+    }
+    with sidecar([], upstream=upstream, fleet={"topic": "closed-fleet"}) as one:
+        _until(lambda: one.metric("kquota_fleet_lost") == 1, 40.0)
+        text = one.log.read_text()
+        assert "closed-fleet is missing and cannot be made" in text
+        assert "kafka-topics.sh" in text

@@ -1,0 +1,246 @@
+"""A ledger whose limits are those of a fleet: shares are in force, windows and buckets move with them."""
+
+import pytest
+
+from quota.connections import ConnectionEntry, ConnectionLimits, Refusal, Scope, Ticket
+from quota.entity import DEFAULT, GroupKey, Kind
+from quota.fleet.core import Fleet, Why
+from quota.fleet.shares import SOON_MS, Shares
+from quota.fleet.split import CAPACITY, RESERVE
+from quota.ledger import Ledger
+from quota.rate import SampledRate
+from quota.table import CandidateLimits, Entry, QuotaTable
+
+MB = 1_000_000.0
+
+
+class Site:
+    """Some instances with a ledger each, around one log."""
+
+    def __init__(self, count: int, table: QuotaTable, **settings: object) -> None:
+        self.now = 0.0
+        self.ledgers = [Ledger(table, **settings) for _ in range(count)]  # type: ignore[arg-type]
+        fleets = [Fleet("f", number + 1, f"i{number}", 0.0) for number in range(count)]
+        self.shares = [Shares(ledger, fleet, 0.0) for ledger, fleet in zip(self.ledgers, fleets, strict=True)]
+        for fleet in fleets:
+            fleet.connected(4, 0.0)
+        self.log: list[tuple[int, bytes]] = []
+        self.read = [0] * count
+        self.dead: set[int] = set()
+
+    def run(self, seconds: float, work: dict[int, float] | None = None, kind: Kind = Kind.PRODUCE) -> list[float]:
+        """Clients of some instances (`work`: its rate) as honest ones; what each was charged."""
+        used = [0.0] * len(self.ledgers)
+        free = [self.now] * len(self.ledgers)
+        for _ in range(int(seconds * 20)):
+            self.now += 50.0
+            for at, ledger in enumerate(self.ledgers):
+                amount = (work or {}).get(at, 0.0) / 20
+                if amount and free[at] <= self.now:
+                    account = ledger.account("u", "c")
+                    wait = ledger.hold(account, kind, "one", amount, self.now).wait_ms
+                    if wait:
+                        free[at] = self.now + min(wait, 50)
+                        continue
+                    ledger.pass_held(account, kind, "one")
+                    delay = ledger.charge(account, kind, amount, self.now)
+                    if delay:
+                        ledger.note_throttle(account, kind, delay)
+                    used[at] += amount
+                    free[at] = self.now + delay
+            if self.now % 250 == 0:
+                self.step()
+        return used
+
+    def step(self) -> None:
+        for at, shares in enumerate(self.shares):
+            if at in self.dead:
+                continue
+            for partition, data in self.log[self.read[at] :]:
+                shares.fleet.read(partition, data, self.now)
+            self.read[at] = len(self.log)
+            self.log += shares.step(self.now)
+
+    def limits(self, kind: Kind = Kind.PRODUCE) -> list[float]:
+        found = [ledger.account("u", "c").meters[kind].group for ledger in self.ledgers]
+        return [0.0 if group is None or group.limit is None else group.limit for group in found]
+
+
+def _table(**limits: float) -> QuotaTable:
+    limits = limits or {"producer_byte_rate": MB}
+    return QuotaTable([Entry(DEFAULT, None, reach="fleet", **limits)])  # type: ignore[arg-type]
+
+
+def test_the_fleet_gets_its_limit_and_each_an_equal_part_of_it() -> None:
+    site = Site(4, _table())
+    hungry = dict.fromkeys(range(4), 4 * MB)
+    site.run(25, hungry)
+    used = site.run(20, hungry)
+    assert sum(used) / 20 == pytest.approx(MB, rel=0.03)
+    # Jain's index: (sum x)^2 / (n * sum x^2).
+    assert sum(used) ** 2 / (4 * sum(one**2 for one in used)) >= 0.95
+    assert sum(site.limits()) <= MB
+
+
+def test_a_shift_overshoots_for_a_moment_only() -> None:
+    site = Site(4, _table())
+    site.run(25, {0: 4 * MB})
+    assert site.limits()[0] == pytest.approx(0.99 * MB, rel=0.01)
+    for move in ({1: 4 * MB}, dict.fromkeys(range(4), 4 * MB), {2: 4 * MB}):
+        used = [sum(site.run(1, move)) / MB for _ in range(15)]
+        assert max(sum(used[at : at + 5]) / 5 for at in range(10)) <= 1.2
+        assert sum(used[5:]) / 10 == pytest.approx(1.0, rel=0.08)
+
+
+def test_without_a_fleet_such_a_limit_is_each_instance_s_own() -> None:
+    ledger = Ledger(_table())
+    account = ledger.account("u", "c")
+    ledger.charge(account, Kind.PRODUCE, 1, 0)
+    assert ledger.snapshot(0)[0].limit == MB
+
+
+def test_a_new_counter_starts_from_the_floor_and_mutes_are_short_until_it_has_more() -> None:
+    site = Site(4, _table())
+    site.run(3)
+    ledger = site.ledgers[0]
+    account = ledger.account("u", "c")
+    # 4 instances: 1 % / 4 of 1 MB/s is 2500 B/s; 1 MB is 397 s over ten seconds of that.
+    assert ledger.charge(account, Kind.PRODUCE, MB, site.now) == SOON_MS
+    assert site.limits()[0] == pytest.approx(MB * RESERVE / 4)
+    site.run(4)
+    assert site.limits()[0] == pytest.approx(MB * (CAPACITY + RESERVE / 4), rel=0.01)
+    assert ledger.check(account, Kind.PRODUCE, site.now) <= 1100  # 1 MB at 1 MB/s
+
+
+def test_reload_changes_the_limit_and_keeps_the_share() -> None:
+    site = Site(2, _table())
+    site.run(10, dict.fromkeys(range(2), 4 * MB))
+    before = site.limits()
+    for ledger in site.ledgers:
+        ledger.swap(_table(producer_byte_rate=2 * MB))
+    site.run(0.1, dict.fromkeys(range(2), MB))
+    assert site.limits() == pytest.approx([2 * one for one in before], rel=0.01)
+    for ledger in site.ledgers:
+        ledger.swap(QuotaTable([Entry(DEFAULT, None, producer_byte_rate=MB)]))
+    site.run(1, dict.fromkeys(range(2), MB))
+    assert [ledger.snapshot(site.now)[0].limit for ledger in site.ledgers] == [MB, MB]
+    site.run(1, dict.fromkeys(range(2), MB))
+    assert site.shares[0].count == 0
+
+
+def test_shadow_and_candidate_limits_are_shared_as_well() -> None:
+    table = QuotaTable(
+        [
+            Entry(DEFAULT, None, producer_byte_rate=MB, mode="shadow", reach="fleet"),
+            Entry(None, "c", consumer_byte_rate=MB, candidate=CandidateLimits(None, MB / 2), reach="fleet"),
+        ]
+    )
+    site = Site(2, table)
+    site.run(12, dict.fromkeys(range(2), 4 * MB))
+    shadow = site.ledgers[0].account("u", "c").meters[Kind.PRODUCE].group
+    assert shadow is not None
+    assert shadow.shadowed is not None
+    assert shadow.shadowed.limit == shadow.limit == pytest.approx(MB / 2, rel=0.02)
+    assert shadow.shadowed.throttled > 0
+    site.run(8, {0: MB / 10}, Kind.FETCH)
+    fetch = site.ledgers[0].account("u", "c").meters[Kind.FETCH].group
+    assert fetch is not None
+    assert fetch.candidate is not None
+    assert fetch.limit is not None
+    assert fetch.candidate.limit == pytest.approx(fetch.limit / 2)
+
+
+def test_request_time_is_shared() -> None:
+    site = Site(2, _table(request_percentage=20.0))
+    # 40 % wanted of each: 400 ms of busy time per second.
+    site.run(15, dict.fromkeys(range(2), 400.0), Kind.REQUEST)
+    used = site.run(20, dict.fromkeys(range(2), 400.0), Kind.REQUEST)
+    assert sum(used) * 0.1 / 20 == pytest.approx(20.0, rel=0.05)
+
+
+def test_tokens_of_mutations_are_shared() -> None:
+    site = Site(2, _table(controller_mutation_rate=10.0))
+    work = dict.fromkeys(range(2), 40.0)
+    site.run(40, work, Kind.MUTATION)
+    used = site.run(40, work, Kind.MUTATION)
+    assert sum(used) / 40 == pytest.approx(10.0, rel=0.1)
+    assert sum(site.limits(Kind.MUTATION)) <= 10.0
+
+
+def test_connection_rates_are_shared_and_one_per_window_is_always_allowed() -> None:
+    limits = ConnectionLimits([ConnectionEntry(Scope.IP, DEFAULT, 10.0, reach="fleet")])
+    site = Site(2, QuotaTable(connections=limits))
+    admitted = [0, 0]
+    assert isinstance(site.ledgers[0].connections.admit("10.0.0.9", None, 0.0), Ticket)
+    for tick in range(40 * 20):
+        site.now += 50.0
+        for at, ledger in enumerate(site.ledgers):
+            got = ledger.connections.admit("10.0.0.1", None, site.now)
+            admitted[at] += isinstance(got, Ticket)
+            if isinstance(got, Refusal):
+                assert got.limit <= 10.0
+        if tick % 5 == 0:
+            site.step()
+        if tick == 12 * 20:
+            admitted = [0, 0]
+        if tick == 36 * 20:
+            break
+    # 24 s of 10/s, two of the cycles in which a window lets pass ten seconds' worth and then nothing.
+    assert sum(admitted) == pytest.approx(240, rel=0.1)
+    assert admitted[0] == pytest.approx(admitted[1], rel=0.2)
+
+
+def test_explained() -> None:
+    site = Site(2, _table())
+    site.run(10, {0: MB / 2, 1: MB / 4})
+    group = site.ledgers[0].account("u", "c").meters[Kind.PRODUCE].group
+    assert group is not None
+    standing = site.shares[0].standing(group)
+    assert standing is not None
+    assert (standing.why, standing.instances, standing.known) == (Why.SPLIT, 2, 2)
+    assert standing.usage == pytest.approx(0.75 * MB, rel=0.1)
+    assert site.shares[0].standing_of_rate(Scope.IP, "10.0.0.1") is None
+
+
+def test_an_overlay_keeps_what_a_limit_is_a_limit_of() -> None:
+    from quota.overlay import laid_over
+
+    table = QuotaTable([Entry("a", None, producer_byte_rate=MB, reach="fleet")], default_reach="instance")
+    overlay = {(("user", name),): {"producer_byte_rate": 5.0} for name in "ab"}
+    changed = laid_over(table, overlay)
+    assert [changed.of_fleet(changed.get(name, None)) for name in "ab"] == [True, False]
+    assert laid_over(QuotaTable(default_reach="fleet"), {(("user", "b"),): {"producer_byte_rate": 5.0}}).of_fleet(
+        Entry("b", None, producer_byte_rate=5.0)
+    )
+
+
+@pytest.mark.parametrize("level", [0.0, 0.5, 1.0])
+def test_a_window_s_past_moves_with_the_share(level: float) -> None:
+    rate = SampledRate()
+    for second in range(20):
+        rate.record(100.0, second * 1000)
+    before = rate.measure(19_500)
+    rate.move(100.0, 25.0, level, 19_500)
+    assert rate.measure(19_500) == pytest.approx(before / 4)
+    # 75/s more of a window that is full to `level`; ten seconds of it, over the 10.5 s that the window is long now.
+    rate.move(25.0, 100.0, level, 19_500)
+    assert rate.measure(19_500) == pytest.approx(before / 4 + 75 * level * 10 / 10.5, rel=0.06)
+    for second in range(20, 40):
+        rate.record(100.0, second * 1000)
+    assert rate.measure(39_000) == pytest.approx(100.0, rel=0.1)
+
+
+def test_a_window_in_which_nothing_was_is_filled_evenly() -> None:
+    rate = SampledRate()
+    rate.move(1.0, 101.0, 1.0, 50_000)
+    assert rate.measure(50_000) == pytest.approx(100.0)
+    assert rate.measure(55_000) == pytest.approx(50.0, rel=0.2)
+    assert rate.empty(61_000)
+
+
+def test_group_keys_of_one_name_are_told_apart() -> None:
+    site = Site(1, QuotaTable([Entry(DEFAULT, None, producer_byte_rate=MB, consumer_byte_rate=MB, reach="fleet")]))
+    site.run(1, {0: 10.0})
+    site.run(1, {0: 10.0}, Kind.FETCH)
+    assert site.shares[0].count == 2
+    assert {group.key for group in site.ledgers[0].groups()} == {GroupKey("u", None)}

@@ -1,0 +1,463 @@
+"""The split of one limit among instances: the arithmetic, and what is held of it whatever happens to records."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quota.entity import GroupKey
+from quota.fleet.appetite import Appetite
+from quota.fleet.claim import Claim, exact
+from quota.fleet.core import Fleet, Why
+from quota.fleet.record import (
+    GroupUse,
+    OtherFleetError,
+    Record,
+    RecordError,
+    decode,
+    encode,
+    fleet_hash,
+    group_hash,
+)
+from quota.fleet.split import CAPACITY, RESERVE, floor_share, grant_of, water_level
+from quota.fleet.timing import Timing
+from tests.support.examples import examples
+
+FLEET = fleet_hash("f")
+GROUP = 12_345
+FRACTIONS = st.floats(0.0, 1.0, allow_nan=False, width=32)
+
+
+# ---- the split itself -----------------------------------------------------------------------------------------------
+
+
+def test_small_demands_are_met_and_the_rest_is_divided_equally() -> None:
+    # 0.1 is met; (1.0 - 0.1) / 2 = 0.45 for each of the two that want more.
+    assert water_level([0.1, 0.5, 0.9], 1.0) == pytest.approx(0.45)
+    assert [grant_of(0.1, [0.5, 0.9], 1.0), grant_of(0.5, [0.1, 0.9], 1.0)] == pytest.approx([0.1, 0.45])
+
+
+def test_what_nobody_asks_for_is_divided_equally() -> None:
+    # 1.0 - 0.3 = 0.7 is left, 0.35 for each on top of its demand.
+    assert [grant_of(0.1, [0.2], 1.0), grant_of(0.2, [0.1], 1.0)] == pytest.approx([0.45, 0.55])
+
+
+@given(st.lists(FRACTIONS, min_size=1, max_size=40))
+@settings(max_examples=examples(300))
+def test_grants_of_the_same_records_add_up_to_the_capacity(demands: list[float]) -> None:
+    """Never above the limit, and nothing of it lost: with the floors of as many instances it is the whole limit."""
+    grants = [grant_of(mine, demands[:at] + demands[at + 1 :]) for at, mine in enumerate(demands)]
+    floors = floor_share(len(demands)) * len(demands)
+    assert sum(grants) == pytest.approx(CAPACITY)
+    assert sum(grants) + floors <= 1.0 + 1e-9
+    # Work-conserving: whoever has less than it wants has no less than anybody else.
+    hungry = [grant for grant, demand in zip(grants, demands, strict=True) if grant < demand - 1e-9]
+    assert all(grant >= max(grants) - 1e-9 for grant in hungry)
+
+
+@given(st.integers(1, 100_000))
+def test_floors_fit(instances: int) -> None:
+    assert floor_share(instances) * instances <= RESERVE + 1e-12
+
+
+def test_nobody_knows_of_anybody() -> None:
+    assert floor_share(0) == RESERVE
+
+
+# ---- records --------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**63),
+    st.integers(1, 3_600_000),
+    st.booleans(),
+    st.text(max_size=20),
+    st.lists(st.builds(GroupUse, st.integers(0, 2**64 - 1), FRACTIONS, FRACTIONS, FRACTIONS, FRACTIONS, FRACTIONS)),
+)
+def test_records_come_back_as_they_were(
+    member: int, seq: int, interval_ms: int, leaving: bool, name: str, groups: list[GroupUse]
+) -> None:
+    record = Record(member, seq, interval_ms, leaving, name, tuple(groups))
+    found = decode(FLEET, encode(FLEET, record))
+    assert found._replace(name="") == record._replace(name="")
+
+
+def _data(**changes: float) -> bytes:
+    use = GroupUse(GROUP, 1.0, 0.5, 0.5, 0.25, 0.25)._replace(**changes)
+    return encode(FLEET, Record(1, 7, 1000, False, "a", (use,)))
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=examples(500))
+def test_any_bytes_are_a_record_or_none(data: bytes) -> None:
+    _decodes_or_says_so(data)
+    _decodes_or_says_so(_data()[:48] + data)
+
+
+def _decodes_or_says_so(data: bytes) -> None:
+    try:
+        record = decode(FLEET, data)
+    except RecordError:
+        return
+    assert all(0 <= use.held <= 1 and 0 <= use.claim <= 1 for use in record.groups)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"kq",
+        _data()[:-1],
+        _data() + b"\0",
+        b"KQ" + _data()[2:],
+        b"kq\2" + _data()[3:],
+        b"kq\1\2" + _data()[4:],
+        _data(held=float("nan")),
+        _data(claim=1.5),
+        _data(demand=-0.1),
+        _data(usage=float("inf")),
+        _data(level=float("nan")),
+    ],
+    ids=["empty", "cut", "short", "long", "magic", "version", "flags", "nan", "above", "below", "infinite", "level"],
+)
+def test_what_is_no_record_changes_nothing_and_is_counted(data: bytes) -> None:
+    fleet = _fleet(0)
+    fleet.read(0, data, 0.0)
+    assert fleet.malformed == 1
+    assert not fleet.view.members
+
+
+def test_other_fleets_on_the_topic_do_not_mix() -> None:
+    fleet = _fleet(0)
+    with pytest.raises(OtherFleetError):
+        decode(fleet_hash("g"), _data())
+    fleet.read(0, encode(fleet_hash("g"), Record(1, 7, 1000, False, "a", ())), 0.0)
+    assert (fleet.other_fleets, fleet.malformed, len(fleet.view.members)) == (1, 0, 0)
+
+
+def test_groups_are_told_apart_by_kind_and_by_which_names_take_part() -> None:
+    keys = [GroupKey("a", None), GroupKey(None, "a"), GroupKey("a", ""), GroupKey("a", "a"), GroupKey("", "a")]
+    assert len({group_hash(kind, key) for kind in ("produce", "fetch") for key in keys}) == 10
+
+
+def test_a_record_under_our_own_name_that_we_did_not_write_is_none() -> None:
+    fleet = _fleet(0)
+    fleet.read(0, encode(FLEET, Record(fleet.member, 99, 1000, False, "", ())), 0.0)
+    assert fleet.malformed == 1
+
+
+# ---- claims ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_claim_is_held_after_it_came_back_twice() -> None:
+    claim = Claim()
+    claim.sent(0, 0.5)
+    claim.sent(1, 0.5)
+    assert not claim.came_back(0, 1.0)
+    assert claim.held == 0
+    assert claim.came_back(1, 1.0)
+    assert claim.held == 0.5
+
+
+def test_no_more_is_held_than_the_others_leave_free_nor_than_was_claimed_since() -> None:
+    claim = Claim()
+    for seq, wanted in enumerate([0.5, 0.5, 0.125]):
+        claim.sent(seq, wanted)
+    claim.came_back(0, 1.0)
+    claim.came_back(1, 1.0)
+    assert claim.held == 0.125  # the third record is out already
+    claim.sent(3, 0.5)
+    claim.sent(4, 0.5)
+    for seq in (2, 3, 4):
+        claim.came_back(seq, 0.25)
+    assert claim.held == 0.25
+
+
+def test_lowering_is_immediate() -> None:
+    claim = Claim()
+    claim.hold_alone(0.5)
+    assert claim.lower(0.25)
+    assert claim.held == 0.25
+    assert not claim.lower(0.5)
+
+
+@given(FRACTIONS)
+def test_fractions_are_read_as_they_were_meant(fraction: float) -> None:
+    meant = exact(fraction)
+    assert meant <= fraction
+    assert decode(FLEET, _data(held=meant)).groups[0].held == meant
+
+
+# ---- demand ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_whose_clients_wait_asks_for_more_and_then_for_all() -> None:
+    appetite = Appetite()
+    asked = [appetite.sample(0.1, True, 0.1, 0.2) for _ in range(6)]
+    # 1.5 * 0.2 and 3 * 0.2, two samples each; then everything.
+    assert asked == pytest.approx([0.3, 0.3, 0.6, 0.6, 1.0, 1.0])
+
+
+def test_one_that_has_enough_asks_for_a_little_more_than_it_uses() -> None:
+    appetite = Appetite()
+    for _ in range(6):
+        demand = appetite.sample(0.2, False, 0.5, 0.5)
+    assert demand == pytest.approx(0.21)
+    for _ in range(6):
+        demand = appetite.sample(0.0, False, 0.5, 0.5)
+    assert demand == 0.0
+
+
+# ---- a fleet --------------------------------------------------------------------------------------------------------
+
+
+def _fleet(number: int, **settings: object) -> Fleet:
+    fleet = Fleet("f", number + 1, f"instance-{number}", 0.0, **settings)  # type: ignore[arg-type]
+    fleet.connected(1, 0.0)
+    fleet.join(GROUP, 0.0)
+    return fleet
+
+
+@dataclass
+class Rig:
+    """Instances around one log, each of which has read a beginning of it."""
+
+    fleets: list[Fleet]
+    now: float = 0.0
+    log: list[bytes] = field(default_factory=list)
+    read: list[int] = field(default_factory=list)
+    want: list[float] = field(default_factory=list)
+    late: list[list[bytes]] = field(default_factory=list)
+    lost_before: dict[tuple[int, int], bool] = field(default_factory=dict)
+    publishing: list[bool] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.read = [0] * len(self.fleets)
+        self.want = [0.0] * len(self.fleets)
+        self.publishing = [True] * len(self.fleets)
+
+    def deliver(self, at: int, most: int = 1_000_000, lose: float = 0.0, chance: random.Random | None = None) -> None:
+        """Let an instance read on. Of the others' records each is lost to it with this probability, but never two in
+        succession of one member about the group; some come twice."""
+        fleet = self.fleets[at]
+        for data in self.log[self.read[at] : self.read[at] + most]:
+            self.read[at] += 1
+            record = decode(FLEET, data)
+            if chance is not None and record.groups and record.member != fleet.member:
+                place = (at, record.member)
+                lost = chance.random() < lose and not self.lost_before.get(place, False)
+                self.lost_before[place] = lost
+                if lost:
+                    continue
+            fleet.read(0, data, self.now)
+            if chance is not None and chance.random() < lose:
+                fleet.read(0, data, self.now)
+                fleet.read(0, self.log[max(self.read[at] - 5, 0)], self.now)
+
+    def step(self, at: int) -> None:
+        fleet = self.fleets[at]
+        share = fleet.share(GROUP, self.now)
+        usage = min(self.want[at], share)
+        fleet.sample(GROUP, usage * 100, usage, usage, self.want[at] > share, self.now)
+        self.tick(at)
+
+    def tick(self, at: int) -> None:
+        found = self.fleets[at].tick(self.now)
+        if self.publishing[at]:
+            self.log += [data for _, data in found]
+
+    def held(self) -> float:
+        return sum(fleet.share(GROUP, self.now) - floor_share(fleet.known) for fleet in self.fleets)
+
+    def run(self, seconds: float) -> None:
+        for _ in range(int(seconds * 4)):
+            self.now += 250.0
+            for at in range(len(self.fleets)):
+                self.deliver(at)
+                self.step(at)
+                assert self.held() <= CAPACITY + 1e-9
+
+    def used(self) -> float:
+        return sum(min(want, fleet.share(GROUP, self.now)) for want, fleet in zip(self.want, self.fleets, strict=True))
+
+
+def _rig(count: int) -> Rig:
+    return Rig([_fleet(number) for number in range(count)])
+
+
+@given(st.integers(2, 6), st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.3, 0.5]))
+@settings(max_examples=examples(150), deadline=None)
+def test_what_is_held_never_adds_up_to_more_than_the_limit(count: int, seed: int, lose: float) -> None:
+    """Whatever each has read so far, in whatever steps, with records lost, repeated and overtaken: single ones of one
+    member to one reader. Nobody lags by more than three seconds: who hears nothing for five no longer shares."""
+    assert _shuffled(count, seed, lose) <= CAPACITY + 1e-9
+
+
+def _shuffled(count: int, seed: int, lose: float) -> float:
+    """The most that was held together, in one random order of everything."""
+    chance, rig, most = random.Random(seed), _rig(count), 0.0
+    caught_up = [0.0] * count
+    for _ in range(400):
+        rig.now += chance.random() * 80
+        at = chance.randrange(count)
+        if chance.random() < 0.05:
+            rig.want[at] = chance.choice([0.0, 0.01, 0.1, 0.3, 2.0])
+        if rig.now - caught_up[at] > 2500 or chance.random() < 0.3:
+            caught_up[at] = rig.now
+            rig.deliver(at, lose=lose, chance=chance)
+        else:
+            rig.deliver(at, chance.randrange(3), lose=lose, chance=chance)
+        rig.step(at)
+        for other in range(count):  # nobody is so late as to be lost
+            if rig.now - caught_up[other] > 2500:
+                caught_up[other] = rig.now
+                rig.deliver(other, lose=lose, chance=chance)
+                rig.tick(other)
+        assert not any(fleet.lost for fleet in rig.fleets)
+        most = max(most, rig.held())
+        assert all(fleet.share(GROUP, rig.now) >= floor_share(fleet.known) for fleet in rig.fleets)
+    return most
+
+
+def test_the_checks_of_the_sum_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held as soon as it is claimed, without a look at what the others leave, it adds up to more."""
+
+    def hasty(claim: Claim, seq: int, wanted: float) -> None:
+        claim.held = max(claim.held, wanted)
+
+    monkeypatch.setattr(Claim, "sent", hasty)
+    assert max(_shuffled(4, seed, 0.0) for seed in range(20)) > CAPACITY + 0.1
+
+
+@given(st.lists(st.sampled_from([0.0, 0.05, 0.2, 2.0]), min_size=2, max_size=8))
+@settings(max_examples=examples(40), deadline=None)
+def test_nothing_is_lost_while_somebody_waits(wants: list[float]) -> None:
+    """Some seconds after the load has come, the fleet uses what it can: its limit but for the floors of the idle, and
+    the 5 % by which those that have enough ask for more."""
+    rig = _rig(len(wants))
+    rig.run(3.0)
+    rig.want = list(wants)
+    rig.run(12.0)
+    small = sum(want for want in wants if want < 1)
+    assert rig.used() >= min(sum(wants), CAPACITY) - 0.05 * small - 1e-3
+
+
+def test_the_share_of_an_idle_instance_is_another_s_within_seconds_and_comes_back() -> None:
+    rig = _rig(8)
+    rig.run(3.0)
+    rig.want[0] = 2.0
+    rig.run(4.0)
+    assert rig.fleets[0].share(GROUP, rig.now) > 0.98
+    rig.want = [0.0, 2.0, *[0.0] * 6]
+    rig.run(4.0)
+    assert rig.fleets[1].share(GROUP, rig.now) > 0.98
+    rig.want = [2.0] * 8
+    rig.run(4.0)
+    assert [fleet.share(GROUP, rig.now) for fleet in rig.fleets] == pytest.approx([0.125] * 8, rel=0.01)
+
+
+def test_without_records_the_last_share_stays_and_then_the_limit_is_divided_by_the_known_instances() -> None:
+    rig = _rig(4)
+    rig.want = [2.0, 0.1, 0.1, 0.1]
+    rig.run(6.0)
+    before = rig.fleets[0].share(GROUP, rig.now)
+    rig.publishing[0] = False
+    start = rig.now
+    while rig.now - start < 4500:
+        rig.now += 250
+        for at in range(4):
+            rig.deliver(at)
+            rig.step(at)
+    assert rig.fleets[0].share(GROUP, rig.now) == pytest.approx(before, rel=0.05)
+    assert rig.fleets[0].standing(GROUP, rig.now).why is Why.LAST
+    while rig.now - start < 15_000:
+        rig.now += 250
+        for at in range(4):
+            rig.deliver(at)
+            rig.step(at)
+    standing = rig.fleets[0].standing(GROUP, rig.now)
+    assert (standing.share, standing.why, rig.fleets[0].lost) == (0.25, Why.ALONE, True)
+    # The others have taken over what it held, and give it back when it is heard again.
+    rig.want = [2.0] * 4
+    for _ in range(20):
+        rig.now += 250
+        for at in range(4):
+            rig.deliver(at)
+            rig.step(at)
+    assert rig.fleets[1].share(GROUP, rig.now) > 0.3
+    rig.publishing[0] = True
+    for _ in range(40):
+        rig.now += 250
+        for at in range(4):
+            rig.deliver(at)
+            rig.step(at)
+    assert not rig.fleets[0].lost
+    assert rig.held() <= CAPACITY + 1e-9
+    assert [fleet.share(GROUP, rig.now) for fleet in rig.fleets] == pytest.approx([0.25] * 4, rel=0.02)
+
+
+def test_nobody_was_ever_heard() -> None:
+    fleet = Fleet("f", 1, "a", 0.0, at_least=4)
+    fleet.join(GROUP, 0.0)
+    assert fleet.share(GROUP, 0.0) == RESERVE / 4
+    assert fleet.tick(14_000.0) == []
+    assert fleet.share(GROUP, 14_000.0) == RESERVE / 4
+    fleet.tick(15_001.0)
+    assert (fleet.share(GROUP, 15_001.0), fleet.lost) == (0.25, True)
+
+
+def test_goodbye_frees_a_share_at_once_and_a_kill_after_ten_intervals() -> None:
+    for polite in (True, False):
+        rig = _rig(3)
+        rig.want = [2.0] * 3
+        rig.run(8.0)
+        gone = rig.fleets.pop()
+        rig.want.pop()
+        if polite:
+            rig.log += [data for _, data in gone.leave(rig.now)]
+            assert gone.share(GROUP, rig.now) == floor_share(3)
+        rig.run(4.0)
+        assert rig.fleets[0].share(GROUP, rig.now) == pytest.approx(0.5 if polite else 1 / 3, rel=0.02)
+        rig.run(12.0)
+        assert rig.fleets[0].share(GROUP, rig.now) == pytest.approx(0.5, rel=0.02)
+
+
+def test_older_and_repeated_records_change_nothing() -> None:
+    rig = _rig(2)
+    rig.want = [2.0, 0.1]
+    rig.run(6.0)
+    fleet, before = rig.fleets[0], rig.fleets[0].share(GROUP, rig.now)
+    for data in [*rig.log[:20], *rig.log[-3:]]:
+        fleet.read(0, data, rig.now)
+    fleet.tick(rig.now)
+    assert fleet.share(GROUP, rig.now) == before
+    assert fleet.view.repeated > 0
+
+
+def test_the_interval_grows_with_the_instances_in_a_partition() -> None:
+    timing = Timing()
+    assert [timing.interval_of(count) for count in (1, 250, 1000, 10_000)] == [1000, 1000, 4000, 40_000]
+
+
+def test_a_group_that_nobody_uses_is_published_once_more_and_then_not() -> None:
+    rig = _rig(2)
+    rig.want = [0.2, 0.0]
+    rig.run(3.0)
+    rig.want = [0.0, 0.0]
+    rig.run(70.0)
+    last = decode(FLEET, rig.log[-1])
+    assert last.groups == ()
+    assert rig.fleets[1].standing(GROUP, rig.now).instances == 1
+
+
+def test_only_the_partitions_of_groups_that_are_here_are_read() -> None:
+    fleet = Fleet("f", 1, "a", 0.0)
+    fleet.join(10, 0.0)
+    fleet.connected(7, 0.0)
+    fleet.join(12, 0.0)
+    assert fleet.wanted == {0, 3, 5}
+    fleet.part(12)
+    assert fleet.wanted == {0, 3}
