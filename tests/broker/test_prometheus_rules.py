@@ -17,10 +17,10 @@ import yaml
 from deploy.kafka import KafkaCluster
 from deploy.kafka.ports import free_ports
 from tests.corpus.job import wait_for
+from tests.support.exposition import everything
 from tests.support.programs import program
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import Sidecar, sidecar
-from tests.unit.test_metrics_docs import everything
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "prometheus"
