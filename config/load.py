@@ -41,7 +41,7 @@ def load(path: str | Path, *, on_paper: bool = False) -> Config:
     try:
         data = read_file(path, MAX_FILE_BYTES)
     except OSError as error:
-        reason = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+        reason = error.strerror or str(error)
         raise ConfigError(
             [Problem(str(path), "(the whole file)", None, None, None, f"cannot be read: {reason}")]
         ) from error

@@ -302,7 +302,7 @@ def test_every_command_has_help(command: str) -> None:
 def test_a_missing_file_is_wrong_use(command: str) -> None:
     result = kquota(command, "--config", "/nowhere.yaml")
     assert result.exit_code == 2
-    assert result.stderr == "error: /nowhere.yaml: (the whole file): cannot be read: there is no such file\n"
+    assert result.stderr == "error: /nowhere.yaml: (the whole file): cannot be read: No such file or directory\n"
 
 
 def test_names_cannot_play_tricks_on_the_terminal() -> None:

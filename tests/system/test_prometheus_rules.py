@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.exposition import everything
 from tests.support.programs import program
 from tests.support.prometheus_tools import FOLDER, ROOT, RULES, rules
-from tests.unit.test_metrics_docs import everything
 
 
 def alerts() -> list[dict[str, Any]]:

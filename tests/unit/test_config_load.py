@@ -404,9 +404,7 @@ def test_text_that_is_not_utf_8() -> None:
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=re.escape("none.yaml: (the whole file): cannot be read: there is no such file")
-    ):
+    with pytest.raises(ConfigError, match=re.escape("none.yaml: (the whole file): cannot be read: No such file")):
         load(tmp_path / "none.yaml")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         load(tmp_path)
