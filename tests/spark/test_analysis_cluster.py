@@ -17,7 +17,7 @@ from tests.support.spark_tools import record, table, write
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(pyspark.__file__).parent / "bin"
-LIMIT_S = 240
+LIMIT_S = 600
 SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
