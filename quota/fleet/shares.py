@@ -142,7 +142,7 @@ class Shares:
         if local is None:
             local = self._locals[id(group)] = _Local(group)
             self.fleet.join(local.hash, self._now)
-        self._give(local, self._now)
+        self._give(local, self._now, anew=True)
 
     def _forgotten(self, group: Group) -> None:
         local = self._locals.pop(id(group), None)
@@ -209,9 +209,11 @@ class Shares:
                 self._ledger.connections.move(scope, name, rate.share * limit, share * limit, level, now)
                 rate.share = share
 
-    def _give(self, local: _Local, now: float) -> None:
+    def _give(self, local: _Local, now: float, *, anew: bool = False) -> None:
         fleet, group = self.fleet, local.group
         share = fleet.share(local.hash, now)
+        if not anew and not _moved(share, group.share):
+            return  # nearly always
         if _moved(share, group.share):
             group.take_share(share, fleet.level(local.hash, now), int(now))
         settled = self._ledger.settings.max_throttle_ms

@@ -150,7 +150,7 @@ def test_without_the_topic_each_has_the_limit_over_the_known_instances(kafka: Ka
             _until(lambda: one.metric("kquota_fleet_lost") == 1, 40.0)
             _until(lambda: _share(one) == 0.25)
             _until(lambda: "kafka-topics.sh" in one.log.read_text() and name in one.log.read_text())
-            _rates([one], 3.0)
+            _rates([one], 12.0)  # the first window may have let a burst pass
             assert sum(_rates([one], 10.0)) == pytest.approx(0.25, rel=0.15)
         finally:
             load.stop()
