@@ -86,7 +86,7 @@ def case(seed: int, operations: int = 150) -> str:
             case 6 | 7:
                 wanted = rng.choice([-1, 0, 1, 1000, 52_428_800, 2**31 - 1])
                 admission = ledger.admit(account, Kind.FETCH, wanted, now_ms)
-                result = (*admission[:2], *admission[3:])
+                result = (admission.throttle_ms, admission.max_bytes, admission.reserved, admission.paced_ms)
                 if not admission.throttle_ms:
                     out.append((account, admission))
             case 8 if out:
