@@ -30,7 +30,7 @@ from libc.string cimport memcmp
 from libc.time cimport time_t
 
 from quota.accounts cimport Account, Meter
-from quota.group cimport Group
+from quota.group cimport Admission, Group
 from quota.ledger cimport Ledger
 
 
@@ -1007,7 +1007,7 @@ cdef class Lane:
     cdef bint may_begin(self, long long size, double now_ms) except -1:
         """Whether a Produce request whose last byte is still to come may be forwarded (`RequestSide._waits`)."""
         cdef Group group = self.of_produce.group
-        if self.of_produce.generation != self.ledger._generation:
+        if self.of_produce.generation != self.ledger.generation:
             return False
         if group is None or group.limit is None:
             return True
@@ -1022,7 +1022,8 @@ cdef class Lane:
         cdef uint8_t *most
         cdef Py_ssize_t least_at
         cdef int32_t wanted
-        cdef object admission, pending, granted
+        cdef object pending, granted
+        cdef Admission admission
         cdef long long lowered
         if here < total or total > MAX_HELD_REQUEST_BYTES or version < 4:
             return 0
@@ -1035,14 +1036,14 @@ cdef class Lane:
         most = at + least_at + 4
         wanted = <int32_t>u32(most)
         admission = self.ledger.admit(self.account, Kind_FETCH, wanted, now_ms)
-        if admission[0] > 0:
+        if admission.throttle_ms > 0:
             put(self.requests, R_admitted, admission)
             return 0  # it is answered there, and asks the ledger no second time
         pending = self.new_pending(at, KEY_FETCH, version, now_ms)
         put(pending, P_admission, admission)
         self.count_request(KEY_FETCH)
         self.append(pending)
-        granted = admission[1]
+        granted = admission.max_bytes
         if granted is not None and granted < wanted:  # a limit as large as can be grants more than fits into 64 bits
             self.counters.fetches_shaped += 1
             lowered = max(granted, 1)

@@ -14,3 +14,9 @@ cdef class Group:
     cpdef long long charge(self, object amount, long long now) except? -1
     cpdef object record(self, object amount, long long now)
     cpdef object _impose(self, object delay, long long now)
+
+
+cdef class Admission:
+    cdef public object throttle_ms, max_bytes
+    cdef public Group group
+    cdef public double reserved, paced_ms

@@ -272,16 +272,26 @@ def _put(trial: Trial | None, limit: float | None) -> Trial | None:
     return trial
 
 
-class Admission(NamedTuple):
+class Admission:
     """The answer to "may this fetch go to the broker", to be handed back with the size of its response."""
 
-    throttle_ms: int
-    """> 0: not now; answer with an empty response and mute for this long."""
-    max_bytes: int | None
-    """The most it may ask for; None for no limit."""
-    group: Group | None = None
-    reserved: float = 0.0
-    paced_ms: float = 0.0
+    __slots__ = ("group", "max_bytes", "paced_ms", "reserved", "throttle_ms")
+
+    def __init__(
+        self,
+        throttle_ms: int,
+        max_bytes: int | None,
+        group: Group | None = None,
+        reserved: float = 0.0,
+        paced_ms: float = 0.0,
+    ) -> None:
+        self.throttle_ms = throttle_ms
+        """> 0: not now; answer with an empty response and mute for this long."""
+        self.max_bytes = max_bytes
+        """The most it may ask for; None for no limit."""
+        self.group = group
+        self.reserved = reserved
+        self.paced_ms = paced_ms
 
 
 NOT_LIMITED: Final = Admission(0, None)

@@ -125,8 +125,8 @@ class Ledger:
     `mutation_num_samples` and `mutation_window_ms` are the windows of partition mutations (None: as the others').
     """
 
-    # What the compiled lane looks at with each request lies at a fixed place; all else is in `__dict__`.
-    __slots__ = ("__dict__", "_generation", "reservations")
+    # What is looked at with each request is a number of C's in compiled code; all else is in `__dict__`.
+    __slots__ = ("__dict__", "generation", "reservations")
 
     def __init__(
         self,
@@ -158,7 +158,8 @@ class Ledger:
             mutation_algorithm,
         )
         self._table = table
-        self._generation = 0
+        self.generation = 0
+        """Of the table in force: a meter of another one has yet to be led to its counter."""
         self._accounts = Accounts(max_clients, self._forgotten)
         self.counters: Final = Counters(self.settings, max_clients, table)
         """The groups."""
@@ -177,11 +178,6 @@ class Ledger:
         """Who keeps limits of a whole fleet at this instance's share; None: each limit is this instance's own."""
         self.decisions: Final = Decisions()
         """The last throttles and their causes."""
-
-    @property
-    def generation(self) -> int:
-        """Of the table in force: a meter of another one has yet to be led to its counter."""
-        return self._generation
 
     @property
     def table(self) -> QuotaTable:
@@ -214,7 +210,7 @@ class Ledger:
         meter.charges += 1
         now = int(now_ms)
         account.last_ms = now
-        if meter.generation != self._generation:
+        if meter.generation != self.generation:
             self._resolve(account, kind, meter, now)
         group = meter.group
         return 0 if group is None else group.charge(amount, now)
@@ -327,7 +323,7 @@ class Ledger:
         """Put other limits in force. Counters stay; a client whose levels changed may move to another counter, and
         finds that one's history when it comes back (Kafka's metric tags)."""
         self._table = table
-        self._generation += 1
+        self.generation += 1
         self.counters.swap(table)
 
     def expire(self, now_ms: float) -> int:
@@ -340,7 +336,7 @@ class Ledger:
         now = int(now_ms)
         for forgotten, lead_anew in self.counters.sweep(now):
             if lead_anew:
-                self._generation += 1
+                self.generation += 1
             yield forgotten
         yield from self._accounts.sweep(now - EXPIRE_AFTER_MS)
 
@@ -383,7 +379,7 @@ class Ledger:
 
     def _group(self, account: Account, kind: Kind, now: int) -> Group | None:
         meter = account.meters[kind]
-        if meter.generation != self._generation:
+        if meter.generation != self.generation:
             self._resolve(account, kind, meter, now)
         return meter.group
 
@@ -391,7 +387,7 @@ class Ledger:
         """Look the account's counter up in the table in force, creating it when it is new."""
         user, client_id = account.identity
         self.counters.lead(meter, kind, user, client_id, now)
-        meter.generation = self._generation
+        meter.generation = self.generation
 
     def _forgotten(self, account: Account) -> None:
         for meter in account.meters.values():

@@ -1,6 +1,6 @@
 cimport cython
 
-from quota.group cimport Group, Usage
+from quota.group cimport Admission as AdmissionType, Group, Usage
 from quota.pacing cimport Pacer
 from quota.portion cimport Portions
 from quota.rate cimport SampledRate
@@ -24,7 +24,7 @@ cdef class WindowGroup(Group):
     cpdef (long long, double) _count(self, object amount, long long now) except *
     @cython.locals(pacer=Pacer, grain_ms=cython.double, kafka=cython.longlong, wait=cython.longlong)
     cpdef object admit(self, object wanted, long long now)
-    cpdef object settle(self, object admission, object amount)
+    cpdef object settle(self, AdmissionType admission, object amount)
     @cython.locals(total=cython.double, window_ms=cython.longlong, observed=cython.double, available_ms=cython.double)
     cpdef (long long, long long) _due(self, double limit, double grain_ms, long long now) except *
     @cython.locals(total=cython.double, window_ms=cython.longlong, room=cython.double)

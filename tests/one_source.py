@@ -25,7 +25,7 @@ from quota.trial import Trial
 
 RATES = (None, 1.0, 1000, 50_000.0, 3_333_333.3, 1e12, 2.0**63)
 STEPS_MS = (-1.5, 0.0, 0.4, 7.0, 260.0, 999.0, 1000.0, 5_000.0, 20_000.0, 300_000.0)
-OWN = (Account, Group, Meter, Pacer, Portions, SampledRate, Trial, Usage)
+OWN = (Account, Admission, Group, Meter, Pacer, Portions, SampledRate, Trial, Usage)
 
 
 def seen(value: Any) -> Any:
@@ -86,7 +86,7 @@ def case(seed: int, operations: int = 150) -> str:
             case 6 | 7:
                 wanted = rng.choice([-1, 0, 1, 1000, 52_428_800, 2**31 - 1])
                 admission = ledger.admit(account, Kind.FETCH, wanted, now_ms)
-                result = (*admission[:2], *admission[3:])
+                result = (admission.throttle_ms, admission.max_bytes, admission.reserved, admission.paced_ms)
                 if not admission.throttle_ms:
                     out.append((account, admission))
             case 8 if out:

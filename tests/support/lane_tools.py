@@ -18,6 +18,7 @@ from proxy.session.exchange import Pending
 from proxy.session.session import Session
 from proxy.telemetry.complaints import Complaints
 from proxy.telemetry.observer import Counters
+from quota.group import Admission
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from quota.window import WindowGroup
@@ -251,10 +252,14 @@ class Driven:
         }  # fmt: skip
 
 
+def admission_of(one: Admission) -> Any:
+    return one.throttle_ms, one.max_bytes, one.reserved, one.paced_ms
+
+
 def pending_of(one: Pending) -> Any:
     fields = {name: getattr(one, name) for name in Pending.__slots__}
     fields["account"] = one.account.identity
-    fields["admission"] = None if one.admission is None else one.admission[:2] + one.admission[3:]
+    fields["admission"] = None if one.admission is None else admission_of(one.admission)
     return fields
 
 

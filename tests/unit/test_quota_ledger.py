@@ -88,7 +88,8 @@ def test_without_a_limit_there_is_no_allowance_to_keep() -> None:
     ledger.charge_no_throttle(stranger, FETCH, 1e12, 0)
     assert ledger.allowance(stranger, FETCH, 0) is None
     assert ledger.check(stranger, FETCH, 0) == 0
-    assert ledger.admit(stranger, FETCH, 1000, 0) == (0, None, None, 0.0, 0.0)
+    free = ledger.admit(stranger, FETCH, 1000, 0)
+    assert (free.throttle_ms, free.max_bytes, free.group, free.reserved, free.paced_ms) == (0, None, None, 0.0, 0.0)
 
 
 def test_totals_are_kept_where_no_quota_exists() -> None:

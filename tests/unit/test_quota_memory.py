@@ -168,7 +168,7 @@ def test_forgetting_as_early_as_possible_changes_no_decision(
                     ledger.settle(account, FETCH, admission, amount, now)
                 elif not admission.throttle_ms:
                     ledger.settle(account, FETCH, admission, 0, now)
-                answer = admission[:2]
+                answer = (admission.throttle_ms, admission.max_bytes)
             answers.append(answer)
         assert answers[0] == answers[1]
 

@@ -208,7 +208,8 @@ def test_no_decision_depends_on_a_candidate(
                 admission = ledger.admit(account, FETCH, 10_000, now)
                 if not admission.throttle_ms:
                     ledger.settle(account, FETCH, admission, amount, now)
-                answer = admission[:2], ledger.check(account, FETCH, now), ledger.allowance(account, PRODUCE, now)
+                told = admission.throttle_ms, admission.max_bytes
+                answer = told, ledger.check(account, FETCH, now), ledger.allowance(account, PRODUCE, now)
             answers.append(answer)
         assert answers[0] == answers[1]
 
