@@ -50,3 +50,15 @@ def test_modules_are_short_enough_to_read() -> None:
         if path.name != "schema.py" and (count := len(path.read_text().splitlines())) > 500
     }
     assert long == {}
+
+
+def test_prose_is_wrapped_so_that_changes_can_be_read() -> None:
+    """At 100 columns. Tables, code, links by themselves and words that are longer have no place to break."""
+    pages = [ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/README.md")]
+    long = []
+    for page in [*pages, *ROOT.glob("docs/**/*.md")]:
+        prose = re.sub(r"^( *)(```|~~~).*?^ *\2", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for line in prose.splitlines():
+            if len(line) > 100 and not line.startswith((" " * 4, "|", "#", ">", "<", "![")) and " " in line[:60]:
+                long.append(f"{page.relative_to(ROOT)}: {line}")
+    assert [line for line in long if not re.search(r"\S{60,}|\]\(", line)] == []
