@@ -381,7 +381,8 @@ class RequestSide:
     def _judge_raw(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
         """Judge the raw SASL message at `start`, which has no request header (see `framing.Judge`)."""
         logins = logins_of(self._exchange)
-        frame = logins.raw_frame(self.walker, buf, start, end)
+        # An earlier frame of the same read was a request again: all behind it are.
+        frame = logins.raw_frame(self.walker, buf, start, end) if logins.watch.raw else None
         if frame is None:
             return 0 if logins.watch.raw else self._judge(buf, start, end, out)
         if logins.watch.awaiting:

@@ -287,6 +287,23 @@ def test_raw_gssapi_ends_where_a_request_begins(cut: Cut) -> None:
     assert from_broker(one, answer, cut=cut) == answer
 
 
+@pytest.mark.parametrize("cut", THREE_WAYS)
+def test_every_request_that_follows_raw_gssapi_in_one_read_is_charged(cut: Cut) -> None:
+    """The first request ends the raw messages; those behind it, in the same read, are requests as well."""
+    of = ledger(produce_rate=1e9)
+    one = session(of)
+    one.when_authenticated(lambda login: one.identify("alice"))
+    log_in(one, "GSSAPI", GSSAPI_STEPS[:2], version=-1)
+    last = raw(GSSAPI_STEPS[2][0])
+    assert from_client(one, last, cut=cut) == last
+    requests = [produce(7, 500), produce(8, 600), produce(9, 700)]
+    assert from_client(one, b"".join(requests), cut=cut) == b"".join(requests)
+    assert [pending.correlation_id for pending in one.inflight] == [7, 8, 9]
+    (account,) = of.accounts()
+    assert account.identity == ("alice", "c")
+    assert account.meters[Kind.PRODUCE].amount == 500 + 600 + 700
+
+
 def test_what_comes_with_a_login_waits_for_its_answer() -> None:
     """Otherwise requests sent along with the password would be charged to somebody else."""
     one = session(ledger(produce_rate=1e9))
