@@ -389,10 +389,7 @@ def demo(
         from deploy.demo import main as demo_main
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("deploy."):
-            say(
-                "error: images do not have the demo: it needs a checkout (make demo) or pip install 'kquota[demo]'",
-                err=True,
-            )
+            say("error: images have no demo: it needs a checkout (make demo) or pip install 'kquota[demo]'", err=True)
         else:
             say(f"error: the demo needs its extra packages ({error.name}): pip install 'kquota[demo]'", err=True)
         raise typer.Exit(FAILED) from None

@@ -69,9 +69,11 @@ def test_every_query_finds_something_in_a_real_prometheus(kafka: KafkaCluster, t
     quotas = [
         {"client-id": "greedy", "producer_byte_rate": 20_000, "candidate": {"producer_byte_rate": 10_000}},
         {"client-id": "<default>", "producer_byte_rate": "1M", "request_percentage": 500},
+        {"client-id": "shared", "producer_byte_rate": "1M", "scope": "fleet"},
         {"ip": "<default>", "connection_creation_rate": 1000},
     ]
-    with sidecar(kafka.bootstrap, quotas) as running, prometheus(running, tmp_path) as url:
+    fleet = {"id": "grafana", "topic": "kquota-fleet-grafana"}
+    with sidecar(kafka.bootstrap, quotas, fleet=fleet) as running, prometheus(running, tmp_path) as url:
         with RawClient(f"127.0.0.1:{running.port}", "greedy") as client:
             name = client.topic(topic)
             wait_for(
@@ -88,6 +90,8 @@ def test_every_query_finds_something_in_a_real_prometheus(kafka: KafkaCluster, t
         wait_for("the recorded rate", lambda: value(url, f"{ratio} > 0"))
 
         def empty() -> set[str]:
+            with RawClient(f"127.0.0.1:{running.port}", "shared") as client:
+                client.ask(produce_message(9, client.topic(topic), [b"x" * 1000]))  # a group in use has a share
             found = set()
             for page, panel in panels():
                 for target in panel["targets"]:

@@ -451,9 +451,11 @@ async def test_a_file_that_is_really_written_all_the_time(tmp_path: Path) -> Non
             running.watcher._settle_s = 0.02  # the writer has certainly been there in between
             writer.start()
             await until(lambda: running.state.failures >= 1)
-            assert running.limits == []
+            # A writer that got no core for a moment left the file alone, and it was rightly read then: it is one of
+            # those that were written. (Files that are never twice the same: the test above.)
+            assert set(running.limits) <= {2}
             over.set()
-            await until(lambda: running.limits == [2])
+            await until(lambda: running.limits[-1:] == [2] and running.state.successful)
     finally:
         over.set()
         writer.join()
