@@ -59,6 +59,7 @@ def main() -> int:
     seconds = QUICK_S if options.quick else options.seconds
     report = Report(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), seconds)
     report.direct_seconds = min(seconds, DIRECT_S)
+    storing = options.store and not options.quick
     with stage([*rows, *neighbours, *others]) as on:
         report.batches = run(on, rows, seconds, say)
         if neighbours:
@@ -66,9 +67,11 @@ def main() -> int:
         if libraries:
             honest_s = QUICK_S if options.quick else honest.SECONDS
             report.honest = honest.run(on, libraries, honest_s, say, others)
+        if storing:  # what was measured is not lost with what comes after it
+            store(report)
         if options.direct:  # last: the broker keeps its quotas
-            report.direct = run(on, rows, report.direct_seconds, say, direct=True)
-    if options.store and not options.quick:
+            report.direct = run(on, [row for row in rows if row.at_a_broker], report.direct_seconds, say, direct=True)
+    if storing:
         print(f"stored in {store(report)}")
     failed = [one for batch in report.batches for one in batch.outcomes if not one.passed]
     strayed = [one for one in report.honest if not one.passed]

@@ -78,6 +78,12 @@ class Row:
         return ""
 
     @property
+    def at_a_broker(self) -> bool:
+        """Also tried against the broker's own quotas. 200 connections that come anew for each request are not: a broker
+        lets all of them pass, and its open files end within the time."""
+        return self.connections < 200 or self.mode == "persistent"
+
+    @property
     def answered(self) -> bool:
         """What counts are the broker's answers: topics that exist do not show it."""
         return self.flavour in ("ids", "partitions", "partitions-old", "delete", "delete-old")
