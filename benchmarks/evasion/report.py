@@ -94,7 +94,7 @@ def _beside(found: Neighbour) -> list[str]:
     lines = ["### The honest neighbour", ""]
     if len(alone) == len(WAYS):
         said = " and ".join(f"{alone[way][0]:.2f} / {alone[way][1]:.2f} ms by the {way}" for way in WAYS)
-        lines += [f"Alone: p50 / p99 {said} ({alone['sidecar'][2]} requests each).", ""]
+        lines += [f"Alone: p50 / p99 {said}\n({alone['sidecar'][2]} requests each).", ""]
     lines += [
         "| beside | sidecar p50, ms | p99, ms | p99, times alone | broker p50, ms | p99, ms | p99, times alone |",
         "|---|---:|---:|---:|---:|---:|---:|",
