@@ -91,6 +91,15 @@ class Queue:
         firsts = (next(iter(places.values()), None) for places in (self._late, self._places))
         return min((place.since for place in firsts if place is not None), default=None)
 
+    def rescale(self, factor: float) -> None:
+        """The limit has changed: requests cost `factor` times as many milliseconds of it as before."""
+        self._entered_ms *= factor
+        self._left_ms *= factor
+        for places in (self._places, self._late):
+            for place in places.values():
+                place.ahead_ms *= factor
+                place.cost_ms *= factor
+
     def leave(self, connection: object) -> None:
         """The connection has passed, or will never ask again."""
         place = self._places.pop(connection, None) or self._late.pop(connection, None)
@@ -163,7 +172,8 @@ class Gate:
         """May this connection's request pass, while the group owes until `paid_at`, and `backlog_ms` for large requests
         beyond it? 0: it may. Else ask again after so many milliseconds; until then the connection has its place."""
         large = cost_ms > LARGE_MS
-        queue = self._large if large else self._ordinary
+        queue, other = (self._large, self._ordinary) if large else (self._ordinary, self._large)
+        other.leave(connection)  # what was a large request is an ordinary one under a higher limit
         self._keep_promises(connection, now)
         paid_at = max(paid_at, self._claimed_until)
         debt_ms = paid_at - now - GRACE_MS
@@ -181,6 +191,17 @@ class Gate:
             self._promised_ms += cost_ms
             self._promised[connection] = (max(paid_at, now) + self.ahead_ms(cost_ms) + cost_ms, cost_ms)
         return 0
+
+    def rescale(self, factor: float, now: int) -> None:
+        """The limit has changed from L to L / `factor`: what is claimed, promised and waited for are bytes, which take
+        `factor` times as many milliseconds of the new limit. 100 kB are 10 s at 10 kB/s, and 1 s at 100 kB/s (0.1)."""
+        self._ordinary.rescale(factor)
+        self._large.rescale(factor)
+        self._claimed_until = _later(self._claimed_until, factor, now)
+        self._large_claimed_until = _later(self._large_claimed_until, factor, now)
+        self._promised_ms *= factor
+        for connection, (back_at, cost_ms) in list(self._promised.items()):
+            self._promised[connection] = (_later(back_at, factor, now), cost_ms * factor)
 
     def leave(self, connection: object) -> None:
         """The connection ends, or has nothing to wait for any more."""
@@ -201,3 +222,8 @@ class Gate:
             if now <= back_at + LATE_MS:
                 return
             self._break_promise(other)
+
+
+def _later(until: float, factor: float, now: int) -> float:
+    """A time to come, when what is left until then takes `factor` times as long; a time that is over stays."""
+    return until if until <= now else now + (until - now) * factor

@@ -87,6 +87,8 @@ class WindowGroup(Group):
             # Debt and credit are amounts. A lower limit makes no more of a credit than it was.
             pacer.paid_at = now - pacer.credit_ms(now) * old / new
         pacer.backlog_ms *= old / new
+        if self._gate is not None:
+            self._gate.rescale(old / new, now)
         candidate = None if self.candidate is None else self.candidate.limit
         self._watched = new if candidate is None else min(new, candidate)
 
@@ -269,6 +271,8 @@ class WindowGroup(Group):
         super()._rescale(factor)
         self.pacer.paid_at = self.last_ms + (self.pacer.paid_at - self.last_ms) * factor
         self.pacer.backlog_ms *= factor
+        if self._gate is not None:
+            self._gate.rescale(factor, self.last_ms)
 
     def _charge_in_episode(self, amount: float, now: int) -> int:
         limit = self.limit

@@ -27,8 +27,6 @@ CLIENT_ID: Final = "kquota-fleet"
 TURN_S: Final = 0.1
 """Records are sent and taken this often, so there are at most ten fetches per second, of each broker."""
 STALE_S: Final = 2.0
-TAIL: Final = 1000
-"""Records of each partition that are read from before the start."""
 MOST_WAITING: Final = 20_000
 """Records that wait for the event loop; further ones are dropped, the oldest first."""
 QUIET_INTERVALS: Final = 15
@@ -156,6 +154,7 @@ class Exchange:
             retries=0,  # an old record is worth nothing, the next one says more
             linger_ms=0,
             max_block_ms=2_000,
+            allow_auto_create_topics=False,  # a deleted topic would come back with the broker's one partition
             delivery_timeout_ms=11_000,
             metrics_enabled=False,
             **common,
@@ -165,7 +164,7 @@ class Exchange:
             enable_auto_commit=False,
             auto_offset_reset="latest",
             allow_auto_create_topics=False,
-            fetch_max_wait_ms=500,
+            fetch_max_wait_ms=200,  # a partition that becomes wanted is read at the latest after this time
             max_partition_fetch_bytes=512 * 1024,
             metrics_enabled=False,
             **common,
@@ -185,6 +184,8 @@ class Exchange:
         try:
             for _ in range(10):
                 found = _count(admin, settings.topic)
+                if found and found < self.partitions:
+                    found = self._restore_partitions(admin)
                 if found:
                     return found
                 if not settings.create_topic:
@@ -212,6 +213,26 @@ class Exchange:
         finally:
             with suppress(Exception):
                 admin.close()
+
+    def _restore_partitions(self, admin: Any) -> int:
+        """The topic was made anew with fewer partitions than instances count with (by a broker that makes topics for
+        whoever asks for one). Raises TopicError where it may not be altered."""
+        from kafka.errors import KafkaError
+
+        topic, wanted = self._settings.topic, self.partitions
+        try:
+            admin.create_partitions({topic: wanted})
+        except KafkaError as error:
+            found = _count(admin, topic)
+            if found >= wanted:  # another instance was faster
+                return found
+            raise TopicError(
+                f"topic {topic} has {found} partitions and had {wanted}: {type(error).__name__}: {error}. An "
+                f"administrator can mend it: kafka-topics.sh --bootstrap-server {self._bootstrap[0]} --alter "
+                f"--topic {topic} --partitions {wanted}"
+            ) from error
+        log.info("the fleet's topic has its partitions back", topic=topic, partitions=wanted)
+        return wanted
 
     def _command(self) -> str:
         """The command that makes the topic."""
@@ -246,11 +267,10 @@ class Exchange:
         self._consumer.assign(list(partitions.values()))
         new = [partition for number, partition in partitions.items() if positions.get(number) is None]
         ends = self._consumer.end_offsets(new) if new else {}
-        begins = self._consumer.beginning_offsets(new) if new else {}
         for number, partition in partitions.items():
+            # From the end on: older records may be of instances that are long gone, and their age cannot be told.
             known = positions.get(number)
-            offset = max(ends[partition] - TAIL, begins[partition]) if known is None else known
-            self._consumer.seek(partition, offset)
+            self._consumer.seek(partition, ends[partition] if known is None else known)
         self._assigned = wanted
 
     def _send(self) -> None:

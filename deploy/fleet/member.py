@@ -41,7 +41,9 @@ class Member:
         self.exchange: Final = exchange
         self._now_ms = now_ms
         now = now_ms()
-        timing = Timing(interval_ms=settings.interval_s)
+        kept = ledger.settings
+        window_ms = (kept.num_samples - 1) * kept.window_ms
+        timing = Timing(interval_ms=settings.interval_s, window_ms=window_ms)
         self.fleet: Final = Fleet(
             settings.id, secrets.randbits(64), name, now, timing=timing, at_least=settings.instances
         )

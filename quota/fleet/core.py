@@ -276,13 +276,15 @@ class Fleet:
             why = Why.ALONE
         elif partition is not None and self._late(partition, now):
             why = Why.LAST
-        return Standing(share, why, own.appetite.demand, usage, instances, self.known, min(level, 1.0))
+        level = min(level + self.view.level_of_gone(group, now), 1.0)
+        return Standing(share, why, own.appetite.demand, usage, instances, self.known, level)
 
     def level(self, group: int, now: float) -> float:
         """How full the fleet's window is, of what the limit lets lie there; at most 1."""
         own = self._own.get(group)
         total = 0.0 if own is None else own.level
-        return min(total + sum([seen.use.level for seen in self._others(group, now)]), 1.0)
+        total += sum([seen.use.level for seen in self._others(group, now)])
+        return min(total + self.view.level_of_gone(group, now), 1.0)
 
     @property
     def lost(self) -> bool:

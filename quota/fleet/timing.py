@@ -26,6 +26,9 @@ class Timing:
     """An instance whose records stop is forgotten after so many of its intervals; more than `hold`."""
     presence: int = 10
     """Intervals between records that say nothing but that the instance is there (partition 0)."""
+    window_ms: int = 10_000
+    """What an instance had in its window counts as the fleet's for so long after it is gone, less and less: as long as
+    the window of the quotas remembers it."""
     stay_ms: int = 60_000
     """A group that nobody uses here is no longer published after so long."""
 

@@ -4,6 +4,7 @@ Times are the reader's own: when a record arrived, never when it was written. So
 """
 
 from collections.abc import Iterator
+from math import inf, nextafter
 from typing import Final
 
 from quota.fleet.record import GroupUse, Record
@@ -21,12 +22,12 @@ _SWEEP_MS: Final = 1000
 class Seen:
     """What one member said last about one group."""
 
-    __slots__ = ("at_ms", "interval_ms", "use")
+    __slots__ = ("gone_ms", "use")
 
-    def __init__(self, use: GroupUse, at_ms: float, interval_ms: int) -> None:
+    def __init__(self, use: GroupUse, gone_ms: float) -> None:
         self.use = use
-        self.at_ms = at_ms
-        self.interval_ms = interval_ms
+        self.gone_ms = gone_ms
+        """Its member takes no part in the split after this time, unless it says something before."""
 
     @property
     def bound(self) -> float:
@@ -85,28 +86,43 @@ class View:
             member.name = record.name
         member.at_ms = now
         if record.leaving:
-            self._forget(record.member)
+            self._forget(record.member, now)
             return True
-        if not record.groups:
-            member.patience_ms = float(MISSED * record.interval_ms)
-        else:
-            ends = now + self._timing.forget * record.interval_ms
+        ends = now + self._timing.forget * record.interval_ms
+        if record.groups:
             self._writers.setdefault(partition, {})[record.member] = ends
+        else:  # one that asks whether anything comes back says nothing of how often it says that it is there
+            often_ms = max(record.interval_ms, self._timing.presence * self._timing.interval_ms)
+            member.patience_ms = float(MISSED * often_ms)
         for use in record.groups:
             group = self._groups.setdefault(use.group, {})
             self._note_move(use, group.get(record.member))
             if use.demand or use.held or use.claim or use.level:
-                group[record.member] = Seen(use, now, record.interval_ms)
+                group[record.member] = Seen(use, ends)
             else:
                 group.pop(record.member, None)
         return True
 
     def group(self, group: int, now: float) -> Iterator[tuple[int, Seen]]:
         """What members that are not forgotten say of a group."""
-        forget = self._timing.forget
         for member, seen in self._groups.get(group, {}).items():
-            if now - seen.at_ms <= forget * seen.interval_ms:
+            if now <= seen.gone_ms:
                 yield member, seen
+
+    def level_of_gone(self, group: int, now: float) -> float:
+        """What those that are gone have left in the fleet's window, as :attr:`GroupUse.level`.
+
+        All of it when they are forgotten, nothing a window later: level * (1 - time since then / window). Who takes
+        their share over takes over a window that is as full, else ten seconds' worth would pass at once.
+        """
+        window_ms = self._timing.window_ms
+        return sum(
+            [
+                seen.use.level * (1.0 - (now - seen.gone_ms) / window_ms)
+                for seen in self._groups.get(group, {}).values()
+                if seen.gone_ms < now < seen.gone_ms + window_ms
+            ]
+        )
 
     def instances(self, now: float) -> int:
         """How many instances there are, by what was heard of them; counted once a second."""
@@ -130,7 +146,7 @@ class View:
         self._next_sweep = now + _SWEEP_MS
         timing = self._timing
         for key, group in list(self._groups.items()):
-            for member in [one for one, seen in group.items() if now - seen.at_ms > timing.forget * seen.interval_ms]:
+            for member in [one for one, seen in group.items() if now > seen.gone_ms + timing.window_ms]:
                 del group[member]
             if not group:
                 del self._groups[key]
@@ -149,10 +165,12 @@ class View:
         if abs(use.demand - was) > MOVED * max(use.demand, was) or (use.held == 0) != (before is None):
             self.moves[use.group] = self.moves.get(use.group, 0) + 1
 
-    def _forget(self, leaving: int) -> None:
+    def _forget(self, leaving: int, now: float) -> None:
         self.members[leaving].left = True
         for key, group in self._groups.items():
-            if group.pop(leaving, None) is not None:
+            seen = group.get(leaving)
+            if seen is not None and now <= seen.gone_ms:
+                seen.gone_ms = nextafter(now, -inf)  # from now on, this very millisecond included
                 self.moves[key] = self.moves.get(key, 0) + 1
         for writers in self._writers.values():
             writers.pop(leaving, None)

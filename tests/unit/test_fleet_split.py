@@ -461,3 +461,56 @@ def test_only_the_partitions_of_groups_that_are_here_are_read() -> None:
     assert fleet.wanted == {0, 3, 5}
     fleet.part(12)
     assert fleet.wanted == {0, 3}
+
+
+def test_what_a_killed_instance_had_in_its_window_fades_while_its_share_is_taken_over() -> None:
+    """Else the others would find the window half empty, and let ten seconds' worth of its share pass at once."""
+    rig = _rig(2)
+    rig.want = [2.0] * 2
+    rig.run(8.0)
+    gone = rig.fleets.pop()
+    left = rig.want.pop() and gone.share(GROUP, rig.now)
+    fleet, killed_ms = rig.fleets[0], rig.now
+    view = fleet.view
+    gone_ms = next(seen.gone_ms for member, seen in view.group(GROUP, rig.now) if member == gone.member)
+    levels = []
+    for _ in range(22 * 4):
+        rig.run(0.25)
+        levels.append((rig.now - killed_ms, fleet.level(GROUP, rig.now), fleet.share(GROUP, rig.now)))
+    # Its last record was at most one interval before the kill: it is gone after 9 to 10 s. Then its level fades.
+    assert min(level for after_ms, level, _ in levels if after_ms < 9_000) == pytest.approx(1.0)
+    assert min(share for after_ms, _, share in levels if after_ms > 14_000) > 0.98
+    assert min(level for _, level, _ in levels) > 0.9, "while the share grows, what fades is used by the other"
+    assert len(view._groups[GROUP]) == 1, "it was swept"
+    other = _rig(2)
+    other.want = [2.0] * 2
+    other.run(8.0)
+    view = other.fleets[0].view
+    at_ms = {member: seen.gone_ms for member, seen in view.group(GROUP, other.now)}[2]
+    # level * (1 - 2.5 s / 10 s); by then both have been silent for as long.
+    assert view.level_of_gone(GROUP, at_ms + 2_500) == pytest.approx(2 * 0.75 * left, rel=0.1)
+    assert view.level_of_gone(GROUP, at_ms + 12_000) == 0.0
+    assert 9_000 <= gone_ms - killed_ms <= 10_000
+
+
+def test_goodbye_leaves_the_window_as_full_as_it_was() -> None:
+    rig = _rig(2)
+    rig.want = [2.0] * 2
+    rig.run(8.0)
+    gone, fleet = rig.fleets.pop(), rig.fleets[0]
+    rig.want.pop()
+    rig.log += [data for _, data in gone.leave(rig.now)]
+    rig.deliver(0)
+    assert [member for member, _ in fleet.view.group(GROUP, rig.now)] == [fleet.member]
+    assert fleet.view.level_of_gone(GROUP, rig.now) == pytest.approx(0.5, rel=0.02)
+    assert fleet.level(GROUP, rig.now) == pytest.approx(1.0, rel=0.02)
+
+
+def test_one_that_asks_whether_anything_comes_back_is_not_forgotten_the_sooner() -> None:
+    """A record without groups that is no tenth one: the instance says nothing more for ten seconds, and is there."""
+    fleet = _fleet(0)
+    fleet.read(0, encode(FLEET, Record(9, 0, 1000, False, "other", ())), 0.0)
+    for now in range(0, 12_000, 250):
+        fleet.tick(float(now))
+    assert fleet.view.instances(11_750.0) == 1
+    assert fleet.view.instances(31_000.0) == 0, "three of those were missed"
