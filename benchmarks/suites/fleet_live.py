@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -43,6 +44,7 @@ class Sidecar:
         self.admin = f"http://127.0.0.1:{admin}"
         self._path = folder / f"{number}.yaml"
         self._log = folder / f"{number}.log"
+        self._faults = folder / f"{number}.faults"
         self._path.write_text(
             yaml.safe_dump(
                 {
@@ -61,8 +63,15 @@ class Sidecar:
     def start(self) -> None:
         """Start it; does not wait."""
         with self._log.open("ab") as log:
-            command = [sys.executable, "-m", "deploy.cli.main", "run", "--config", str(self._path)]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+            command = [sys.executable, "-m", "benchmarks.rig.lossy_sidecar", "run", "--config", str(self._path)]
+            env = {**os.environ, "KQUOTA_LOSSY": str(self._faults)}
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
+
+    def suffer(self, **faults: object) -> None:
+        """From now on records of the topic are lost, late, or cut off (benchmarks/rig/lossy_sidecar.py)."""
+        fresh = self._faults.with_suffix(".new")
+        fresh.write_text(json.dumps(faults))
+        fresh.replace(self._faults)
 
     def end(self, number: int = signal.SIGTERM) -> None:
         """End it and wait."""
@@ -274,6 +283,18 @@ def run(count: int) -> dict[str, Any]:
             kafka.stop_broker(1)
             kafka.start_broker(1)
 
+        def hear_badly() -> None:
+            for one in sidecars:
+                one.suffer(lost=0.15, late=0.15)
+
+        def hear_well() -> None:
+            for one in sidecars:
+                one.suffer()
+
+        def cut_half_off() -> None:
+            for one in sidecars[half:]:
+                one.suffer(cut=True)
+
         def delete_topic() -> None:
             from kafka import KafkaAdminClient
 
@@ -291,7 +312,13 @@ def run(count: int) -> dict[str, Any]:
         bench.phase("the topic is deleted", 24, everybody, delete_topic)
         bench.phase("the broker restarts", 30, everybody, restart_broker)
         bench.phase("rolling restart of all", 40, everybody, rolling)
-        bench.phase("afterwards", 16, everybody)
+        bench.phase("afterwards", 24, everybody)
+        bench.phase("30 % of the records lost or late by 1 to 3 s", 40, everybody, hear_badly)
+        bench.phase("and half of all alone want everything", 24, only(*range(half)))
+        bench.phase("and the other half alone", 24, only(*range(half, count)))
+        bench.phase("records arrive again", 20, everybody, hear_well)
+        bench.phase("half are cut off from the topic", 60, everybody, cut_half_off)
+        bench.phase("they are heard again", 40, everybody, hear_well)
         for load in loads:
             load.stop()
         return {

@@ -63,7 +63,6 @@ def explanation_json(
     """What `/explain` answers; `at` is None for a configuration on paper, where nobody has used anything."""
     now_ms = 0.0 if at is None else at.now_ms
     found = ledger.explain(user, client_id, now_ms)
-    gate = ledger.connections
     scopes = [(Scope.USER, found.user), *((Scope.IP, address) for address in addresses)]
     account = ledger.known(found.user, client_id)
     answer: dict[str, Any] = {
@@ -72,7 +71,7 @@ def explanation_json(
         "client_id": found.client_id,
         "identity": identity,
         "kinds": [_kind_json(ledger, one, at, origin) for one in found.kinds],
-        "connections": [_connection_json(gate.standing(scope, name, now_ms), at, origin) for scope, name in scopes],
+        "connections": [_connection_json(ledger, scope, name, at, origin) for scope, name in scopes],
     }
     if account is not None:
         answer["broker_throttles"] = {"count": account.broker_throttled, "sum_ms": account.broker_throttle_ms}
@@ -142,10 +141,14 @@ def fleet_json(ledger: Ledger, group: Group) -> dict[str, Any] | None:
     found = None if ledger.fleet is None else ledger.fleet.standing(group)
     if found is None or group.whole is None:
         return None
+    return _share_json(found, group.whole, group.limit)
+
+
+def _share_json(found: Standing, limit: float, limit_here: float | None) -> dict[str, Any]:
     return {
-        "limit": group.whole,
+        "limit": limit,
         "share": found.share,
-        "limit_here": group.limit,
+        "limit_here": limit_here,
         "why": found.why.value,
         "usage": found.usage,
         "demand": found.demand,
@@ -154,7 +157,7 @@ def fleet_json(ledger: Ledger, group: Group) -> dict[str, Any] | None:
     }
 
 
-def _scope(ledger: Ledger, entry: Entry | None) -> str | None:
+def _scope(ledger: Ledger, entry: Entry | ConnectionEntry | None) -> str | None:
     if entry is None:
         return None
     return "fleet" if ledger.table.of_fleet(entry) else "instance"
@@ -188,12 +191,16 @@ def decision_json(one: Decision, at: Moment) -> dict[str, Any]:
     }
 
 
-def _connection_json(one: ConnectionStanding, at: Moment | None, origin: Origin | None) -> dict[str, Any]:
+def _connection_json(
+    ledger: Ledger, scope: Scope, name: str, at: Moment | None, origin: Origin | None
+) -> dict[str, Any]:
+    one = ledger.connections.standing(scope, name, 0.0 if at is None else at.now_ms)
     rate, cap = one.rate, one.cap
     found: dict[str, Any] = {
         "scope": one.scope.value,
         "name": one.name,
         "connection_creation_rate": None if rate is None else rate.connection_creation_rate,
+        "rate_scope": _scope(ledger, rate),
         "rate_level": _level(rate),
         "rate_mode": _mode(rate),
         "rate_set_in": _connection_set_in(rate, "connection_creation_rate", origin),
@@ -205,7 +212,17 @@ def _connection_json(one: ConnectionStanding, at: Moment | None, origin: Origin 
     if at is not None:
         refused = [refused_json(each, at) for each in one.refused]
         found |= {"observed": one.observed, "wait_ms": one.delay_ms, "open": one.open, "refused": refused}
+        found["fleet"] = _rate_share_json(ledger, one)
     return found
+
+
+def _rate_share_json(ledger: Ledger, one: ConnectionStanding) -> dict[str, Any] | None:
+    """This instance's share of a connection rate of the fleet; None for one of its own, or not used here lately."""
+    limit = None if one.rate is None else one.rate.connection_creation_rate
+    if ledger.fleet is None or one.rate is None or limit is None or not ledger.table.of_fleet(one.rate):
+        return None
+    found = ledger.fleet.standing_of_rate(one.scope, one.name)
+    return None if found is None else _share_json(found, limit, limit * ledger.fleet.share(one.rate, one.name))
 
 
 def refused_json(one: Refused, at: Moment) -> dict[str, Any]:

@@ -282,11 +282,14 @@ _WHY: Final = {
 
 def fleet_text(kind: Kind, fleet: dict[str, Any]) -> str:
     """This instance's share of a fleet's limit."""
-    here = readable_limit(kind, fleet["limit_here"])
+    return _share_text(fleet, readable_limit(kind, fleet["limit_here"]), _short(kind, fleet["usage"]))
+
+
+def _share_text(fleet: dict[str, Any], here: str, together: str) -> str:
     sharing = _count(fleet["sharing"], "instance")
     return (
         f"share here {100 * fleet['share']:.1f} % = {here} ({_WHY[fleet['why']]}); {sharing} of {fleet['instances']} "
-        f"use{'s' if fleet['sharing'] == 1 else ''} it, {_short(kind, fleet['usage'])} together"
+        f"use{'s' if fleet['sharing'] == 1 else ''} it, {together} together"
     )
 
 
@@ -311,7 +314,8 @@ def _connection_text(one: dict[str, Any], at: str | None) -> str:
     live = "open" in one
     made = "connections may be made at any rate"
     if rate is not None:
-        made = f"connections made at most {rate:g}/s ({one['rate_level']}{_shadow(one['rate_mode'])})"
+        whose = " by the whole fleet" if one.get("rate_scope") == "fleet" else ""
+        made = f"connections made at most {rate:g}/s{whose} ({one['rate_level']}{_shadow(one['rate_mode'])})"
         if live:
             made += f", now {one['observed']:.1f}/s"
             made += f", one more would be held {_span(one['wait_ms'])} and closed" if one["wait_ms"] else ""
@@ -321,6 +325,8 @@ def _connection_text(one: dict[str, Any], at: str | None) -> str:
     if live:
         many += f", now {one['open']}"
     lines = [f"{name}: {made}; {many}"]
+    if (fleet := one.get("fleet")) is not None:
+        lines.append("  " + _share_text(fleet, f"{fleet['limit_here']:.3g}/s", f"{fleet['usage']:.3g}/s"))
     if live and at is not None:
         lines += [
             f"  {_count(refused['count'], 'connection')} refused by {refused['reason']}, "

@@ -42,7 +42,7 @@ class Client:
 
     def __init__(self, plan: Plan, bootstrap: str, folder: Path) -> None:
         self.plan = plan
-        self._log = folder / f"{plan.client_id}.log"
+        self._log = folder / f"{plan.name}.log"
         spec = Spec(bootstrap, plan.client_id, plan.topic, plan.wanted)
         program = f"deploy.demo.clients.{plan.program}"
         self._process = start_python(program, spec.to_json(), log=self._log, talk=True)
@@ -75,7 +75,7 @@ class Client:
                 return
             if not received:
                 code = self._process.wait()
-                name = f"client {self.plan.client_id} ({self.plan.library})"
+                name = f"client {self.plan.name} ({self.plan.library})"
                 raise DemoError(f"{name} ended with exit code {code}" + tail("the end of what it wrote", self._log))
             *lines, self._unfinished = (self._unfinished + received).split(b"\n")
             for line in lines:

@@ -30,6 +30,8 @@ class Track:
     """Their sum."""
     last_throttle_ms: float = 0.0
     """The latest delay (the mean, where several fell between two looks at the sidecar)."""
+    share: float | None = None
+    """What its sidecar may use of a limit that is the fleet's, as a fraction of it."""
     muted: bool = False
     """The sidecar is not reading from it right now."""
     _at: list[float] = field(default_factory=lambda: [0.0])
@@ -42,11 +44,11 @@ class Track:
             self._at.append(seconds)
             self._moved.append(moved)
 
-    def note_sidecar(self, throttles: int, held_ms: float, muted: bool) -> None:
+    def note_sidecar(self, throttles: int, held_ms: float, muted: bool, share: float | None = None) -> None:
         """Take over the sidecar's totals."""
         if throttles > self.throttles:
             self.last_throttle_ms = (held_ms - self.held_ms) / (throttles - self.throttles)
-        self.throttles, self.held_ms, self.muted = throttles, held_ms, muted
+        self.throttles, self.held_ms, self.muted, self.share = throttles, held_ms, muted, share
 
     def moved_by(self, second: float) -> float:
         """Bytes moved from the start until then, between two reports in proportion."""

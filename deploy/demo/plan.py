@@ -11,8 +11,15 @@ MB = 1_000_000
 WINDOW_S = 10
 """Kafka's quota window: what a client may move at once is this many seconds' worth (11 samples of 1 s, one running)."""
 STEADY_FROM_S = 13
-"""From then on the rate is steady: the opening burst, which takes a second or more, leaves the window 11 s later, and a
-delay that was handed out just before, of a second at most, has to pass."""
+"""From then on the rate is steady, at the earliest: the opening burst, which takes a second or more, leaves the window
+11 s later, and a delay that was handed out just before, of a second at most, has to pass."""
+AFTER_BURST_S = 11
+"""A burst has left the window so long after its last byte: 10 s, and the sample of a second that is not over."""
+BURST_SHARE = 0.9
+"""A client has spent its first window when it moved so much of ten seconds' worth: the quota counts a few per cent more
+than the records, and what waits in the client counts as well."""
+LONGER_S = 15
+"""A run becomes up to so much longer where a busy machine needs longer for the first window."""
 STEADY_AT_LEAST_S = 4
 """A shorter steady phase says nothing: single requests are worth tenths of a second."""
 TOLERANCE = 0.10
@@ -23,6 +30,8 @@ TOLERANCE = 0.10
 class Plan:
     """One client of the demo. Rates are in bytes per second, of record values."""
 
+    name: str
+    """Its client-id, with a number where several clients have the same."""
     client_id: str
     library: str
     manner: str
@@ -34,6 +43,10 @@ class Plan:
     limit: float | None
     wanted: float | None
     """What it tries to move; None: all it can."""
+    sidecar: int = 0
+    """Which of the demo's sidecars it talks to."""
+    shared: bool = False
+    """The limit is one of the fleet: all clients with this client-id share it, through whichever sidecar they come."""
 
     @property
     def quota_name(self) -> str:
@@ -42,10 +55,32 @@ class Plan:
 
 
 PLANS: Sequence[Plan] = (
-    Plan("orders", "kafka-python", "polite", "producer", "kafka_python_producer", "orders", 1 * MB, 3 * MB),
-    Plan("clickstream", "aiokafka", "greedy", "producer", "aiokafka_producer", "clickstream", 2 * MB, None),
-    Plan("reports", "librdkafka", "stubborn", "consumer", "librdkafka_consumer", "clickstream", 1.5 * MB, None),
-    Plan("batch", "librdkafka", "no quota", "producer", "librdkafka_producer", "batch", None, 5 * MB),
-)
-"""`reports` reads what `clickstream` writes, which is always more than it may read. `batch` limits itself to a modest
-rate, so that the demo runs on a small machine."""
+    Plan("orders", "orders", "kafka-python", "polite", "producer", "kafka_python_producer", "orders", 1 * MB, 3 * MB),
+    Plan(
+        "clicks-1", "clicks", "aiokafka", "greedy", "producer", "aiokafka_producer", "clicks",
+        2 * MB, None, shared=True,
+    ),
+    Plan(
+        "clicks-2", "clicks", "librdkafka", "modest", "producer", "librdkafka_producer", "clicks",
+        2 * MB, 0.5 * MB, sidecar=1, shared=True,
+    ),
+    Plan(
+        "reports", "reports", "librdkafka", "stubborn", "consumer", "librdkafka_consumer", "batch",
+        1.5 * MB, None, sidecar=1,
+    ),
+    Plan("batch", "batch", "librdkafka", "no quota", "producer", "librdkafka_producer", "batch", None, 5 * MB),
+)  # fmt: skip
+"""The two of `clicks` have one limit of the fleet: what the modest one does not want is the greedy one's.
+`reports` reads what `batch` writes, which is always more than it may read. `batch` limits itself to a modest rate, so
+that the demo runs on a small machine."""
+SIDECARS = 1 + max(plan.sidecar for plan in PLANS)
+
+
+def sharing(plan: Plan, plans: Sequence[Plan]) -> list[Plan]:
+    """Those that have one limit with `plan`, itself included; it alone where the limit is not shared."""
+    return [other for other in plans if other.client_id == plan.client_id] if plan.shared else [plan]
+
+
+def is_hungry(plan: Plan) -> bool:
+    """Whether it wants more than it can have: only such clients are held."""
+    return plan.limit is not None and (plan.wanted is None or plan.wanted > plan.limit)

@@ -27,11 +27,13 @@ USAGE_INTERVAL_S = 2
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the sidecar knows about one client-id."""
+    """What a sidecar knows about one client."""
 
     throttles: int = 0
     held_ms: float = 0.0
     muted: bool = False
+    share: float | None = None
+    """Of a limit of the fleet: the fraction that this sidecar may use."""
 
 
 def kind_of(plan: Plan) -> str:
@@ -42,16 +44,26 @@ def kind_of(plan: Plan) -> str:
 def configuration(
     plans: Sequence[Plan], upstream: Sequence[str], listen: int, admin: int, usage: Path | None = None
 ) -> dict[str, Any]:
-    """The configuration file's content: rewrite mode on 127.0.0.1, and one entry for each client with a limit.
+    """The configuration file's content: rewrite mode on 127.0.0.1, and one entry for each client-id with a limit.
 
     `usage` is the directory of usage records, if any are to be written.
     """
+    quotas = {
+        plan.client_id: {
+            "client-id": plan.client_id,
+            plan.quota_name: int(plan.limit),
+            **({"scope": "fleet"} if plan.shared else {}),
+        }
+        for plan in plans
+        if plan.limit
+    }
     export = {} if usage is None else {"export": {"directory": str(usage.absolute()), "interval_s": USAGE_INTERVAL_S}}
     return {
         "mode": "rewrite",
         "listen": {"host": "127.0.0.1", "port": listen, "broker_ports": f"{listen + 1}-{listen + BROKER_PORTS}"},
         "upstream": {"bootstrap": list(upstream)},
-        "quotas": [{"client-id": plan.client_id, plan.quota_name: int(plan.limit)} for plan in plans if plan.limit],
+        "quotas": list(quotas.values()),
+        "fleet": {"id": "demo"},
         "admin": {"host": "127.0.0.1", "port": admin},
         "drain_timeout_s": 1,
         **export,
@@ -61,13 +73,13 @@ def configuration(
 class Sidecar:
     """A running sidecar; `bootstrap` is what clients connect to."""
 
-    def __init__(self, plans: Sequence[Plan], upstream: Sequence[str], folder: Path, usage: Path | None) -> None:
-        """Start it in front of `upstream`; `folder` gets its configuration and log, `usage` its usage records.
-
-        Raises:
-            DemoError: it ended, or it is not ready in time.
-        """
-        self._plans = plans
+    def __init__(
+        self, number: int, plans: Sequence[Plan], upstream: Sequence[str], folder: Path, usage: Path | None
+    ) -> None:
+        """Start it in front of `upstream`; `folder` gets its configuration and log, `usage` its usage records."""
+        self._plans = [plan for plan in plans if plan.sidecar == number]
+        folder = folder / f"sidecar-{number + 1}"
+        folder.mkdir()
         listen, self._admin = free_ports(2)
         self.bootstrap = f"127.0.0.1:{listen}"
         config = folder / "kquota.yaml"
@@ -76,17 +88,20 @@ class Sidecar:
         self._process = start_python(
             "deploy.cli.main", "run", "--config", str(config), log=self._log, talk=False, orphan_dir=folder
         )
-        try:
-            if not until(READY_LIMIT_S, self._ready):
-                raise DemoError(
-                    f"the sidecar is not ready after {READY_LIMIT_S:.0f} s" + tail("the end of its log", self._log)
-                )
-        except BaseException:
-            self.stop()
-            raise
+
+    def wait_until_ready(self) -> None:
+        """Wait until it serves.
+
+        Raises:
+            DemoError: it ended, or it is not ready in time.
+        """
+        if not until(READY_LIMIT_S, self._ready):
+            raise DemoError(
+                f"the sidecar is not ready after {READY_LIMIT_S:.0f} s" + tail("the end of its log", self._log)
+            )
 
     def look(self) -> dict[str, Seen]:
-        """What /quotas and /connections say now, by client-id; empty when the sidecar is too busy to answer.
+        """What /quotas and /connections say now, by the client's name; empty when the sidecar is too busy to answer.
 
         Raises:
             DemoError: it has ended.
@@ -96,11 +111,16 @@ class Sidecar:
         if quotas is None or connections is None:
             return {}
         muted = {name for one in connections["connections"] if one["muted_for_ms"] > 0 for name in one["client_ids"]}
-        kinds = {plan.client_id: kind_of(plan) for plan in self._plans}
+        groups = {(group["client_id"], group["kind"]): group for group in quotas["groups"]}
         return {
-            name: Seen(group["totals"]["throttled"], group["totals"]["throttle_ms"], name in muted)
-            for group in quotas["groups"]
-            if kinds.get(name := group["client_id"]) == group["kind"]
+            plan.name: Seen(
+                group["totals"]["throttled"],
+                group["totals"]["throttle_ms"],
+                plan.client_id in muted,
+                None if group["fleet"] is None else group["fleet"]["share"],
+            )
+            for plan in self._plans
+            if (group := groups.get((plan.client_id, kind_of(plan)))) is not None
         }
 
     def stop(self) -> None:

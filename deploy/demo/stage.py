@@ -1,4 +1,4 @@
-"""The demo's run: broker, sidecar and clients come up, work for a while, and are taken down again, come what may."""
+"""The demo's run: broker, sidecars and clients come up, work for a while, and are taken down again, come what may."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from deploy.demo.children import Client, stop_all
 from deploy.demo.errors import DemoError
 from deploy.demo.interrupts import Interrupts
 from deploy.demo.meter import Track
-from deploy.demo.plan import PLANS, Plan
+from deploy.demo.phases import length
+from deploy.demo.plan import PLANS, SIDECARS, Plan
 from deploy.demo.sidecar import Sidecar
 from deploy.kafka import DEFAULT_VERSION, KafkaCluster, cache_dir, find_java
 from deploy.kafka.jars import read_lock
@@ -51,18 +52,19 @@ def check_libraries(find: Callable[[str], object | None] = importlib.util.find_s
 
 
 class Stage:
-    """Broker, sidecar and clients, connected and waiting for the sign to start."""
+    """Broker, sidecars and clients, connected and waiting for the sign to start."""
 
-    def __init__(self, cluster: KafkaCluster, sidecar: Sidecar, clients: Sequence[Client]) -> None:
-        self._sidecar = sidecar
+    def __init__(self, cluster: KafkaCluster, sidecars: Sequence[Sidecar], clients: Sequence[Client]) -> None:
+        self._sidecars = sidecars
         self._clients = clients
         self._selector = selectors.DefaultSelector()
         for client in clients:
             self._selector.register(client, selectors.EVENT_READ, client)
         self.versions: dict[str, str] = {}
-        """Library version by client-id, of those that are ready."""
+        """Library version by the client's name, of those that are ready."""
         self.title = (
-            f"{len(clients)} clients → kquota sidecar {sidecar.bootstrap} → Kafka {cluster.version} "
+            f"{len(clients)} clients → {len(sidecars)} kquota sidecars "
+            f"{', '.join(sidecar.bootstrap for sidecar in sidecars)} → Kafka {cluster.version} "
             f"{', '.join(cluster.bootstrap)}"
         )
 
@@ -73,15 +75,16 @@ class Stage:
             DemoError: one ended, or took too long.
         """
         deadline = time.monotonic() + CLIENTS_LIMIT_S
-        while missing := [c.plan.client_id for c in self._clients if c.plan.client_id not in self.versions]:
+        while missing := [c.plan.name for c in self._clients if c.plan.name not in self.versions]:
             if time.monotonic() > deadline:
                 raise DemoError(f"not connected after {CLIENTS_LIMIT_S:.0f} s: {', '.join(missing)}")
             for client, message in self._messages(0.2):
                 if message["event"] == "ready":
-                    self.versions[client.plan.client_id] = message["version"]
+                    self.versions[client.plan.name] = message["version"]
 
     def run(self, seconds: float, interrupts: Interrupts) -> Iterator[tuple[float, list[Track]]]:
-        """Let the clients work, and yield (second, tracks) four times a second and at the very end.
+        """Let the clients work, and yield (second, tracks) four times a second and at the very end, which is after
+        `seconds` or, where the first window takes long, after `phases.length`.
 
         Raises:
             DemoError: a child ended.
@@ -89,7 +92,7 @@ class Stage:
         """
         began = time.monotonic()
         tracks = {
-            client.plan.client_id: Track(client.plan, began, self.versions.get(client.plan.client_id, ""))
+            client.plan.name: Track(client.plan, began, self.versions.get(client.plan.name, ""))
             for client in self._clients
         }
         for client in self._clients:
@@ -97,20 +100,22 @@ class Stage:
         next_look = next_draw = began
         while True:
             now = time.monotonic()
-            over = now >= began + seconds
+            end = began + length(list(tracks.values()), seconds) if now >= began + seconds else began + seconds
+            over = now >= end
             if over or now >= next_look:
                 next_look = now + LOOK_EVERY_S
-                for name, seen in self._sidecar.look().items():
-                    tracks[name].note_sidecar(seen.throttles, seen.held_ms, seen.muted)
+                for sidecar in self._sidecars:
+                    for name, seen in sidecar.look().items():
+                        tracks[name].note_sidecar(seen.throttles, seen.held_ms, seen.muted, seen.share)
             if over or now >= next_draw:
                 next_draw = now + DRAW_EVERY_S
-                yield min(now - began, seconds), list(tracks.values())
+                yield min(now, end) - began, list(tracks.values())
             if over:
                 return
-            wait_s = max(0.0, min(next_look, next_draw, began + seconds) - time.monotonic())
+            wait_s = max(0.0, min(next_look, next_draw, end) - time.monotonic())
             for client, message in self._messages(wait_s):
                 if message["event"] == "tally":
-                    _take(tracks[client.plan.client_id], message)
+                    _take(tracks[client.plan.name], message)
             interrupts.check()
 
     def close(self) -> None:
@@ -155,7 +160,7 @@ def staged(
             stage = _bring_up(stack, say, plans, usage)
         finally:
             interrupts.raising = False
-            stack.callback(say, "stopping clients, sidecar and broker")
+            stack.callback(say, "stopping clients, sidecars and broker")
         interrupts.check()
         yield stage
 
@@ -165,17 +170,22 @@ def _bring_up(stack: ExitStack, say: Say, plans: Sequence[Plan], usage: Path | N
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     say(f"starting a real broker: Apache Kafka {DEFAULT_VERSION}, one JVM")
     cluster = stack.enter_context(KafkaCluster.start(overrides=BROKER_OVERRIDES, progress=say))
-    say("starting the sidecar: kquota run, rewrite mode")
-    sidecar = Sidecar(plans, cluster.bootstrap, folder, usage)
-    stack.callback(sidecar.stop)
-    say(f"sidecar ready on {sidecar.bootstrap}; starting {len(plans)} clients, a process each")
+    say("starting two sidecars: kquota run, rewrite mode; one limit is the fleet's, so they share it")
+    sidecars: list[Sidecar] = []
+    for number in range(SIDECARS):
+        sidecars.append(Sidecar(number, plans, cluster.bootstrap, folder, usage))
+        stack.callback(sidecars[-1].stop)
+    for sidecar in sidecars:
+        sidecar.wait_until_ready()
+    ready = " and ".join(sidecar.bootstrap for sidecar in sidecars)
+    say(f"sidecars ready on {ready}; starting {len(plans)} clients, a process each")
     clients: list[Client] = []
     stack.callback(stop_all, clients)
     for plan in plans:
-        clients.append(Client(plan, sidecar.bootstrap, folder))
-    stage = Stage(cluster, sidecar, clients)
+        clients.append(Client(plan, sidecars[plan.sidecar].bootstrap, folder))
+    stage = Stage(cluster, sidecars, clients)
     stack.callback(stage.close)
     stage.wait_until_ready()
-    libraries = dict.fromkeys(f"{plan.library} {stage.versions[plan.client_id]}" for plan in plans)
+    libraries = dict.fromkeys(f"{plan.library} {stage.versions[plan.name]}" for plan in plans)
     say(f"connected: {', '.join(libraries)}")
     return stage

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deploy.demo.meter import Track
-from deploy.demo.plan import MB, STEADY_AT_LEAST_S, STEADY_FROM_S, TOLERANCE, WINDOW_S
+from deploy.demo.phases import is_long_enough, steady_from
+from deploy.demo.plan import MB, STEADY_FROM_S, TOLERANCE, WINDOW_S, is_hungry, sharing
 
 SILENCE_S = 1.0
 """Clients report four times a second; from one that was silent for longer, nothing came."""
@@ -33,45 +34,66 @@ class Outcome:
 
 def judge(tracks: Sequence[Track], seconds: float) -> list[Outcome]:
     """Compare each client with its plan, over a run of `seconds`."""
-    return [_judge(track, seconds) for track in tracks]
+    begin = steady_from(tracks) if is_long_enough(seconds) else None
+    if begin is None and is_long_enough(seconds):
+        begin = float(STEADY_FROM_S)  # one of them never came to its limit, and will be told of
+    return [_judge(track, tracks, begin, seconds) for track in tracks]
 
 
-def _judge(track: Track, seconds: float) -> Outcome:
-    long_enough = seconds >= STEADY_FROM_S + STEADY_AT_LEAST_S
-    # What a client did after its last report is not known, unless it has been silent for suspiciously long.
-    end = min(seconds, max(track.reported_until, seconds - SILENCE_S))
-    steady = track.rate(STEADY_FROM_S, end) if long_enough else None
-    whole = track.rate(0, end)
-    complaint = _complaint(track, steady, whole, seconds)
+def _judge(track: Track, tracks: Sequence[Track], begin: float | None, seconds: float) -> Outcome:
+    steady = None if begin is None else track.rate(begin, _end(track, seconds))
+    whole = track.rate(0, _end(track, seconds))
+    complaint = _complaint(track, steady, whole) or _complaint_of_limit(track, tracks, begin, seconds)
     if not complaint and track.failed:
-        complaint = f"{track.plan.client_id} had {track.failed} errors, the last one: {track.problem}"
+        complaint = f"{track.plan.name} had {track.failed} errors, the last one: {track.problem}"
     return Outcome(track, steady, whole, complaint)
 
 
-def _complaint(track: Track, steady: float | None, whole: float, seconds: float) -> str:
+def _end(track: Track, seconds: float) -> float:
+    """What a client did after its last report is not known, unless it has been silent for suspiciously long."""
+    return min(seconds, max(track.reported_until, seconds - SILENCE_S))
+
+
+def _complaint(track: Track, steady: float | None, whole: float) -> str:
+    """Of a client that wants less than it may have: is it slowed?"""
     plan = track.plan
+    if is_hungry(plan):
+        return ""
+    assert plan.wanted is not None, "a client without a limit and without a target cannot be judged"
+    reached = whole if steady is None else steady
     if plan.limit is None:
-        assert plan.wanted is not None, "a client without a limit and without a target cannot be judged"
-        reached = whole if steady is None else steady
         if reached < plan.wanted * (1 - TOLERANCE):
             return (
-                f"{plan.client_id}, which has no quota, reached {megabytes(reached)} of the {megabytes(plan.wanted)} "
+                f"{plan.name}, which has no quota, reached {megabytes(reached)} of the {megabytes(plan.wanted)} "
                 "it wanted (is the machine busy with something else?)"
             )
+    elif steady is not None and steady < plan.wanted * (1 - TOLERANCE):
+        return (
+            f"{plan.name}, which wants less than its part of the limit, reached {megabytes(steady)} of the "
+            f"{megabytes(plan.wanted)} it wanted"
+        )
+    return ""
+
+
+def _complaint_of_limit(track: Track, tracks: Sequence[Track], begin: float | None, seconds: float) -> str:
+    """Of a client that wants more than it may have: do those that share its limit move just that together?"""
+    plan = track.plan
+    if plan.limit is None or not is_hungry(plan):
         return ""
-    if steady is None:
+    names = [other.name for other in sharing(plan, [one.plan for one in tracks])]
+    together = [one for one in tracks if one.plan.name in names]
+    who, its = " and ".join(names), "the limit that they share" if plan.shared else "its limit"
+    if begin is None:
         # No steady phase: the window lets 10 s' worth pass at once and the limit from then on, never more.
         most = plan.limit * (WINDOW_S + seconds) * (1 + TOLERANCE)
-        if (moved := track.moved_by(seconds)) > most:
-            return (
-                f"{plan.client_id} moved {moved / MB:.1f} MB in {seconds:.0f} s, "
-                f"where its limit allows {most / MB:.1f} MB"
-            )
+        if (moved := sum(one.moved_by(seconds) for one in together)) > most:
+            return f"{who} moved {moved / MB:.1f} MB in {seconds:.0f} s, where {its} allows {most / MB:.1f} MB"
         return ""
+    steady = sum(one.rate(begin, _end(one, seconds)) for one in together)
     if abs(steady / plan.limit - 1) > TOLERANCE:
         return (
-            f"{plan.client_id} moved {megabytes(steady)} in the steady phase, "
-            f"{steady / plan.limit:.0%} of its limit of {megabytes(plan.limit)}"
+            f"{who} moved {megabytes(steady)} in the steady phase, "
+            f"{steady / plan.limit:.0%} of {its} of {megabytes(plan.limit)}"
         )
     return ""
 
@@ -81,15 +103,20 @@ def sentence(outcomes: Sequence[Outcome], seconds: float) -> str:
     complaints = [outcome.complaint for outcome in outcomes if outcome.complaint]
     if complaints:
         return f"Not as expected: {'; '.join(complaints)}."
-    free = " and ".join(outcome.track.plan.client_id for outcome in outcomes if outcome.track.plan.limit is None)
-    if any(outcome.steady is None for outcome in outcomes):
+    tracks = [outcome.track for outcome in outcomes]
+    free = " and ".join(track.plan.name for track in tracks if track.plan.limit is None)
+    begin = steady_from(tracks)
+    if begin is None or any(outcome.steady is None for outcome in outcomes):
         return (
             f"Too short a run to judge the limits (steady only from second {STEADY_FROM_S} on; try --seconds 30). "
             f"Nobody got more than the first window lets through, and {free}, without a quota, was not slowed."
         )
+    plans = [track.plan for track in tracks]
+    shared = [sharing(plan, plans) for plan in plans if plan.shared and is_hungry(plan)]
+    fleet = "".join(f" {' and '.join(one.name for one in group)} shared one limit." for group in shared)
     return (
-        f"Every limited client stayed within {TOLERANCE:.0%} of its limit from second {STEADY_FROM_S} to "
-        f"{seconds:.0f}, and {free}, without a quota, was not slowed."
+        f"Every limit was kept within {TOLERANCE:.0%} from second {begin:.0f} to {seconds:.0f}, and {free}, "
+        f"without a quota, was not slowed.{fleet}"
     )
 
 

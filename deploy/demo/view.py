@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deploy.demo.meter import Track
+from deploy.demo.phases import steady_from
 from deploy.demo.plan import MB, STEADY_FROM_S, WINDOW_S, Plan
 from deploy.demo.verdict import Outcome
 
@@ -20,17 +21,21 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 FIRST_WINDOW = (
     f"First window: a Kafka quota is an average over {WINDOW_S} s, so a client may send {WINDOW_S} s' worth at once. "
-    f"Then it is held until the average is back at its limit, up to second {STEADY_FROM_S}. Watch `now` drop."
+    f"Then it is held until the average is back at its limit, at about second {STEADY_FROM_S}. Watch `now` drop."
 )
 STEADY = (
     "Steady: the first window is over. Whoever wants more than its limit gets its limit, evenly: each answer carries a "
-    "throttle time, and the sidecar does not read from that client (muted) until it is over."
+    "throttle time, and the sidecar does not read from that client (muted) until it is over. The two of clicks "
+    "have one limit behind two sidecars: what the modest one leaves is the greedy one's."
 )
 
 
-def explanation(second: float) -> str:
-    """One sentence or two on what happens at this second."""
-    return FIRST_WINDOW if second < STEADY_FROM_S else STEADY
+def explanation(tracks: Sequence[Track], second: float) -> str:
+    """A sentence or more on what happens at this second."""
+    if second < STEADY_FROM_S:  # for certain, and cheaper to find out
+        return FIRST_WINDOW
+    begin = steady_from(tracks)
+    return FIRST_WINDOW if begin is None or second < begin else STEADY
 
 
 def live(tracks: Sequence[Track], title: str, second: float, seconds: float, width: int) -> RenderableType:
@@ -44,7 +49,7 @@ def live(tracks: Sequence[Track], title: str, second: float, seconds: float, wid
         Text(title, style="bold", overflow="ellipsis", no_wrap=True),
         progress,
         clients_table(tracks, second, width),
-        Text(explanation(second), style="italic"),
+        Text(explanation(tracks, second), style="italic"),
         Text("Ctrl-C stops everything and leaves nothing behind.", style="dim"),
     )
 
@@ -65,7 +70,7 @@ def clients_table(tracks: Sequence[Track], second: float, width: int) -> Table:
         cells: list[RenderableType] = [
             who(plan),
             number(plan.wanted, "all"),
-            Text(number(plan.limit, "none"), style="bold"),
+            limit(track),
             Text(number(track.now()), style=_colour(track)),
             number(track.average()),
             milliseconds(track.last_throttle_ms if track.throttles else None),
@@ -80,9 +85,18 @@ def clients_table(tracks: Sequence[Track], second: float, width: int) -> Table:
     return table
 
 
+def limit(track: Track) -> Text:
+    """Its limit, and below what of it is its sidecar's where the limit is the fleet's."""
+    whole = (number(track.plan.limit, "none"), "bold")
+    if not track.plan.shared:
+        return Text.assemble(whole)
+    share = "shared" if track.share is None else f"× {track.share:.0%}"
+    return Text.assemble(whole, "\n", (share, "dim"))
+
+
 def who(plan: Plan) -> Text:
     """Two lines on who a client is."""
-    return Text.assemble((plan.client_id, "bold"), f" {plan.role}\n", (f"{plan.library}, {plan.manner}", "dim"))
+    return Text.assemble((plan.name, "bold"), f" {plan.role}\n", (f"{plan.library}, {plan.manner}", "dim"))
 
 
 def state(track: Track) -> Text:
@@ -110,10 +124,11 @@ def _plain_line(track: Track, second: float) -> str:
     wanted = f"wants {number(plan.wanted, 'all it can')}"
     rates = f"now {number(track.now())}, average {number(track.average())} MB/s"
     if plan.limit is None:
-        return f"{second:4.0f} s  {plan.client_id:<11} {wanted}, no limit: {rates}; free"
+        return f"{second:4.0f} s  {plan.name:<9} {wanted}, no limit: {rates}; free"
+    share = "" if track.share is None else f", {track.share:.0%} of it here"
     held = f"last throttle {track.last_throttle_ms:.0f} ms, held {track.held_ms / 1000:.1f} s"
     return (
-        f"{second:4.0f} s  {plan.client_id:<11} {wanted}, limit {number(plan.limit)}: {rates}; {held}, {state(track)}"
+        f"{second:4.0f} s  {plan.name:<9} {wanted}, limit {number(plan.limit)}{share}: {rates}; {held}, {state(track)}"
     )
 
 
@@ -132,7 +147,7 @@ def summary_table(outcomes: Sequence[Outcome]) -> Table:
         share = "-" if outcome.share is None else f"{outcome.share:.0%}" + ("" if plan.limit else " *")
         table.add_row(
             who(plan),
-            number(plan.limit, "none"),
+            limit(outcome.track),
             number(outcome.steady),
             share,
             number(outcome.whole),
@@ -146,10 +161,11 @@ def summary_table(outcomes: Sequence[Outcome]) -> Table:
 def summary_notes(outcomes: Sequence[Outcome]) -> str:
     """What the columns mean."""
     free = [outcome.track.plan for outcome in outcomes if outcome.track.plan.limit is None]
-    starred = "".join(f" * of the {number(plan.wanted)} that {plan.client_id} wants." for plan in free)
+    starred = "".join(f" * of the {number(plan.wanted)} that {plan.name} wants." for plan in free)
     return (
-        f"steady: from second {STEADY_FROM_S} on. whole run: with the {WINDOW_S} s' worth that the first window lets "
-        f"through at once.{starred} client saw: the longest throttle time that the library tells of (aiokafka tells "
+        f"steady: after the first window, from about second {STEADY_FROM_S} on. whole run: with the {WINDOW_S} s' "
+        f"worth that the first window lets through at once.{starred} × 70%: the part of a limit of the fleet that this "
+        "client's sidecar may use. client saw: the longest throttle time that the library tells (aiokafka tells "
         "none). Rates count the records alone; the quota counts the bytes on the wire, a few per cent more."
     )
 

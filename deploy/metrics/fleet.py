@@ -9,6 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from deploy.fleet.member import Member
 from deploy.metrics.families import by, counter, gauge
+from quota.fleet.shares import Shares
 
 
 def fleet_families(member: Member | None, most: int) -> Iterator[Metric]:
@@ -51,3 +52,18 @@ def fleet_families(member: Member | None, most: int) -> Iterator[Metric]:
             usage.add_metric(names, standing.usage)
             sharing.add_metric(names, standing.instances)
     yield from (share, usage, sharing)
+    yield from _connection_families(shares, most)
+
+
+def _connection_families(shares: Shares, most: int) -> Iterator[Metric]:
+    labels = ["scope", "name"]
+    share = GaugeMetricFamily(
+        "kquota_fleet_connection_share", "The part of a fleet's connection rate that may be used here.", labels=labels
+    )
+    usage = GaugeMetricFamily(
+        "kquota_fleet_connection_usage", "Connections per second that the whole fleet accepts.", labels=labels
+    )
+    for scope, name, standing in islice(shares.rates(), most):
+        share.add_metric([scope.value, name], standing.share)
+        usage.add_metric([scope.value, name], standing.usage)
+    yield from (share, usage)

@@ -20,6 +20,8 @@ sys.path.insert(0, str(ROOT))
 
 from deploy.demo import view  # noqa: E402
 from deploy.demo.interrupts import Interrupts  # noqa: E402
+from deploy.demo.meter import Track  # noqa: E402
+from deploy.demo.phases import length  # noqa: E402
 from deploy.demo.stage import staged  # noqa: E402
 from deploy.demo.verdict import judge, sentence  # noqa: E402
 
@@ -75,7 +77,7 @@ def animation(frames: list[str]) -> str:
     style = "\n".join(rules)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img" '
-        f'aria-label="kquota demo: four clients, each held to its limit">\n'
+        f'aria-label="kquota demo: five clients, each held to its limit, two of them to one limit together">\n'
         f"<style>\n{style}\n</style>\n{groups}\n</svg>\n"
     )
 
@@ -85,17 +87,18 @@ def main() -> int:
     frames: list[str] = []
     due = list(SHOWN_AT_S)
     with Interrupts() as interrupts, staged(print, interrupts) as stage:
-        tracks = []
+        tracks: list[Track] = []
         for second, tracks in stage.run(SECONDS, interrupts):
             if due and second >= due[0]:
                 due.pop(0)
                 frames.append(frame(view.live(tracks, stage.title, second, SECONDS, COLUMNS), len(frames)))
-    outcomes = judge(tracks, SECONDS)
+    seconds = length(tracks, SECONDS)
+    outcomes = judge(tracks, seconds)
     failed = any(outcome.complaint for outcome in outcomes)
-    last = Text(sentence(outcomes, SECONDS), style="bold red" if failed else "bold green")
+    last = Text(sentence(outcomes, seconds), style="bold red" if failed else "bold green")
     summary = Group(view.summary_table(outcomes), Text(view.summary_notes(outcomes), style="dim"), Text(), last)
     frames.append(frame(summary, len(frames)))
-    print(sentence(outcomes, SECONDS))
+    print(sentence(outcomes, seconds))
     if failed:
         return 1
     PICTURE.write_text(animation(frames), encoding="utf-8")

@@ -104,6 +104,10 @@ class Shares:
         rate = self._rates.get((scope, name))
         return None if rate is None else self.fleet.standing(rate.hash, self._now)
 
+    def rates(self) -> Iterator[tuple[Scope, str, Standing]]:
+        """Addresses and users whose connection rate is the fleet's and is used here."""
+        return ((scope, name, self.fleet.standing(one.hash, self._now)) for (scope, name), one in self._rates.items())
+
     # ---- connections ------------------------------------------------------------------------------------------------
 
     def share(self, entry: ConnectionEntry, name: str) -> float:

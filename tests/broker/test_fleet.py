@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 
 from deploy.kafka import KafkaCluster
 from tests.support.certificates import Authority
+from tests.support.clients import record
+from tests.support.raw_client import RawClient, produce_message
 from tests.support.secure_tools import PASSWORDS, token
 from tests.support.sidecars import Sidecar, sidecar
 
@@ -175,6 +178,102 @@ def test_what_is_no_record_changes_nothing_and_is_counted(kafka: KafkaCluster, t
         time.sleep(10)
         assert fleet[0].metric("kquota_fleet_sent_bytes_total") - before < 10 * 500
         assert fleet[0].metric("kquota_requests_total") == 0
+
+
+def test_what_an_instance_asks_of_the_brokers_is_bounded(kafka: KafkaCluster, topic: str) -> None:
+    """docs/fleet.md: ten fetches per second and broker, four records per interval and partition, and their bytes.
+
+    The instance reaches the cluster through a second sidecar, which counts what the fleet's client asks for.
+    """
+    much = {"producer_byte_rate": 100_000_000, "consumer_byte_rate": 100_000_000}
+    name = f"bounded-{uuid.uuid4().hex}"
+    with (
+        sidecar(kafka.bootstrap, [{"client-id": "kquota-fleet", **much}]) as counting,
+        sidecar(
+            [counting.bootstrap],
+            [{"client-id": "<default>", "producer_byte_rate": LIMIT}],
+            fleet={"default_scope": "fleet", "topic": name, "partitions": 1},
+        ) as one,
+        ExitStack() as stack,
+    ):
+        clients = [stack.enter_context(RawClient(one.bootstrap, f"client-{n}")) for n in range(20)]
+        known = clients[0].topic(topic)
+
+        def work(seconds: float) -> None:
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                for client in clients:
+                    client.ask(produce_message(9, known, [record(0, 500)]))
+                time.sleep(0.2)
+
+        def asked() -> dict[str, dict[str, float]]:
+            groups = counting.get("/quotas")["groups"]
+            return {group["kind"]: group["totals"] for group in groups if group["client_id"] == "kquota-fleet"}
+
+        work(6.0)
+        assert one.metric("kquota_fleet_groups") == 20
+        before, start = asked(), time.monotonic()
+        work(15.0)
+        after, seconds = asked(), time.monotonic() - start
+        per_s = {
+            kind: {of: (after[kind][of] - before[kind][of]) / seconds for of in ("charges", "amount")}
+            for kind in ("produce", "fetch")
+        }
+        # The load is steady, so there is a record each second and not four: of 49 + 20 * 28 = 609 bytes, with 200 at
+        # most around it in a request. It is read back, and an empty answer to a fetch has some 100 bytes.
+        assert 0.8 <= per_s["produce"]["charges"] <= 4, per_s
+        assert per_s["produce"]["amount"] <= per_s["produce"]["charges"] * (609 + 200), per_s
+        assert per_s["fetch"]["charges"] <= 10.5, per_s
+        assert per_s["fetch"]["amount"] <= per_s["produce"]["amount"] + 10.5 * 150, per_s
+
+
+@pytest.mark.timeout(180)
+def test_a_topic_made_anew_with_fewer_partitions_gets_them_back(kafka: KafkaCluster, topic: str) -> None:
+    """As by a broker that makes topics for whoever asks for one: the fleet counts on the partitions that there were."""
+    from kafka import KafkaAdminClient
+    from kafka.admin import NewTopic
+
+    name = f"anew-{uuid.uuid4().hex}"
+    admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+    with _fleet(kafka, 2, topic=name, partitions=3) as fleet:
+        load = Load(fleet[0].bootstrap, topic)
+        load.on = True
+        try:
+            _until(lambda: all(one.metric("kquota_fleet_instances") == 2 for one in fleet))
+            _until(lambda: _share(fleet[0]) > 0.98)
+            admin.delete_topics([name])
+            _until(lambda: name not in admin.list_topics())
+            admin.create_topics([NewTopic(name, 1, 1)])
+            _until(lambda: any("partitions back" in one.log.read_text() for one in fleet), 60.0)
+            assert len(admin.describe_topics([name])[0]["partitions"]) == 3
+            _until(lambda: all(one.metric("kquota_fleet_lost") == 0 for one in fleet), 60.0)
+            _until(lambda: _share(fleet[0]) > 0.98, 60.0)
+            assert all(one.metric("kquota_fleet_instances") == 2 for one in fleet)
+        finally:
+            load.stop()
+            admin.close()
+
+
+def test_connection_rates_of_a_fleet_are_explained_and_measured(kafka: KafkaCluster) -> None:
+    limits = [{"ip": "<default>", "connection_creation_rate": 20}]
+    fleet = {"id": uuid.uuid4().hex, "default_scope": "fleet"}
+    with sidecar(kafka.bootstrap, limits, fleet=fleet) as one, sidecar(kafka.bootstrap, limits, fleet=fleet) as other:
+        _until(lambda: all(each.metric("kquota_fleet_instances") == 2 for each in (one, other)))
+
+        def connect() -> bool:
+            for _ in range(4):
+                with suppress(OSError), socket.create_connection(one.bootstrap.split(":"), timeout=5):
+                    pass
+            time.sleep(0.3)
+            return one.metric("kquota_fleet_connection_share", scope="ip", name="127.0.0.1") > 0.5
+
+        _until(connect, 30.0)
+        found = one.get("/explain?user=ANONYMOUS&client_id=c&address=127.0.0.1")["connections"]
+        rate = next(each for each in found if each["scope"] == "ip")
+        assert (rate["rate_scope"], rate["fleet"]["limit"]) == ("fleet", 20)
+        assert rate["fleet"]["share"] > 0.5
+        assert rate["fleet"]["limit_here"] == pytest.approx(20 * rate["fleet"]["share"])
+        assert one.metric("kquota_fleet_connection_usage", scope="ip", name="127.0.0.1") >= 0
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "OAUTHBEARER"])

@@ -38,7 +38,8 @@ def test_produce_at_every_version_and_fetch_it_back(version: int, kafka: KafkaCl
 def test_fetch_sessions(version: int, kafka_391: KafkaCluster, topic: str) -> None:
     with RawClient(kafka_391.bootstrap[0]) as client:
         known = client.topic(topic)
-        client.ask(produce_message(9, known, [record(0, 100)]))
+        produced = client.ask(produce_message(9, known, [record(0, 100)])).message
+        assert produced.responses[0].partition_responses[0].error_code == 0
         full = client.ask(fetch_message(version, known, session=(0, 0))).message
         assert full.session_id > 0
         assert len(fetched_values(full)) == 1

@@ -188,10 +188,11 @@ class RawClient:
         return False
 
     def topic(self, name: str) -> Topic:
-        """A topic's name and id; the broker creates it if it is new, and this waits until it has a leader."""
+        """A topic's name and id; the broker creates it if it is new, and this waits until its leader takes requests."""
         from kafka.protocol.metadata import MetadataRequest
 
         deadline = time.monotonic() + self.timeout_s
+        created = False
         while True:
             request = MetadataRequest(
                 version=10,
@@ -202,9 +203,26 @@ class RawClient:
             )
             found = self.ask(request).message.topics[0]
             if found.error_code == 0 and all(partition.error_code == 0 for partition in found.partitions):
-                return Topic(name, found.topic_id)
+                break
+            created = True
             assert time.monotonic() < deadline, f"no leader for {name}: error {found.error_code}"
             time.sleep(0.05)
+        # A KRaft broker tells of a new topic's leader a moment before the leader itself takes requests.
+        while created and not self._leads(name):
+            assert time.monotonic() < deadline, f"the leader of {name} takes no requests"
+            time.sleep(0.05)
+        return Topic(name, found.topic_id)
+
+    def _leads(self, name: str) -> bool:
+        """Whether the broker takes requests for partition 0 of a topic."""
+        from kafka.protocol.consumer import ListOffsetsRequest
+
+        topic = ListOffsetsRequest.ListOffsetsTopic
+        partition = topic.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=-1)
+        request = ListOffsetsRequest(
+            version=5, replica_id=-1, isolation_level=0, topics=[topic(name=name, partitions=[partition])]
+        )
+        return bool(self.ask(request).message.topics[0].partitions[0].error_code == 0)
 
     def close(self) -> None:
         """End the connection."""
