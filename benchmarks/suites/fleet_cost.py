@@ -16,7 +16,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import yaml
 
@@ -26,15 +26,26 @@ from benchmarks.suites.fleet_live import Sidecar
 from deploy.kafka import KafkaCluster
 
 GROUPS: Final = 100
-RATE_PER_S: Final = 2000.0
-"""Of all sidecars together."""
+LOW_PER_S: Final = 400.0
+HIGH_PER_S: Final = 2400.0
+"""Requests of all sidecars together, at two rates: what a request costs is the slope between them, and what is spent
+without any the line's beginning. At the lower one each of the groups is used once a second."""
 ROUND_S: Final = 10.0
 ROUNDS: Final = 5
 NAMES: Final = ("plain", "plain too", "fleet", "fleet too")
 
 
+class Line(NamedTuple):
+    """What a sidecar's CPU is made of."""
+
+    slope_us: float
+    """Per request."""
+    background_percent: float
+    """Of a core, whatever there is to do."""
+
+
 def run() -> dict[str, Any]:
-    """CPU per request, in µs, of each sidecar and round."""
+    """CPU per request and without any, of each sidecar and round."""
     with ExitStack() as stack:
         kafka = stack.enter_context(KafkaCluster.start(1, "4.2.0", progress=print))
         from kafka import KafkaAdminClient
@@ -69,28 +80,40 @@ def run() -> dict[str, Any]:
                 way.append(wire)
             ways.append(way)
         wires = [way[number] for number in range(GROUPS) for way in ways]
-        _drive(wires, RATE_PER_S / 4, 6.0, 5.0)  # the topic is made, shares are found
+        _drive(wires, LOW_PER_S, 8.0, 5.0)  # the topic is made, shares are found
+        pids = [one.process.pid for one in sidecars if one.process is not None]
         rounds = []
         for _ in range(ROUNDS):
-            pids = [one.process.pid for one in sidecars if one.process is not None]
-            before = [cpu_s(pid) for pid in pids]
-            _drive(wires, RATE_PER_S, ROUND_S, 5.0)
-            requests = RATE_PER_S * ROUND_S / len(ways)
-            rounds.append(
-                [round((cpu_s(pid) - was) / requests * 1e6, 2) for pid, was in zip(pids, before, strict=True)]
-            )
+            low, high = (_percent(wires, rate, pids) for rate in (LOW_PER_S, HIGH_PER_S))
+            rounds.append([_line(one, other) for one, other in zip(low, high, strict=True)])
             print(rounds[-1], flush=True)
         groups = sidecars[2].groups()
-        idle = [cpu_s(pid) for pid in pids]
-        time.sleep(10)
-        idle = [round((cpu_s(pid) - was) * 10, 2) for pid, was in zip(pids, idle, strict=True)]
+        slopes = [[one.slope_us for one in found] for found in rounds]
+        backgrounds = [[one.background_percent for one in found] for found in rounds]
         return {
             "groups": groups,
-            "microseconds_per_request": dict(zip(NAMES, zip(*rounds, strict=True), strict=True)),
-            "spread": round(statistics.median(one[1] / one[0] for one in rounds), 3),
-            "ratio": round(statistics.median((one[2] + one[3]) / (one[0] + one[1]) for one in rounds), 3),
-            "cpu_percent_without_requests": dict(zip(NAMES, idle, strict=True)),
+            "microseconds_per_request": dict(zip(NAMES, zip(*slopes, strict=True), strict=True)),
+            "spread": round(statistics.median(one[1] / one[0] for one in slopes), 3),
+            "ratio": round(statistics.median((one[2] + one[3]) / (one[0] + one[1]) for one in slopes), 3),
+            "background_cpu_percent": dict(zip(NAMES, zip(*backgrounds, strict=True), strict=True)),
+            "background_of_the_fleet_percent": round(
+                statistics.median((one[2] + one[3] - one[0] - one[1]) / 2 for one in backgrounds), 2
+            ),
         }
+
+
+def _percent(wires: list[Wire], rate_per_s: float, pids: list[int]) -> list[float]:
+    """CPU of each sidecar while there are so many requests per second, in percent of a core."""
+    before = [cpu_s(pid) for pid in pids]
+    _drive(wires, rate_per_s, ROUND_S, 5.0)
+    return [(cpu_s(pid) - was) / ROUND_S * 100 for pid, was in zip(pids, before, strict=True)]
+
+
+def _line(low_percent: float, high_percent: float) -> Line:
+    """The line through two rates: 1 % of a core is 10 000 µs per second, shared by the requests that one had more."""
+    low, high = LOW_PER_S / len(NAMES), HIGH_PER_S / len(NAMES)
+    slope_us = (high_percent - low_percent) * 10_000 / (high - low)
+    return Line(round(slope_us, 2), round(low_percent - slope_us * low / 10_000, 3))
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from quota.connections import ConnectionEntry, Refused, Scope, canonical_address
 from quota.connections import Standing as ConnectionStanding
 from quota.decisions import Decision
 from quota.entity import ANONYMOUS, DEFAULT, Kind
+from quota.fleet.core import Standing
 from quota.group import Group
 from quota.ledger import KindExplanation, Ledger, TrialSnapshot, trial_snapshot
 from quota.standing import standing

@@ -56,7 +56,7 @@ def fleet_families(member: Member | None, most: int) -> Iterator[Metric]:
 
 
 def _connection_families(shares: Shares, most: int) -> Iterator[Metric]:
-    labels = ["scope", "name"]
+    labels = ["scope", "entity"]
     share = GaugeMetricFamily(
         "kquota_fleet_connection_share", "The part of a fleet's connection rate that may be used here.", labels=labels
     )

@@ -21,6 +21,7 @@ from proxy.auth.identity import IdentityPolicy
 from proxy.listen.server import Proxy
 from proxy.settings import ProxySettings
 from proxy.telemetry.observer import Counters
+from quota.connections import ConnectionEntry, ConnectionLimits, Scope
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
@@ -63,9 +64,11 @@ async def everything() -> bytes:
 
 def _member() -> Member:
     """Of a fleet, with a group in use."""
-    ledger = Ledger(QuotaTable([Entry("u", None, producer_byte_rate=10, reach="fleet")]))
+    rates = ConnectionLimits([ConnectionEntry(Scope.IP, "10.0.0.1", 10.0, reach="fleet")])
+    ledger = Ledger(QuotaTable([Entry("u", None, producer_byte_rate=10, reach="fleet")], connections=rates))
     settings = Fleet()
     member = Member(settings, ledger, Exchange(settings, []), lambda: 1000.0, "here")
     ledger.charge(ledger.account("u", "c"), Kind.PRODUCE, 1, 1000)
+    ledger.connections.admit("10.0.0.1", None, 1000.0)
     member.shares.step(2000.0)
     return member

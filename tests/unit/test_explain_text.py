@@ -12,6 +12,8 @@ from proxy.telemetry.observer import ConnectionInfo
 from quota.admin import Entity
 from quota.connections import ConnectionEntry, ConnectionLimits, Scope
 from quota.entity import DEFAULT, Kind
+from quota.fleet.core import Fleet
+from quota.fleet.shares import Shares
 from quota.ledger import Ledger
 from quota.table import CandidateLimits, Entry, Mode, QuotaTable
 
@@ -222,6 +224,18 @@ def test_a_rate_that_refuses_connections_names_its_limit() -> None:
         "  to change it: connection_creation_rate of {ip: 10.0.0.7}, now 2\n"
     ) in page
     assert "now 2.0/s, one more would be held 500 ms and closed" in page
+
+
+def test_a_connection_rate_of_a_fleet_tells_its_share() -> None:
+    limits = ConnectionLimits([ConnectionEntry(Scope.IP, "10.0.0.7", 2, reach="fleet")])
+    ledger = Ledger(QuotaTable(connections=limits))
+    shares = Shares(ledger, Fleet("f", 1, "one", 0.0), 0.0)
+    ledger.connections.admit("10.0.0.7", "web", 100.0)
+    shares.step(1000.0)
+    page = explained(ledger, "web", "etl")
+    assert "ip 10.0.0.7: connections made at most 2/s by the whole fleet (ip), now " in page
+    # Alone and just started, it has the floor, 1 % of 2/s; one connection per window of 10 s is always allowed.
+    assert "share here 1.0 % = 0.1/s (not used here lately, a start); 1 instance of 1 uses it, " in page
 
 
 def test_where_a_limit_was_set_is_named(ledger: Ledger) -> None:
