@@ -80,5 +80,5 @@ def test_pictures_are_well_formed_and_fetch_nothing(name: str) -> None:
 
 def test_the_recording_is_of_a_run_that_was_held_to_its_limits() -> None:
     text = (DOCS / "images" / "demo.svg").read_text().replace("&#160;", " ")
-    assert "Every limited client stayed within 10% of its limit" in text
+    assert "Every limit was kept within 10% from second " in text
     assert text.count('class="frame"') >= 10
