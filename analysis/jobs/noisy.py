@@ -101,10 +101,10 @@ def _tell(tables: Mapping[str, DataFrame], grain: int) -> Story:
             for row in notable
         ]
         findings.append(f"{several(frame.where('notable').count(), 'client')} of {judged:,} stand out in this way.")
-    top = some_rows(frame, 12)
+    # Where none stands out there is no picture: bars are read as findings, however short they are.
     shown = {
         who(row): {"ms": row["others_ms_in_bursts"] - row["others_ms_otherwise"]}
-        for row in top
+        for row in (some_rows(frame, 12) if notable else [])
         if row["lift"] is not None and row["lift"] > 1
     }
     pictures = []

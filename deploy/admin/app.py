@@ -37,7 +37,7 @@ from deploy.admin.explain import (
     identity_of_connections,
     throttled_json,
 )
-from deploy.admin.explain_text import explanation_text
+from deploy.admin.explain_text import explanation_panel, explanation_text
 from deploy.admin.guard import Guard, Hosts
 from deploy.admin.history import History
 from deploy.common.text import ascii_json
@@ -199,7 +199,10 @@ class AdminApp:
             answer = explanation_json(
                 self._ledger, user, client_id, identity=identity, at=at, addresses=addresses, origin=self._origin
             )
-        return PlainTextResponse(explanation_text(answer)) if query.get("format") == "text" else _json(answer)
+        shape = query.get("format")
+        if shape == "text":
+            return PlainTextResponse(explanation_text(answer))
+        return _json(explanation_panel(answer) if shape == "panel" else answer)
 
     async def _history_route(self, request: Request) -> Response:
         """The last 15 minutes."""

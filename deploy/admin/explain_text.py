@@ -26,29 +26,70 @@ _BYTES: Final = (Kind.PRODUCE, Kind.FETCH)
 
 def explanation_text(answer: dict[str, Any]) -> str:
     """One client: how it stands, then one row per level and one column per kind, then each kind in words."""
-    at = answer["at"]
-    kinds = answer["kinds"]
-    parts = [f"user {safe(answer['user'])}, client-id {safe(answer['client_id'])}{'' if at is None else f', at {at}'}"]
-    parts[0] += "\n" + _identity(answer["identity"], answer["user"], live=at is not None)
-    if at is not None:
-        parts.append("\n".join(_verdict(answer)))
-    rows = [["level", *(one["kind"] for one in kinds)]]
-    for index, level in enumerate(kinds[0]["levels"]):
-        cells = []
-        for one in kinds:
-            candidate = one["levels"][index]
-            shadow = " (shadow)" if one["mode"] == "shadow" else ""
-            mark = f" <- in force{shadow}" if candidate["wins"] else ""
-            cells.append(readable_limit(Kind(one["kind"]), candidate["limit"]) + mark)
-        rows.append([level["level"], *cells])
+    panel = explanation_panel(answer)
+    parts = ["\n".join([panel["title"], *(f"  {line}" for line in panel["identity"])])]
+    if panel["verdict"]:
+        parts.append("\n".join(panel["verdict"]))
+    rows = [["level", *panel["kinds"]]]
+    for level in panel["levels"]:
+        shown = [cell["limit"] + (f" <- {cell['mark']}" if cell["mark"] else "") for cell in level["cells"]]
+        rows.append([level["level"], *shown])
     parts.append("levels from most to least specific:\n" + columns(rows))
-    parts.append("\n".join(_kind_text(one, at) for one in kinds))
-    parts.append("\n".join(_connection_text(one, at) for one in answer["connections"]))
-    decisions = [decision for one in kinds for decision in one.get("decisions", ())]
-    if decisions:
-        decisions.sort(key=lambda one: one["at"], reverse=True)
-        parts.append(decisions_text(decisions, at))
-    return visible("\n\n".join(parts), lines=True)
+    words = [
+        f"{kind if number == 0 else '':9} {line}"
+        for kind, lines in zip(panel["kinds"], panel["words"], strict=True)
+        for number, line in enumerate(lines)
+    ]
+    parts += ["\n".join(words), "\n".join(panel["connections"])]
+    if panel["decisions"]:
+        parts.append(_decisions_table(panel["decisions"]))
+    return "\n\n".join(parts)
+
+
+def explanation_panel(answer: dict[str, Any]) -> dict[str, Any]:
+    """The sentences of an explanation and where each belongs, for the text above and for the page of the admin port.
+
+    `title`, lines of `identity`, `verdict` and `connections`; `kinds` and for each of them a column of `levels` (the
+    limit, and a `mark` on the one that is in force) and lines of `words`; `decisions` are rows, the first is the head.
+    All of it can be shown as it is (`quota.visible`).
+    """
+    at, kinds = answer["at"], answer["kinds"]
+    decisions = sorted(
+        (decision for one in kinds for decision in one.get("decisions", ())), key=lambda one: one["at"], reverse=True
+    )
+    client = f"user {safe(answer['user'])}, client-id {safe(answer['client_id'])}"
+    panel = {
+        "title": client if at is None else f"{client}, at {at}",
+        "identity": _identity(answer["identity"], answer["user"], live=at is not None),
+        "verdict": [] if at is None else _verdict(answer),
+        "kinds": [one["kind"] for one in kinds],
+        "levels": [
+            {"level": level["level"], "cells": [_level_cell(one, index) for one in kinds]}
+            for index, level in enumerate(kinds[0]["levels"])
+        ],
+        "words": [_kind_lines(one, at) for one in kinds],
+        "connections": [line for one in answer["connections"] for line in _connection_lines(one, at)],
+        "decisions": _decision_rows(decisions, at) if decisions else [],
+    }
+    return _all_visible(panel)
+
+
+def _all_visible(value: Any) -> Any:
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, list):
+        return [_all_visible(one) for one in value]
+    return {key: _all_visible(one) for key, one in value.items()}
+
+
+def _level_cell(one: dict[str, Any], index: int) -> dict[str, str]:
+    """What one level says of one kind."""
+    candidate = one["levels"][index]
+    shadow = " (shadow)" if one["mode"] == "shadow" else ""
+    return {
+        "limit": readable_limit(Kind(one["kind"]), candidate["limit"]),
+        "mark": f"in force{shadow}" if candidate["wins"] else "",
+    }
 
 
 def throttled_text(answer: dict[str, Any], admin_url: str) -> str:
@@ -95,11 +136,19 @@ def throttled_text(answer: dict[str, Any], admin_url: str) -> str:
 
 def decisions_text(decisions: list[dict[str, Any]], at: str) -> str:
     """The last throttles as a table."""
+    return _decisions_table(_decision_rows(decisions, at))
+
+
+def _decision_rows(decisions: list[dict[str, Any]], at: str) -> list[list[str]]:
     rows = [["at", "request", "user", "client-id", "delay", "quota", "because"]]
     for one in decisions[:MOST_ROWS]:
         api = "-" if one["api"] is None else one["api"]
         names = [safe(one["user"]), safe(one["client_id"])]
         rows.append([_clock(one["at"], at), api, *names, _span(one["delay_ms"]), one["kind"], _because(one)])
+    return rows
+
+
+def _decisions_table(rows: list[list[str]]) -> str:
     return f"last throttles, newest first:\n{columns(rows)}"
 
 
@@ -153,24 +202,24 @@ def _because(one: dict[str, Any]) -> str:
     return rate if one["amount"] is None else f"{_amount(kind, one['amount'])} made it {rate}"
 
 
-def _identity(identity: dict[str, Any], user: str, *, live: bool) -> str:
+def _identity(identity: dict[str, Any], user: str, *, live: bool) -> list[str]:
     source, given = identity["source"], identity["given"]
     others = f"{given} ({_source(identity['given_source'])})"
     if not live:
         if source is None:
-            return f"  no connection has this user: with this file every connection's is {others}"
-        return f"  the user of every connection: {_source(source)}"
+            return [f"no connection has this user: with this file every connection's is {others}"]
+        return [f"the user of every connection: {_source(source)}"]
     count = identity["connections"]
     if count == 0:
         hint = "" if source is not None else f"; connections have user {others}"
-        return f"  no connection of this client is open{hint}"
+        return [f"no connection of this client is open{hint}"]
     muted = f", {identity['muted']} of them not read now" if identity["muted"] else ""
     if identity["waiting"]:
         muted += f", {identity['waiting']} with a request that waits to be forwarded"
     software = f", {', '.join(map(safe, identity['software']))}" if identity["software"] else ""
     peers = ", ".join(identity["peers"][:3]) + (" …" if count > 3 else "")
     named = ", ".join(_source(one) for one in source.split(", "))
-    return f"  the user comes from: {named}\n  {_count(count, 'connection')} open{muted} (from {peers}{software})"
+    return [f"the user comes from: {named}", f"{_count(count, 'connection')} open{muted} (from {peers}{software})"]
 
 
 def _source(name: str | None) -> str:
@@ -217,13 +266,13 @@ def _used(kind: Kind, one: dict[str, Any]) -> str:
     return f"{_short(kind, one['observed'])} used of {_short(kind, one['limit'])}, {100 * (now['share'] or 0.0):.0f} %"
 
 
-def _kind_text(one: dict[str, Any], at: str | None) -> str:
+def _kind_lines(one: dict[str, Any], at: str | None) -> list[str]:
     kind = Kind(one["kind"])
     if one["limit"] is None:
         text = "no limit"
         if any(candidate["limit"] is not None for candidate in one["levels"]):
             text += " (the levels above do not reach this client: see empty_client_id in docs/configuration.md)"
-        return f"{kind.value:9} {text}"
+        return [text]
     shadow = ", shadow: measured, never applied" if one["mode"] == "shadow" else ""
     whose = " of the whole fleet" if one.get("scope") == "fleet" else ""
     lines = [f"{readable_limit(kind, one['limit'])}{whose} from {one['level']}{shadow}; {_sharers(one)}"]
@@ -232,7 +281,7 @@ def _kind_text(one: dict[str, Any], at: str | None) -> str:
     if at is not None:
         now = one["now"]
         lines += ["nothing was used yet"] if now is None else _now_lines(kind, one, now, at)
-    return "\n".join(f"{kind.value if number == 0 else '':9} {line}" for number, line in enumerate(lines))
+    return lines
 
 
 def _now_lines(kind: Kind, one: dict[str, Any], now: dict[str, Any], at: str) -> list[str]:
@@ -308,7 +357,7 @@ def _would_have(trial: dict[str, Any]) -> str:
     )
 
 
-def _connection_text(one: dict[str, Any], at: str | None) -> str:
+def _connection_lines(one: dict[str, Any], at: str | None) -> list[str]:
     name = f"{one['scope']} {safe(one['name'])}"
     rate, cap = one["connection_creation_rate"], one["max_connections"]
     live = "open" in one
@@ -333,7 +382,7 @@ def _connection_text(one: dict[str, Any], at: str | None) -> str:
             f"last at {_clock(refused['last_at'], at)}"
             for refused in one["refused"]
         ]
-    return "\n".join(lines)
+    return lines
 
 
 def _shadow(mode: str) -> str:

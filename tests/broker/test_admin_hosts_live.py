@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from deploy.kafka import KafkaCluster
-from tests.broker.test_ui import FLAGS, text
+from tests.support.browser import FLAGS, text
 from tests.corpus.job import wait_for
 from tests.support.sidecars import Sidecar, sidecar
 

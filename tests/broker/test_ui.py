@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ import pytest
 
 from deploy.kafka import KafkaCluster
 from tests.corpus.job import wait_for
-from tests.support.programs import program
+from tests.support.browser import accessible, browser, text
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import Sidecar, sidecar
 
@@ -21,17 +22,16 @@ TURNED = "abc\u202egnol\u2066\u200f\u061c\u2028\x9b\x1b\x7f"
 """A name that a browser would write from right to left, with characters that nobody sees."""
 TURNED_SHOWN = r"abc\u{202e}gnol\u{2066}\u{200f}\u{61c}\u{2028}\u{9b}\u{1b}\u{7f}"
 LIMIT_S = 60
-FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-)
+TIMES = """
+const axes = Object.values(charts).map((one) => [one, one.axes[0]]);
+const found = axes.map(([one, axis]) => [axis._values, axis._splits.map((at) => one.valToPos(at, "x"))]);
+return found.length === 3 ? found : null;
+"""
+"""The times at the axis of each chart, and where they are, in pixels."""
+ROWS = """
+const rows = [...document.querySelectorAll("#groups tbody tr")];
+return rows.map((row) => [row.seen, [...row.cells].map((one) => one.innerText)]);
+"""
 
 
 @pytest.fixture(scope="module")
@@ -59,33 +59,6 @@ def busy(kafka: KafkaCluster) -> Iterator[Sidecar]:
         stop.set()
         for thread in threads:
             thread.join(LIMIT_S)
-
-
-@contextmanager
-def browser(width: int = 1300, *, dark: bool = False) -> Iterator[Any]:
-    """Headless Chromium; where it is missing the test is skipped, in CI it fails."""
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    chromium, driver_program = program("chromium", "chromium"), program("chromedriver", "chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for argument in FLAGS:
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(driver_program))
-    try:
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
-        metrics = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
-        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        yield driver
-    finally:
-        driver.quit()
-
-
-def text(driver: Any, selector: str) -> str:
-    return str(driver.execute_script("return document.querySelector(arguments[0]).innerText", selector))
 
 
 def test_people_see_who_is_throttled_and_why(busy: Sidecar) -> None:
@@ -128,7 +101,10 @@ def test_people_see_who_is_throttled_and_why(busy: Sidecar) -> None:
         driver.find_element(By.CSS_SELECTOR, "#explain button").click()
         explained = wait_for("the explanation", lambda: text(driver, "#explanation"))
         assert "THROTTLED by produce" in explained
-        assert "<- in force" in explained
+        winner = driver.find_element(By.CSS_SELECTOR, "#explanation td.wins")
+        assert winner.text == "20 kB/s (20000) in force"
+        level = winner.find_element(By.XPATH, "../th")
+        assert (level.text, level.get_attribute("scope")) == ("<default client-id>", "row")
         # What the sidecar itself writes for people: its text is shown as it is.
         driver.execute_script("document.getElementsByName('client_id')[0].value = arguments[0]", TURNED)
         driver.find_element(By.CSS_SELECTOR, "#explain button").click()
@@ -141,13 +117,30 @@ def test_people_see_who_is_throttled_and_why(busy: Sidecar) -> None:
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1300])
+@pytest.mark.parametrize("width", [390, 800, 1300])
 def test_it_can_be_read_in_any_light_and_width(busy: Sidecar, width: int, dark: bool) -> None:
+    from selenium.webdriver.common.by import By
+
     with browser(width, dark=dark) as driver:
         driver.get(f"{busy.admin}/ui/")
         wait_for("the groups", lambda: "greedy" in text(driver, "#groups"))
+        driver.find_element(By.NAME, "client_id").send_keys("greedy\n")
+        wait_for("the explanation", lambda: "THROTTLED" in text(driver, "#explanation"))
+        driver.find_element(By.CSS_SELECTOR, "#lately summary").click()
+        wait_for("a throttle", lambda: "Produce" in text(driver, "#decisions"))
         wide = driver.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
         assert wide[0] <= wide[1], "the page itself never scrolls sideways; its tables do"
+        # Who, now, use and state are seen without scrolling a table sideways.
+        heads = driver.find_elements(By.CSS_SELECTOR, "#groups th")
+        assert [head.text for head in heads[:4]] == ["user / client-id", "now", "use", "state"]
+        cells = driver.find_elements(By.CSS_SELECTOR, "#groups tbody tr:first-child td")
+        assert max(one.rect["x"] + one.rect["width"] for one in cells[:4]) <= width
+        times = wait_for("the charts", lambda: driver.execute_script(TIMES))
+        for labels, places in times:
+            assert all(re.fullmatch(r"[0-2]\d:[0-5]\d", label) for label in labels), labels
+            # A label of five digits is 35 px wide.
+            assert all(right - left >= 40 for left, right in pairwise(places)), (labels, places)
+        accessible(driver)
 
         def luminance(selector: str, what: str) -> float:
             colour = driver.execute_script(
@@ -164,6 +157,61 @@ def test_it_can_be_read_in_any_light_and_width(busy: Sidecar, width: int, dark: 
         for selector in ("h2", ".quiet", "#held .bad", "td.good"):
             bright, dim = sorted((luminance(selector, "color"), card), reverse=True)
             assert (bright + 0.05) / (dim + 0.05) >= 4.5, selector  # WCAG 2, AA
+
+
+def test_it_works_by_keyboard(busy: Sidecar) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import Select
+
+    with browser() as driver:
+
+        def focused() -> Any:
+            return driver.switch_to.active_element
+
+        def tab_to(what: str, selector: str) -> Any:
+            for _ in range(60):
+                focused().send_keys(Keys.TAB)
+                if driver.execute_script("return document.activeElement.matches(arguments[0])", selector):
+                    return focused()
+            raise AssertionError(f"{what} ({selector}) is not reached by the Tab key")
+
+        driver.get(f"{busy.admin}/ui/")
+        wait_for("the groups", lambda: "idle" in text(driver, "#groups"))
+        wait_for("history", lambda: "idle" in text(driver, "#counter"))
+        tab_to("the last throttles", "#lately summary").send_keys(Keys.ENTER)
+        assert driver.find_element(By.ID, "decisions").is_displayed()
+        tab_to("the filter", "#filter").send_keys("idle")
+        wait_for("the filter", lambda: len(driver.find_elements(By.CSS_SELECTOR, "#groups tbody tr")) == 1)
+        tab_to("a counter", "button.pick").send_keys(Keys.ENTER)
+        assert Select(driver.find_element(By.ID, "counter")).first_selected_option.text == "produce: (all) / idle"
+        # It stays in focus while the page asks again every two seconds.
+        asked = text(driver, "#at")
+        wait_for("the next answers", lambda: text(driver, "#at") not in (asked, ""))
+        assert focused().get_attribute("class") == "pick"
+        tab_to("a table", "div.scroll[aria-label='Table of connections']")
+        driver.find_element(By.ID, "filter").click()
+        tab_to("the client-id", "input[name=client_id]").send_keys("greedy", Keys.ENTER)
+        wait_for("the explanation", lambda: "in force" in text(driver, "#explanation"))
+
+
+def test_numbers_and_rows_do_not_flicker(busy: Sidecar) -> None:
+    with browser() as driver:
+        driver.get(f"{busy.admin}/ui/")
+        wait_for("a throttle", lambda: "throttled" in text(driver, "#groups"))
+        wait_for("all groups", lambda: "idle" in text(driver, "#groups") and "img src" in text(driver, "#groups"))
+        driver.execute_script("for (const row of document.querySelectorAll('#groups tbody tr')) row.seen = true")
+        states: set[str] = set()
+        shown: set[str] = set()
+        for _ in range(4):
+            asked = text(driver, "#at")
+            wait_for("the next answers", lambda asked=asked: text(driver, "#at") != asked)  # type: ignore[misc]
+            rows = driver.execute_script(ROWS)
+            assert all(seen for seen, *_ in rows), "rows stay the elements they are"
+            states |= {cells[3].split()[0] for _, cells in rows if "greedy" in cells[0]}
+            shown |= {cells[1] for _, cells in rows if cells[1] != "0 B/s"}
+        assert states <= {"throttled", "owes"}, "never ok in between"
+        assert all(re.match(r"(\d\.\d\d|\d\d\.\d|\d\d\d) (B|kB|MB)/s$", one) for one in shown), shown
 
 
 def test_a_sidecar_that_is_gone_is_said_to_be(kafka: KafkaCluster) -> None:

@@ -2,7 +2,8 @@
 "use strict";
 const $ = (id) => document.getElementById(id);
 const every = { look: 2000, history: 5000 };
-const state = { groups: [], history: null, chosen: null };
+const state = { groups: [], history: null, chosen: null, order: [], ordered: 0, throttled: new Map() };
+const KEEP_ORDER_MS = 10000, KEEP_STATE_MS = 6000, MINUTES = 15;
 
 function element(tag, text, name) {
   const made = document.createElement(tag);
@@ -10,16 +11,21 @@ function element(tag, text, name) {
   if (name) made.className = name;
   return made;
 }
-function scaled(value, units) {
+const short = (value) => String(Number(value.toPrecision(3)));
+// What is measured always has three digits, so that a number which changes does not change its width.
+const steady = (value) => value === 0 ? "0" : Math.abs(value) >= 99.95 ? value.toFixed(0) : value.toFixed(Math.abs(value) >= 9.995 ? 1 : 2);
+function scaled(value, digits) {
+  const units = ["B", "kB", "MB", "GB", "TB", "PB"];
   let index = 0;
-  while (Math.abs(value) >= 1000 && index < units.length - 1) { value /= 1000; index += 1; }
-  return `${Number(value.toPrecision(3))} ${units[index]}`;
+  while (Math.abs(value) >= 999.5 && index < units.length - 1) { value /= 1000; index += 1; }
+  return `${digits(value)} ${units[index]}`;
 }
-const bytes = (value) => scaled(value, ["B", "kB", "MB", "GB", "TB", "PB"]);
+const bytes = (value) => scaled(value, short);
 const span = (ms) => ms < 1000 ? `${Math.round(ms)} ms` : ms < 120000 ? `${(ms / 1000).toFixed(1)} s` : `${Math.round(ms / 60000)} min`;
 const isBytes = (kind) => kind === "produce" || kind === "fetch";
-const limit = (kind, value) => isBytes(kind) ? `${bytes(value)}/s` : kind === "request" ? `${Number(value.toPrecision(3))} %` : `${value}/s`;
-const now = (kind, value) => kind === "mutation" ? `${value.toFixed(1)} left` : limit(kind, value);
+const limit = (kind, value) => isBytes(kind) ? `${bytes(value)}/s` : kind === "request" ? `${short(value)} %` : `${value}/s`;
+const now = (kind, value) => kind === "mutation" ? `${value.toFixed(1)} left` : isBytes(kind) ? `${scaled(value, steady)}/s` : `${steady(value)} %`;
+const clock = (iso) => { const made = element("time", `${iso.slice(11, 19)}Z`); made.dateTime = made.title = iso; return made; };
 // What cannot be seen, or turns the direction of writing, is shown as its code: names must not pass for other names.
 const visible = (text) => text.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (found) => `\\u{${found.codePointAt(0).toString(16)}}`);
 const name = (text) => text === null ? "(all)" : text === "" ? '""' : visible(text);
@@ -31,11 +37,23 @@ async function ask(path) {
   if (!answer.ok && answer.status !== 503) throw new Error(`${path}: HTTP ${answer.status}`);
   return answer;
 }
-function fill(table, rows) { $(table).tBodies[0].replaceChildren(...rows); }
+// Only what has changed is replaced: whatever is selected, pointed at or has the keyboard's focus stays as it is.
+function replace(old, made) {
+  made.forEach((one, at) => {
+    if (at >= old.children.length) old.append(one);
+    else if (!old.children[at].isEqualNode(one)) {
+      if (one.tagName === "TR" && old.children[at].dataset.key === one.dataset.key) replace(old.children[at], [...one.children]);
+      else old.children[at].replaceWith(one);
+    }
+  });
+  while (old.children.length > made.length) old.lastElementChild.remove();
+}
+const fill = (table, rows) => replace($(table).tBodies[0], rows);
 function cells(row, values) {
-  for (const value of values) row.append(value instanceof Node ? value : element("td", value));
+  for (const value of values) row.append(value instanceof Node && value.tagName === "TD" ? value : cell(value));
   return row;
 }
+function cell(value) { const made = element("td"); made.append(value); return made; }
 function named(text) { const made = element("td", name(text), "name"); made.title = text === null ? "shared by all" : text; return made; }
 const number = (text) => element("td", text, "n");
 
@@ -49,22 +67,57 @@ function standing(one) {
   if (one.waiting > 0) return [waiting[0], "bad"];
   return one.utilisation >= 0.9 ? ["near", "near"] : ["ok", "good"];
 }
+// A client that is throttled many times a second stays so on the page for a moment: its longest delay in that time.
+function lasting(one) {
+  const at = performance.now(), [text, look] = standing(one), before = state.throttled.get(key(one));
+  if (one.throttled_for_ms > 0 && one.mode !== "shadow") {
+    const ms = before && at - before.at < KEEP_STATE_MS ? Math.max(before.ms * 0.7, one.throttled_for_ms) : one.throttled_for_ms;
+    state.throttled.set(key(one), { at, ms });
+    return [text.replace(span(one.throttled_for_ms), span(ms)), look];
+  }
+  if (before && at - before.at < KEEP_STATE_MS && (text === "ok" || text === "near")) return [`throttled ${span(before.ms)}`, "bad"];
+  state.throttled.delete(key(one));
+  return [text, look];
+}
+// The sidecar answers by use, which changes all the time; here the order changes now and then.
+function inOrder(groups) {
+  const keys = groups.map(key), known = new Set(state.order);
+  if (performance.now() - state.ordered > KEEP_ORDER_MS || keys.length !== known.size || keys.some((one) => !known.has(one))) {
+    state.order = keys;
+    state.ordered = performance.now();
+  }
+  const place = new Map(state.order.map((one, at) => [one, at]));
+  return [...groups].sort((a, b) => place.get(key(a)) - place.get(key(b)));
+}
+function client(one) {
+  const made = element("td", undefined, "name"), pick = element("button", `${name(one.user)} / ${name(one.client_id)}`, "pick");
+  pick.type = "button";
+  pick.title = `${title(one)}: show its last ${MINUTES} minutes`;
+  made.append(pick, element("small", one.kind, "quiet"));
+  return made;
+}
 function showGroups(total) {
   const wanted = $("filter").value.toLowerCase();
-  const limited = state.groups.filter((one) => one.limit !== null);
+  const limited = inOrder(state.groups.filter((one) => one.limit !== null));
   const kept = limited.filter((one) => `${one.kind} ${one.user ?? ""} ${one.client_id ?? ""}`.toLowerCase().includes(wanted));
   fill("groups", kept.map((one) => {
-    const row = element("tr", undefined, "pick");
-    const use = element("td"), meter = element("meter");
-    meter.max = 1; meter.low = 0.9; meter.high = 0.999; meter.optimum = 0; meter.value = Math.min(one.utilisation, 1);
-    use.append(meter, ` ${Math.round(one.utilisation * 100)} %`);
-    const [text, look] = standing(one);
-    row.addEventListener("click", () => { $("counter").value = key(one); state.chosen = key(one); draw(); });
-    return cells(row, [named(one.user), named(one.client_id), one.kind, number(limit(one.kind, one.limit)),
-      number(now(one.kind, one.observed)), use, element("td", text, look), (one.level ?? "-") + fleet(one.fleet)]);
+    const row = element("tr"), use = element("td", undefined, "use"), meter = element("meter");
+    row.dataset.key = key(one);
+    meter.max = 1; meter.low = 0.9; meter.high = 0.999; meter.optimum = 0; meter.value = Math.min(one.utilisation, 1).toFixed(2);
+    meter.setAttribute("aria-label", `used share of the limit of ${title(one)}`);
+    use.append(meter, element("span", ` ${Math.round(one.utilisation * 100)} %`));
+    const [text, look] = lasting(one);
+    return cells(row, [client(one), number(now(one.kind, one.observed)), use, element("td", text, look),
+      number(limit(one.kind, one.limit)), (one.level ?? "-") + fleet(one.fleet)]);
   }));
   $("shown").textContent = `${kept.length} of ${total} counters`;
 }
+$("groups").addEventListener("click", (event) => {
+  const row = event.target.closest("tbody tr");
+  if (row === null) return;
+  $("counter").value = state.chosen = row.dataset.key;
+  draw();
+});
 // In words where the one word could be taken for something else.
 const because = { held: "waited before it was forwarded: the group still owed for earlier requests", owed: "the rest of an earlier delay" };
 function line(now) {
@@ -74,15 +127,19 @@ function line(now) {
 }
 function showThrottled(answer) {
   $("nobody").hidden = answer.throttled.length > 0;
-  $("held").replaceChildren(...answer.throttled.map((one) => {
+  $("held").hidden = answer.throttled.length === 0;
+  replace($("held"), answer.throttled.map((one) => {
     const item = element("li"), left = span(Math.max(one.now.muted_ms, one.now.wait_ms));
     const where = one.set_in ? `, set ${one.set_in}` : "";
     item.append(element("strong", title(one)), element("span", ` ${left} more `, "bad"),
       element("span", `${one.setting} ${limit(one.kind, one.limit)} of ${one.level}${where}${fleet(one.now?.fleet)}; now ${now(one.kind, one.observed)}${line(one.now)}`, "quiet"));
     return item;
   }));
-  fill("decisions", answer.decisions.map((one) => cells(element("tr"), [one.at.slice(11, 19), one.api ?? "-", named(one.user),
-    named(one.client_id), one.kind, number(span(one.delay_ms)), because[one.why] ?? one.why])));
+  fill("decisions", answer.decisions.map((one) => cells(element("tr"), [clock(one.at), named(one.user), named(one.client_id),
+    one.api ?? "-", one.kind, number(span(one.delay_ms)), because[one.why] ?? one.why])));
+  const at = element("time", `${answer.at.slice(0, 19).replace("T", " ")} UTC`);
+  at.dateTime = answer.at;
+  $("at").replaceChildren(at);
 }
 function held(one) {
   if (one.waiting_for !== null) return `waits ${span(one.waited_ms)} (${one.waiting_for})`;
@@ -90,9 +147,9 @@ function held(one) {
 }
 function showConnections(answer) {
   $("connections-shown").textContent = `${answer.shown} of ${answer.total}, those that are muted or wait first`;
-  fill("connections", answer.connections.map((one) => cells(element("tr"), [one.peer, one.broker, named(one.user),
-    named(one.client_ids.join(", ")), one.software ?? "-", number(String(one.in_flight)), number(held(one)),
-    number(bytes(one.client_bytes)), number(bytes(one.broker_bytes)), number(span(one.idle_s * 1000))])));
+  fill("connections", answer.connections.map((one) => cells(element("tr"), [named(one.client_ids.join(", ")), number(held(one)),
+    number(String(one.in_flight)), named(one.user), one.peer, one.broker, one.software ?? "-",
+    number(scaled(one.client_bytes, steady)), number(scaled(one.broker_bytes, steady)), number(span(one.idle_s * 1000))])));
 }
 function showLibraries(answer) {
   $("libraries-shown").textContent = answer.total ? `${answer.shown} of ${answer.total}, those that wait least first` : "No throttle long enough to see who waits (200 ms).";
@@ -100,8 +157,8 @@ function showLibraries(answer) {
     // As the report on obedience has it: a single one may have been sent before the client had read what it was told.
     const ignored = one.mute_ms ? one.ignored_ms / one.mute_ms : 0;
     const waits = ignored <= 0.05 ? "yes" : `${ignored > 0.5 ? "no" : "not always"}: went on sending in ${span(one.ignored_ms)} of ${span(one.mute_ms)}`;
-    return cells(element("tr"), [named(one.library), one.version || "-", number(String(one.mutes)), number(String(one.ignored)),
-      element("td", waits, waits === "yes" ? "good" : "bad")]);
+    return cells(element("tr"), [named(one.library), one.version || "-", element("td", waits, waits === "yes" ? "good" : "bad"),
+      number(String(one.mutes)), number(String(one.ignored))]);
   }));
 }
 
@@ -112,10 +169,15 @@ function chart(id, labels, colours, data) {
   if (charts[id] && charts[id].width === width) { charts[id].setData(data); return; }
   if (charts[id]) charts[id].destroy();
   const axis = { stroke: of("--soft"), grid: { stroke: of("--grid") }, ticks: { stroke: of("--grid") } };
+  const time = (form) => (plot, seconds) => seconds.map((one) => new Date(one * 1000).toISOString().slice(11, form));
   charts[id] = new uPlot({
-    width, height: 180, legend: { show: labels.length > 1 }, cursor: { y: false }, scales: { y: { range: (u, low, high) => [0, Math.max(high, 0.01) * 1.05] } },
-    axes: [axis, { ...axis, size: 56 }],
-    series: [{}, ...labels.map((label, index) => ({ label, stroke: of(colours[index]), width: 2, points: { show: false } }))],
+    width, height: 180, legend: { show: labels.length > 1 }, cursor: { y: false },
+    // All of the time there is a history of, so that neither the scale nor its times move about while it fills.
+    scales: { x: { range: () => { const here = Date.now() / 1000; return [here - 60 * MINUTES, here]; } },
+      y: { range: (plot, low, high) => [0, Math.max(high, 0.01) * 1.05] } },
+    axes: [{ ...axis, space: 60, incrs: [60, 120, 300, 600, 900], values: time(16) }, { ...axis, size: 56 }],
+    series: [{ label: "UTC", value: (plot, one) => one === null ? "--" : `${time(19)(plot, [one])[0]}Z` },
+      ...labels.map((label, index) => ({ label, stroke: of(colours[index]), width: 2, points: { show: false } }))],
   }, data, place);
 }
 function draw() {
@@ -124,6 +186,11 @@ function draw() {
   const here = Date.now() / 1000, times = history.age_s.map((age) => here - age);
   const one = history.counters.find((each) => key(each) === state.chosen) ?? history.counters[0];
   const blank = times.map(() => null);
+  const last = (values) => { const known = (values ?? []).filter((each) => each !== null); return known.length ? known[known.length - 1] : null; };
+  const say = (id, text) => { $(id).setAttribute("role", "img"); $(id).setAttribute("aria-label", text); };
+  say("chart-use", one && last(one.use) !== null ? `${title(one)}: ${Math.round(last(one.use) * 100)} % of its limit used now` : "nothing used yet");
+  say("chart-held", one && last(one.held) !== null ? `${title(one)}: held ${steady(last(one.held))} seconds per second now` : "nothing held yet");
+  say("chart-connections", ["open", "muted", "waiting"].map((each) => `${last(history.connections[each]) ?? 0} ${each}`).join(", "));
   chart("chart-use", ["use"], ["--bar"], [times, one ? one.use.map((each) => each === null ? null : each * 100) : blank]);
   chart("chart-held", ["held"], ["--bad"], [times, one ? one.held : blank]);
   const connections = history.connections;
@@ -165,13 +232,51 @@ async function remember() {
 }
 $("filter").addEventListener("input", () => showGroups(state.groups.length));
 $("counter").addEventListener("change", () => { state.chosen = $("counter").value; draw(); });
+// What is said is the sidecar's own words (`kquota explain` says the same); here is only where each belongs.
+const lines = (texts, name) => { const made = element("ul", undefined, name); made.append(...texts.map((one) => element("li", one.trim()))); return made; };
+function table(label, heads, rows) {
+  const made = element("table"), head = made.createTHead().insertRow(), place = element("div", undefined, "scroll");
+  for (const one of heads) { const th = element("th", one); th.scope = "col"; head.append(th); }
+  made.createTBody().append(...rows);
+  place.tabIndex = 0;
+  place.setAttribute("role", "region");
+  place.setAttribute("aria-label", label);
+  place.append(made);
+  return place;
+}
+function explanation(panel) {
+  const held = panel.verdict.some((one) => /^(THROTTLED|CONNECTIONS)/.test(one));
+  const levels = panel.levels.map((level) => {
+    const row = element("tr"), th = element("th", level.level);
+    th.scope = "row";
+    row.append(th);
+    return cells(row, level.cells.map((one) => {
+      const made = element("td", one.limit, one.mark ? "wins" : "");
+      if (one.mark) made.append(" ", element("mark", one.mark));
+      return made;
+    }));
+  });
+  const words = element("dl");
+  panel.kinds.forEach((kind, at) => words.append(element("dt", kind), ...panel.words[at].map((one) => element("dd", one))));
+  const parts = [element("h3", panel.title), lines(panel.identity, "quiet"), lines(panel.verdict, held ? "verdict bad" : "verdict good"),
+    element("h4", "Levels, from most to least specific"), table("Table of levels", ["level", ...panel.kinds], levels), element("h4", "Quotas"), words,
+    element("h4", "Connections"), lines(panel.connections)];
+  if (panel.decisions.length) {
+    const [heads, ...rows] = panel.decisions;
+    parts.push(element("h4", "Last throttles, newest first"), table("Table of the last throttles of this client", heads, rows.map((row) => cells(element("tr"), row))));
+  }
+  return parts;
+}
 $("explain").addEventListener("submit", async (event) => {
   event.preventDefault();
-  const query = new URLSearchParams({ format: "text" });
+  const query = new URLSearchParams({ format: "panel" });
   for (const [field, value] of new FormData(event.target)) if (value) query.set(field, value);
   const shown = $("explanation");
+  try {
+    const answer = await ask(`explain?${query}`);
+    shown.replaceChildren(...explanation(await answer.json()));
+  } catch (error) { shown.replaceChildren(element("p", error.message, "bad")); }
   shown.hidden = false;
-  try { shown.textContent = await (await ask(`explain?${query}`)).text(); } catch (error) { shown.textContent = error.message; }
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { for (const id of Object.keys(charts)) { charts[id].destroy(); delete charts[id]; } draw(); });
 addEventListener("resize", draw);

@@ -1,0 +1,118 @@
+"""Pictures of the page on the admin port, of a real sidecar in use: `python docs/_site/picture_page.py` (a minute).
+
+In light and dark at 1300 pixels and on a narrow window, after some time of traffic by three real clients, of which two
+are throttled. What the pictures show of the machine is the name of a file: the sidecar is started beside it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import yaml
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from deploy.kafka.ports import free_ports  # noqa: E402
+
+from deploy.kafka import KafkaCluster  # noqa: E402
+from tests.corpus.job import wait_for  # noqa: E402
+from tests.support.browser import browser, text  # noqa: E402
+
+IMAGES: Final = ROOT / "docs" / "images"
+PICTURES: Final = (("ui-light.png", 1300, False), ("ui-dark.png", 1300, True), ("ui-narrow.png", 390, False))
+TRAFFIC_S: Final = 150.0
+QUOTAS: Final = (
+    {"client-id": "etl", "producer_byte_rate": "50k"},
+    {"client-id": "metrics-shipper", "producer_byte_rate": "80k"},
+    {"client-id": "checkout", "producer_byte_rate": "2M"},
+    {"client-id": "<default>", "producer_byte_rate": "1M", "consumer_byte_rate": "4M"},
+)
+LOADS: Final = (("etl", 5000, 0.0), ("checkout", 5000, 0.06))
+
+
+@contextmanager
+def traffic(bootstrap: str) -> Iterator[None]:
+    """Two clients by kafka-python and one by librdkafka, until the end."""
+    from confluent_kafka import Producer
+    from kafka import KafkaProducer
+
+    stop = threading.Event()
+
+    def python_client(name: str, size: int, pause_s: float) -> None:
+        producer = KafkaProducer(bootstrap_servers=bootstrap, client_id=name, max_block_ms=120_000)
+        while not stop.is_set():
+            producer.send("orders", b"x" * size).get(60)
+            stop.wait(pause_s)
+
+    def librdkafka() -> None:
+        producer = Producer({"bootstrap.servers": bootstrap, "client.id": "metrics-shipper", "log_level": 0})
+        while not stop.is_set():
+            with suppress(BufferError):
+                producer.produce("metrics", b"x" * 2000)
+            producer.poll(0.02)
+
+    threads = [threading.Thread(target=python_client, args=load, daemon=True) for load in LOADS]
+    threads.append(threading.Thread(target=librdkafka, daemon=True))
+    for thread in threads:
+        thread.start()
+    yield
+    stop.set()
+
+
+def main() -> None:
+    """Start everything, look at it, and store what is seen."""
+    port, admin, first = free_ports(3)
+    config = {
+        "listen": {"host": "127.0.0.1", "port": port, "broker_ports": f"{first}-{first + 10}"},
+        "admin": {"host": "127.0.0.1", "port": admin},
+        "identity": {"sources": ["static"], "static_user": "shop"},
+        "quotas": list(QUOTAS),
+    }
+    with KafkaCluster.start(1, "4.2.0", progress=print) as kafka, TemporaryDirectory() as folder:
+        config["upstream"] = {"bootstrap": list(kafka.bootstrap)}
+        Path(folder, "kquota.yaml").write_text(yaml.safe_dump(config))
+        command = [Path(sys.executable).with_name("kquota"), "run", "--config", "kquota.yaml"]
+        with subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+            try:
+                time.sleep(3.0)
+                with traffic(f"127.0.0.1:{port}"):
+                    time.sleep(TRAFFIC_S)
+                    for picture, width, dark in PICTURES:
+                        shoot(f"http://127.0.0.1:{admin}/ui/", IMAGES / picture, width, dark=dark)
+                        print(f"docs/images/{picture}")
+            finally:
+                process.terminate()
+
+
+def shoot(url: str, picture: Path, width: int, *, dark: bool) -> None:
+    """The whole page with an explanation on it."""
+    from selenium.webdriver.common.by import By
+
+    with browser(width, dark=dark) as driver:
+        driver.get(url)
+        wait_for("the throttled client", lambda: "etl" in text(driver, "#held"))
+        wait_for("history", lambda: "etl" in text(driver, "#counter"))
+        driver.execute_script("document.querySelector('#groups tbody tr').click()")
+        driver.find_element(By.NAME, "client_id").send_keys("etl\n")
+        wait_for("the explanation", lambda: "THROTTLED" in text(driver, "#explanation"))
+        wait_for("libraries", lambda: "rdkafka" in text(driver, "#libraries"))
+        driver.execute_script("document.activeElement.blur(); scrollTo(0, 0)")
+        height = driver.execute_script("return document.documentElement.scrollHeight")
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        time.sleep(1.0)  # the charts take their new width
+        wait_for("a throttled client", lambda: "etl" in text(driver, "#held"))
+        picture.write_bytes(driver.get_screenshot_as_png())
+
+
+if __name__ == "__main__":
+    main()
