@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, NumericType
 
 from analysis.intake import Quality
-from analysis.report import Report, Story, Table
+from analysis.report import Plot, Report, Story, Table
 from analysis.rows import some_rows
 from analysis.words import cell, span
 from quota.visible import visible
@@ -32,6 +33,7 @@ class _Shown:
     heads: list[_Head]
     rows: list[list[str]]
     more: bool
+    left_out: list[str]
 
 
 def render(report: Report, story: Story, tables: Mapping[str, DataFrame], quality: Quality) -> str:
@@ -48,7 +50,7 @@ def render(report: Report, story: Story, tables: Mapping[str, DataFrame], qualit
         last=_moment(quality.last_ms),
         length=span(quality.seconds),
         findings=[visible(text) for text in story.findings],
-        plots=story.plots,
+        plots=[Plot(plot.caption, _apart(plot.svg, number)) for number, plot in enumerate(story.plots)],
         tables=[_shown(name, table, tables[name]) for name, table in report.tables.items() if table.shown],
         files={visible(name): _head(visible(text, lines=True)) for name, text in story.files.items()},
         quality=[visible(text) for text in quality.sentences()],
@@ -58,12 +60,19 @@ def render(report: Report, story: Story, tables: Mapping[str, DataFrame], qualit
 
 def _shown(name: str, table: Table, frame: DataFrame) -> _Shown:
     rows = some_rows(frame, table.shown + 1)
-    fields = frame.schema.fields
-    heads = [
-        _Head(field.name.replace("_", " "), isinstance(field.dataType, NumericType | BooleanType)) for field in fields
-    ]
+    fields = [field for field in frame.schema.fields if field.name not in table.left_out]
+    heads = [_Head(_words(field.name), isinstance(field.dataType, NumericType | BooleanType)) for field in fields]
     cells = [[visible(cell(field.name, row[field.name])) for field in fields] for row in rows[: table.shown]]
-    return _Shown(name, table.caption, heads, cells, len(rows) > table.shown)
+    return _Shown(name, table.caption, heads, cells, len(rows) > table.shown, [_words(one) for one in table.left_out])
+
+
+def _apart(svg: str, number: int) -> str:
+    """The plot with ids that no other one on the page has. (matplotlib names each group, to which nothing refers.)"""
+    return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>plot-{number}-", re.sub(r'<g id="[^"]*"', "<g", svg))
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _head(text: str) -> str:

@@ -105,7 +105,9 @@ def _finish(figure: Figure, axes: object, label: str, bytes_per_s: bool) -> str:
 
 
 def _short(name: str, most: int = 42) -> str:
-    return _plain(name if len(name) <= most else name[: most - 1] + "…")
+    """Names of one team's clients differ at their end as often as at the beginning: the middle is left out."""
+    half = most // 2
+    return _plain(name if len(name) <= most else f"{name[: most - half - 1]}…{name[-half:]}")
 
 
 def _plain(name: str) -> str:

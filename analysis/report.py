@@ -42,6 +42,8 @@ class Table:
     order: Sequence[Column | str] = ()
     shown: int = 20
     """How many rows the page shows; 0: none, the table is for plots and for whoever has the files."""
+    left_out: Sequence[str] = ()
+    """Columns that only the files have: more than a page is wide."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -86,12 +87,21 @@ def run(context: Context) -> Report:
         "Who used how much, and how fast?",
         {
             "clients": Table(
-                seen(clients), "Clients, by bytes", [(F.col("produce_bytes") + F.col("fetch_bytes")).desc(), *CLIENT]
+                seen(clients),
+                "Clients, by bytes",
+                [(F.col("produce_bytes") + F.col("fetch_bytes")).desc(), *CLIENT],
+                left_out=_ONLY_IN_FILES,
             ),
             "hours": Table(hours, "Hours", [F.col("hour")], shown=0),
         },
         lambda tables: _tell(tables, grain),
     )
+
+
+_ONLY_IN_FILES: Final = (
+    *(f"{kind}_bytes_{quantile}_per_s" for kind in ("produce", "fetch") for quantile in ("p50", "p95")),
+    *(f"{kind}_bytes_one_second_max_per_s" for kind in ("produce", "fetch")),
+)
 
 
 def _tell(tables: Mapping[str, DataFrame], grain: int) -> Story:

@@ -24,8 +24,8 @@ from quota.fleet.record import MOST_BYTES
 log = structlog.get_logger("kquota.fleet")
 
 CLIENT_ID: Final = "kquota-fleet"
-TURN_S: Final = 0.1
-"""Records are sent and taken this often, so there are at most ten fetches per second, of each broker."""
+TURN_S: Final = 0.2
+"""Records are sent and taken this often, so there are at most five fetches per second, of each broker."""
 STALE_S: Final = 2.0
 MOST_WAITING: Final = 20_000
 """Records that wait for the event loop; further ones are dropped, the oldest first."""

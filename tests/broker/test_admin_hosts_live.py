@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from deploy.kafka import KafkaCluster
-from tests.support.browser import FLAGS, text
 from tests.corpus.job import wait_for
+from tests.support.browser import FLAGS, text
 from tests.support.sidecars import Sidecar, sidecar
 
 

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from deploy.cli.main import app
 from deploy.kafka import KafkaCluster
-from tests.support.browser import browser, text
 from tests.corpus.job import wait_for
+from tests.support.browser import browser, text
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import sidecar
 

@@ -65,14 +65,15 @@ def test_the_hooks_mend_what_is_committed(tmp_path: Path) -> None:
 def test_a_release_is_built_installed_and_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """`make release-check`, without compiling: tests/system/test_lane_build.py and the image's tests do that."""
     monkeypatch.setenv("KQUOTA_PURE", "1")
-    sdist, wheel, sums = release_check.check(ROOT, tmp_path / "dist")
+    sdist, wheel, *bills, sums = release_check.check(ROOT, tmp_path / "dist")
     with tarfile.open(sdist) as packed:
         names = {name.partition("/")[2] for name in packed.getnames()}
     assert {"setup.py", "quota/ledger.py", "quota/ledger.pxd", "LICENSE", "README.md"} <= names
     installed = zipfile.ZipFile(wheel).namelist()
     assert {"quota/ledger.py", "deploy/cli/main.py", "deploy/admin/ui/static/index.html"} <= set(installed)
     assert not [name for name in installed if name.startswith(("tests/", "benchmarks/", "docs/"))]
-    assert len(sums.read_text().splitlines()) == 2
+    assert [one.name.partition("-0")[0] for one in bills] == ["kquota", "kquota"]
+    assert len(sums.read_text().splitlines()) == 4
 
 
 def test_a_tag_that_does_not_fit_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,74 @@
+"""Pages of reports in a real browser: nothing is cut off, in any light, and axe-core finds nothing."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from analysis.runner import make
+from tests.support.browser import accessible, browser
+from tests.support.spark_tools import DAY_MS, T0_MS, record, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+MB: Final = 1_000_000
+CUT: Final = """
+const inside = [...document.querySelectorAll(".scroll, figure, pre")];
+return inside.filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.getAttribute("aria-label"));
+"""
+"""What has more than is seen of it."""
+LONG_NAME: Final = "orders-service-in-the-second-region-7c9d8f6b5"
+
+
+@pytest.fixture(scope="module")
+def pages(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The reports with the widest tables, over forty minutes of twelve clients with names of a usual length, of which
+    none stands out."""
+    chance, folder = random.Random(1), tmp_path_factory.mktemp("pages")
+    rows = [
+        record(
+            12 * minute + number + 1,
+            minute * 60,
+            duration_s=60.0,
+            user=f"team-{number % 3}",
+            client_id=f"{LONG_NAME}-{number}",
+            requests=600,
+            produce_bytes=chance.randrange(MB, 90 * MB),
+            fetch_bytes=chance.randrange(MB, 90 * MB),
+            request_seconds=1.5,
+            produce_limit=2.0 * MB,
+            produce_limit_level="client-id",
+        )
+        for minute in range(40)
+        for number in range(12)
+    ]
+    write(folder / "in", rows)
+    made = {}
+    for name in ("usage", "noisy", "recommend", "throttling"):
+        make(spark, name, str(folder / "in"), str(folder / "out"), 60, {}, quiet=True, now_ms=T0_MS + 30 * DAY_MS)
+        made[name] = folder / "out" / name / "report.html"
+    return made
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_no_column_is_cut_off(pages: dict[str, Path], dark: bool) -> None:
+    for width in (1300, 800, 390):
+        with browser(width, dark=dark) as driver:
+            for name, page in pages.items():
+                driver.get(page.as_uri())
+                wide = driver.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
+                assert wide[0] <= wide[1], (name, width, "the page itself never scrolls sideways")
+                if width == 1300:
+                    assert driver.execute_script(CUT) == [], name
+                accessible(driver)
+
+
+def test_nothing_is_drawn_where_none_stands_out(pages: dict[str, Path]) -> None:
+    page = pages["noisy"].read_text()
+    assert "none stands out" in page
+    assert "<svg" not in page
