@@ -102,9 +102,10 @@ MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 docs: $(VENV)/.docs ## The documentation's site in build/docs; dead links and anchors are errors
 	@$(MKDOCS) build --strict
 
-docs-pictures: $(VENV)/.demo ## The pictures of the README anew: architecture, and a recording of a real run of the demo (a minute)
+docs-pictures: $(VENV)/.dev ## The pictures of the README anew: architecture, a recording of a real run of the demo, the page in use (four minutes)
 	@$(BIN)/python docs/_site/draw_architecture.py
 	@$(AS_IMAGES) $(BIN)/python docs/_site/record_demo.py
+	@$(AS_IMAGES) $(BIN)/python docs/_site/picture_page.py
 
 docs-serve: $(VENV)/.docs ## The same at http://127.0.0.1:8000, built anew at each change
 	@$(MKDOCS) serve --strict
@@ -197,7 +198,7 @@ audit: $(VENV)/.dev ## Known vulnerabilities of what the image pins (asks PyPI; 
 hooks: $(VENV)/.dev ## Git hooks for this checkout: format and lint before a commit, check and the unit tests before a push
 	@$(BIN)/pre-commit install
 
-release-check: $(VENV)/.dev ## What a release would publish: built, read by twine, installed and used; left in dist (RELEASE_TAG=vX.Y.Z)
+release-check: $(VENV)/.dev ## What a release would publish: built twice, read by twine, installed and used; left in dist (RELEASE_TAG=vX.Y.Z)
 	@$(BIN)/python -m tests.release_check $(if $(RELEASE_TAG),--tag $(RELEASE_TAG))
 
 clean: ## Remove .venv and caches of tools (the Kafka cache outside the project stays)

@@ -58,7 +58,7 @@ def explanation_panel(answer: dict[str, Any]) -> dict[str, Any]:
         (decision for one in kinds for decision in one.get("decisions", ())), key=lambda one: one["at"], reverse=True
     )
     client = f"user {safe(answer['user'])}, client-id {safe(answer['client_id'])}"
-    panel = {
+    panel: dict[str, Any] = {
         "title": client if at is None else f"{client}, at {at}",
         "identity": _identity(answer["identity"], answer["user"], live=at is not None),
         "verdict": [] if at is None else _verdict(answer),
@@ -71,7 +71,7 @@ def explanation_panel(answer: dict[str, Any]) -> dict[str, Any]:
         "connections": [line for one in answer["connections"] for line in _connection_lines(one, at)],
         "decisions": _decision_rows(decisions, at) if decisions else [],
     }
-    return _all_visible(panel)
+    return {key: _all_visible(part) for key, part in panel.items()}
 
 
 def _all_visible(value: Any) -> Any:

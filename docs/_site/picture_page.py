@@ -1,7 +1,7 @@
 """Pictures of the page on the admin port, of a real sidecar in use: `python docs/_site/picture_page.py` (a minute).
 
 In light and dark at 1300 pixels and on a narrow window, after some time of traffic by three real clients, of which two
-are throttled. What the pictures show of the machine is the name of a file: the sidecar is started beside it.
+are throttled. The folder of the configuration is shown as that of a container's, not as the temporary one.
 """
 
 from __future__ import annotations
@@ -16,26 +16,31 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+import httpx
 import yaml
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from deploy.kafka.ports import free_ports  # noqa: E402
-
 from deploy.kafka import KafkaCluster  # noqa: E402
+from deploy.kafka.ports import free_ports  # noqa: E402
 from tests.corpus.job import wait_for  # noqa: E402
 from tests.support.browser import browser, text  # noqa: E402
 
 IMAGES: Final = ROOT / "docs" / "images"
 PICTURES: Final = (("ui-light.png", 1300, False), ("ui-dark.png", 1300, True), ("ui-narrow.png", 390, False))
 TRAFFIC_S: Final = 150.0
+RENAME: Final = """
+const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (texts.nextNode()) texts.currentNode.data = texts.currentNode.data.replaceAll(arguments[0], "/etc/kquota");
+"""
 QUOTAS: Final = (
     {"client-id": "etl", "producer_byte_rate": "50k"},
     {"client-id": "metrics-shipper", "producer_byte_rate": "80k"},
     {"client-id": "checkout", "producer_byte_rate": "2M"},
     {"client-id": "<default>", "producer_byte_rate": "1M", "consumer_byte_rate": "4M"},
 )
+SMALL: Final = {"batch.size": 16_384, "queue.buffering.max.messages": 100, "linger.ms": 5}
 LOADS: Final = (("etl", 5000, 0.0), ("checkout", 5000, 0.06))
 
 
@@ -54,7 +59,7 @@ def traffic(bootstrap: str) -> Iterator[None]:
             stop.wait(pause_s)
 
     def librdkafka() -> None:
-        producer = Producer({"bootstrap.servers": bootstrap, "client.id": "metrics-shipper", "log_level": 0})
+        producer = Producer({"bootstrap.servers": bootstrap, "client.id": "metrics-shipper", "log_level": 0, **SMALL})
         while not stop.is_set():
             with suppress(BufferError):
                 producer.produce("metrics", b"x" * 2000)
@@ -74,7 +79,8 @@ def main() -> None:
     config = {
         "listen": {"host": "127.0.0.1", "port": port, "broker_ports": f"{first}-{first + 10}"},
         "admin": {"host": "127.0.0.1", "port": admin},
-        "identity": {"sources": ["static"], "static_user": "shop"},
+        "mode": "rewrite",
+        "identity": {"sources": ["static"], "static": "shop"},
         "quotas": list(QUOTAS),
     }
     with KafkaCluster.start(1, "4.2.0", progress=print) as kafka, TemporaryDirectory() as folder:
@@ -83,17 +89,25 @@ def main() -> None:
         command = [Path(sys.executable).with_name("kquota"), "run", "--config", "kquota.yaml"]
         with subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
             try:
-                time.sleep(3.0)
+                wait_for("the sidecar", lambda: ready(f"http://127.0.0.1:{admin}/readyz", process))
                 with traffic(f"127.0.0.1:{port}"):
                     time.sleep(TRAFFIC_S)
                     for picture, width, dark in PICTURES:
-                        shoot(f"http://127.0.0.1:{admin}/ui/", IMAGES / picture, width, dark=dark)
+                        shoot(f"http://127.0.0.1:{admin}/ui/", IMAGES / picture, width, folder, dark=dark)
                         print(f"docs/images/{picture}")
             finally:
                 process.terminate()
 
 
-def shoot(url: str, picture: Path, width: int, *, dark: bool) -> None:
+def ready(url: str, process: subprocess.Popen[bytes]) -> bool:
+    """Whether it takes connections; it must not have ended."""
+    assert process.poll() is None, "the sidecar has ended: see `kquota check`"
+    with suppress(httpx.TransportError):
+        return httpx.get(url).status_code == 200
+    return False
+
+
+def shoot(url: str, picture: Path, width: int, folder: str, *, dark: bool) -> None:
     """The whole page with an explanation on it."""
     from selenium.webdriver.common.by import By
 
@@ -111,6 +125,7 @@ def shoot(url: str, picture: Path, width: int, *, dark: bool) -> None:
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         time.sleep(1.0)  # the charts take their new width
         wait_for("a throttled client", lambda: "etl" in text(driver, "#held"))
+        driver.execute_script(RENAME, folder)
         picture.write_bytes(driver.get_screenshot_as_png())
 
 

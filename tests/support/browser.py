@@ -51,7 +51,7 @@ def text(driver: Any, selector: str) -> str:
 
 def accessible(driver: Any) -> None:
     """axe-core finds nothing: names for screen readers, contrast, landmarks, tables, what scrolls by keyboard."""
-    from axe_core_python.selenium import Axe
+    from axe_core_python.selenium import Axe  # type: ignore[import-untyped]
 
     found = Axe().run(driver)["violations"]
     assert [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found] == []

@@ -79,3 +79,19 @@ def test_a_release_is_built_installed_and_used(monkeypatch: pytest.MonkeyPatch, 
 def test_a_tag_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(release_check.NotFitError, match=r"the tag is v0\.0\.1, the version"):
         release_check.check(ROOT, tmp_path / "dist", tag="v0.0.1")
+
+
+def test_the_image_s_packages_are_there_for_arm64(tmp_path: Path) -> None:
+    """As the image's build asks for them: wheels alone, each with a sum of the lock file."""
+    lock = ROOT / "deploy/image/sidecar.txt"
+    where = ["--platform", "manylinux2014_aarch64", "--platform", "manylinux_2_28_aarch64", "--python-version", "3.11"]
+    ways = ["--quiet", "--only-binary", ":all:", "--no-deps", "--require-hashes", "--dest", str(tmp_path)]
+    command = [*release_check.PIP, "download", *ways, *where, "-r", str(lock)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    wheels = {one.name for one in tmp_path.iterdir()}
+    locked = [line for line in lock.read_text().splitlines() if "==" in line]
+    assert len(wheels) == len(locked)
+    compiled = [one for one in wheels if not one.endswith("-any.whl")]
+    assert compiled
+    assert all("aarch64" in one for one in compiled), compiled
