@@ -6,6 +6,7 @@ are throttled. The folder of the configuration is shown as that of a container's
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from typing import Final
 
 import httpx
 import yaml
+from PIL import Image
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -29,6 +31,7 @@ from tests.support.browser import browser, text  # noqa: E402
 
 IMAGES: Final = ROOT / "docs" / "images"
 PICTURES: Final = (("ui-light.png", 1300, False), ("ui-dark.png", 1300, True), ("ui-narrow.png", 390, False))
+COLOURS: Final = 128
 TRAFFIC_S: Final = 150.0
 RENAME: Final = """
 const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -49,21 +52,24 @@ def traffic(bootstrap: str) -> Iterator[None]:
     """Two clients by kafka-python and one by librdkafka, until the end."""
     from confluent_kafka import Producer
     from kafka import KafkaProducer
+    from kafka.errors import KafkaError
 
     stop = threading.Event()
 
     def python_client(name: str, size: int, pause_s: float) -> None:
         producer = KafkaProducer(bootstrap_servers=bootstrap, client_id=name, max_block_ms=120_000)
-        while not stop.is_set():
-            producer.send("orders", b"x" * size).get(60)
-            stop.wait(pause_s)
+        with suppress(KafkaError):  # the sidecar ends first
+            while not stop.is_set():
+                producer.send("orders", b"x" * size).get(60)
+                stop.wait(pause_s)
 
     def librdkafka() -> None:
         producer = Producer({"bootstrap.servers": bootstrap, "client.id": "metrics-shipper", "log_level": 0, **SMALL})
         while not stop.is_set():
             with suppress(BufferError):
                 producer.produce("metrics", b"x" * 2000)
-            producer.poll(0.02)
+            producer.poll(0)
+            stop.wait(0.01)
 
     threads = [threading.Thread(target=python_client, args=load, daemon=True) for load in LOADS]
     threads.append(threading.Thread(target=librdkafka, daemon=True))
@@ -126,7 +132,8 @@ def shoot(url: str, picture: Path, width: int, folder: str, *, dark: bool) -> No
         time.sleep(1.0)  # the charts take their new width
         wait_for("a throttled client", lambda: "etl" in text(driver, "#held"))
         driver.execute_script(RENAME, folder)
-        picture.write_bytes(driver.get_screenshot_as_png())
+        with Image.open(io.BytesIO(driver.get_screenshot_as_png())) as taken:
+            taken.convert("RGB").quantize(COLOURS).save(picture, optimize=True)
 
 
 if __name__ == "__main__":
