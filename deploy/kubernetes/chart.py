@@ -31,6 +31,13 @@ _BOOLEAN: Final[Schema] = {"type": "boolean"}
 _TEXT: Final[Schema] = {"type": "string"}
 _NAME: Final[Schema] = {"type": "string", "minLength": 1}
 _DIGEST: Final[Schema] = {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"}
+_SCHEDULING: Final[dict[str, Schema]] = {
+    "nodeSelector": _STRINGS,
+    "tolerations": _OBJECTS,
+    "affinity": _ANY_OBJECT,
+    "topologySpreadConstraints": _OBJECTS,
+    "priorityClassName": _TEXT,
+}
 _NAMES: Final[Schema] = {"type": "array", "items": _NAME}
 _PORTS: Final[Schema] = {
     "anyOf": [{"type": "integer", "minimum": 1, "maximum": 65_535}, {"type": "string", "pattern": "^[0-9]+(-[0-9]+)?$"}]
@@ -66,6 +73,7 @@ _OWN: Final[dict[str, Schema]] = {
         ),
         "description": "A digest wins over the tag; without either it is the chart's appVersion.",
     },
+    "commonLabels": {**_STRINGS, "description": "Labels of every object, beside the chart's own."},
     "imagePullSecrets": {**_OBJECTS, "description": "For the pods that this chart makes itself."},
     "sidecar": {
         **_closed(native={"enum": ["auto", True, False]}, preStopSleepSeconds=_SECONDS),
@@ -119,11 +127,7 @@ _OWN: Final[dict[str, Schema]] = {
             ),
             podAnnotations=_STRINGS,
             podLabels=_STRINGS,
-            nodeSelector=_STRINGS,
-            tolerations=_OBJECTS,
-            affinity=_ANY_OBJECT,
-            topologySpreadConstraints=_OBJECTS,
-            priorityClassName=_TEXT,
+            **_SCHEDULING,
         ),
         "description": "Only with mode: gateway.",
     },
@@ -163,6 +167,7 @@ _OWN: Final[dict[str, Schema]] = {
             generatedDays=_COUNT,
             issuerRef=_STRINGS,
             resources=_ANY_OBJECT,
+            **_SCHEDULING,
         ),
         "description": "Puts sidecars into the pods of chosen namespaces.",
     },
@@ -200,6 +205,10 @@ _OWN: Final[dict[str, Schema]] = {
         "description": "Reports over usage records by schedule, and the stream.",
     },
     "test": {**_closed(enabled=_BOOLEAN), "description": "The hook of helm test."},
+    "check": {
+        **_closed(enabled=_BOOLEAN, timeoutSeconds={"type": "integer", "minimum": 1}),
+        "description": "The hook that checks the configuration before it is deployed.",
+    },
 }
 
 

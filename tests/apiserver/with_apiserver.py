@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ def install(
 ) -> str:
     done = helm(
         what, "shop", CHART, "--namespace", namespace, "--kubeconfig", api.kubeconfig, "--values", values, *extra,
-        release=release,
+        "--no-hooks", release=release,  # nothing runs a pod here, see test_nothing_is_deployed_before_it_was_checked
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "violate PodSecurity" not in done.stderr
@@ -163,6 +164,51 @@ def test_helm_installs_upgrades_and_leaves_nothing(api: ApiServer, name: str, re
     for kind in ("ConfigMap", "Deployment", "PodMonitor", "PrometheusRule", "Service", "NetworkPolicy"):
         left = [one["metadata"]["name"] for one in api.get(path(kind, namespace))["items"]]
         assert [name for name in left if name != "kube-root-ca.crt"] == [], kind
+
+
+@pytest.mark.parametrize("release", [HELM_4, HELM_3], ids=lambda release: release.version)
+def test_nothing_is_deployed_before_it_was_checked(api: ApiServer, tmp_path: Path, release: HelmRelease) -> None:
+    """Helm waits for the pod of its hook; what became of that pod is said here in place of a kubelet."""
+    namespace = f"checked-{release.version[1]}"
+    api.namespace(namespace)
+    api.account(namespace, "default")
+    values = yaml.safe_load((CHART / "ci/gateway-values.yaml").read_text())
+    pod_path = f"{path('Pod', namespace)}/shop-kquota-check"
+
+    def deploy(what: str, rate: str, phase: str) -> tuple[int, str, list[str]]:
+        given = tmp_path / f"{rate}.yaml"
+        given.write_text(yaml.safe_dump(values | {"quotas": [{"user": "a", "producer_byte_rate": rate}]}))
+        command = (what, "shop", CHART, "--namespace", namespace, "--kubeconfig", api.kubeconfig, "--values", given)
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(helm, *command, "--timeout", "60s", release=release)
+
+            def waits_here() -> bool:
+                answer = api.ask("GET", pod_path)
+                return answer.status_code == 200 and answer.json()["status"]["phase"] == "Pending"
+
+            wait_for("the hook's pod", waits_here)
+            pod = api.get(pod_path)
+            assert pod["spec"]["containers"][0]["args"] == ["check", "--config", "/etc/kquota/kquota.yaml"]
+            checked = api.get(f"{path('ConfigMap', namespace)}/shop-kquota-check")["data"]["kquota.yaml"]
+            assert rate in checked, "the file as it will be"
+            api.ask("PUT", f"{pod_path}/status", pod | {"status": {"phase": phase}}).raise_for_status()
+            done = running.result()
+        there = [one["data"] for one in api.get(path("ConfigMap", namespace))["items"]]
+        names = {one["metadata"]["name"] for one in api.get(path("ConfigMap", namespace))["items"]}
+        config = [one["kquota.yaml"] for one in there if "kquota.yaml" in one] if "shop-kquota" in names else []
+        return done.returncode, done.stderr, config
+
+    status, said, config = deploy("install", "1M", "Succeeded")
+    assert status == 0, said
+    assert len(config) == 1, "the hook's own copy is gone"
+    status, said, _ = deploy("upgrade", "3M", "Failed")
+    assert status != 0
+    assert "pre-upgrade hooks failed" in said
+    config = api.get(f"{path('ConfigMap', namespace)}/shop-kquota")["data"]["kquota.yaml"]
+    assert "1M" in config, "nothing of the release has changed"
+    assert api.get(pod_path)["status"]["phase"] == "Failed", "it stays, with its log"
+    status, said, _ = deploy("upgrade", "4M", "Succeeded")
+    assert status == 0, said
 
 
 def test_changed_quotas_do_not_touch_the_pods(api: ApiServer, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import tempfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import yaml
 
@@ -154,6 +154,11 @@ def of_kind(manifests: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [one for one in manifests if one["kind"] == kind]
 
 
+def unhooked(manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that are there to stay: hooks come and go."""
+    return [one for one in manifests if "helm.sh/hook" not in one["metadata"].get("annotations", {})]
+
+
 def configuration(manifests: list[dict[str, Any]]) -> str:
     """The configuration file inside the rendered ConfigMaps, which are the same in every namespace."""
     (found,) = {one["data"]["kquota.yaml"] for one in of_kind(manifests, "ConfigMap") if "kquota.yaml" in one["data"]}
@@ -197,6 +202,7 @@ def golden() -> dict[Path, str]:
     return {path: without_secrets(text) for path, text in found.items()}
 
 
+WITHOUT_HOOKS: Final = ("--set", "test.enabled=false", "--set", "check.enabled=false")
 PLAIN_HEADER = """\
 # GENERATED from helm/kquota by `make chart`: for people without Helm.
 # {what}
@@ -207,8 +213,8 @@ PLAIN_HEADER = """\
 
 def plain() -> dict[Path, str]:
     """The manifests for people without Helm, made from the chart."""
-    demo = render_text(PLAIN / "values/sidecar.yaml", "--set", "test.enabled=false")
-    gateway = render_text(PLAIN / "values/gateway.yaml", "--set", "test.enabled=false")
+    demo = render_text(PLAIN / "values/sidecar.yaml", *WITHOUT_HOOKS)
+    gateway = render_text(PLAIN / "values/gateway.yaml", *WITHOUT_HOOKS)
     (job,) = of_kind(documents(demo), "Job")
     template = job["spec"]["template"]
     spark = {

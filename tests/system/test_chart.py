@@ -6,6 +6,8 @@ import copy
 import functools
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ from tests.support.chart_tools import (
     pod_specs,
     render_text,
     sidecar_of,
+    unhooked,
     without_secrets,
 )
 from tests.support.kubeconform_tools import conform
@@ -47,6 +50,8 @@ MONITORING = CHART / "ci/monitoring-values.yaml"
 GATEWAY = CHART / "ci/gateway-values.yaml"
 FULL = CHART / "ci/gateway-full-values.yaml"
 NAMES = [path.name.removesuffix("-values.yaml") for path in ci_values()]
+
+HOOK = "helm.sh/hook"
 
 
 @functools.cache
@@ -317,7 +322,7 @@ def test_files_that_the_configuration_names_are_mounted() -> None:
     """Beside the configuration (nothing can be made inside a read-only mount), and never by subPath, which is stale."""
     manifests = render("sidecar-secured")
     config = yaml.safe_load(configuration(manifests))
-    (pod,) = pod_specs(manifests).values()
+    pod = pod_specs(manifests)["Pod/shop-kquota-test"]
     mounts = {one["mountPath"]: one for one in sidecar_of(pod)["volumeMounts"]}
     named = [path for key, path in config["upstream"]["tls"].items() if key.endswith("_file")]
     for directory in [*(str(Path(path).parent) for path in named), config["identity"]["static"]["directory"]]:
@@ -503,7 +508,7 @@ def test_another_chart_includes_the_native_sidecar() -> None:
     sidecar = template["spec"]["initContainers"][0]
     assert (sidecar["name"], sidecar["restartPolicy"]) == ("kquota", "Always")
     assert [one["name"] for one in template["spec"]["containers"]] == ["shop"]
-    (config,) = of_kind(manifests, "ConfigMap")
+    (config,) = of_kind(unhooked(manifests), "ConfigMap")
     assert template["spec"]["volumes"][0]["configMap"]["name"] == config["metadata"]["name"]
     assert template["metadata"]["labels"]["kquota.io/config"] == config["metadata"]["name"]
     mine = yaml.safe_load(configuration(manifests))
@@ -565,3 +570,27 @@ def test_names_are_of_the_release() -> None:
             assert one["metadata"]["name"].startswith(("shop-kquota", "kafka-gateway")), one["metadata"]
             assert len(one["metadata"]["name"]) <= 63
     assert NAMESPACE == "shop-prod"
+
+
+def test_what_the_hook_checks_is_what_will_run(tmp_path: Path) -> None:
+    """The pod's own arguments on the file that Helm would deploy: entries that the values' schema lets through."""
+    good = [{"user": "a", "producer_byte_rate": "1M"}]
+
+    def checked(quotas: list[dict[str, str]]) -> subprocess.CompletedProcess[str]:
+        values = tmp_path / "values.yaml"
+        values.write_text(yaml.safe_dump({"config": {"upstream": {"bootstrap": ["kafka:9092"]}}, "quotas": quotas}))
+        manifests = documents(render_text(values))
+        hooks = [one for one in manifests if "pre-upgrade" in one["metadata"].get("annotations", {}).get(HOOK, "")]
+        maps, pods = of_kind(hooks, "ConfigMap"), of_kind(hooks, "Pod")
+        text = configuration(manifests)
+        assert [one["data"]["kquota.yaml"] for one in maps] == [text]
+        (tmp_path / "kquota.yaml").write_text(text)
+        (container,) = pods[0]["spec"]["containers"]
+        arguments = [one.replace("/etc/kquota", str(tmp_path)) for one in container["args"]]
+        command = [sys.executable, "-m", "deploy.cli.main", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert checked(good).returncode == 0
+    twice = checked(good + good)
+    assert twice.returncode != 0
+    assert "quotas[1]" in twice.stderr

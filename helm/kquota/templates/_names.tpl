@@ -22,6 +22,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ include "kquota.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Where pods may run. Called with the values of one Deployment. */}}
+{{- define "kquota.scheduling" -}}
+{{- $given := dict -}}
+{{- range $key := list "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "priorityClassName" -}}
+{{- $value := get $ $key -}}
+{{- if $value -}}{{- $_ := set $given $key $value -}}{{- end -}}
+{{- end -}}
+{{- if $given -}}{{- toYaml $given -}}{{- end -}}
 {{- end -}}
 
 {{/* On every pod with a kquota container of this release: what PodMonitor and NetworkPolicy select. */}}
