@@ -38,6 +38,14 @@ app.add_typer(imports.app, name="import", short_help="Take quotas over from else
 ConfigFile = Annotated[
     Path, typer.Option("--config", "-c", metavar="FILE", envvar="KQUOTA_CONFIG", help="The configuration file (YAML).")
 ]
+PodName = Annotated[
+    str | None,
+    typer.Option(
+        "--pod",
+        metavar="NAMESPACE/NAME",
+        help="The sidecar of this pod, by kubectl port-forward; NAME:PORT if not 9404.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
@@ -84,10 +92,22 @@ def _print_problems(problems: list[Problem]) -> None:
         say(f"error: … and {len(problems) - MOST_PROBLEMS} more problems", err=True)
 
 
-def _admin_of(explicit: str | None) -> str:
-    """The admin port to ask: as given, or as KQUOTA_ADMIN says, or the one of a sidecar on this machine."""
+def _admin_of(context: typer.Context, explicit: str | None, pod: str | None) -> str:
+    """The admin port to ask: as given, or a pod's as long as the command runs, or as KQUOTA_ADMIN says, or the one of a
+    sidecar on this machine."""
     from config.model import Admin
 
+    if pod is not None:
+        if explicit is not None:
+            raise typer.BadParameter("--admin and --pod say both which sidecar to ask: give one of them")
+        from deploy.cli.port_forward import forwarded
+
+        try:
+            url: str = context.with_resource(forwarded(pod))
+            return url
+        except OSError as error:
+            say(f"error: {error}", err=True)
+            raise typer.Exit(FAILED) from None
     return explicit or os.environ.get(ADMIN_VARIABLE) or f"http://127.0.0.1:{Admin().port}"
 
 
@@ -164,6 +184,7 @@ def check(
 
 @app.command(short_help="Say which limits a client has, how it stands, and why it waits.")
 def explain(
+    context: typer.Context,
     user: Annotated[
         str | None,
         typer.Option("--user", metavar="U", help="User (principal name); left out: the one that connections get."),
@@ -187,6 +208,7 @@ def explain(
             "http://127.0.0.1:9404.",
         ),
     ] = None,
+    pod: PodName = None,
     as_json: AsJson = False,
 ) -> None:
     """Say which limits a client has and why: all eight levels, the one in force, who shares the counter.
@@ -196,11 +218,11 @@ def explain(
     """
     from deploy.admin.explain_text import explanation_text, throttled_text
 
-    if admin is None and config is not None:
+    if admin is None and pod is None and config is not None:
         answer = _explain_on_paper(config, user, client_id or "", address)
         text = explanation_text(answer)
     else:
-        admin = _admin_of(admin)
+        admin = _admin_of(context, admin, pod)
         answer = _ask(admin, user, client_id, address)
         text = throttled_text(answer, admin) if "throttled" in answer else explanation_text(answer)
     if as_json:
@@ -272,6 +294,7 @@ def simulate(
 
 @app.command(short_help="Watch who uses how much of which quota.")
 def top(
+    context: typer.Context,
     admin: Annotated[
         str | None,
         typer.Option(
@@ -280,6 +303,7 @@ def top(
             help="Admin port of a running sidecar. Left out: KQUOTA_ADMIN, else http://127.0.0.1:9404.",
         ),
     ] = None,
+    pod: PodName = None,
     interval_s: Annotated[
         float, typer.Option("--interval", min=0.2, metavar="SECONDS", help="Seconds between two looks, from 0.2.")
     ] = 2.0,
@@ -295,7 +319,7 @@ def top(
 
     if sort not in SORTS:
         raise typer.BadParameter(f"expected one of {', '.join(SORTS)}, not {sort!r}", param_hint="--sort")
-    admin = _admin_of(admin)
+    admin = _admin_of(context, admin, pod)
     if as_json:
         try:
             _print_json(look_json(admin, text, sort))

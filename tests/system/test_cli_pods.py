@@ -1,0 +1,121 @@
+"""`--pod`: a sidecar's admin port by way of kubectl, which is a stand-in here: nothing on this machine runs pods.
+
+It prints what kubectl prints, and forwards for real. Its arguments, and what the real kubectl says without a cluster,
+are looked at as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+KUBECTL = shutil.which("kubectl")
+STAND_IN = """\
+#!{python}
+import json, os, socket, sys, threading
+json.dump({{"arguments": sys.argv[1:], "pid": os.getpid()}}, open({said!r}, "w"))
+if {fails!r}:
+    sys.exit({fails!r})
+server = socket.create_server(("127.0.0.1", 0))
+print(f"Forwarding from 127.0.0.1:{{server.getsockname()[1]}} -> 9404", flush=True)
+print("Forwarding from [::1]:1 -> 9404", flush=True)
+def move(source, sink):
+    while data := source.recv(65536):
+        sink.sendall(data)
+    sink.shutdown(socket.SHUT_WR)
+while True:
+    near, _ = server.accept()
+    far = socket.create_connection(("127.0.0.1", {port}))
+    for pair in ((near, far), (far, near)):
+        threading.Thread(target=move, args=pair, daemon=True).start()
+"""
+NO_POD = 'Error from server (NotFound): pods "gone" not found'
+ANSWER = {"at": "2026-01-01T00:00:00.000Z", "throttled": [], "decisions": [], "refused": []}
+
+
+class Admin(BaseHTTPRequestHandler):
+    """As much of an admin port as `explain` asks for."""
+
+    def do_GET(self) -> None:
+        """Nobody is throttled."""
+        body = json.dumps(ANSWER).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Admin) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+def kquota(*arguments: str, path: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "deploy.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | {"PATH": path})
+
+
+def stand_in(folder: Path, port: int = 0, fails: str = "") -> Path:
+    """A folder with a program named kubectl; what it was told is in `said.json` there."""
+    made = folder / "kubectl"
+    said = str(folder / "said.json")
+    made.write_text(STAND_IN.format(python=sys.executable, said=said, fails=fails, port=port))
+    made.chmod(0o755)
+    return folder
+
+
+def test_the_sidecar_of_a_pod_is_asked_and_the_forwarding_ends(tmp_path: Path, port: int) -> None:
+    folder = stand_in(tmp_path, port)
+    done = kquota("explain", "--pod", "shop/orders-0:9500", path=str(folder))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("nobody is throttled at 2026-01-01")
+    said = json.loads((tmp_path / "said.json").read_text())
+    assert said["arguments"] == ["port-forward", "--namespace", "shop", "pod/orders-0", ":9500"]
+    assert not Path(f"/proc/{said['pid']}").exists()
+
+
+def test_what_kubectl_says_is_passed_on(tmp_path: Path) -> None:
+    done = kquota("top", "--once", "--pod", "gone", path=str(stand_in(tmp_path, fails=NO_POD)))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"error: kubectl port-forward pod/gone :9404: {NO_POD}\n"
+
+
+def test_without_kubectl_the_command_is_told(tmp_path: Path) -> None:
+    done = kquota("top", "--once", "--pod", "shop/orders-0", path=str(tmp_path))
+    assert done.returncode == 1
+    assert "run `kubectl port-forward --namespace shop pod/orders-0 :9404`" in done.stderr
+
+
+@pytest.mark.skipif(KUBECTL is None, reason="there is no kubectl on this machine")
+def test_the_real_kubectl_without_a_cluster(tmp_path: Path) -> None:
+    folder = str(Path(KUBECTL or "").parent)
+    before = os.environ | {"KUBECONFIG": str(tmp_path / "none")}
+    command = [sys.executable, "-m", "deploy.cli.main", "top", "--once", "--pod", "shop/orders-0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=before | {"PATH": folder})
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: kubectl port-forward --namespace shop pod/orders-0 :9404: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("pod", ["a/b/c", "../x", "-n", "UPPER", "a b", ""])
+def test_names_that_no_pod_has(tmp_path: Path, pod: str) -> None:
+    done = kquota("top", "--once", f"--pod={pod}", path=str(tmp_path))
+    assert done.returncode == 1
+    assert "expected NAMESPACE/NAME or NAME" in done.stderr
+    assert kquota("top", "--pod", "a", "--admin", "http://127.0.0.1:1", path="").returncode == 2
