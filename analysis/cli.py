@@ -8,14 +8,17 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.errors import ReportError, WrongUseError
+from quota.entity import Kind
 from quota.visible import visible
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from analysis.levels import Candidate
     from analysis.streaming import Settings
 
 JOBS = {
@@ -49,7 +52,22 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument("--output", required=True, help="directory for the results; each report has one below it")
     whole.add_argument("--grain", type=_seconds, default=60, metavar="S", help="time bucket of fleet-wide rates (60)")
     whole.add_argument("--prices", metavar="FILE", help="chargeback: the price model (YAML)")
-    whole.add_argument("--candidate", metavar="FILE", help="whatif: the quotas to try (JSON of `kquota check --json`)")
+    whole.add_argument(
+        "--candidate",
+        action="append",
+        metavar="FILE",
+        help="whatif: quotas to try (JSON of `kquota check --json`); several are compared",
+    )
+    whole.add_argument(
+        "--sweep", type=_factors, metavar="X,X,…", help="whatif: try each candidate with its limits times each of these"
+    )
+    whole.add_argument(
+        "--at-most",
+        type=_percent,
+        default=1.0,
+        metavar="PERCENT",
+        help="whatif: of several candidates, the cheapest that hold a group for no more of its time (1)",
+    )
     whole.add_argument("--headroom", type=_headroom, default=0.25, metavar="X", help="recommend: above the need (0.25)")
     whole.add_argument(
         "--capacity",
@@ -170,17 +188,14 @@ def _options_of(options: argparse.Namespace) -> dict[str, Any]:
             raise WrongUseError(f"{name} needs --{option} FILE")
         if name != owner and given is not None:
             raise WrongUseError(f"--{option} is for {owner}, not for {name}")
+    if options.sweep and name != "whatif":
+        raise WrongUseError(f"--sweep is for whatif, not for {name}")
     if name == "chargeback":
         from analysis.prices import load_prices
 
         return {"prices": load_prices(options.prices)}
     if name == "whatif":
-        from analysis.levels import load_candidate
-
-        candidate = load_candidate(options.candidate)
-        if not candidate.quotas:
-            raise WrongUseError(f"--candidate {options.candidate}: there are no quotas in it")
-        return {"candidate": candidate}
+        return {"candidates": _candidates(options.candidate, options.sweep), "at_most": options.at_most / 100}
     capacity = {}
     for kind, value in _pairs("--capacity", options.capacity):
         try:
@@ -190,6 +205,23 @@ def _options_of(options: argparse.Namespace) -> dict[str, Any]:
         if kind not in ("produce", "fetch") or not capacity[kind] > 0:
             raise WrongUseError(f"--capacity {kind}={value}: expected produce=BYTES or fetch=BYTES, per second")
     return {"headroom": options.headroom, "capacity": capacity}
+
+
+def _candidates(files: Sequence[str], sweep: Sequence[float] | None) -> dict[str, Candidate]:
+    """What is to be tried, by the names that the report gives it."""
+    from analysis.levels import load_candidate
+
+    found: dict[str, Candidate] = {}
+    for file in files:
+        candidate = load_candidate(file)
+        if not any(candidate.entries(kind) for kind in Kind):
+            raise WrongUseError(f"--candidate {file}: there are no quotas in it")
+        name = Path(file).stem if sum(Path(one).stem == Path(file).stem for one in files) == 1 else file
+        if sweep is None:
+            found[name] = candidate
+        else:
+            found |= {f"{name} × {factor:g}": candidate.scaled(factor) for factor in sweep}
+    return found
 
 
 def _pairs(option: str, values: Sequence[str]) -> list[tuple[str, str]]:
@@ -203,6 +235,23 @@ def _seconds(text: str) -> int:
     value = int(text)
     if not 1 <= value <= 3600 or 3600 % value:
         raise argparse.ArgumentTypeError("expected seconds that an hour is a multiple of")
+    return value
+
+
+def _factors(text: str) -> list[float]:
+    try:
+        values = [float(one) for one in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or not all(0 < value < float("inf") for value in values):
+        raise argparse.ArgumentTypeError("expected numbers above 0 with commas between, such as 0.5,0.75,1,1.5")
+    return sorted(set(values))
+
+
+def _percent(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError("expected percent of the time, from 0 to 100")
     return value
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,15 @@ class Candidate:
     def mutation_burst_s(self) -> float:
         """How many seconds' worth of a mutation limit may be used at once."""
         return self.mutation_num_samples * self.mutation_window_ms / 1000.0
+
+    def scaled(self, factor: float) -> Candidate:
+        """The same entries, with so many times their limits."""
+        names = {measure.limit_name for measure in MEASURES.values()}
+        quotas: list[Mapping[str, Any]] = [
+            {name: value * factor if name in names and value is not None else value for name, value in entry.items()}
+            for entry in self.quotas
+        ]
+        return replace(self, quotas=quotas)
 
     def entries(self, kind: Kind) -> list[tuple[str | None, str | None, float]]:
         """(user, client-id, limit) of every entry that limits `kind`."""

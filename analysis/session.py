@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 
 from analysis.java import find_java
@@ -40,6 +43,7 @@ def open_session(
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit started us: Java runs, master and memory are chosen
     if SparkSession.getActiveSession() is None and not submitted:
         os.environ["JAVA_HOME"] = str(find_java())
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # where the replay's NumPy is, not any python3
         conf.setdefault("spark.master", master or "local[*]")
         conf.setdefault("spark.driver.memory", memory or "2g")
         # The same quiet from the JVM's first line on, and a driver that is found without asking any name server.
@@ -56,3 +60,20 @@ def open_session(
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+ROOT = Path(__file__).resolve().parents[1]
+SHIPPED = ("analysis/__init__.py", "analysis/replay/*.py", "quota/*.py")
+"""What Python on executors runs: beside it they need NumPy and PyArrow."""
+
+
+def ship_code(spark: SparkSession) -> None:
+    """Give executors the modules that a replay runs there; they need not have kquota."""
+    archive = Path(SparkFiles.getRootDirectory()) / "kquota-replay.zip"
+    if archive.exists():
+        return
+    with zipfile.ZipFile(archive, "w") as file:
+        for pattern in SHIPPED:
+            for source in sorted(ROOT.glob(pattern)):
+                file.write(source, source.relative_to(ROOT))
+    spark.sparkContext.addPyFile(str(archive))

@@ -2,172 +2,326 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from analysis import plots
 from analysis.columns import cluster, ratio
 from analysis.kinds import MEASURES
 from analysis.levels import Candidate, resolved
+from analysis.replay.arrow import RESULT, ROWS, folded
+from analysis.replay.fold import Rule
+from analysis.replay.intervals import most_in_window
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.rows import some_rows
-from analysis.windows import bucket_delays, burst_delays, window_delays
+from analysis.session import ship_code
 from analysis.words import several, share, size, span
 from quota.entity import Kind
 
 COLUMNS = tuple(name for kind in Kind for name in (MEASURES[kind].column, f"throttle_{kind.value}_seconds"))
+CLIENT = ("cluster_id", "instance", "user", "client_id")
+NAMED = ("cluster_id", "group_user", "group_client")
 GROUP = ("cluster_id", "instance", "group_user", "group_client")
-STEP_MS = 1000
+"""A counter: each sidecar counts for itself, as it does in life."""
+ROWS_PER_TASK = 500_000
+"""Intervals that one task replays; of one group it takes all."""
+TASKS_PER_CORE = 4
+"""At least: so that none has much more to do than the others."""
+HALF_UP = 0.5
+SHOWN = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Candidates with entries for the same clients: their counters are the same, only the limits differ."""
+
+    kind: Kind
+    names: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def rule(self) -> Rule:
+        """How this kind counts."""
+        one = self.candidates[0]
+        if self.kind is Kind.MUTATION:
+            return Rule(one.mutation_num_samples, one.mutation_window_ms, tokens=one.mutation_algorithm)
+        if self.kind is Kind.REQUEST:  # charged with milliseconds of busy time, limited in percent, by a sample at most
+            return Rule(one.num_samples, one.window_ms, 0.1, one.window_ms)
+        return Rule(one.num_samples, one.window_ms)
+
+    def may_be_over(self, density: Column, used: Column, least_limit: Column) -> Column:
+        """Whether a counter can have been over such a limit at all, by the sum of its clients' highest densities."""
+        rule = self.rule
+        if rule.tokens is not None:  # who never used more than the burst in all this time was never delayed
+            return used > least_limit * (rule.num_samples * rule.sample_ms / 1000)
+        if rule.num_samples == 1:
+            return F.lit(True)
+        return density * (rule.scale * most_in_window(rule.num_samples, rule.sample_ms)) > least_limit
+
+
+def families(candidates: Mapping[str, Candidate]) -> list[Family]:
+    """The candidates by kind of quota, and by whose counters they have."""
+    found: dict[object, list[str]] = {}
+    for name, one in candidates.items():
+        for kind in Kind:
+            keys = frozenset(entry[:2] for entry in one.entries(kind))
+            if keys:
+                counted = Family(kind, (name,), (one,)).rule
+                found.setdefault((kind, keys, counted, one.empty_client_id), []).append(name)
+    return [
+        Family(key[0], tuple(names), tuple(candidates[name] for name in names))  # type: ignore[index]
+        for key, names in found.items()
+    ]
 
 
 def run(context: Context) -> Report:
-    """Replay every kind that the candidate limits. Each sidecar counts for itself, as it does in life."""
-    candidate: Candidate = context.options["candidate"]
+    """Replay every kind that a candidate limits."""
+    candidates: Mapping[str, Candidate] = context.options["candidates"]
+    at_most: float = context.options.get("at_most", 0.01)
+    found = families(candidates)
     rows = context.records.withColumn("cluster_id", cluster())
-    parts = [_replayed(rows, candidate, kind) for kind in Kind if candidate.entries(kind)]
-    groups = parts[0]
-    for part in parts[1:]:
-        groups = groups.unionByName(part)
+    clients = context.kept(_clients(rows, {one.kind for one in found}), "clients")
+    members = context.kept(_members(clients, found), "members")
+    groups = context.kept(_groups(members, found, _moved_clocks(context)), "groups")
+    outcome = context.kept(_outcome(groups, _replayed(context, rows, members, groups, found), found), "outcome")
+    tables = {"groups": _group_table(outcome)}
+    if len(candidates) > 1:
+        tables = {
+            "candidates": _candidate_table(outcome, list(candidates), at_most),
+            "cheapest": _cheapest_table(outcome, at_most),
+            **tables,
+        }
     return Report(
         "What if",
         "What would the candidate quotas have done to the traffic that was there?",
-        {
-            "groups": Table(
-                groups, "Groups that share a limit", [F.col("seconds_over").desc(), "kind", *GROUP_ORDER], shown=30
+        tables,
+        lambda tables: _tell(tables, list(candidates), at_most),
+    )
+
+
+def _amount(kind: Kind) -> Column:
+    """What the quota is charged with: bytes, partitions, or milliseconds of busy time."""
+    return F.greatest(F.col(MEASURES[kind].column) * (1000.0 if kind is Kind.REQUEST else 1.0), F.lit(0.0))
+
+
+def _clients(rows: DataFrame, kinds: set[Kind]) -> DataFrame:
+    """What all questions about whole groups are answered from: one row per client of each sidecar, in one scan."""
+    seconds = F.greatest("duration_s", F.lit(0.001))
+    least = F.least(seconds, F.greatest(F.floor(F.col("duration_s") + HALF_UP), F.lit(1)))
+    sums = [F.sum("duration_s").alias("seconds"), F.count("*").alias("records")]
+    for kind in sorted(kinds):
+        amount = _amount(kind)
+        sums += [
+            F.max(amount / least).alias(f"{kind.value}_density"),
+            F.max(amount / seconds).alias(f"{kind.value}_peak"),
+            F.sum(amount).alias(f"{kind.value}_used"),
+            F.sum(f"throttle_{kind.value}_seconds").alias(f"{kind.value}_held"),
+        ]
+    return rows.groupBy(*CLIENT).agg(*sums)
+
+
+def _members(clients: DataFrame, found: Sequence[Family]) -> DataFrame:
+    """Per family those clients that have a limit in it, with their counters and their limits."""
+
+    def of(number: int, family: Family) -> DataFrame:
+        rows = clients
+        for place, candidate in enumerate(family.candidates):
+            rows = resolved(rows, candidate, family.kind).withColumnRenamed("limit", f"_limit_{place}")
+        kind = family.kind.value
+        limits = F.array(*(f"_limit_{place}" for place in range(len(family.candidates))))
+        return rows.where("_limit_0 IS NOT NULL").select(
+            F.lit(number).alias("family"),
+            *GROUP,
+            "user",
+            "client_id",
+            limits.alias("limits"),
+            "seconds",
+            "records",
+            *(F.col(f"{kind}_{name}").alias(name) for name in ("density", "peak", "used", "held")),
+        )
+
+    return reduce(DataFrame.unionByName, (of(number, family) for number, family in enumerate(found)))
+
+
+def _moved_clocks(context: Context) -> DataFrame | None:
+    """Sidecars whose clocks were set back: intervals of theirs overlap, and no bound holds."""
+    if not context.intake.quality.clock_steps:
+        return None
+    return context.intake.instances.where("clock_steps > 0").select("instance", F.lit(True).alias("moved"))
+
+
+def _groups(members: DataFrame, found: Sequence[Family], moved: DataFrame | None) -> DataFrame:
+    """One row per counter, with a number (`gid`), and whether it is worth a replay (`chosen`)."""
+    groups = members.groupBy("family", *GROUP).agg(
+        F.max("limits").alias("limits"),
+        F.count("*").alias("members"),
+        *(F.sum(name).alias(name) for name in ("seconds", "records", "density", "peak", "used", "held")),
+    )
+    may = F.lit(False)
+    for number, family in enumerate(found):
+        mine = family.may_be_over(F.col("density"), F.col("used"), F.array_min("limits"))
+        may |= (F.col("family") == number) & mine
+    if moved is not None:
+        groups = groups.join(F.broadcast(moved), "instance", "left")
+        may |= F.col("moved").isNotNull()
+    same = Window.partitionBy("family", *NAMED)
+    # How long clients of one counter were there together is known only by a look at each interval; it matters where
+    # another sidecar's counter of the same name is over its limit.
+    groups = groups.withColumn("may", may).withColumn("any", F.max("may").over(same))
+    groups = groups.withColumn("chosen", F.col("may") | (F.col("any") & (F.col("members") > 1)))
+    return groups.drop("may", "any", "moved", "density", "used").withColumn("gid", F.monotonically_increasing_id())
+
+
+def _replayed(
+    context: Context, rows: DataFrame, members: DataFrame, groups: DataFrame, found: Sequence[Family]
+) -> DataFrame:
+    """Seconds over each limit and what else came of it, of the counters that are worth it. Only their intervals move,
+    each counter's into one task."""
+    chosen = groups.where("chosen")
+    number = chosen.agg(F.sum("records").alias("records")).head()
+    assert number is not None
+    same = [F.col(name).eqNullSafe(F.col(f"_{name}")) for name in ("family", *GROUP)]
+    names = chosen.select(*(F.col(name).alias(f"_{name}") for name in ("family", *GROUP)), "gid")
+    keys = members.join(names, same).select(*CLIENT, "family", "gid")
+    amount = F.coalesce(*(F.when(F.col("family") == number, _amount(one.kind)) for number, one in enumerate(found)))
+    empty = {
+        name: F.lit(None).cast(kind).alias(name) for name, kind in (column.split(" ") for column in ROWS.split(", "))
+    }
+    intervals = rows.join(F.broadcast(keys), [*CLIENT]).select(
+        "gid", empty["rule"], empty["limits"], "start_ms", "duration_s", amount.alias("amount")
+    )
+    heads = chosen.select(
+        "gid", F.col("family").alias("rule"), "limits", empty["start_ms"], empty["duration_s"], empty["amount"]
+    )
+    cores = groups.sparkSession.sparkContext.defaultParallelism
+    tasks = max(TASKS_PER_CORE * cores, int(number["records"] or 0) // ROWS_PER_TASK + 1)
+    ship_code(groups.sparkSession)
+    together = heads.unionByName(intervals).repartition(tasks, "gid")
+    return context.kept(together.mapInArrow(folded([one.rule for one in found]), RESULT), "replayed")
+
+
+def _outcome(groups: DataFrame, replayed: DataFrame, found: Sequence[Family]) -> DataFrame:
+    """One row per candidate and named group, all its sidecars together."""
+    each = groups.select("*", F.posexplode("limits").alias("place", "limit")).drop("limits")
+    each = each.join(replayed.withColumnsRenamed({"peak": "replayed_peak"}), ["gid", "place"], "left")
+    parts = []
+    for number, family in enumerate(found):
+        worst = F.min if family.kind is Kind.MUTATION else F.max
+        scale = family.rule.scale
+        sums = (
+            each.where(F.col("family") == number)
+            .groupBy("place", *NAMED)
+            .agg(
+                F.max("limit").alias("limit"),
+                F.count("*").alias("sidecars"),
+                F.coalesce(F.sum("seconds_over"), F.lit(0)).cast("double").alias("seconds_over"),
+                F.sum(F.coalesce("seconds_seen", "seconds")).alias("seconds_seen"),
+                (F.coalesce(F.max("longest_ms"), F.lit(0)) / 1000).alias("longest_delay_s"),
+                F.max(F.coalesce("replayed_peak", F.col("peak") * scale)).alias("peak_interval_rate"),
+                worst("extreme").alias("extreme_in_window"),
+                F.sum("held").alias("delayed_in_truth_s"),
             )
-        },
-        _tell,
-    )
-
-
-GROUP_ORDER = ("cluster_id", "group_user", "group_client")
-
-
-def decisions(events: DataFrame, candidate: Candidate, kind: Kind, partition: tuple[str, ...] = ()) -> DataFrame:
-    """`throttle_ms` and `observed` of each event (`t_ms`, `order`, `user`, `client_id`, `amount` as `kquota simulate`
-    has it).
-    """
-    group = (*partition, "group_user", "group_client")
-    return _delays(resolved(events, candidate, kind), candidate, kind, group)
-
-
-def _delays(events: DataFrame, candidate: Candidate, kind: Kind, group: tuple[str, ...]) -> DataFrame:
-    if kind is Kind.MUTATION:
-        delays = burst_delays if candidate.mutation_algorithm == "windowed_burst" else bucket_delays
-        return delays(events, group, num_samples=candidate.mutation_num_samples, window_ms=candidate.mutation_window_ms)
-    is_request = kind is Kind.REQUEST
-    return window_delays(
-        events,
-        group,
-        num_samples=candidate.num_samples,
-        window_ms=candidate.window_ms,
-        scale=0.1 if is_request else 1.0,
-        bounded_ms=candidate.window_ms if is_request else None,
-    )
-
-
-def _replayed(rows: DataFrame, candidate: Candidate, kind: Kind) -> DataFrame:
-    """One row per group: how long it would have been over its limit, and how it was held in truth."""
-    measure = MEASURES[kind]
-    # Milliseconds of busy time are what the request quota is charged with.
-    amount = F.greatest(F.col(measure.column) * (1000.0 if kind is Kind.REQUEST else 1.0), F.lit(0.0))
-    seen = resolved(rows, candidate, kind).where("limit IS NOT NULL")
-    intervals = seen.groupBy(*GROUP, "start_ms").agg(
-        F.sum(amount).alias("amount"),
-        F.max("duration_s").alias("duration_s"),
-        F.max("limit").alias("limit"),
-        F.sum(f"throttle_{kind.value}_seconds").alias("held"),
-    )
-    rate = F.col("amount") * (0.1 if kind is Kind.REQUEST else 1.0) / F.greatest("duration_s", F.lit(0.001))
-    totals = intervals.groupBy(*GROUP).agg(
-        F.max("limit").alias("limit"),
-        F.max(rate).alias("peak"),
-        F.sum("amount").alias("amount"),
-        F.sum("duration_s").alias("seconds"),
-        F.sum("held").alias("held_seconds"),
-    )
-    if kind is Kind.MUTATION:  # who never used more than the burst in all this time was never delayed
-        may_be_over = F.col("amount") > F.col("limit") * candidate.mutation_burst_s
-    else:  # N + 1 samples' worth is the most that a window of N - 1 samples can hold: below nobody is ever delayed
-        samples = candidate.num_samples
-        may_be_over = F.col("peak") * ((samples + 1) / max(samples - 1, 1)) > F.col("limit")
-    near = totals.where(may_be_over).select(*(F.col(name).alias(f"_{name}") for name in GROUP))
-    same = [F.col(name).eqNullSafe(F.col(f"_{name}")) for name in GROUP]
-    replayed = _steps(intervals.join(near, same, "left_semi"))
-    over = (
-        _delays(replayed, candidate, kind, GROUP)
-        .groupBy(*GROUP)
-        .agg(
-            F.sum((F.col("throttle_ms") > 0).cast("long")).alias("steps_over"),
-            F.max("throttle_ms").alias("longest_ms"),
-            (F.min if kind is Kind.MUTATION else F.max)("observed").alias("extreme"),
         )
-    )
-    over = over.select(*(F.col(name).alias(f"_{name}") for name in GROUP), "steps_over", "longest_ms", "extreme")
-    extreme = F.max("extreme") if kind is not Kind.MUTATION else F.min("extreme")
-    return (
-        totals.join(over, same, "left")
-        .groupBy("cluster_id", "group_user", "group_client")
-        .agg(
-            F.max("limit").alias("limit"),
-            F.count("*").alias("sidecars"),
-            F.coalesce(F.sum("steps_over") * (STEP_MS / 1000), F.lit(0.0)).alias("seconds_over"),
-            F.sum("seconds").alias("seconds_seen"),
-            (F.coalesce(F.max("longest_ms"), F.lit(0)) / 1000).alias("longest_delay_s"),
-            F.max("peak").alias("peak_interval_rate"),
-            extreme.alias("extreme_in_window"),
-            F.sum("held_seconds").alias("delayed_in_truth_s"),
+        name = F.element_at(F.array(*map(F.lit, family.names)), F.col("place") + 1)
+        parts.append(
+            sums.select(
+                name.alias("candidate"),
+                F.lit(family.kind.value).alias("kind"),
+                *NAMED,
+                "limit",
+                "seconds_over",
+                F.coalesce(ratio(F.col("seconds_over"), F.col("seconds_seen")), F.lit(0.0)).alias("time_over_share"),
+                "longest_delay_s",
+                "peak_interval_rate",
+                "extreme_in_window",
+                "delayed_in_truth_s",
+                "sidecars",
+                "seconds_seen",
+            )
         )
-        .select(
-            F.lit(kind.value).alias("kind"),
-            "cluster_id",
-            "group_user",
-            "group_client",
-            "limit",
-            "seconds_over",
-            ratio(F.col("seconds_over"), F.col("seconds_seen")).alias("time_over_share"),
-            "longest_delay_s",
+    return reduce(DataFrame.unionByName, parts)
+
+
+def _group_table(outcome: DataFrame) -> Table:
+    order: list[Column | str] = [F.col("seconds_over").desc(), "candidate", "kind", *NAMED]
+    return Table(outcome.drop("seconds_seen"), "Groups that share a limit", order, shown=SHOWN)
+
+
+def _candidate_table(outcome: DataFrame, names: Sequence[str], at_most: float) -> Table:
+    """Side by side, in the order in which they were named."""
+    over, too_long = F.col("seconds_over") > 0, F.col("time_over_share") > at_most
+    sums = outcome.groupBy("candidate").agg(
+        F.count("*").alias("groups"),
+        F.sum(over.cast("long")).alias("groups_over"),
+        F.sum(too_long.cast("long")).alias("groups_over_too_long"),
+        F.sum("seconds_over").alias("seconds_over"),
+        ratio(F.sum("seconds_over"), F.sum("seconds_seen")).alias("time_over_share"),
+        F.max("longest_delay_s").alias("longest_delay_s"),
+        *(
+            F.sum(F.when(F.col("kind") == kind.value, F.col("limit") * F.col("sidecars"))).alias(
+                f"{kind.value}_limits_bytes_per_s"
+            )
+            for kind in (Kind.PRODUCE, Kind.FETCH)
+        ),
+    )
+    place = F.array_position(F.array(*map(F.lit, names)), F.col("candidate"))
+    return Table(sums, f"Candidates; too long is more than {share(at_most)} of the time", [place])
+
+
+def _cheapest_table(outcome: DataFrame, at_most: float) -> Table:
+    """The lowest of the limits that were tried under which a group would have been held no longer than wanted."""
+    fits = F.min(F.when(F.col("time_over_share") <= at_most, F.struct("limit", "candidate", "time_over_share")))
+    found = outcome.groupBy("kind", *NAMED).agg(
+        fits.alias("one"),
+        F.max("limit").alias("highest_tried"),
+        F.min("limit").alias("lowest_tried"),
+        F.max("peak_interval_rate").alias("peak_interval_rate"),
+        F.max("sidecars").alias("sidecars"),
+    )
+    return Table(
+        found.select(
+            "kind",
+            *NAMED,
+            F.col("one.limit").alias("cheapest_limit"),
+            F.col("one.candidate").alias("candidate"),
+            F.col("one.time_over_share").alias("time_over_share"),
+            "lowest_tried",
+            "highest_tried",
             "peak_interval_rate",
-            "extreme_in_window",
-            "delayed_in_truth_s",
             "sidecars",
-        )
+        ),
+        f"The cheapest limit that was tried under which each group is held for no more than {share(at_most)} of its "
+        "time",
+        [F.col("cheapest_limit").desc_nulls_first(), "kind", *NAMED],
+        shown=SHOWN,
     )
 
 
-def _steps(intervals: DataFrame) -> DataFrame:
-    """Each interval's amount spread evenly over its seconds: one event per second."""
-    count = F.greatest(F.round("duration_s").cast("int"), F.lit(1))
-    spread = intervals.withColumn("_count", count).withColumn(
-        "_step", F.explode(F.sequence(F.lit(0), F.col("_count") - 1))
-    )
-    return spread.select(
-        *GROUP,
-        "limit",
-        (F.col("start_ms") + F.col("_step") * STEP_MS).alias("t_ms"),
-        F.col("_step").cast("long").alias("order"),
-        (F.col("amount") / F.col("_count")).alias("amount"),
-    )
-
-
-def _tell(tables: Mapping[str, DataFrame]) -> Story:
+def _tell(tables: Mapping[str, DataFrame], names: Sequence[str], at_most: float) -> Story:
     frame = tables["groups"]
     held = frame.where("seconds_over > 0")
-    number, several_held = frame.count(), held.count()
-    top = some_rows(held.orderBy(F.col("seconds_over").desc(), "kind", *GROUP_ORDER), 12)
-    freed = frame.where("seconds_over = 0 AND delayed_in_truth_s > 0").count()
-    findings = [f"{several_held:,} of {several(number, 'limited group')} would have been over the limit at some time."]
-    findings += [
-        f"{_name(row)} ({row['kind']}, {_limit(row)}): over it for {span(row['seconds_over'])}, "
-        f"{share(row['time_over_share'])} of its time; the longest delay would have been "
-        f"{span(row['longest_delay_s'])}."
-        for row in top[:4]
-    ]
-    if freed:
-        findings.append(f"{several(freed, 'group')} that were delayed in truth would not have been.")
-    shown = {f"{_name(row)} {row['kind']}": {"min": row["seconds_over"] / 60} for row in top}
+    top = some_rows(held.orderBy(F.col("seconds_over").desc(), "candidate", "kind", *NAMED), 12)
+    if "candidates" in tables:
+        findings = _compared(tables, at_most)
+    else:
+        number, several_held = frame.count(), held.count()
+        findings = [
+            f"{several_held:,} of {several(number, 'limited group')} would have been over the limit at some time."
+        ]
+        findings += [_told(row) for row in top[:4]]
+        freed = frame.where("seconds_over = 0 AND delayed_in_truth_s > 0").count()
+        if freed:
+            findings.append(f"{several(freed, 'group')} that were delayed in truth would not have been.")
+    shown = {
+        f"{_name(row)} {row['kind']}" + (f", {row['candidate']}" if len(names) > 1 else ""): {
+            "min": row["seconds_over"] / 60
+        }
+        for row in top
+    }
     return Story(
         findings,
         [Plot("Time over the candidate limits", plots.bars(shown, "minutes"))] if shown else [],
@@ -182,7 +336,35 @@ def _tell(tables: Mapping[str, DataFrame]) -> Story:
             "Window and delay are Kafka's own (KIP-13, KIP-124, KIP-599 without refusals, by the algorithm "
             "that the candidate names), without pacing and without a cap; "
             "shadow entries are tried as if they were enforced.",
+            "The extreme is the highest rate in the window (of partitions, the least tokens) while the group was over "
+            "its limit. Where several clients share a limit that they never come near on a sidecar, the peak of an "
+            "interval is the sum of their own peaks: it was at most that.",
         ],
+    )
+
+
+def _compared(tables: Mapping[str, DataFrame], at_most: float) -> list[str]:
+    findings = [
+        f"{row['candidate']}: {row['groups_over']:,} of {several(row['groups'], 'limited group')} over the limit, for "
+        f"{span(row['seconds_over'])} ({share(row['time_over_share'])}); "
+        f"{row['groups_over_too_long']:,} for more than {share(at_most)} of their time."
+        for row in some_rows(tables["candidates"], 12)
+    ]
+    enough = tables["cheapest"].where("cheapest_limit IS NOT NULL")
+    number, all_groups = enough.count(), tables["cheapest"].count()
+    findings.append(
+        f"For {number:,} of {several(all_groups, 'group')} one of the limits that were tried is enough: held for no "
+        f"more than {share(at_most)} of the time (table cheapest)."
+    )
+    return findings
+
+
+def _told(row: object) -> str:
+    seconds, part, longest = row["seconds_over"], row["time_over_share"], row["longest_delay_s"]  # type: ignore[index]
+    kind = row["kind"]  # type: ignore[index]
+    return (
+        f"{_name(row)} ({kind}, {_limit(row)}): over it for {span(seconds)}, {share(part)} of its time; the longest "
+        f"delay would have been {span(longest)}."
     )
 
 

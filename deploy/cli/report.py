@@ -50,8 +50,10 @@ def _with_candidate(arguments: Sequence[str], directory: Path) -> list[str]:
             continue
         file = value if equals else arguments[index + 1]
         if Path(file).suffix in YAML_SUFFIXES:
-            target = directory / "candidate.json"
+            # By its own name, which the report gives the candidate.
+            target = directory / str(index) / f"{Path(file).stem}.json"
+            target.parent.mkdir()
             config = load(file, on_paper=True)
             target.write_text(json.dumps(summary_json(file, config, table_in_force(config))))
-            changed[index : index + (1 if equals else 2)] = ["--candidate", str(target)]
+            changed[index : index + (1 if equals else 2)] = [f"--candidate={target}"] if equals else [name, str(target)]
     return changed

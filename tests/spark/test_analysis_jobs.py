@@ -289,7 +289,7 @@ def test_whatif_of_all_four_quotas(report: Make) -> None:
         mutation_num_samples=3,
         mutation_algorithm="windowed_burst",
     )
-    told, out = report("whatif", rows, candidate=candidate)
+    told, out = report("whatif", rows, candidates={"c": candidate})
     groups = {(row["kind"], row["group_user"]): row for row in table(out, "groups")}
     names = ("limit", "seconds_over", "longest_delay_s", "extreme_in_window")
     assert {key: floats(row, *names) for key, row in groups.items() if row["extreme_in_window"]} == {
@@ -302,6 +302,33 @@ def test_whatif_of_all_four_quotas(report: Make) -> None:
     assert floats(groups["produce", "u"], *more) == [0.1, 1.5, 2]
     assert float(groups["produce", "other"]["seconds_over"]) == 0
     assert "4 of 8 limited groups would have been over the limit at some time." in told
+
+
+def test_whatif_side_by_side(report: Make) -> None:
+    """Two clients of one user on one sidecar, 3 MB/s each for 20 s; on another one 1 MB/s together, for 60 s."""
+    at = {"user": "shop", "duration_s": 20.0}
+    rows = [record(n + 1, 0, client_id=f"c{n}", produce_bytes=60 * MB, **at) for n in range(2)]
+    rows += [record(n + 1, 20 * n, instance="i2", client_id="c0", produce_bytes=10 * MB, **at) for n in range(3)]
+    rows += [record(n + 4, 20 * n, instance="i2", client_id="c1", produce_bytes=10 * MB, **at) for n in range(3)]
+    quotas = Candidate([{"user": "<default>", "producer_byte_rate": 4e6}])
+    sweep = {f"q × {factor:g}": quotas.scaled(factor) for factor in (0.5, 1, 2)}
+    told, out = report("whatif", rows, candidates=sweep, at_most=0.2)
+    # 6 MB each second: after k seconds 6 k MB in 10 s, from the eleventh on 11 * 6 / 10 s = 6.6 MB/s. Over 4 MB/s from
+    # the seventh (4.2 MB/s) to the twentieth, over 2 MB/s from the fourth (2.4 MB/s); never over 8 MB/s. In all there
+    # are 20 s on one sidecar and 60 s on the other, each second of which counts once for both clients.
+    groups = {row["candidate"]: row for row in table(out, "groups")}
+    assert {name: floats(row, "limit", "seconds_over", "time_over_share") for name, row in groups.items()} == {
+        "q × 0.5": [2e6, 17, 17 / 80],
+        "q × 1": [4e6, 14, 14 / 80],
+        "q × 2": [8e6, 0, 0],
+    }
+    assert floats(groups["q × 1"], "longest_delay_s", "extreme_in_window", "sidecars") == [6.5, 6.6e6, 2]
+    (cheapest,) = table(out, "cheapest")
+    assert (cheapest["candidate"], float(cheapest["cheapest_limit"])) == ("q × 1", 4e6)  # 17.5 % of the time
+    compared = table(out, "candidates")
+    assert [row["candidate"] for row in compared] == list(sweep)
+    assert [row["groups_over_too_long"] for row in compared] == ["1", "0", "0"]
+    assert "q × 0.5: 1 of 1 limited group over the limit, for 17 s (21.2 %); 1 for more than 20 %" in told
 
 
 def test_obedience(report: Make) -> None:

@@ -1,4 +1,6 @@
-"""What keeps the jobs fit for large input: rows stay in the JVMs, and hardly any comes to the driver."""
+"""What keeps the jobs fit for large input: rows stay in the JVMs but for those that are replayed, and hardly any comes
+to the driver.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "analysis").rglob("*.py"))
-FORBIDDEN = (
-    r"\.(collect|toPandas|toLocalIterator|toArrow|take|foreach\w*|rdd|mapInPandas|applyInPandas|createDataFrame)\b"
-)
+REPLAY = sorted((ROOT / "analysis/replay").glob("*.py"))
+MODULES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "analysis").rglob("*.py") if path not in REPLAY)
+FORBIDDEN = r"\.(collect|toPandas|toLocalIterator|toArrow|take|foreach\w*|rdd|mapIn\w+|\w*applyIn\w+|createDataFrame)\b"
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_rows_come_to_the_driver_in_one_place_and_never_to_python_workers(name: str) -> None:
+def test_rows_come_to_the_driver_in_one_place_and_to_python_workers_in_one(name: str) -> None:
     text = (ROOT / name).read_text()
     found = re.findall(FORBIDDEN, text)
-    assert found == (["collect"] if name == "analysis/rows.py" else [])
+    assert found == {"analysis/rows.py": ["collect"], "analysis/jobs/whatif.py": ["mapInArrow"]}.get(name, [])
     assert not re.search(r"\b(pandas_)?udf\b", text)
+
+
+def test_what_runs_in_python_workers_knows_nothing_of_spark_nor_of_the_rest() -> None:
+    """It is shipped by itself, with `quota`: `analysis.session.ship_code`."""
+    assert len(REPLAY) > 4
+    for path in REPLAY:
+        imported = re.findall(r"^\s*(?:from|import) ([\w.]+)", path.read_text(), re.MULTILINE)
+        known = r"(analysis\.replay|quota|numpy|pyarrow|__future__|collections|dataclasses|heapq|typing)\b"
+        assert [name for name in imported if not re.match(known, name)] == [], path.name

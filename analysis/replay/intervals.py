@@ -1,0 +1,221 @@
+"""Intervals of usage on their way to events: each amount spread evenly over the seconds of its interval.
+
+Few of those events have to be made. A window of N samples forgets, so an interval matters only if what is in it, or
+shortly before it, can exceed the limit; and in a long interval all windows that lie in it whole are alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from analysis.replay.window import Flags, Floats, Ints, sample_begins
+
+STEP_MS = 1000
+
+
+@dataclass(slots=True)
+class Intervals:
+    """Intervals of several groups, by group and start; `group` is a number that ascends."""
+
+    group: Ints
+    start_ms: Ints
+    steps: Ints
+    """Over so many seconds the amount is spread."""
+    duration_s: Floats
+    amount: Floats
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+    @property
+    def each(self) -> Floats:
+        """What each second of the interval gets."""
+        return self.amount / self.steps
+
+    @property
+    def last_ms(self) -> Ints:
+        """When the last of its seconds begins."""
+        return self.start_ms + (self.steps - 1) * STEP_MS
+
+    def some(self, which: Flags | Ints | slice) -> Intervals:
+        """Of these only some."""
+        return Intervals(*(getattr(self, field.name)[which] for field in fields(self)))
+
+
+def ordered(group: Ints, start_ms: Ints, duration_s: Floats, amount: Floats) -> Intervals:
+    """Intervals in order. What members of a group used in one interval is added up."""
+    order = np.lexsort((amount, start_ms, group))
+    group, start_ms, duration_s, amount = group[order], start_ms[order], duration_s[order], amount[order]
+    fresh = np.ones(len(group), dtype=np.bool_)
+    fresh[1:] = (np.diff(group) != 0) | (np.diff(start_ms) != 0)
+    if not fresh.all():
+        first = np.flatnonzero(fresh)
+        duration_s, amount = np.maximum.reduceat(duration_s, first), np.add.reduceat(amount, first)
+        group, start_ms = group[first], start_ms[first]
+    steps = np.maximum(np.floor(duration_s + 0.5), 1).astype(np.int64)
+    return Intervals(group, start_ms, steps, duration_s, amount)
+
+
+def overlapping(found: Intervals) -> Flags:
+    """Intervals of groups in which one begins before another has ended: a clock was set back."""
+    same = found.group[1:] == found.group[:-1]
+    early = found.start_ms[1:] <= found.last_ms[:-1]
+    return np.isin(found.group, found.group[1:][same & early])
+
+
+def density(duration_s: Floats, steps: Ints, amount: Floats) -> Floats:
+    """Amount per second that is nowhere exceeded in the interval, whether its seconds or its length are counted."""
+    return amount / np.minimum(np.maximum(duration_s, 0.001), steps)
+
+
+SLACK_S = 3.0
+"""Seconds of usage that may be in a window's time beyond its length: the second that begins before it ends; half of one
+at the end of an interval that is rounded up; and one for a clock that was moved a little."""
+
+
+MOST_LOOKS = 64
+"""Intervals within the reach of one window; with more, looking at each takes longer than it saves."""
+
+
+def most_in_window(num_samples: int, sample_ms: int) -> float:
+    """Times the highest density, what no window's rate can exceed.
+
+    A sample is alive while its last event is younger than N samples, and begins less than a sample before that one: so
+    all events lie within N + 1 samples' time, and are divided by no less than N - 1.
+    """
+    return ((num_samples + 1) * sample_ms / 1000 + SLACK_S) / ((num_samples - 1) * sample_ms / 1000)
+
+
+@dataclass(slots=True)
+class Places:
+    """Where the samples of Kafka's window lie in intervals that do not overlap."""
+
+    joined: Ints
+    """So many of the first seconds fall into the sample that was open before."""
+    before: Ints
+    """How many samples the group had begun before the interval."""
+
+
+def places(found: Intervals, sample_ms: int) -> Places:
+    """Follow each group's samples from its first interval on, without a look at single seconds."""
+    per_sample = sample_ms // STEP_MS
+    fresh = np.ones(len(found), dtype=np.bool_)
+    fresh[1:] = np.diff(found.group) != 0
+    if per_sample == 1 and bool((found.steps > 1).all()):
+        # The second of two seconds begins a sample whatever was before, and so does each one after it.
+        joined = np.zeros(len(found), dtype=np.int64)
+        joined[1:] = ~fresh[1:] & (found.start_ms[1:] - found.last_ms[:-1] < sample_ms)
+    else:
+        joined = _followed(found, fresh, sample_ms, per_sample)
+    begun = np.where(joined < found.steps, (found.steps - 1 - joined) // per_sample + 1, 0)
+    total = np.cumsum(begun) - begun
+    return Places(joined, total - total[np.maximum.accumulate(np.where(fresh, np.arange(len(found)), 0))])
+
+
+def _followed(found: Intervals, fresh: Flags, sample_ms: int, per_sample: int) -> Ints:
+    """`joined` where a sample's start depends on all that was before: one interval after the other."""
+    joined, open_ms = [], 0
+    for new, start_ms, steps in zip(fresh.tolist(), found.start_ms.tolist(), found.steps.tolist(), strict=True):
+        here = 0 if new else min(max(-((start_ms - open_ms - sample_ms) // STEP_MS), 0), steps)
+        if here < steps:
+            open_ms = start_ms + (here + (steps - 1 - here) // per_sample * per_sample) * STEP_MS
+        joined.append(here)
+    return np.array(joined, dtype=np.int64)
+
+
+def near(found: Intervals, least_limit: Floats, num_samples: int, sample_ms: int) -> tuple[Flags, Flags]:
+    """Which intervals may exceed their group's limit, and which of the others are in sight of those (`least_limit`: of
+    the group of each interval).
+    """
+    if num_samples == 1:  # windows of no certain length: any rate is possible
+        return np.ones(len(found), dtype=np.bool_), np.zeros(len(found), dtype=np.bool_)
+    thickest = dense = density(found.duration_s, found.steps, found.amount)
+    ends = found.last_ms
+    reach_ms = (num_samples + 1) * sample_ms + STEP_MS
+    back, pairs = 1, []
+    while back < len(found):
+        if back > MOST_LOOKS:  # windows of hours over intervals of seconds: all are replayed
+            return np.ones(len(found), dtype=np.bool_), np.zeros(len(found), dtype=np.bool_)
+        seen = (found.group[back:] == found.group[:-back]) & (ends[:-back] > found.start_ms[back:] - reach_ms)
+        if not seen.any():
+            break
+        thickest = thickest.copy()
+        thickest[back:] = np.maximum(thickest[back:], np.where(seen, dense[:-back], 0.0))
+        pairs.append(seen)
+        back += 1
+    may = thickest * most_in_window(num_samples, sample_ms) > least_limit
+    in_sight = np.zeros(len(found), dtype=np.bool_)
+    for distance, seen in enumerate(pairs, 1):
+        in_sight[:-distance] |= seen & may[distance:]
+    return may, in_sight & ~may
+
+
+@dataclass(slots=True)
+class Events:
+    """Seconds of intervals."""
+
+    group: Ints
+    times_ms: Ints
+    """On a time line of their own, on which groups are far apart and the middles of long intervals are left out."""
+    amounts: Floats
+    begins: Flags
+    numbers: Ints
+    """See :func:`analysis.replay.window.rates`."""
+    weights: Ints
+    """For how many seconds an event stands; 0 where it is only there to be seen by others."""
+
+
+def events(found: Intervals, where: Places, asked: Flags, num_samples: int, sample_ms: int) -> Events:
+    """The seconds of intervals of which only those that are `asked` count.
+
+    From second (N + 1) * W on, all samples that are alive lie in the interval itself: what happens then repeats sample
+    by sample to its end. The last sample stands for all that are left out, and what follows sees what it would see
+    behind the whole interval.
+    """
+    per_sample = sample_ms // STEP_MS
+    left_out = np.maximum(found.steps - (num_samples + 2) * per_sample, 0) // per_sample
+    kept = found.steps - left_out * per_sample
+    fresh = np.ones(len(found), dtype=np.bool_)
+    fresh[1:] = np.diff(found.group) != 0
+    apart_ms = (num_samples + 2) * sample_ms
+    move_ms = np.zeros(len(found), dtype=np.int64)
+    move_ms[1:] = np.where(
+        fresh[1:],
+        kept[:-1] * STEP_MS + apart_ms,
+        found.start_ms[1:] - found.start_ms[:-1] - left_out[:-1] * sample_ms,
+    )
+    start_ms = np.cumsum(move_ms)
+    of = np.repeat(np.arange(len(found)), kept)
+    step = np.arange(len(of)) - np.repeat(np.cumsum(kept) - kept, kept)
+    sample = step - where.joined[of]
+    begins = (sample >= 0) & (sample % per_sample == 0)
+    begins[np.flatnonzero(fresh[of] & (step == 0))] = True  # of a group that was cut, the sample that was open
+    # What is left out lies before the last samples: they have the numbers that they have in the whole interval. Before,
+    # all samples in the window are of one size or not behind the gap at all.
+    numbers: Ints = where.before[of] + np.where(sample < 0, 0, sample // per_sample + 1)
+    weights = np.where(step >= (kept - per_sample)[of], left_out[of] + 1, 1) * asked[of]
+    return Events(
+        found.group[of], start_ms[of] + step * STEP_MS, found.each[of], begins, numbers, weights.astype(np.int64)
+    )
+
+
+def whole_events(found: Intervals, num_samples: int, sample_ms: int) -> Events:
+    """All seconds of intervals that overlap, put in order."""
+    of = np.repeat(np.arange(len(found)), found.steps)
+    step = np.arange(len(of)) - np.repeat(np.cumsum(found.steps) - found.steps, found.steps)
+    times_ms = found.start_ms[of] + step * STEP_MS
+    order = np.lexsort((step, times_ms, found.group[of]))
+    of, times_ms = of[order], times_ms[order]
+    group = found.group[of]
+    fresh = np.ones(len(of), dtype=np.bool_)
+    fresh[1:] = np.diff(group) != 0
+    move_ms = np.zeros(len(of), dtype=np.int64)
+    move_ms[1:] = np.where(fresh[1:], (num_samples + 2) * sample_ms, np.diff(times_ms))
+    times_ms = np.cumsum(move_ms)
+    begins = sample_begins(times_ms, sample_ms)
+    total = np.cumsum(begins)
+    first = np.flatnonzero(fresh)
+    numbers: Ints = total - np.repeat(total[first] - 1, np.diff(np.append(first, len(of))))
+    return Events(group, times_ms, found.each[of], begins, numbers, np.ones(len(of), dtype=np.int64))

@@ -1,0 +1,74 @@
+"""Limits of clients by Kafka's eight levels, in Spark: whatever the sidecar's own table says."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from analysis.errors import WrongUseError
+from analysis.levels import Candidate, load_candidate, resolved
+from config.load import load_bytes
+from config.table import to_table
+from deploy.cli.check import summary_json
+from quota.entity import Kind
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+QUOTAS = {
+    "clients only": "[{client-id: a, producer_byte_rate: 900, request_percentage: 30}, {client-id: <default>, "
+    "producer_byte_rate: 2000}]",
+    "users only": "[{user: u1, producer_byte_rate: 1500}, {user: <default>, producer_byte_rate: 700, "
+    "request_percentage: 45}]",
+    "pairs only": "[{user: <default>, client-id: <default>, producer_byte_rate: 500, controller_mutation_rate: 2}]",
+    "all eight levels": """
+- {user: u1, client-id: a, producer_byte_rate: 400, request_percentage: 10}
+- {user: u1, client-id: <default>, producer_byte_rate: 600}
+- {user: u2, producer_byte_rate: 800, controller_mutation_rate: 3}
+- {user: <default>, client-id: a, producer_byte_rate: 1000}
+- {user: <default>, client-id: <default>, request_percentage: 20}
+- {user: <default>, request_percentage: 25, controller_mutation_rate: 1}
+- {client-id: b, producer_byte_rate: 1300}
+- {client-id: <default>, producer_byte_rate: 1700}""",
+    "an empty client-id as a broker has it": """
+- {user: u1, client-id: <default>, producer_byte_rate: 600, controller_mutation_rate: 0.5}
+- {user: u1, producer_byte_rate: 900}
+- {user: <default>, request_percentage: 25}
+- {client-id: <default>, producer_byte_rate: 1700, controller_mutation_rate: 1}
+empty_client_id: kafka""",
+}
+CLIENTS = list(itertools.product(("u1", "u2", "u3"), ("a", "b", "", "d")))
+
+
+@pytest.mark.parametrize("name", QUOTAS)
+def test_limits_and_counters_are_those_of_the_table(name: str, spark: SparkSession, tmp_path: Path) -> None:
+    config = load_bytes("q.yaml", f'upstream: {{bootstrap: ["k:9092"]}}\nquotas: {QUOTAS[name]}\n'.encode())
+    table = to_table(config)
+    path = tmp_path / "candidate.json"
+    path.write_text(json.dumps(summary_json("q.yaml", config, table)))
+    candidate = load_candidate(path)
+    frame = spark.createDataFrame(CLIENTS, "user string, client_id string")
+    for kind in (Kind.PRODUCE, Kind.REQUEST, Kind.MUTATION):
+        if not candidate.entries(kind):
+            continue
+        found = {(row["user"], row["client_id"]): row for row in resolved(frame, candidate, kind).collect()}
+        for one, other in itertools.combinations_with_replacement(CLIENTS, 2):
+            mine, right = found[one], table.resolve(kind, *one)
+            assert mine["limit"] == right.limit, (kind, one)
+            same = table.resolve(kind, *other).group == right.group
+            names = ("group_user", "group_client")
+            if right.limit is not None:
+                assert all(mine[key] == found[other][key] for key in names) == same, (kind, one, other)
+
+
+def test_what_is_no_candidate_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    for text, told in (("quotas: []", "expected what `kquota check --json` prints"), ("[]", "a right configuration")):
+        path.write_text(text)
+        with pytest.raises(WrongUseError, match=told):
+            load_candidate(path)
+    assert Candidate([]).entries(Kind.PRODUCE) == []

@@ -1,0 +1,250 @@
+"""The replay of `whatif` over arrays: the numbers of Kafka's tests, and to the millisecond and the last bit what
+`kquota simulate` says of the same seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.replay import fold as replay
+from analysis.replay.fold import Outcome, Rule, fold
+from analysis.replay.intervals import events, near, ordered, places
+from analysis.replay.window import delays_ms, rates, sample_begins
+from config.load import load_bytes
+from deploy.cli.simulate import run as simulate
+from quota.burst import WindowedBurst
+
+
+def delays(limit: float, *happened: tuple[int, float], num_samples: int = 11, sample_ms: int = 1000) -> list[int]:
+    times = np.array([t_ms for t_ms, _ in happened], dtype=np.int64)
+    begins = sample_begins(times, sample_ms)
+    amounts = np.array([amount for _, amount in happened], dtype=np.float64)
+    found = rates(times, amounts, begins, np.cumsum(begins), num_samples=num_samples, sample_ms=sample_ms)
+    return [int(one) for one in delays_ms(found, np.full(len(times), float(limit)))]
+
+
+def test_quota_violation_as_in_clientquotamanagertest() -> None:
+    # 400 each second for ten seconds: no delay. Then 2300 at 10.5 s: 6300 B / 10.5 s = 600 B/s,
+    # (600 - 500) / 500 * 10 500 ms = 2100 ms
+    happened = [(t_ms, 400) for t_ms in range(0, 10_000, 1000)]
+    assert delays(500, *happened, (10_500, 2300)) == [0] * 10 + [2100]
+
+
+def test_the_example_of_kip_13() -> None:
+    # 5 MB/s, 60 MB at once: 6 MB/s over 10 s, (6 - 5) / 5 * 10 s = 2 s
+    assert delays(5e6, (7, 60e6)) == [2000]
+
+
+def test_the_fence_post_and_the_end_of_a_sample() -> None:
+    # 500 each second: at the eleventh 5500 B in 10.0 s, (550 - 500) / 500 * 10 000 = 1000 ms.
+    # At 22 s the samples up to 11 s are gone, since nothing came after 10 s all of them: 500 B / 10 s, no delay.
+    assert delays(500, *((t, 500) for t in range(0, 11_000, 1000)), (22_000, 500)) == [0] * 10 + [1000, 0]
+
+
+def configuration(limits: str, **windows: int | str) -> Any:
+    more = "".join(f"{name}: {value}\n" for name, value in windows.items())
+    return load_bytes("q.yaml", f'upstream: {{bootstrap: ["k:9092"]}}\nquotas: [{limits}]\n{more}'.encode())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_events_as_simulate_has_them(seed: int) -> None:
+    """Several in a millisecond, within a sample, at its end, after pauses of any length."""
+    dice = random.Random(seed)
+    num_samples, window_s = dice.choice(((11, 1), (11, 1), (5, 2), (3, 7), (1, 1)))
+    config = configuration(
+        "{client-id: a, producer_byte_rate: 900}",
+        **{"quota.window.num": num_samples, "quota.window.size.seconds": window_s},
+    )
+    t_ms, happened = 0, []
+    for _ in range(600):
+        t_ms += dice.choice((0, 1, 40, 300, 999, 1000, 1001, 2500, dice.randrange(30_000)))
+        happened.append((t_ms, dice.choice((dice.randrange(6000), dice.random() * 6000))))
+    lines = [
+        json.dumps({"t_ms": at_ms, "kind": "produce", "client_id": "a", "amount": amount}).encode()
+        for at_ms, amount in happened
+    ]
+    expected = [result["throttle_ms"] for _, result in simulate(config, lines)]
+    assert delays(900, *happened, num_samples=num_samples, sample_ms=window_s * 1000) == expected
+    assert sum(delay > 0 for delay in expected) > 20
+
+
+Spread = list[tuple[int, int, float, float]]
+"""Group, start in ms, duration in s, amount."""
+
+
+def traffic(dice: random.Random, shape: str, groups: int, count: int) -> Spread:
+    """Intervals as sidecars write them, of one `shape`, with bursts, idle stretches and pauses."""
+    rows: Spread = []
+    for group in range(groups):
+        at_ms = 1_760_918_400_000 + dice.randrange(5000)
+        for number in range(count):
+            length = {"ten": 10.0, "minutes": 300.0, "seconds": 1.0, "mixed": dice.choice((1.0, 3.0, 10.0, 45.0))}[
+                shape
+            ]
+            duration_s = length if dice.random() < 0.3 else max(length + dice.choice((-0.6, -0.004, 0.003, 0.4)), 0.2)
+            rate = dice.choice((0, 0, 400, 900, 1000, 1200, 5000 if dice.random() < 0.3 else 300))
+            amount = rate * duration_s if dice.random() < 0.5 else float(round(rate * duration_s))
+            rows.append((group, at_ms, duration_s, amount))
+            at_ms += round(duration_s * 1000)
+            if dice.random() < 0.08:
+                at_ms += dice.choice((200, 1000, 11_500, 40_000))
+            if shape == "mixed" and number == count // 2 and group == 0:
+                at_ms -= 7300  # a clock that is set back
+    return rows
+
+
+def folded(rule: Rule, rows: Spread, limits: Any) -> Outcome:
+    shuffled = random.Random(1).sample(rows, len(rows))
+    group, start_ms, duration_s, amount = (np.array(one) for one in zip(*shuffled, strict=True))
+    return fold(rule, group, start_ms, duration_s.astype(float), amount.astype(float), np.array(limits, dtype=float))
+
+
+def simulated(config: Any, kind: str, rows: Spread, scale: float = 1.0) -> dict[int, tuple[int, int, float]]:
+    """(seconds over, longest delay, extreme) by group, from every second of every interval."""
+    lines = []
+    seconds: list[tuple[int, int, int, float]] = []
+    for group, start_ms, duration_s, amount in rows:
+        steps = max(int(duration_s + 0.5), 1)
+        seconds += [(start_ms + step * 1000, step, group, amount / steps) for step in range(steps)]
+    for t_ms, _, group, amount in sorted(seconds):
+        event = {"t_ms": t_ms, "kind": kind, "client_id": f"g{group}", "amount": amount * scale}
+        lines.append(json.dumps(event | ({"strict": False} if kind == "mutation" else {})).encode())
+    told: dict[int, tuple[int, int, float]] = {}
+    extreme = min if kind == "mutation" else max
+    for good, result in simulate(config, lines):
+        assert good, result
+        if result["throttle_ms"] > 0:
+            group = int(result["client_id"][1:])
+            number, longest, worst = told.get(group, (0, 0, result["observed"]))
+            told[group] = (number + 1, max(longest, result["throttle_ms"]), extreme(worst, result["observed"]))
+    return told
+
+
+WINDOWS = [(11, 1), (11, 1), (5, 1), (4, 2), (3, 7), (2, 1), (1, 1)]
+
+
+@pytest.mark.parametrize(("num_samples", "window_s"), WINDOWS[1:])
+@pytest.mark.parametrize("shape", ["ten", "minutes", "seconds", "mixed"])
+def test_intervals_as_simulate_has_their_seconds(shape: str, num_samples: int, window_s: int) -> None:
+    """Pruned, cut into blocks, with the middles of long intervals left out; the delays are the same to the millisecond,
+    the rates to the last bit wherever the window's samples are seconds."""
+    dice = random.Random(f"{shape} {num_samples} {window_s}")
+    rows = traffic(dice, shape, 3, {"ten": 60, "minutes": 9, "seconds": 200, "mixed": 60}[shape])
+    limits = [[dice.choice((300, 777)), 950, 1400] for _ in range(3)]
+    rule = Rule(num_samples, window_s * 1000)
+    outcome = folded(rule, rows, limits)
+    held = 0
+    for place in range(3):
+        entries = ", ".join(f"{{client-id: g{g}, producer_byte_rate: {limits[g][place]}}}" for g in range(3))
+        window = {"quota.window.num": num_samples, "quota.window.size.seconds": window_s}
+        expected = simulated(configuration(entries, **window), "produce", rows)
+        for group in range(3):
+            number, longest, extreme = expected.get(group, (0, 0, float("nan")))
+            assert outcome.seconds_over[group, place] == number, (group, place)
+            assert outcome.longest_ms[group, place] == longest, (group, place)
+            if window_s == 1:
+                assert np.array_equal(outcome.extreme[group, place], extreme, equal_nan=True), (group, place)
+            else:
+                assert outcome.extreme[group, place] == pytest.approx(extreme, rel=1e-12, nan_ok=True)
+            held += number
+    assert held > 100
+
+
+def test_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = traffic(random.Random(3), "ten", 2, 400)
+    whole = folded(Rule(), rows, [[900.0], [600.0]])
+    monkeypatch.setattr(replay, "MOST_EVENTS", 37)
+    cut = folded(Rule(), rows, [[900.0], [600.0]])
+    assert whole.seconds_over.tolist() == cut.seconds_over.tolist()
+    assert whole.longest_ms.tolist() == cut.longest_ms.tolist()
+    assert np.array_equal(whole.extreme, cut.extreme)
+    assert whole.seconds_over.sum() > 300
+
+
+def test_busy_time_as_simulate_has_it() -> None:
+    """Milliseconds of one thread against percent, delayed by a sample at most."""
+    rows = [(g, t, d, amount * 0.9) for g, t, d, amount in traffic(random.Random(8), "ten", 2, 80)]
+    outcome = folded(Rule(11, 1000, 0.1, 1000), rows, [[60.0], [90.0]])
+    entries = "{client-id: g0, request_percentage: 60}, {client-id: g1, request_percentage: 90}"
+    expected = simulated(configuration(entries), "request", rows)
+    for group in range(2):
+        found = (outcome.seconds_over[group, 0], outcome.longest_ms[group, 0], outcome.extreme[group, 0])
+        assert found == expected[group]
+        assert found[0] > 30
+
+
+@pytest.mark.parametrize("algorithm", ["token_bucket", "windowed_burst"])
+@pytest.mark.parametrize("shape", ["ten", "minutes", "mixed"])
+def test_partitions_as_simulate_has_them(shape: str, algorithm: str) -> None:
+    dice = random.Random(f"{shape} {algorithm}")
+    rows = [
+        (g, t, d, float(dice.randrange(60 if d < 100 else 2000)) if dice.random() < 0.2 else 0.0)
+        for g, t, d, _ in traffic(dice, shape, 3, 20 if shape == "minutes" else 40)
+    ]
+    limits = [[0.3, 1.25], [0.7, 16.0], [1e6, 1e7]]
+    rule = Rule(5, 1000, tokens=algorithm)  # type: ignore[arg-type]
+    outcome = folded(rule, rows, limits)
+    for place in range(2):
+        entries = ", ".join(f"{{client-id: g{g}, controller_mutation_rate: {limits[g][place]}}}" for g in range(3))
+        more: dict[str, int | str] = {"controller.quota.window.num": 5, "controller_mutation_algorithm": algorithm}
+        expected = simulated(configuration(entries, **more), "mutation", rows)
+        assert len(expected) >= 1
+        for group in range(3):
+            found = (
+                outcome.seconds_over[group, place],
+                outcome.longest_ms[group, place],
+                outcome.extreme[group, place],
+            )
+            assert found == expected.get(group, found if not found[0] else None)
+    assert outcome.seconds_over[2].tolist() == [0, 0]
+
+
+def test_a_tie_of_a_bucket_is_rounded_up() -> None:
+    # 16 per second in windows of 5 s: a burst of 80. 81 leave -1: 62.5 ms, half up 63 ms.
+    outcome = folded(Rule(5, 1000, tokens="token_bucket"), [(0, 0, 1.0, 81.0)], [[16.0]])
+    assert (outcome.seconds_over.tolist(), outcome.longest_ms.tolist()) == ([[1]], [[63]])
+
+
+def test_a_limit_that_is_far_away_costs_no_seconds() -> None:
+    """A day of calm and one burst: only what the burst's windows can see is made into events."""
+    rows = [(0, number * 10_000, 10.0, 5000.0 if number == 4000 else 100.0) for number in range(8640)]
+    group, start_ms, duration_s, amount = (np.array(one) for one in zip(*rows, strict=True))
+    found = ordered(group, start_ms, duration_s, amount)
+    asked, in_sight = near(found, np.full(len(found), 400.0), 11, 1000)
+    assert np.flatnonzero(asked).tolist() == [4000, 4001, 4002]
+    assert np.flatnonzero(in_sight).tolist() == [3998, 3999]
+    # 500/s for ten seconds: at the k-th of them (500 * k + 10 * (11 - k)) / 10 s is over 400/s from k = 8 (403) on,
+    # up to the tenth, 501. Of the next ones the first has 10 + 5000 + ... and the third of the calm ones 408.
+    outcome = fold(Rule(), group, start_ms, duration_s, amount, np.array([[400.0]]))
+    assert outcome.longest_ms.tolist() == [[2525]]  # (501 - 400) / 400 * 10 s
+    assert outcome.seconds_over.tolist() == [[6]]
+
+
+def test_the_middle_of_a_long_interval_is_counted_not_made() -> None:
+    found = ordered(np.zeros(2, dtype=np.int64), np.array([0, 3_600_000]), np.full(2, 3600.0), np.full(2, 3.6e6))
+    made = events(found, places(found, 1000), np.array([True, True]), 11, 1000)
+    assert len(made.times_ms) == 2 * 13
+    assert made.weights.sum() == 7200
+
+
+def test_spread_bursts_of_a_long_time_agree_with_the_counter_itself() -> None:
+    """The seconds that are passed over, full queues and long pauses, leave no trace."""
+    dice, rows, at_ms = random.Random(4), [], 5000
+    for number in range(400):
+        rows.append((0, at_ms, 10.0, float(dice.choice((0, 0, 0, 3, 12, 90 if number % 9 == 0 else 1)))))
+        at_ms += dice.choice((10_000, 10_000, 13_700))
+    counter, left = WindowedBurst(11, 1000), defaultdict(int)
+    for _, start_ms, _, amount in rows:
+        for step in range(10):
+            tokens = counter.take(amount / 10, 1.25, start_ms + step * 1000)
+            if tokens < 0 and int(-tokens / 1.25 * 1000 + 0.5) > 0:
+                left["seconds"] += 1
+    outcome = folded(Rule(tokens="windowed_burst"), rows, [[1.25]])
+    assert outcome.seconds_over.tolist() == [[left["seconds"]]]
+    assert left["seconds"] > 30
