@@ -18,6 +18,7 @@ from quota.visible import visible
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from analysis.days import Days
     from analysis.levels import Candidate
     from analysis.streaming import Settings
 
@@ -30,6 +31,7 @@ JOBS = {
     "noisy": "whose bursts coincide with others' waiting",
     "whatif": "what other quotas (--candidate) would have done",
     "obedience": "which client libraries wait when they are told to",
+    "compact": "many small files of records into few large ones per day and cluster, for all other reports",
     "stream": "rollups per minute and alerts, from a topic or a directory, until it is stopped",
 }
 OK, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
@@ -50,6 +52,8 @@ def parser() -> argparse.ArgumentParser:
         "--input", required=True, help="usage records: a file, a directory or a glob; JSON lines or Parquet"
     )
     whole.add_argument("--output", required=True, help="directory for the results; each report has one below it")
+    whole.add_argument("--from", dest="first", metavar="DAY", help="the first day to read (UTC), such as 2026-08-01")
+    whole.add_argument("--to", dest="last", metavar="DAY", help="the last day to read, itself included")
     whole.add_argument("--grain", type=_seconds, default=60, metavar="S", help="time bucket of fleet-wide rates (60)")
     whole.add_argument("--prices", metavar="FILE", help="chargeback: the price model (YAML)")
     whole.add_argument(
@@ -76,6 +80,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="KIND=BYTES",
         help="capacity: what clusters can do, per second",
     )
+    whole.add_argument("--settle", type=float, default=2.0, metavar="H", help="compact: hours after a day's end (2)")
+    whole.add_argument("--keep-days", type=int, metavar="N", help="compact: delete what is older from the output")
+    whole.add_argument("--delete-input", action="store_true", help="compact: delete files that have been taken over")
     whole.add_argument("--alerts", metavar="PLACE", help="stream: kafka://host:port/topic for alerts")
     whole.add_argument("--delay", default="10 minutes", metavar="TIME", help="stream: how late records may be")
     whole.add_argument("--trigger", default="30 seconds", metavar="TIME", help="stream: a batch so often (30 seconds)")
@@ -114,6 +121,7 @@ def _run(options: argparse.Namespace) -> int:
     from analysis.session import KAFKA_PACKAGE, open_session
 
     conf = dict(_pairs("--conf", options.conf))
+    days = _days(options)
     if options.name == "stream":
         settings = _stream_settings(options)
         if any(place.startswith("kafka://") for place in (settings.source, settings.alerts or "")):
@@ -122,19 +130,49 @@ def _run(options: argparse.Namespace) -> int:
     if options.name == "stream":
         return _stream(spark, settings, quiet=options.quiet)
     try:
+        if options.name == "compact":
+            return _compact(spark, options, days)
         from py4j.protocol import Py4JJavaError
         from pyspark.errors import PySparkException
 
         from analysis.runner import make
 
         try:
-            result = make(spark, options.name, options.input, options.output, options.grain, job, quiet=options.quiet)
+            result = make(
+                spark, options.name, options.input, options.output, options.grain, job, quiet=options.quiet, days=days
+            )
         except (PySparkException, Py4JJavaError) as error:
             lines = [line for line in str(error).splitlines() if line.strip()]
             raise ReportError("Spark failed: " + " ".join(lines[:2])) from error
     finally:
         spark.stop()
     print(result)
+    return OK
+
+
+def _days(options: argparse.Namespace) -> Days:
+    from analysis.days import Days, day
+
+    days = Days(day("--from", options.first), day("--to", options.last))
+    if days.first is not None and days.last is not None and days.last < days.first:
+        raise WrongUseError(f"--to {options.last}: before --from {options.first}")
+    if days.bounded and options.name == "stream":
+        raise WrongUseError("--from and --to are not for stream")
+    return days
+
+
+def _compact(spark: SparkSession, options: argparse.Namespace, days: Days) -> int:
+    from analysis.compact import Settings, compact
+
+    def say(line: str) -> None:
+        print(visible(line), flush=True)
+
+    settings = Settings(
+        options.input.rstrip("/"), options.output.rstrip("/"), days, options.settle, options.keep_days,
+        options.delete_input,
+    )  # fmt: skip
+    if not compact(spark, settings, say):
+        say("nothing new")
     return OK
 
 

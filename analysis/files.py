@@ -18,7 +18,8 @@ _BEFORE_FORMULAS = rf"(?:^|(?<=[;\t\r\n]))(?={_FORMULA})|^(?=[\t\r\n])"
 """Where a spreadsheet would begin to read a formula, also one that takes a semicolon or a tab for the end of a cell."""
 
 
-def _file_system(spark: SparkSession, path: str) -> tuple[Any, Any]:
+def file_system(spark: SparkSession, path: str) -> tuple[Any, Any]:
+    """Hadoop's file system for a path, and the path as it has it."""
     jvm = cast(Any, spark._jvm)
     place = jvm.org.apache.hadoop.fs.Path(path)
     return place.getFileSystem(cast(Any, spark._jsparkSession).sessionState().newHadoopConf()), place
@@ -30,7 +31,7 @@ def some_file(spark: SparkSession, pattern: str) -> str | None:
     Of the first few files one of Parquet, where there is one: a README may lie beside them. Names that begin with `_`
     or `.` are no data, as for Spark itself.
     """
-    system, place = _file_system(spark, pattern)
+    system, place = file_system(spark, pattern)
     found = (name for status in system.globStatus(place) or [] for name in _files_below(system, status))
     few = list(islice(found, LOOKED_AT))
     return next((name for name in few if name.endswith(".parquet")), few[0] if few else None)
@@ -69,7 +70,7 @@ def as_rows(spark: SparkSession, names: Sequence[str], column: str) -> DataFrame
 
 def write_text(spark: SparkSession, path: str, text: str) -> None:
     """Write a small text file, in place of one that is there."""
-    system, place = _file_system(spark, path)
+    system, place = file_system(spark, path)
     stream = system.create(place, True)
     try:
         stream.write(bytearray(text.encode()))
@@ -79,7 +80,7 @@ def write_text(spark: SparkSession, path: str, text: str) -> None:
 
 def read_text(spark: SparkSession, path: str) -> str | None:
     """A small text file; None if there is none."""
-    system, place = _file_system(spark, path)
+    system, place = file_system(spark, path)
     if not system.exists(place):
         return None
     stream = system.open(place)
@@ -91,7 +92,7 @@ def read_text(spark: SparkSession, path: str) -> str | None:
 
 def delete(spark: SparkSession, path: str) -> None:
     """Delete a file or a directory with what is in it, if it exists."""
-    system, place = _file_system(spark, path)
+    system, place = file_system(spark, path)
     system.delete(place, True)
 
 
@@ -121,10 +122,10 @@ def write_csv(frame: DataFrame, path: str, order: Sequence[Column | str] = ()) -
         "ignoreTrailingWhiteSpace": False,
     }
     without_formulas(frame).write.mode("overwrite").options(**exact).csv(parts)
-    system, place = _file_system(spark, path)
+    system, place = file_system(spark, path)
     (part,) = (
         status.getPath()
-        for status in system.listStatus(_file_system(spark, parts)[1])
+        for status in system.listStatus(file_system(spark, parts)[1])
         if status.getPath().getName().endswith(".csv")
     )
     system.delete(place, True)
@@ -146,5 +147,5 @@ def without_formulas(frame: DataFrame) -> DataFrame:
 
 def make_directory(spark: SparkSession, path: str) -> None:
     """Make a directory, if it is not there already."""
-    system, place = _file_system(spark, path)
+    system, place = file_system(spark, path)
     system.mkdirs(place)

@@ -19,8 +19,10 @@ from pyspark.sql.types import StructType
 
 from analysis import audit
 from analysis.columns import together
+from analysis.days import EVERY_DAY, Days
 from analysis.errors import ReportError, WrongUseError
 from analysis.files import as_rows, kept, some_file, without_files
+from analysis.store import Store, days_below
 from analysis.words import several
 from quota.record import FIELDS, IDENTITY, SCHEMA_VERSION, Field, spark_ddl
 
@@ -178,28 +180,39 @@ def read(
     *,
     now_ms: int | None = None,
     unreadable: Sequence[str] = (),
+    days: Days = EVERY_DAY,
 ) -> Intake:
     """Read usage records from a file, a directory (with all below it) or a glob; JSON lines or Parquet.
 
     `columns`: what the job wants besides :data:`BASE`. `staging`: a directory for the parsed records. `unreadable`:
-    files that are passed over, by address (:func:`analysis.files.unreadable_file`).
+    files that are passed over, by address (:func:`analysis.files.unreadable_file`). `days`: of others, neither
+    directories `date=…` are read nor records used.
     Raises WrongUseError when there are no files, ReportError when they hold no usable record.
     """
     wanted = list(dict.fromkeys((*BASE, *columns)))
-    first = some_file(spark, pattern)
+    store = Store(spark, pattern)
+    places = [pattern]
+    if not store.exists() and days.bounded:
+        below = days_below(spark, pattern)
+        places = [place for day, found in below.items() if day in days for place in found] if below else places
+    first = store.records if store.exists() else next(filter(None, (some_file(spark, one) for one in places)), None)
     if first is None:
-        raise WrongUseError(f"--input {pattern}: no files there")
+        raise WrongUseError(f"--input {pattern}: no files there" + (" of these days" if days.bounded else ""))
     aside: DataFrame | None = None
-    if first.endswith(".parquet"):
-        rows = _from_parquet(spark, pattern, wanted, now_ms, unreadable)
+    if store.exists():
+        rows = _checked(without_files(store.read().where(days.partitions()), unreadable), wanted, now_ms)
+    elif first.endswith(".parquet"):
+        rows = _from_parquet(spark, places, wanted, now_ms, unreadable)
     else:
         text = (
-            without_files(spark.read.option("recursiveFileLookup", True).text(pattern), unreadable)
+            without_files(spark.read.option("recursiveFileLookup", True).text(places), unreadable)
             .withColumn("file", F.col("_metadata.file_path"))
             .where(F.trim("value") != "")
         )
         rows = kept(parse(text, now_ms).select(*wanted, "reason", "raw", "file"), f"{staging}/records")
         aside = rows.where(F.col("reason").isNotNull()).select("reason", "file", "raw")
+    if days.bounded:
+        rows = rows.where(F.col("reason").isNotNull() | days.records())
     if unreadable:
         whole = as_rows(spark, unreadable, "file").select(
             F.lit("unreadable_file").alias("reason"), "file", F.lit(None).cast("string").alias("raw")
@@ -218,16 +231,20 @@ def read(
 
 
 def _from_parquet(
-    spark: SparkSession, pattern: str, wanted: list[str], now_ms: int | None, unreadable: Sequence[str]
+    spark: SparkSession, places: list[str], wanted: list[str], now_ms: int | None, unreadable: Sequence[str]
 ) -> DataFrame:
     """Only the columns that are wanted are read, so only they are checked."""
     try:
         # The files' own idea of a schema is not asked for: a foreign one gives nulls, and those are set aside. Whole
         # numbers may be longer than ours, as other programs write them: Parquet readers widen, they do not narrow.
         wide = spark_ddl().replace(" INT,", " BIGINT,")
-        rows = without_files(spark.read.option("recursiveFileLookup", True).schema(wide).parquet(pattern), unreadable)
+        rows = without_files(spark.read.option("recursiveFileLookup", True).schema(wide).parquet(*places), unreadable)
     except AnalysisException as error:
-        raise ReportError(f"--input {pattern}: {error}") from error
+        raise ReportError(f"--input {places[0]}: {error}") from error
+    return _checked(rows, wanted, now_ms)
+
+
+def _checked(rows: DataFrame, wanted: list[str], now_ms: int | None) -> DataFrame:
     some = [field for field in FIELDS if field.name in wanted and not field.name.startswith("requests")]
     return rows.select(*wanted).withColumn("reason", _reason(some, now_ms))
 

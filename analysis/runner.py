@@ -11,6 +11,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from analysis.columns import grain_for, seen
+from analysis.days import EVERY_DAY, Days
 from analysis.errors import ReportError
 from analysis.files import delete, unreadable_file, write_csv, write_text
 from analysis.intake import read
@@ -33,6 +34,7 @@ def make(
     *,
     quiet: bool = False,
     now_ms: int | None = None,
+    days: Days = EVERY_DAY,
 ) -> str:
     """Make the report `name` in a directory of that name below `output`; returns what to tell the person who asked."""
     unreadable: list[str] = []
@@ -42,7 +44,7 @@ def make(
         # Which files can be read to their ends shows when they are: what cannot is passed over, and all begins anew.
         while True:
             try:
-                return _made(spark, name, source, output, grain_s, options, step, now_ms, unreadable)
+                return _made(spark, name, source, output, grain_s, options, step, now_ms, unreadable, days)
             except Exception as error:
                 file = unreadable_file(error)
                 if file is None or file in unreadable:
@@ -64,6 +66,7 @@ def _made(
     step: Callable[[str], None],
     now_ms: int | None,
     unreadable: Sequence[str],
+    days: Days,
 ) -> str:
     job = importlib.import_module(f"analysis.jobs.{name}")
     directory = f"{output.rstrip('/')}/{name}"
@@ -71,7 +74,7 @@ def _made(
     with contextlib.ExitStack() as stack:
         stack.callback(delete, spark, staging)
         step("reading and checking records")
-        intake = read(spark, source, job.COLUMNS, staging, now_ms=now_ms, unreadable=unreadable)
+        intake = read(spark, source, job.COLUMNS, staging, now_ms=now_ms, unreadable=unreadable, days=days)
         grain = grain_for(grain_s, intake.quality.interval_s)
         if grain != grain_s:
             intake = replace(intake, quality=replace(intake.quality, grain_s=grain))

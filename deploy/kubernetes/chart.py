@@ -187,6 +187,8 @@ _OWN: Final[dict[str, Schema]] = {
                         name={"type": "string", "pattern": "^[a-z]+$"},
                         arguments={"type": "array", "items": _TEXT},
                         schedule=_NAME,
+                        input=_NAME,
+                        output=_NAME,
                     ),
                     "required": ["name"],
                 },

@@ -42,7 +42,10 @@ def programs(values: Path) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize(
     ("values", "names"),
-    [(PLAIN, ["chargeback", "stream", "usage"]), (OPERATOR, ["recommend", "stream", "throttling", "usage"])],
+    [
+        (PLAIN, ["chargeback", "compact", "stream", "throttling", "usage"]),
+        (OPERATOR, ["recommend", "stream", "throttling", "usage"]),
+    ],
 )
 def test_arguments_are_those_of_the_reports(values: Path, names: list[str]) -> None:
     found = programs(values)

@@ -1,0 +1,167 @@
+"""`compact`: many small files of records into few large ones per day and cluster, each record once (ADR 0034)."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from urllib.parse import unquote
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from analysis.columns import cluster
+from analysis.days import EVERY_DAY, Days
+from analysis.errors import WrongUseError
+from analysis.files import delete, file_system, kept
+from analysis.intake import parse
+from analysis.store import Day, Store, days_below
+from analysis.words import several, size
+from quota.record import FIELDS, IDENTITY
+
+FILE_BYTES = 256 * 1024 * 1024
+"""As large as files are to be: large enough that listing and opening them is nothing."""
+SHRINKS = 0.6
+"""Sorted by client and packed by zstd, records take so much of what they take in a staging file."""
+ROW_GROUP_BYTES = 32 * 1024 * 1024
+"""A reader that wants one client passes over row groups by their least and greatest name."""
+NAMES = [field.name for field in FIELDS]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What to do."""
+
+    source: str
+    place: str
+    days: Days = EVERY_DAY
+    settle_h: float = 2.0
+    """A day is compacted when it has been over for so long."""
+    keep_days: int | None = None
+    """Days in the store that are older are deleted."""
+    delete_input: bool = False
+    """Delete the files that were read, when the day is written."""
+    file_bytes: int = FILE_BYTES
+
+
+def compact(
+    spark: SparkSession, settings: Settings, say: Callable[[str], None] = print, *, now_ms: int | None = None
+) -> int:
+    """Bring the store up to date, day by day; returns how many days were written.
+
+    Broken off at any point, the next run goes on with the day that it was at. Raises ReportError when another run is
+    at work, WrongUseError when there are no days to be read.
+    """
+    now_ms = int(time.time() * 1000) if now_ms is None else now_ms
+    now = datetime.fromtimestamp(now_ms / 1000, UTC)
+    found = days_below(spark, settings.source)
+    store = Store(spark, settings.place)
+    if not found and not store.exists():
+        raise WrongUseError(f"--input {settings.source}: no directories date=YYYY-MM-DD there, nor two levels below")
+    settled = str((now - timedelta(hours=settings.settle_h)).date() - timedelta(days=1))
+    oldest = "" if settings.keep_days is None else str(now.date() - timedelta(days=settings.keep_days))
+    store.lock(int(time.time() * 1000))
+    try:
+        states = store.days()
+        written = 0
+        for day in sorted(found):
+            if _is_day(day) and day in settings.days and oldest <= day <= settled:
+                store.touch()
+                written += _day(store, settings, day, found[day], states.get(day), say, now_ms)
+        for day in sorted(states):
+            if day < oldest:
+                store.drop(day)
+                say(f"{day}: deleted, older than {settings.keep_days} days")
+        return written
+    finally:
+        delete(spark, f"{store.place}/_staging")
+        store.unlock()
+
+
+def _day(
+    store: Store,
+    settings: Settings,
+    day: str,
+    places: Sequence[str],
+    state: Day | None,
+    say: Callable[[str], None],
+    now_ms: int,
+) -> bool:
+    spark = store.spark
+    generation = 0 if state is None else state.generation
+    store.tidy(day, generation)
+    there = _summary(spark, places)
+    lines = spark.read.option("recursiveFileLookup", True).text(list(places))
+    files = lines.inputFiles() if there[0] and (state is None or state.read != there) else []
+    if not files:
+        return False
+    staging = f"{store.place}/_staging"
+    delete(spark, staging)
+    text = lines.withColumn("file", F.col("_metadata.file_path")).where(F.trim("value") != "")
+    rows = kept(parse(text, now_ms), f"{staging}/parsed")
+    fit = rows.where("reason IS NULL").select(*NAMES)
+    if state is not None and state.records:
+        old = store.read().where(F.col("date") == day).select(*(F.col(f.name).cast(f.type) for f in FIELDS))
+        fit = fit.unionByName(old)
+    aside = rows.where("reason IS NOT NULL").select("reason", "file", "raw")
+    number_aside = aside.count()
+    if number_aside:
+        aside.write.mode("overwrite").json(f"{store.place}/set-aside/date={day}")
+    parts = _parts(store, day, settings.file_bytes)
+    _sorted(fit, parts).write.mode("overwrite").partitionBy("cluster").options(
+        compression="zstd", **{"parquet.block.size": str(ROW_GROUP_BYTES)}
+    ).parquet(f"{staging}/made")
+    records = spark.read.parquet(f"{staging}/made").count() if _has_files(spark, f"{staging}/made") else 0
+    count = store.place_files(f"{staging}/made", day, generation + 1)
+    store.commit(Day(day, generation + 1, records, count, there))
+    store.tidy(day, generation + 1)
+    if settings.delete_input:
+        for file in files:
+            delete(spark, unquote(file))
+    more = f", {several(number_aside, 'row')} set aside" if number_aside else ""
+    bytes_now = _summary(spark, [f"{store.records}/date={day}"])[1] if records else 0
+    say(
+        f"{day}: {several(len(files), 'file')} of {size(there[1])} to {several(count, 'file')} of {size(bytes_now)}, "
+        f"{several(records, 'record')}{more}"
+    )
+    return True
+
+
+def _sorted(rows: DataFrame, parts: int) -> DataFrame:
+    """Each record once, in `parts` files that follow each other by client."""
+    order = ("cluster", "user", "client_id")
+    once = rows.dropDuplicates(list(IDENTITY)).withColumn("cluster", cluster())
+    return once.repartitionByRange(parts, *order).sortWithinPartitions(*order, "start_ms")
+
+
+def _parts(store: Store, day: str, file_bytes: int) -> int:
+    staged = _summary(store.spark, [f"{store.place}/_staging/parsed"])[1] * SHRINKS
+    before = _summary(store.spark, [f"{store.records}/date={day}"])[1]
+    return max(round((staged + before) / file_bytes), 1)
+
+
+def _summary(spark: SparkSession, places: Sequence[str]) -> tuple[int, int]:
+    """How many files there are in all, and their bytes."""
+    count = total = 0
+    for place in places:
+        system, path = file_system(spark, place)
+        if system.exists(path):
+            found = system.getContentSummary(path)
+            count, total = count + int(found.getFileCount()), total + int(found.getLength())
+    return count, total
+
+
+def _has_files(spark: SparkSession, place: str) -> bool:
+    system, path = file_system(spark, f"{place}/cluster=*/*.parquet")
+    return bool(system.globStatus(path))
+
+
+def _is_day(text: str) -> bool:
+    if not re.fullmatch(r"\d{4}-\d\d-\d\d", text):
+        return False
+    try:
+        return bool(date.fromisoformat(text))
+    except ValueError:
+        return False

@@ -1,0 +1,171 @@
+"""Where compacted records lie, and how a day there is replaced by a newer one without a moment without it.
+
+    STORE/records/date=2026-08-01/cluster=east/g000002-….parquet   the records, sorted by client
+    STORE/_compacted/date=2026-08-01.g000002.json                  what they were made of; the highest number counts
+    STORE/set-aside/date=2026-08-01/                               rows that are no records
+    STORE/_compacted/lock                                          whoever is at work
+
+Files of a new generation lie beside those of the old one before its state is written, and those of the old one are
+deleted after that. So at any moment all records are there, some of them twice; readers drop repeats by their id.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from analysis.errors import ReportError
+from analysis.files import delete, file_system, read_text, write_text
+from quota.record import spark_ddl
+
+STALE_MS = 2 * 3_600_000
+"""A lock that nobody has touched for so long belonged to a run that was killed. It is touched with each day."""
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """What is known of a day in the store."""
+
+    date: str
+    generation: int
+    records: int
+    files: int
+    read: tuple[int, int]
+    """How many files, and bytes, there were to be read when it was made."""
+
+
+class Store:
+    """The directory of compacted records."""
+
+    def __init__(self, spark: SparkSession, place: str) -> None:
+        self.spark = spark
+        self.place = place.rstrip("/")
+
+    @property
+    def records(self) -> str:
+        """Where reports read."""
+        return f"{self.place}/records"
+
+    def exists(self) -> bool:
+        """Whether there is one."""
+        system, path = file_system(self.spark, f"{self.place}/_compacted")
+        return bool(system.exists(path))
+
+    def read(self) -> DataFrame:
+        """All of it, with the columns `date` and `cluster` that directories are named by."""
+        wide = spark_ddl().replace(" INT,", " BIGINT,")
+        schema = cast(StructType, StructType.fromDDL(f"{wide}, date STRING, cluster STRING"))
+        return self.spark.read.schema(schema).parquet(self.records)
+
+    def days(self) -> dict[str, Day]:
+        """The newest state of each day."""
+        found: dict[str, Day] = {}
+        for name in sorted(self._names(f"{self.place}/_compacted")):
+            if re.fullmatch(r"date=[\d-]+\.g\d+\.json", name):
+                text = read_text(self.spark, f"{self.place}/_compacted/{name}")
+                values = json.loads(text or "{}")
+                found[values["date"]] = Day(**{**values, "read": tuple(values["read"])})
+        return found
+
+    def place_files(self, made: str, day: str, generation: int) -> int:
+        """Move the files that lie below `made` (by cluster) to their day; returns how many."""
+        count = 0
+        for cluster in self._names(made):
+            if not cluster.startswith("cluster="):
+                continue
+            target = f"{self.records}/date={day}/{cluster}"
+            system, path = file_system(self.spark, target)
+            system.mkdirs(path)
+            for name in self._names(f"{made}/{cluster}"):
+                if name.endswith(".parquet"):
+                    source = file_system(self.spark, f"{made}/{cluster}/{name}")[1]
+                    if not system.rename(source, file_system(self.spark, f"{target}/{_prefix(generation)}{name}")[1]):
+                        raise ReportError(f"{target}: a file cannot be moved there from {made}")
+                    count += 1
+        return count
+
+    def commit(self, state: Day) -> None:
+        """From now on these are the day's records: written aside, then renamed to a name that was not there."""
+        name = f"{self.place}/_compacted/date={state.date}.{_prefix(state.generation)[:-1]}.json"
+        write_text(self.spark, f"{name}.new", json.dumps(asdict(state)))
+        system, path = file_system(self.spark, name)
+        if not system.rename(file_system(self.spark, f"{name}.new")[1], path):
+            raise ReportError(f"{name}: cannot be written")
+
+    def tidy(self, day: str, generation: int) -> None:
+        """Delete what is not of this generation: of earlier ones, or left behind by a run that was broken off."""
+        directory = f"{self.records}/date={day}"
+        for cluster in self._names(directory):
+            for name in self._names(f"{directory}/{cluster}"):
+                if not name.startswith(_prefix(generation)):
+                    delete(self.spark, f"{directory}/{cluster}/{name}")
+        for name in self._names(f"{self.place}/_compacted"):
+            if name.startswith(f"date={day}.") and f".{_prefix(generation)[:-1]}." not in name:
+                delete(self.spark, f"{self.place}/_compacted/{name}")
+
+    def drop(self, day: str) -> None:
+        """Delete a day: its records first, so that a run that is broken off deletes the rest."""
+        for place in (f"{self.records}/date={day}", f"{self.place}/set-aside/date={day}"):
+            delete(self.spark, place)
+        for name in self._names(f"{self.place}/_compacted"):
+            if name.startswith(f"date={day}."):
+                delete(self.spark, f"{self.place}/_compacted/{name}")
+
+    def lock(self, now_ms: int) -> None:
+        """Only one at a time. Raises ReportError when another one is at work."""
+        path = f"{self.place}/_compacted/lock"
+        system, lock = file_system(self.spark, path)
+        if system.exists(lock):
+            age_ms = now_ms - int(system.getFileStatus(lock).getModificationTime())
+            if age_ms < STALE_MS:
+                raise ReportError(
+                    f"{path}: another compaction is at work ({(read_text(self.spark, path) or '').strip()}, last seen "
+                    f"{max(age_ms, 0) // 1000} s ago). If it was killed, delete that file, or wait until it is "
+                    f"{STALE_MS // 3_600_000} h old"
+                )
+            system.delete(lock, False)
+        try:
+            system.create(lock, False).close()
+        except Exception as error:
+            raise ReportError(f"{path}: another compaction began at this moment") from error
+        self.touch()
+
+    def touch(self) -> None:
+        """Still at work."""
+        write_text(self.spark, f"{self.place}/_compacted/lock", f"on {socket.gethostname()}\n")
+
+    def unlock(self) -> None:
+        """The work is done."""
+        delete(self.spark, f"{self.place}/_compacted/lock")
+
+    def _names(self, directory: str) -> list[str]:
+        return sorted(str(status.getPath().getName()) for status in _listed(self.spark, directory))
+
+
+def _prefix(generation: int) -> str:
+    return f"g{generation:06}-"
+
+
+def _listed(spark: SparkSession, directory: str) -> Iterator[Any]:
+    system, path = file_system(spark, directory)
+    if system.exists(path):
+        yield from system.listStatus(path)
+
+
+def days_below(spark: SparkSession, pattern: str) -> dict[str, list[str]]:
+    """Directories `date=…` at `pattern`, or up to two levels below it: day -> directories."""
+    found: dict[str, list[str]] = {}
+    for depth in ("", "*/", "*/*/"):
+        system, path = file_system(spark, f"{pattern.rstrip('/')}/{depth}date=*")
+        for status in system.globStatus(path) or []:
+            if status.isDirectory():
+                place = status.getPath()
+                found.setdefault(str(place.getName())[len("date=") :], []).append(str(place.toString()))
+    return found

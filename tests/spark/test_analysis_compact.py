@@ -1,0 +1,181 @@
+"""Compaction: each record once, in few files per day and cluster, whatever happens in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import duckdb
+import pytest
+
+from analysis.compact import Settings, compact
+from analysis.days import Days
+from analysis.errors import ReportError, WrongUseError
+from analysis.runner import make
+from analysis.store import STALE_MS, Store
+from tests.support.plan_tools import watched
+from tests.support.spark_tools import DAY_MS, T0_MS, record, table, write
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DAYS = ["2025-10-20", "2025-10-21", "2025-10-22"]
+NOW_MS = T0_MS + 3 * DAY_MS + 3 * 3_600_000
+"""Three hours into the fourth day."""
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    """Two sidecars of two clusters, three days, an hour's file each; the second one's repeat each other in part."""
+    for sidecar, cluster in (("a", "east"), ("b", "west")):
+        number = 0
+        for day, name in enumerate(DAYS):
+            for hour in (0, 23):
+                rows = []
+                for client in ("z", "y"):
+                    number += 1
+                    at = {"instance": sidecar, "cluster_id": cluster, "client_id": client, "produce_bytes": 1000}
+                    rows.append(record(number, day * 86_400 + hour * 3600, **at))
+                write(
+                    tmp_path / "raw", rows, f"pod-{sidecar}/date={name}/hour={hour:02}/usage-{sidecar}-{number}.jsonl"
+                )
+    again = (tmp_path / "raw/pod-b/date=2025-10-21/hour=00").iterdir()
+    text = next(again).read_bytes()
+    write(tmp_path / "raw", [text, b"no record\n"], "pod-b/date=2025-10-21/hour=00/again.jsonl")
+    open_file = tmp_path / "raw/pod-a/date=2025-10-22/hour=23/.usage-a-99.jsonl.open"
+    open_file.write_bytes(b'{"half')
+    return tmp_path / "raw"
+
+
+def run(spark: SparkSession, raw: Path, **more: object) -> tuple[int, list[str]]:
+    told: list[str] = []
+    settings = Settings(str(raw), str(raw.parent / "store"), **more)  # type: ignore[arg-type]
+    return compact(spark, settings, told.append, now_ms=NOW_MS), told
+
+
+def files(raw: Path) -> dict[str, int]:
+    store = raw.parent / "store"
+    return {str(p.relative_to(store)): p.stat().st_mtime_ns for p in sorted(store.glob("records/**/*.parquet"))}
+
+
+def ids(raw: Path) -> list[tuple[str, int]]:
+    query = f"SELECT instance, sequence FROM '{raw.parent}/store/records/*/*/*.parquet' ORDER BY ALL"
+    return duckdb.connect().execute(query).fetchall()
+
+
+EVERY = sorted((sidecar, number) for sidecar in "ab" for number in range(1, 13))
+
+
+def test_each_record_once_by_day_and_cluster_sorted_by_client(spark: SparkSession, raw: Path) -> None:
+    written, told = run(spark, raw)
+    assert written == 3
+    assert re.fullmatch(
+        r"2025-10-21: 5 files of [\d.]+ kB to 2 files of [\d.]+ kB, 8 records, 1 row set aside", told[1]
+    ), told
+    assert ids(raw) == EVERY
+    assert sorted({name.rsplit("/", 1)[0] for name in files(raw)}) == [
+        f"records/date={day}/cluster={cluster}" for day in DAYS for cluster in ("east", "west")
+    ]
+    (one,) = (raw.parent / "store").glob(f"records/date={DAYS[0]}/cluster=east/*.parquet")
+    query = f"SELECT client_id, sequence FROM '{one}'"
+    assert duckdb.connect().execute(query).fetchall() == [("y", 2), ("y", 4), ("z", 1), ("z", 3)]
+    facts = duckdb.connect().execute(f"SELECT DISTINCT compression FROM parquet_metadata('{one}')").fetchall()
+    assert facts == [("ZSTD",)]
+    # Again: nothing is done, and nothing changes. A file that comes late is merged, and only its day is written.
+    before = files(raw)
+    assert run(spark, raw) == (0, [])
+    assert files(raw) == before
+    write(raw, [record(99, 100, instance="a", cluster_id="east")], f"pod-a/date={DAYS[0]}/hour=00/late.jsonl")
+    written, told = run(spark, raw, delete_input=True)
+    assert (written, told[0][:13]) == (1, f"{DAYS[0]}: 5")
+    assert ids(raw) == sorted([*EVERY, ("a", 99)])
+    after = files(raw)
+    assert {name: at for name, at in after.items() if DAYS[0] not in name} == {
+        name: at for name, at in before.items() if DAYS[0] not in name
+    }
+    # What was taken over is gone, what is being written is not; what comes later is merged with what was taken over.
+    assert sorted(p.name for p in raw.glob(f"*/date={DAYS[0]}/**/*.jsonl")) == []
+    assert len(list(raw.glob("**/.usage*.open"))) == 1
+    write(raw, [record(100, 100, instance="a", cluster_id="east")], f"pod-a/date={DAYS[0]}/hour=00/later.jsonl")
+    assert run(spark, raw)[0] == 1
+    assert ids(raw) == sorted([*EVERY, ("a", 99), ("a", 100)])
+
+
+@pytest.mark.parametrize("step", ["place_files", "commit", "tidy", "files moved"])
+def test_a_run_that_is_broken_off_loses_and_repeats_nothing(
+    step: str, spark: SparkSession, raw: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken off on the first day, before or within each step; then again on a later generation, inputs deleted."""
+    for generation in (0, 1):
+        method = getattr(Store, "place_files" if step == "files moved" else step)
+
+        def broken(store: Store, *arguments: object, method: object = method, generation: int = generation) -> object:
+            if step == "files moved":
+                method(store, *arguments)  # type: ignore[operator]
+            if step == "tidy" and arguments[1] == generation:
+                return method(store, *arguments)  # type: ignore[operator]
+            raise KeyboardInterrupt
+
+        only = Days(None, date(2025, 10, 20))
+        with monkeypatch.context() as patched:
+            patched.setattr(Store, "place_files" if step == "files moved" else step, broken)
+            with pytest.raises(KeyboardInterrupt):
+                run(spark, raw, days=only, delete_input=True)
+        run(spark, raw, days=only, delete_input=True)
+        extra = [("a", 200 + n) for n in range(generation)]
+        assert ids(raw) == sorted([*(one for one in EVERY if one[1] <= 4), *extra])
+        late = record(200 + generation, 50, instance="a", cluster_id="east")
+        write(raw, [late], f"pod-a/date={DAYS[0]}/hour=00/late-{generation}.jsonl")
+    assert not (raw.parent / "store/_compacted/lock").exists()
+
+
+def test_reports_of_some_days_read_only_those(spark: SparkSession, raw: Path, tmp_path: Path) -> None:
+    run(spark, raw)
+    days = Days(date(2025, 10, 21), date(2025, 10, 21))
+    results = {}
+    for name, source in (("store", tmp_path / "store"), ("raw", raw)):
+        with watched(spark) as seen:
+            told = make(spark, "usage", str(source), str(tmp_path / name), 60, {}, quiet=True, now_ms=NOW_MS, days=days)
+        assert "Used: 8 records of 2 instances" in told
+        results[name] = table(tmp_path / name / "usage", "clients")
+        if name == "store":
+            scans = [plan for plan in seen.plans if str(tmp_path / "store/records") in plan]
+            assert scans
+            for plan in scans:
+                (first, last) = re.findall(
+                    r"PartitionFilters: \[.*?\(date#\d+ ([<>]= [\d-]+)\), \(date#\d+ ([<>]= [\d-]+)\)", plan
+                )[0]
+                assert {first, last} == {">= 2025-10-21", "<= 2025-10-21"}, plan
+        else:
+            assert not any("date=2025-10-20" in plan for plan in seen.plans)
+    assert results["store"] == results["raw"]
+    with pytest.raises(WrongUseError, match="no files there of these days"):
+        make(
+            spark, "usage", str(raw), str(tmp_path / "no"), 60, {}, quiet=True, now_ms=NOW_MS,
+            days=Days(date(2026, 1, 1), None),
+        )  # fmt: skip
+
+
+def test_only_days_that_are_over_and_only_as_many_as_are_kept(spark: SparkSession, raw: Path) -> None:
+    assert run(spark, raw, settle_h=4)[0] == 2  # the third day ended three hours ago
+    written, told = run(spark, raw, keep_days=2)
+    assert (written, told[-1]) == (1, "2025-10-20: deleted, older than 2 days")
+    assert ids(raw) == [one for one in EVERY if one[1] > 4]
+    assert run(spark, raw, keep_days=2) == (0, [])
+
+
+def test_one_at_a_time(spark: SparkSession, raw: Path) -> None:
+    lock = raw.parent / "store/_compacted/lock"
+    lock.parent.mkdir(parents=True)
+    lock.write_text("on elsewhere\n")
+    with pytest.raises(ReportError, match=r"another compaction is at work \(on elsewhere, last seen \d+ s ago\)"):
+        run(spark, raw)
+    long_ago = lock.stat().st_mtime - STALE_MS / 1000 - 10
+    os.utime(lock, (long_ago, long_ago))
+    assert run(spark, raw, days=Days(None, date(2025, 10, 20)))[0] == 1
+    state = next(lock.parent.glob("*.json"))
+    assert json.loads(state.read_text())["records"] == 8
