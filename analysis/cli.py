@@ -31,6 +31,7 @@ JOBS = {
     "noisy": "whose bursts coincide with others' waiting",
     "whatif": "what other quotas (--candidate) would have done",
     "obedience": "which client libraries wait when they are told to",
+    "slo": "how much of its time and requests each team was held, against a target (--target, --owners)",
     "compact": "many small files of records into few large ones per day and cluster, for all other reports",
     "stream": "rollups per minute and alerts, from a topic or a directory, until it is stopped",
 }
@@ -80,6 +81,10 @@ def parser() -> argparse.ArgumentParser:
         metavar="KIND=BYTES",
         help="capacity: what clusters can do, per second",
     )
+    whole.add_argument("--owners", metavar="FILE", help="teams (YAML): tables of clients say whose they are")
+    whole.add_argument(
+        "--target", type=_percent, default=99.0, metavar="PERCENT", help="slo: not held for so much (99)"
+    )
     whole.add_argument("--settle", type=float, default=2.0, metavar="H", help="compact: hours after a day's end (2)")
     whole.add_argument("--keep-days", type=int, metavar="N", help="compact: delete what is older from the output")
     whole.add_argument("--delete-input", action="store_true", help="compact: delete files that have been taken over")
@@ -120,6 +125,10 @@ def _run(options: argparse.Namespace) -> int:
     job = _options_of(options)  # wrong options are told before a JVM is started
     from analysis.session import KAFKA_PACKAGE, open_session
 
+    if options.owners is not None:
+        from analysis.owners import load_owners
+
+        job["owners"] = load_owners(options.owners)
     conf = dict(_pairs("--conf", options.conf))
     days = _days(options)
     if options.name == "stream":
@@ -234,6 +243,10 @@ def _options_of(options: argparse.Namespace) -> dict[str, Any]:
         return {"prices": load_prices(options.prices)}
     if name == "whatif":
         return {"candidates": _candidates(options.candidate, options.sweep), "at_most": options.at_most / 100}
+    if name == "slo":
+        if options.target == 100:
+            raise WrongUseError("--target 100: expected less, such as 99.9: a target has to leave something")
+        return {"target": options.target / 100}
     capacity = {}
     for kind, value in _pairs("--capacity", options.capacity):
         try:

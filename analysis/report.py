@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
 
 from analysis.files import kept, write_csv
 from analysis.intake import Intake
+from analysis.owners import Owners
+
+TEAM = "team"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,20 @@ class Report:
     """What the report answers, in one sentence."""
     tables: Mapping[str, Table]
     tell: Tell
+
+
+def with_teams(report: Report, owners: Owners | None) -> Report:
+    """The report with a column `team` in each table of clients."""
+    if owners is None:
+        return report
+
+    def told(table: Table) -> Table:
+        names = table.frame.columns
+        if TEAM in names or not {"user", "client_id"} <= set(names):
+            return table
+        return replace(table, frame=table.frame.select(owners.column().alias(TEAM), *names))
+
+    return replace(report, tables={name: told(table) for name, table in report.tables.items()})
 
 
 def written(report: Report, directory: str) -> dict[str, DataFrame]:

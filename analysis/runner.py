@@ -17,7 +17,7 @@ from analysis.files import delete, unreadable_file, write_csv, write_text
 from analysis.intake import read
 from analysis.page import render
 from analysis.progress import Progress
-from analysis.report import Context, written
+from analysis.report import Context, with_teams, written
 from quota.visible import visible
 
 MOST_UNREADABLE = 200
@@ -85,7 +85,7 @@ def _made(
         if intake.aside is not None and (any(intake.quality.aside.values()) or unreadable):
             intake.aside.write.mode("overwrite").json(aside)
         step(f"{name}: computing")
-        report = job.run(Context(intake, grain, staging, options))
+        report = with_teams(job.run(Context(intake, grain, staging, options)), options.get("owners"))
         tables = written(report, directory)
         step("writing the page")
         story = report.tell(tables)

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from analysis.columns import grain_for
 from analysis.levels import Candidate
+from analysis.owners import to_owners
 from analysis.prices import to_prices
 from analysis.runner import make
 from config.load import load_bytes
@@ -348,3 +349,28 @@ def test_obedience(report: Make) -> None:
     assert "librdkafka 1 ignores throttle times" in told
     assert "strange 1 obeys in part" in told
     assert "(did not say): went on sending during 3 of 3 throttles (100 %); too few to judge." in told
+
+
+def test_slo_by_team(report: Make) -> None:
+    owners = to_owners(
+        {"owners": [{"team": "shop", "user": "u", "client-id": "a*"}, {"team": "rest", "user": "*"}]}, "o.yaml"
+    )
+    held = {"throttle_produce_count": 3, "throttle_produce_seconds": 25.0, "requests": 10}  # of several connections
+    rows = [
+        record(1, 0, client_id="a1", **held),
+        record(2, 10, client_id="a1", requests=190),
+        record(3, 0, client_id="b", requests=100, throttle_fetch_count=1, throttle_fetch_seconds=0.1),
+        record(4, 10, client_id="b", requests=100),
+    ]
+    told, out = report("slo", rows, owners=owners, target=0.99)
+    shop, rest = table(out, "teams")
+    # 10 of 20 s (of 10 s no more than 10 s are held), 3 of 200 requests: 50 % where 1 % was left, 50 times as much.
+    names = ("held_seconds", "time_held_share", "requests_delayed_share", "budget_used_share")
+    assert floats(shop, *names) == pytest.approx([10, 0.5, 0.015, 50])
+    assert floats(rest, *names) == pytest.approx([0.1, 0.005, 0.005, 0.5])
+    assert [(row["team"], row["kept"], row["clients"]) for row in (shop, rest)] == [
+        ("shop", "false", "1"), ("rest", "true", "1"),
+    ]  # fmt: skip
+    assert "1 of 2 teams missed the target" in told
+    _, out = report("throttling", rows, owners=owners)
+    assert [(row["team"], row["client_id"]) for row in table(out, "clients")] == [("shop", "a1"), ("rest", "b")]

@@ -37,6 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "recommend": {},
     "whatif": {"candidates": {"c": Candidate([{"user": "<default>", "producer_byte_rate": 1e6}])}},
     "obedience": {},
+    "slo": {"target": 0.99},
 }
 SCANS = {"capacity": 2, "chargeback": 2, "whatif": 2}
 """How often a job goes through the records; 1 where nothing is said. Those of the last hour again; burst, and

@@ -1,0 +1,98 @@
+"""`slo`: of each team's time and requests, the share in which it was held by quotas, against a target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import Column, DataFrame, GroupedData
+from pyspark.sql import functions as F
+
+from analysis import plots
+from analysis.columns import CLIENT, HOUR_S, bucket, cluster, moment, ratio
+from analysis.owners import Owners
+from analysis.report import TEAM, Context, Plot, Report, Story, Table
+from analysis.rows import over_time, some_rows
+from analysis.words import several, share, span, who
+from quota.record import CAUSES
+
+_COUNTS = tuple(f"throttle_{cause}_count" for cause in CAUSES)
+_SECONDS = tuple(f"throttle_{cause}_seconds" for cause in CAUSES)
+COLUMNS = (*_COUNTS, *_SECONDS, "requests")
+_SUMS = ("seconds", "held_seconds", "requests", "requests_delayed")
+PLOTTED = 8
+
+
+def run(context: Context) -> Report:
+    """Per client and hour first; teams are looked up on clients, not on records."""
+    target: float = context.options["target"]
+    rows = context.records.withColumns({"cluster_id": cluster(), "hour_s": bucket(HOUR_S)})
+    delayed = sum((F.col(name) for name in _SECONDS[1:]), F.col(_SECONDS[0]))
+    hourly = rows.groupBy(*CLIENT, "hour_s").agg(
+        F.sum("duration_s").alias("seconds"),
+        # Delays of several connections at the same time are no more than the time itself.
+        F.sum(F.least(delayed, F.col("duration_s"))).alias("held_seconds"),
+        F.sum("requests").alias("requests"),
+        F.sum(sum((F.col(name) for name in _COUNTS[1:]), F.col(_COUNTS[0]))).alias("requests_delayed"),
+    )
+    owners: Owners | None = context.options.get("owners")
+    hourly = hourly.withColumn(TEAM, F.col("user") if owners is None else owners.column())
+    hourly = context.kept(hourly, "hourly")
+    teams = _judged(hourly.groupBy(TEAM), [F.count_distinct(*CLIENT).alias("clients")], target)
+    clients = _judged(hourly.groupBy(TEAM, *CLIENT), [], target)
+    hours = hourly.groupBy(moment("hour_s").alias("hour")).agg(*(F.sum(name).alias(name) for name in _SUMS))
+    worst: list[Column | str] = [F.col("budget_used_share").desc_nulls_last(), TEAM]
+    return Report(
+        "Service level",
+        f"Was each team let through at once {share(target)} of the time, and with {share(target)} of its requests?",
+        {
+            "teams": Table(teams, "Teams" if owners else "Users, as no file of owners was given", worst),
+            "clients": Table(clients.where("requests_delayed > 0"), "Clients that were held", [*worst, *CLIENT]),
+            "hours": Table(hours, "Hours", [F.col("hour")], shown=0),
+        },
+        lambda tables: _tell(tables, target),
+    )
+
+
+def _judged(groups: GroupedData, more: list[Column], target: float) -> DataFrame:
+    """Sums, shares, and how much of what the target leaves was used: 1 is all of it."""
+    sums = groups.agg(*more, *(F.sum(name).alias(name) for name in _SUMS))
+    time_held = F.coalesce(ratio(F.col("held_seconds"), F.col("seconds")), F.lit(0.0))
+    delayed = F.coalesce(ratio(F.col("requests_delayed").cast("double"), F.col("requests")), F.lit(0.0))
+    shares = sums.withColumns({"time_held_share": time_held, "requests_delayed_share": delayed})
+    worse = F.greatest("time_held_share", "requests_delayed_share")
+    return shares.withColumns({"budget_used_share": worse / (1 - target), "kept": worse <= 1 - target})
+
+
+def _tell(tables: Mapping[str, DataFrame], target: float) -> Story:
+    teams = tables["teams"]
+    number, missed = teams.count(), some_rows(teams.where("NOT kept"), 12)
+    several_missed = teams.where("NOT kept").count()
+    findings = [
+        f"{several_missed:,} of {several(number, 'team')} missed the target: more than {share(1 - target)} of their "
+        "time or of their requests were held by quotas."
+    ]
+    findings += [
+        f"{row[TEAM]}: held for {span(row['held_seconds'])} ({share(row['time_held_share'])} of its time), "
+        f"{row['requests_delayed']:,} of {row['requests']:,} requests delayed "
+        f"({share(row['requests_delayed_share'])})."
+        for row in missed[:4]
+    ]
+    first = some_rows(tables["clients"], 1)
+    if missed and first:
+        findings.append(f"The client with most of it: {who(first[0])}.")
+    hours, step_s = over_time(tables["hours"], "hour", _SUMS, HOUR_S)
+    held = {"held": [(row["hour"], row["held_seconds"] * 60 / step_s) for row in hours]}
+    bars = {row[TEAM]: {"% of time": row["time_held_share"] * 100} for row in some_rows(teams, PLOTTED)}
+    return Story(
+        findings,
+        [
+            Plot("Time held, hour by hour", plots.lines(held, "minutes per hour")),
+            Plot("Teams", plots.bars(bars, "percent of the time")),
+        ],
+        notes=[
+            "Time is that of clients: the intervals in which a client did anything. Of each interval no more than its "
+            "length counts as held, however many connections waited.",
+            "budget_used_share is the worse of the two shares over what the target leaves: 100 % is all of it.",
+            "Delays by the brokers' own quotas count as well.",
+        ],
+    )

@@ -1,0 +1,91 @@
+"""Whose clients are whose: a file of teams, by which reports add up (`--owners`)."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from analysis.errors import WrongUseError
+
+PATTERNS = {"user": "user", "client-id": "client_id"}
+"""Keys of an entry -> columns."""
+NO_TEAM = "(no team)"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Clients whose user and client-id match; None: any."""
+
+    team: str
+    user: str | None = None
+    client_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Entries in order: the first that matches counts."""
+
+    entries: tuple[Owner, ...]
+
+    def column(self) -> Column:
+        """The team of a row with `user` and `client_id`."""
+        team = F.lit(NO_TEAM)
+        for one in reversed(self.entries):
+            fits = F.lit(True)
+            for name in ("user", "client_id"):
+                pattern = getattr(one, name)
+                if pattern is not None:
+                    fits &= F.col(name).rlike(f"^{expression(pattern)}\\z")
+            team = F.when(fits, F.lit(one.team)).otherwise(team)
+        return team
+
+
+def expression(pattern: str) -> str:
+    """A pattern with `*` (any characters) and `?` (one) as a regular expression, of Java and of Python."""
+    parts = {"*": "(?s:.*)", "?": "(?s:.)"}
+    return "".join(parts.get(one, re.escape(one) if not one.isalnum() else one) for one in pattern)
+
+
+def load_owners(path: str | Path) -> Owners:
+    """Read and check a file of owners. Raises WrongUseError that names the place, the value and what was expected."""
+    try:
+        values = yaml.safe_load(Path(path).read_bytes())
+    except OSError as error:
+        raise WrongUseError(f"--owners {path}: cannot be read: {error.strerror or error}") from None
+    except yaml.YAMLError as error:
+        raise WrongUseError(f"--owners {path}: no YAML: {' '.join(str(error).split())}") from None
+    return to_owners(values, str(path))
+
+
+def to_owners(values: Any, file: str) -> Owners:
+    """The same from values that were read already."""
+    if not isinstance(values, dict) or set(values) != {"owners"} or not isinstance(values["owners"], list):
+        raise WrongUseError(f"{file}: got {values!r:.80}, expected owners: and a list of entries with team and user")
+    return Owners(tuple(_entry(one, f"{file}: owners[{place}]") for place, one in enumerate(values["owners"])))
+
+
+def _entry(values: Any, place: str) -> Owner:
+    known = ("team", *PATTERNS)
+    if not isinstance(values, dict):
+        raise WrongUseError(f"{place}: got {values!r:.80}, expected a mapping with {', '.join(known)}")
+    for key, value in values.items():
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"expected {', '.join(known)}"
+            raise WrongUseError(f"{place}.{key}: unknown key, {hint}")
+        if not isinstance(value, str) or (key == "team" and not value):
+            raise WrongUseError(
+                f"{place}.{key}: got {value!r}, expected text" + ("" if key == "team" else ", such as app-*")
+            )
+    if "team" not in values:
+        raise WrongUseError(f"{place}.team: is missing, expected the name of a team")
+    if not any(key in values for key in PATTERNS):
+        raise WrongUseError(f"{place}: expected user or client-id: whose clients are the team's ('*' for all)")
+    return Owner(values["team"], values.get("user"), values.get("client-id"))

@@ -1,0 +1,45 @@
+"""The file of owners: what it means, and what is wrong with one."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from analysis.errors import WrongUseError
+from analysis.owners import Owner, expression, to_owners
+
+
+def test_patterns_are_taken_whole_and_nothing_but_stars_and_question_marks_is_special() -> None:
+    for pattern, fits, not_these in (
+        ("app-*", ["app-", "app-1.x"], ["my-app-1", "app"]),
+        ("a?", ["ab"], ["a", "abc"]),
+        ("a.b+[c]", ["a.b+[c]"], ["axb+[c]", "a.bb[c]"]),
+        ("*", ["", "x\ny"], []),
+        ("", [""], ["x"]),
+    ):
+        found = re.compile(expression(pattern))
+        assert all(found.fullmatch(name) for name in fits), pattern
+        assert not any(found.fullmatch(name) for name in not_these), pattern
+
+
+def test_entries() -> None:
+    owners = to_owners({"owners": [{"team": "shop", "user": "app-*"}, {"team": "data", "client-id": "etl"}]}, "o.yaml")
+    assert owners.entries == (Owner("shop", "app-*", None), Owner("data", None, "etl"))
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([], "o.yaml: got [], expected owners: and a list of entries"),
+        ({"owners": ["shop"]}, "owners[0]: got 'shop', expected a mapping with team, user, client-id"),
+        ({"owners": [{"team": "a", "usr": "x"}]}, "owners[0].usr: unknown key, did you mean user?"),
+        ({"owners": [{"team": "a", "user": 7}]}, "owners[0].user: got 7, expected text, such as app-*"),
+        ({"owners": [{"user": "x"}]}, "owners[0].team: is missing"),
+        ({"owners": [{"team": "a"}]}, "owners[0]: expected user or client-id"),
+    ],
+)
+def test_wrong_files_are_named(values: Any, told: str) -> None:
+    with pytest.raises(WrongUseError, match=re.escape(told)):
+        to_owners(values, "o.yaml")
