@@ -33,6 +33,8 @@ JOBS = {
     "obedience": "which client libraries wait when they are told to",
     "slo": "how much of its time and requests each team was held, against a target (--target, --owners)",
     "compact": "many small files of records into few large ones per day and cluster, for all other reports",
+    "anomalies": "who uses what they never used, or far more than ever (--recent)",
+    "all": "all of these for which there is what they need, and a page that begins with what they found",
     "stream": "rollups per minute and alerts, from a topic or a directory, until it is stopped",
 }
 OK, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
@@ -85,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument(
         "--target", type=_percent, default=99.0, metavar="PERCENT", help="slo: not held for so much (99)"
     )
+    whole.add_argument("--recent", type=_days_long, default=7.0, metavar="DAYS", help="anomalies: since when (7)")
     whole.add_argument("--settle", type=float, default=2.0, metavar="H", help="compact: hours after a day's end (2)")
     whole.add_argument("--keep-days", type=int, metavar="N", help="compact: delete what is older from the output")
     whole.add_argument("--delete-input", action="store_true", help="compact: delete files that have been taken over")
@@ -125,10 +128,6 @@ def _run(options: argparse.Namespace) -> int:
     job = _options_of(options)  # wrong options are told before a JVM is started
     from analysis.session import KAFKA_PACKAGE, open_session
 
-    if options.owners is not None:
-        from analysis.owners import load_owners
-
-        job["owners"] = load_owners(options.owners)
     conf = dict(_pairs("--conf", options.conf))
     days = _days(options)
     if options.name == "stream":
@@ -141,6 +140,8 @@ def _run(options: argparse.Namespace) -> int:
     try:
         if options.name == "compact":
             return _compact(spark, options, days)
+        if options.name == "all":
+            return _all(spark, options, job, days)
         from py4j.protocol import Py4JJavaError
         from pyspark.errors import PySparkException
 
@@ -185,6 +186,17 @@ def _compact(spark: SparkSession, options: argparse.Namespace, days: Days) -> in
     return OK
 
 
+def _all(spark: SparkSession, options: argparse.Namespace, job: dict[str, Any], days: Days) -> int:
+    from analysis.runner import Asked, make_all
+
+    asked = Asked(options.input, options.output, options.grain, {}, days=days)
+    told, failed = make_all(spark, job["reports"], asked, quiet=options.quiet)
+    print(told)
+    for name, text in failed.items():
+        _complain(f"{name}: {text}", FAILED)
+    return FAILED if failed else OK
+
+
 def _stream_settings(options: argparse.Namespace) -> Settings:
     from analysis.streaming import Settings, address, is_kafka, read_properties
 
@@ -225,18 +237,39 @@ def _stream(spark: SparkSession, settings: Settings, *, quiet: bool) -> int:
     return OK
 
 
+NOT_REPORTS = ("all", "compact", "stream")
+NEEDED = {"prices": "chargeback", "candidate": "whatif"}
+"""Options without which a report is not made -> the report."""
+
+
 def _options_of(options: argparse.Namespace) -> dict[str, Any]:
-    """What the job needs besides the records."""
-    name = options.name
+    """What the job needs besides the records; of `all`, by report."""
     importlib.import_module("pyspark")  # so that its absence is told as such
-    for option, owner in (("prices", "chargeback"), ("candidate", "whatif")):
-        given = getattr(options, option)
-        if name == owner and given is None:
+    if options.name == "all":
+        without = [name for option, name in NEEDED.items() if getattr(options, option) is None]
+        names = [name for name in JOBS if name not in (*NOT_REPORTS, *without)]
+        return {"reports": {name: _options_for(name, options) for name in names}}
+    for option, owner in NEEDED.items():
+        if options.name != owner and getattr(options, option) is not None:
+            raise WrongUseError(f"--{option} is for {owner}, not for {options.name}")
+    if options.sweep and options.name != "whatif":
+        raise WrongUseError(f"--sweep is for whatif, not for {options.name}")
+    return _options_for(options.name, options)
+
+
+def _options_for(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    job = _own_options(name, options)
+    if options.owners is not None:
+        from analysis.owners import load_owners
+
+        job["owners"] = load_owners(options.owners)
+    return job
+
+
+def _own_options(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    for option, owner in NEEDED.items():
+        if name == owner and getattr(options, option) is None:
             raise WrongUseError(f"{name} needs --{option} FILE")
-        if name != owner and given is not None:
-            raise WrongUseError(f"--{option} is for {owner}, not for {name}")
-    if options.sweep and name != "whatif":
-        raise WrongUseError(f"--sweep is for whatif, not for {name}")
     if name == "chargeback":
         from analysis.prices import load_prices
 
@@ -247,6 +280,8 @@ def _options_of(options: argparse.Namespace) -> dict[str, Any]:
         if options.target == 100:
             raise WrongUseError("--target 100: expected less, such as 99.9: a target has to leave something")
         return {"target": options.target / 100}
+    if name == "anomalies":
+        return {"recent_days": options.recent}
     capacity = {}
     for kind, value in _pairs("--capacity", options.capacity):
         try:
@@ -303,6 +338,13 @@ def _percent(text: str) -> float:
     value = float(text)
     if not 0 <= value <= 100:
         raise argparse.ArgumentTypeError("expected percent of the time, from 0 to 100")
+    return value
+
+
+def _days_long(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 366:
+        raise argparse.ArgumentTypeError("expected days, such as 7")
     return value
 
 

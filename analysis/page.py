@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, NumericType
 
@@ -36,14 +36,22 @@ class _Shown:
     left_out: list[str]
 
 
-def render(report: Report, story: Story, tables: Mapping[str, DataFrame], quality: Quality) -> str:
-    """The page as text."""
+def render(
+    report: Report,
+    story: Story,
+    tables: Mapping[str, DataFrame],
+    quality: Quality,
+    *,
+    here: str = "",
+    others: Mapping[str, str] | None = None,
+) -> str:
+    """The page as text. `others`: name -> title of all the reports that it links to, of which it is `here`."""
     # Names come from clients: everything is escaped but the plots, which escape for themselves; and what cannot be seen
     # or turns the direction of writing is shown as its code.
-    environment = Environment(
-        loader=PackageLoader("analysis"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    return environment.get_template("report.html.j2").render(
+    return _template("report.html.j2").render(
+        index=others is not None,
+        here=here,
+        others=list((others or {}).items()),
         title=report.title,
         question=report.question,
         first=_moment(quality.first_ms),
@@ -56,6 +64,45 @@ def render(report: Report, story: Story, tables: Mapping[str, DataFrame], qualit
         quality=[visible(text) for text in quality.sentences()],
         notes=[visible(text) for text in story.notes],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A report as the index has it."""
+
+    name: str
+    title: str
+    question: str
+    findings: Sequence[str]
+    quality: Quality
+
+
+def render_index(entries: Sequence[Entry], failed: Mapping[str, str]) -> str:
+    """The page that leads to all others, their findings first. `failed`: reports that were not made, and why."""
+    quality = entries[0].quality
+    return _template("index.html.j2").render(
+        first=_moment(quality.first_ms),
+        last=_moment(quality.last_ms),
+        length=span(quality.seconds),
+        reports=[
+            {
+                "name": one.name,
+                "title": one.title,
+                "question": one.question,
+                "findings": [visible(text) for text in one.findings],
+            }
+            for one in entries
+        ],
+        failed={name: visible(text) for name, text in failed.items()},
+        quality=[visible(text) for text in quality.sentences()],
+    )
+
+
+def _template(name: str) -> Template:
+    environment = Environment(
+        loader=PackageLoader("analysis"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    return environment.get_template(name)
 
 
 def _shown(name: str, table: Table, frame: DataFrame) -> _Shown:

@@ -5,23 +5,37 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from analysis.columns import grain_for, seen
 from analysis.days import EVERY_DAY, Days
-from analysis.errors import ReportError
+from analysis.errors import ReportError, WrongUseError
 from analysis.files import delete, unreadable_file, write_csv, write_text
 from analysis.intake import read
-from analysis.page import render
+from analysis.page import Entry, render, render_index
 from analysis.progress import Progress
 from analysis.report import Context, with_teams, written
 from quota.visible import visible
 
 MOST_UNREADABLE = 200
 """More files that cannot be read, and the input is probably something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a report is to be made of, and how."""
+
+    source: str
+    output: str
+    grain_s: int
+    options: Mapping[str, Any]
+    now_ms: int | None = None
+    days: Days = EVERY_DAY
+    others: Mapping[str, str] | None = None
+    """Name -> title of all reports that are made together; their pages link to each other."""
 
 
 def make(
@@ -37,6 +51,44 @@ def make(
     days: Days = EVERY_DAY,
 ) -> str:
     """Make the report `name` in a directory of that name below `output`; returns what to tell the person who asked."""
+    asked = Asked(source, output.rstrip("/"), grain_s, options, now_ms, days)
+    entry = _whole(spark, name, asked, quiet=quiet)
+    return _lines(entry, f"{asked.output}/{name}/report.html")
+
+
+def make_all(
+    spark: SparkSession, names: Mapping[str, Mapping[str, Any]], asked: Asked, *, quiet: bool = False
+) -> tuple[str, dict[str, str]]:
+    """Make several reports (name -> its options), and `index.html`, which begins with what each has found.
+
+    One that fails does not keep the others from being made. Returns what to tell, and the failures by name. Raises
+    ReportError when none could be made.
+    """
+    titles = {name: name for name in names}
+    asked = replace(asked, output=asked.output.rstrip("/"), others=titles)
+    entries, failed = [], {}
+    for name, options in names.items():
+        try:
+            entries.append(_whole(spark, name, replace(asked, options=options), quiet=quiet))
+        except WrongUseError:
+            raise
+        except Exception as error:
+            failed[name] = next(iter(str(error).splitlines()), type(error).__name__)
+    if not entries:
+        raise ReportError("; ".join(f"{name}: {text}" for name, text in failed.items()))
+    index = f"{asked.output}/index.html"
+    write_text(spark, index, render_index(entries, failed))
+    told = [_lines(one, f"{asked.output}/{one.name}/report.html", quality=False) for one in entries]
+    told += [visible(f"  {text}") for text in entries[0].quality.sentences()]
+    return "\n".join([*told, f"  {index}"]), failed
+
+
+def _lines(entry: Entry, page: str, *, quality: bool = True) -> str:
+    texts = [*entry.findings, *(entry.quality.sentences() if quality else ()), page]
+    return "\n".join(visible(line) for line in [entry.title, *(f"  {text}" for text in texts)])
+
+
+def _whole(spark: SparkSession, name: str, asked: Asked, *, quiet: bool) -> Entry:
     unreadable: list[str] = []
     with contextlib.ExitStack() as stack:
         progress = None if quiet else stack.enter_context(Progress(spark))
@@ -44,7 +96,7 @@ def make(
         # Which files can be read to their ends shows when they are: what cannot is passed over, and all begins anew.
         while True:
             try:
-                return _made(spark, name, source, output, grain_s, options, step, now_ms, unreadable, days)
+                return _made(spark, name, asked, step, unreadable)
             except Exception as error:
                 file = unreadable_file(error)
                 if file is None or file in unreadable:
@@ -52,31 +104,31 @@ def make(
                 unreadable.append(file)
                 if len(unreadable) > MOST_UNREADABLE:
                     raise ReportError(
-                        f"--input {source}: more than {MOST_UNREADABLE} files cannot be read, the last one is {file}"
+                        f"--input {asked.source}: more than {MOST_UNREADABLE} files cannot be read, the last one is "
+                        f"{file}"
                     ) from error
 
 
 def _made(
-    spark: SparkSession,
-    name: str,
-    source: str,
-    output: str,
-    grain_s: int,
-    options: Mapping[str, Any],
-    step: Callable[[str], None],
-    now_ms: int | None,
-    unreadable: Sequence[str],
-    days: Days,
-) -> str:
+    spark: SparkSession, name: str, asked: Asked, step: Callable[[str], None], unreadable: Sequence[str]
+) -> Entry:
     job = importlib.import_module(f"analysis.jobs.{name}")
-    directory = f"{output.rstrip('/')}/{name}"
+    directory = f"{asked.output}/{name}"
     staging = f"{directory}/_staging"
     with contextlib.ExitStack() as stack:
         stack.callback(delete, spark, staging)
-        step("reading and checking records")
-        intake = read(spark, source, job.COLUMNS, staging, now_ms=now_ms, unreadable=unreadable, days=days)
-        grain = grain_for(grain_s, intake.quality.interval_s)
-        if grain != grain_s:
+        step(f"{name}: reading and checking records" if asked.others else "reading and checking records")
+        intake = read(
+            spark,
+            asked.source,
+            job.COLUMNS,
+            staging,
+            now_ms=asked.now_ms,
+            unreadable=unreadable,
+            days=asked.days,
+        )
+        grain = grain_for(asked.grain_s, intake.quality.interval_s)
+        if grain != asked.grain_s:
             intake = replace(intake, quality=replace(intake.quality, grain_s=grain))
         step("what went in")
         write_csv(seen(intake.instances.drop("renamed")), f"{directory}/instances.csv", ["instance"])
@@ -85,17 +137,12 @@ def _made(
         if intake.aside is not None and (any(intake.quality.aside.values()) or unreadable):
             intake.aside.write.mode("overwrite").json(aside)
         step(f"{name}: computing")
-        report = with_teams(job.run(Context(intake, grain, staging, options)), options.get("owners"))
+        report = with_teams(job.run(Context(intake, grain, staging, asked.options)), asked.options.get("owners"))
         tables = written(report, directory)
         step("writing the page")
         story = report.tell(tables)
         for file, text in story.files.items():
             write_text(spark, f"{directory}/{file}", text)
-        write_text(spark, f"{directory}/report.html", render(report, story, tables, intake.quality))
-    lines = [
-        report.title,
-        *(f"  {text}" for text in story.findings),
-        *(f"  {text}" for text in intake.quality.sentences()),
-    ]
-    lines.append(f"  {directory}/report.html")
-    return "\n".join(visible(line) for line in lines)
+        page = render(report, story, tables, intake.quality, here=name, others=asked.others)
+        write_text(spark, f"{directory}/report.html", page)
+    return Entry(name, report.title, report.question, story.findings, intake.quality)

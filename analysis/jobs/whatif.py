@@ -88,7 +88,7 @@ def run(context: Context) -> Report:
     members = context.kept(_members(clients, found), "members")
     groups = context.kept(_groups(members, found, _moved_clocks(context)), "groups")
     outcome = context.kept(_outcome(groups, _replayed(context, rows, members, groups, found), found), "outcome")
-    tables = {"groups": _group_table(outcome)}
+    tables = {"groups": _group_table(outcome, () if len(candidates) > 1 else ("candidate",))}
     if len(candidates) > 1:
         tables = {
             "candidates": _candidate_table(outcome, list(candidates), at_most),
@@ -246,9 +246,9 @@ def _outcome(groups: DataFrame, replayed: DataFrame, found: Sequence[Family]) ->
     return reduce(DataFrame.unionByName, parts)
 
 
-def _group_table(outcome: DataFrame) -> Table:
+def _group_table(outcome: DataFrame, left_out: Sequence[str]) -> Table:
     order: list[Column | str] = [F.col("seconds_over").desc(), "candidate", "kind", *NAMED]
-    return Table(outcome.drop("seconds_seen"), "Groups that share a limit", order, shown=SHOWN)
+    return Table(outcome.drop("seconds_seen"), "Groups that share a limit", order, shown=SHOWN, left_out=left_out)
 
 
 def _candidate_table(outcome: DataFrame, names: Sequence[str], at_most: float) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from pathlib import Path
 import pyspark
 
 from analysis.java import find_java
+from config.load import load_bytes
+from config.table import to_table
+from deploy.cli.check import summary_json
 from deploy.kafka.ports import free_ports
 from tests.support.spark_tools import record, table, write
 
@@ -33,6 +37,9 @@ def environment() -> dict[str, str]:
 
 def test_spark_submit_on_a_master_and_two_workers(tmp_path: Path) -> None:
     write(tmp_path / "in", [record(number, number * 10, produce_bytes=1000) for number in range(1, 41)])
+    candidate = tmp_path / "candidate.json"
+    config = load_bytes("q.yaml", b"quotas: [{user: <default>, producer_byte_rate: 105}]\n", on_paper=True)
+    candidate.write_text(json.dumps(summary_json("q.yaml", config, to_table(config))))
     master_port, *worker_ports = free_ports(3)
     url = f"spark://127.0.0.1:{master_port}"
     with ExitStack() as stack:
@@ -67,12 +74,15 @@ def test_spark_submit_on_a_master_and_two_workers(tmp_path: Path) -> None:
         options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
         result = subprocess.run(
             [str(BIN / "spark-submit"), "--master", url, *options, str(ROOT / "analysis/__main__.py"),
-             "usage", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out"), "--quiet"],
+             "whatif", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out"), "--quiet",
+             "--candidate", str(candidate)],
             env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False,
         )  # fmt: skip
     assert result.returncode == 0, result.stderr[-3000:]
     assert "Used: 40 records of 1 instance, of 40 rows read." in result.stdout
-    (client,) = table(tmp_path / "out/usage", "clients")
-    assert (client["produce_bytes"], client["records"]) == ("40000", "40")
+    # 100 bytes each second, eleven of them in 10 s: 110/s, over 105/s from the eleventh second on. Executors have
+    # neither kquota nor its directory: what they replay with was sent to them.
+    (group,) = table(tmp_path / "out/whatif", "groups")
+    assert (float(group["seconds_over"]), float(group["extreme_in_window"])) == (390, 110)
     executors = [list(tmp_path.glob(f"worker-{port}/app-*/*/stderr")) for port in worker_ports]
     assert all(executors), "a worker had nothing to do"

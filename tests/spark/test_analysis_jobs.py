@@ -374,3 +374,30 @@ def test_slo_by_team(report: Make) -> None:
     assert "1 of 2 teams missed the target" in told
     _, out = report("throttling", rows, owners=owners)
     assert [(row["team"], row["client_id"]) for row in table(out, "clients")] == [("shop", "a1"), ("rest", "b")]
+
+
+def test_anomalies(report: Make) -> None:
+    day = 86_400
+    usual = {"requests": 1, "produce_bytes": 20 * MB}
+    rows = [record(n + 1, n * day, client_id="steady", **usual) for n in range(10)]
+    rows += [record(n + 11, n * day, client_id="grown", **usual) for n in range(9)]
+    rows += [record(20 + n, 9 * day + n * 10, client_id="grown", **usual) for n in range(4)]  # 80 MB in one hour
+    rows += [
+        record(30, 2 * day, client_id="curious", fetch_bytes=5),
+        record(31, 9 * day, client_id="curious", mutations=4),
+    ]
+    rows += [record(32, 9 * day, client_id="fresh", **usual)]
+    told, out = report("anomalies", rows, recent_days=2)
+    found = {
+        (row["client_id"], row["anomaly"], row["use"]): floats(row, "highest_hour") for row in table(out, "anomalies")
+    }
+    assert found == {
+        ("grown", "more than ever", "produce_bytes"): [80 * MB],
+        ("curious", "never used before", "mutations"): [4],
+        ("fresh", "new client", "produce_bytes"): [20 * MB],
+    }
+    assert (
+        "1 client used far more than in any hour before, with most of it u / grown: 80 MB produced in an hour, 20 MB"
+        in told
+    )
+    assert "1 client used what they never used before, with most of it u / curious: 4 partitions created" in told

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from analysis.runner import make
+from analysis.runner import Asked, make, make_all
 from tests.support.browser import accessible, browser
 from tests.support.spark_tools import DAY_MS, T0_MS, record, write
 
@@ -72,3 +72,23 @@ def test_nothing_is_drawn_where_none_stands_out(pages: dict[str, Path]) -> None:
     page = pages["noisy"].read_text()
     assert "none stands out" in page
     assert "<svg" not in page
+
+
+def test_all_reports_are_one_click_away(spark: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path / "in", [record(n, n * 10, produce_bytes=MB, requests=5) for n in range(1, 20)])
+    asked = Asked(str(tmp_path / "in"), str(tmp_path / "out"), 60, {}, T0_MS + 30 * DAY_MS)
+    told, failed = make_all(spark, {"usage": {}, "slo": {"target": 0.99}, "chargeback": {}}, asked, quiet=True)
+    assert list(failed) == ["chargeback"]  # it was not told what it needs
+    assert "1 client produced 19 MB" in told
+    with browser(1300) as driver:
+        driver.get((tmp_path / "out/index.html").as_uri())
+        accessible(driver)
+        text = driver.find_element("tag name", "main").text
+        assert text.index("1 client produced 19 MB") < text.index("0 of 1 team missed the target")
+        assert text.index("Not made") > text.index("0 of 1 team")
+        driver.find_element("link text", "Service level").click()
+        assert driver.current_url == (tmp_path / "out/slo/report.html").as_uri()
+        accessible(driver)
+        driver.find_element("link text", "usage").click()
+        driver.find_element("link text", "All reports").click()
+        assert driver.current_url == (tmp_path / "out/index.html").as_uri()

@@ -1,0 +1,126 @@
+"""`anomalies`: who uses what they never used, or far more of it than ever."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from analysis.columns import CLIENT, HOUR_S, bucket, cluster, moment
+from analysis.report import Context, Report, Story, Table
+from analysis.rows import some_rows
+from analysis.words import several, size, span, who
+
+USES = {
+    "produce_bytes": "produced bytes",
+    "fetch_bytes": "fetched bytes",
+    "request_seconds": "seconds of broker time",
+    "mutations": "partitions created or deleted",
+    "requests_transaction": "requests of transactions",
+    "requests_admin": "requests of administration",
+    "requests_group": "requests of groups",
+}
+COLUMNS = tuple(USES)
+DAY_S = 86_400
+MUCH = 3.0
+"""Times the highest hour there ever was."""
+LITTLE = {"produce_bytes": 1e7, "fetch_bytes": 1e7, "request_seconds": 10.0}
+"""In an hour; of what grows up to this nothing is said."""
+LITTLE_ELSE = 10.0
+WORTH_TELLING = ("new client", "never used before", "more than ever")
+
+
+def run(context: Context) -> Report:
+    """Each client's highest hour of each use, in the last days and before."""
+    recent_days: float = context.options["recent_days"]
+    quality = context.intake.quality
+    since_s = quality.last_ms // 1000 - round(recent_days * DAY_S)
+    rows = context.records.withColumns({"cluster_id": cluster(), "hour_s": bucket(HOUR_S)})
+    hourly = rows.groupBy(*CLIENT, "hour_s").agg(*(F.sum(name).cast("double").alias(name) for name in USES))
+    recent = F.col("hour_s") >= since_s
+    sides = hourly.groupBy(*CLIENT).agg(
+        F.sum((~recent).cast("long")).alias("hours_before"),
+        F.sum(recent.cast("long")).alias("hours_recent"),
+        F.min(F.when(recent, F.col("hour_s"))).alias("first_s"),
+        *(F.max(F.when(recent, F.col(name))).alias(f"{name}_recent") for name in USES),
+        *(F.coalesce(F.max(F.when(~recent, F.col(name))), F.lit(0.0)).alias(f"{name}_before") for name in USES),
+    )
+    sides = context.kept(sides.where("hours_recent > 0"), "sides")
+    one_each = F.array(
+        *(
+            F.struct(
+                F.lit(name).alias("use"),
+                F.col(f"{name}_recent").alias("highest_hour"),
+                F.col(f"{name}_before").alias("highest_hour_before"),
+                F.lit(LITTLE.get(name, LITTLE_ELSE)).alias("little"),
+            )
+            for name in USES
+        )
+    )
+    uses = sides.select(*CLIENT, "hours_before", "first_s", F.explode(one_each).alias("_one"))
+    uses = uses.select(*CLIENT, "hours_before", "first_s", "_one.*").where("highest_hour > 0")
+    kind = (
+        F.when(F.col("hours_before") == 0, WORTH_TELLING[0])
+        .when(F.col("highest_hour_before") <= 0, WORTH_TELLING[1])
+        .when(
+            (F.col("highest_hour") > F.col("highest_hour_before") * MUCH) & (F.col("highest_hour") > F.col("little")),
+            WORTH_TELLING[2],
+        )
+    )
+    found = uses.withColumn("anomaly", kind).where("anomaly IS NOT NULL")
+    found = found.select(
+        "anomaly",
+        *CLIENT,
+        "use",
+        "highest_hour",
+        "highest_hour_before",
+        "hours_before",
+        moment("first_s").alias("first_seen_recently"),
+    )
+    return Report(
+        "Anomalies",
+        f"Who used in the last {span(recent_days * DAY_S)} what they never used before, or far more than ever?",
+        {
+            "anomalies": Table(
+                found,
+                "What is new, hour by hour",
+                [F.col("anomaly").desc(), F.col("highest_hour").desc(), *CLIENT, "use"],
+                shown=40,
+            )
+        },
+        lambda tables: _tell(tables, since_s - quality.first_ms / 1000),
+    )
+
+
+def _tell(tables: Mapping[str, DataFrame], history_s: float) -> Story:
+    found = tables["anomalies"]
+    findings = []
+    for name in WORTH_TELLING:
+        mine = found.where(F.col("anomaly") == name)
+        clients = mine.select(*CLIENT).distinct().count()
+        first = some_rows(mine.orderBy(F.col("highest_hour").desc(), *CLIENT), 1)
+        if first:
+            row = first[0]
+            findings.append(f"{several(clients, 'client')} {_SAID[name]}, with most of it {who(row)}: {_amount(row)}.")
+    if not findings:
+        findings = ["Nobody used anything that they had not used before, nor far more than ever."]
+    notes = [
+        f"What was before is {span(max(history_s, 0.0))} of records. A client that does something once a month is new "
+        "in each week; read more days, and it is not.",
+        f"More than ever: an hour with more than {MUCH:g} times the highest hour before.",
+    ]
+    return Story(findings, notes=notes)
+
+
+_SAID = {
+    "new client": "had no record before",
+    "never used before": "used what they never used before",
+    "more than ever": "used far more than in any hour before",
+}
+
+
+def _amount(row: object) -> str:
+    use, value, before = row["use"], row["highest_hour"], row["highest_hour_before"]  # type: ignore[index]
+    texts = [size(one) if use.endswith("_bytes") else f"{one:,.4g}" for one in (value, before)]
+    return f"{texts[0]} {USES[use].replace(' bytes', '')} in an hour" + (f", {texts[1]} before" if before else "")
