@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -26,6 +25,7 @@ from quota import record
 from quota.entity import Kind
 from quota.ledger import Ledger
 from quota.table import QuotaTable
+from tests.support.records import consume, produce
 from tests.support.sidecars import sidecar
 from tests.support.waiting import until
 
@@ -39,28 +39,9 @@ def rows_of(directory: Path) -> list[record.Row]:
     return sorted(map(record.from_line, lines), key=lambda row: (row["instance"], row["sequence"]))
 
 
-def produce(bootstrap: str, client_id: str, topic: str, sizes: list[int]) -> None:
-    from kafka import KafkaProducer
-
-    with KafkaProducer(bootstrap_servers=bootstrap, client_id=client_id, batch_size=0) as producer:
-        for size in sizes:
-            producer.send(topic, b"x" * size).get(LIMIT_S)
-
-
-def consume(bootstrap: str, topic: str, count: int, client_id: str = "reader") -> list[Any]:
-    from kafka import KafkaConsumer
-
-    consumer = KafkaConsumer(
-        topic,
-        bootstrap_servers=bootstrap,
-        client_id=client_id,
-        auto_offset_reset="earliest",
-        consumer_timeout_ms=20_000,
-    )
-    try:
-        return list(itertools.islice(consumer, count))
-    finally:
-        consumer.close()
+def send(bootstrap: str, client_id: str, topic: str, sizes: list[int]) -> None:
+    """Records of these sizes, each a request of its own."""
+    produce(bootstrap, topic, [b"x" * size for size in sizes], client_id=client_id, one_by_one=True)
 
 
 def consume_once(bootstrap: str, topic: str, sequences: set[int]) -> dict[int, record.Row]:
@@ -102,8 +83,8 @@ def test_records_agree_with_what_clients_sent_with_metrics_and_with_the_topic(
     sizes = [50_000] * 24  # 1.2 MB: the window of 10 s at 100 kB/s is full at 1 MB
     names = [(kind, client) for kind in ("produce", "fetch") for client in ("slow", "free", "reader")]
     with sidecar(kafka.bootstrap, quotas, export=export) as proxy:
-        produce(proxy.bootstrap, "slow", topic, sizes)
-        produce(proxy.bootstrap, "free", topic, sizes[:5])
+        send(proxy.bootstrap, "slow", topic, sizes)
+        send(proxy.bootstrap, "free", topic, sizes[:5])
         assert len(consume(proxy.bootstrap, topic, 29)) == 29
         until(lambda: proxy.metric("kquota_connections_open") == 0, "clients have gone")
         time.sleep(1.1)  # /metrics shares answers for a second
@@ -174,7 +155,7 @@ def test_kill_9_loses_at_most_one_interval_and_leaves_no_half_file(
             record.from_line(line)
     assert list(tmp_path.rglob(".*.open")), "it was killed over an open file"
     with sidecar(kafka.bootstrap, export=export) as proxy:
-        produce(proxy.bootstrap, "c", topic, [1000])
+        send(proxy.bootstrap, "c", topic, [1000])
     assert list(tmp_path.rglob(".*")) == []
     rows = rows_of(tmp_path)
     assert len({(row["instance"], row["sequence"]) for row in rows}) == len(rows)
@@ -199,11 +180,11 @@ def test_a_topic_that_takes_nothing_slows_nobody_and_gets_its_records_later(
     create_topic(kafka, dead, **{"max.message.bytes": "500"})
     export = {"directory": str(tmp_path), "interval_s": 1, "rotate_s": 2, "kafka_topic": dead}
     with sidecar(kafka.bootstrap, export=export) as proxy:
-        produce(proxy.bootstrap, "c", topic, [1000])
+        send(proxy.bootstrap, "c", topic, [1000])
         until(lambda: proxy.metric("kquota_export_errors_total", sink="topic") > 0, "an error is counted")
         until(lambda: proxy.metric("kquota_export_lag_seconds", sink="topic") > 1, "the lag grows")
         began = time.monotonic()
-        produce(proxy.bootstrap, "c", topic, [1000] * 100)
+        send(proxy.bootstrap, "c", topic, [1000] * 100)
         assert time.monotonic() - began < LIMIT_S / 2
         until(lambda: proxy.metric("kquota_export_records_total", sink="files") >= 2, "files go on")
         alter(kafka, dead, "max.message.bytes", "1000000")
@@ -246,7 +227,7 @@ def test_a_full_disk_slows_nobody_and_the_loss_is_counted(kafka: KafkaCluster, t
     with sidecar(kafka.bootstrap, export=export) as proxy:
         for _ in range(4):
             began = time.monotonic()
-            produce(proxy.bootstrap, "c", topic, [1000] * 20)
+            send(proxy.bootstrap, "c", topic, [1000] * 20)
             assert time.monotonic() - began < LIMIT_S / 2
             time.sleep(1.0)
         until(lambda: proxy.metric("kquota_export_errors_total", sink="files") > 0, "an error is counted")
@@ -413,7 +394,7 @@ def test_libraries_that_ignore_throttle_times_are_told_from_those_that_wait(
         hasty.purge()
         hasty.flush(1)
         del hasty  # that ends its connections
-        produce(proxy.bootstrap, "python", topic, [900_000] + [50_000] * 8)
+        send(proxy.bootstrap, "python", topic, [900_000] + [50_000] * 8)
         until(lambda: proxy.metric("kquota_export_records_total", sink="files") >= 2, "records")
     mutes: Counter[str] = Counter()
     ignored: Counter[str] = Counter()

@@ -32,6 +32,7 @@ from deploy.kafka import (
 )
 from deploy.kafka import java as java_module
 from deploy.kafka.jars import LockedJar, read_lock
+from tests.support.records import consume, produce
 from tests.support.waiting import until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -47,6 +48,10 @@ def each_version(request: pytest.FixtureRequest) -> KafkaCluster:
     return cluster
 
 
+def values_of(cluster: KafkaCluster, topic: str, count: int) -> list[bytes]:
+    return [one.value for one in consume(cluster.bootstrap, topic, count, group=f"group-{topic}")]
+
+
 def alive(pid: int) -> bool:
     """A process that runs; one that has ended but was not yet collected by its parent does not count."""
     try:
@@ -55,38 +60,13 @@ def alive(pid: int) -> bool:
         return False
 
 
-def produce(cluster: KafkaCluster, topic: str, values: list[bytes]) -> None:
-    from kafka import KafkaProducer
-
-    producer = KafkaProducer(bootstrap_servers=cluster.bootstrap, max_request_size=32 << 20)
-    for value in values:
-        producer.send(topic, value=value)
-    producer.flush()
-    producer.close()
-
-
-def consume(cluster: KafkaCluster, topic: str, count: int) -> list[bytes]:
-    from kafka import KafkaConsumer
-
-    consumer = KafkaConsumer(
-        topic,
-        bootstrap_servers=cluster.bootstrap,
-        auto_offset_reset="earliest",
-        group_id=f"group-{topic}",
-        max_partition_fetch_bytes=32 << 20,
-    )
-    values = [next(consumer).value for _ in range(count)]
-    consumer.close()
-    return values
-
-
 # --- clients
 
 
 def test_records_and_20_mb_messages_arrive(each_version: KafkaCluster, topic: str) -> None:
     values = [b"small", bytes(20 * 1024 * 1024), b"last"]
-    produce(each_version, topic, values)
-    assert consume(each_version, topic, 3) == values
+    produce(each_version.bootstrap, topic, values)
+    assert values_of(each_version, topic, 3) == values
 
 
 def test_versions_are_the_ones_asked_for(kafka: KafkaCluster, kafka_391: KafkaCluster) -> None:
@@ -130,7 +110,7 @@ def test_the_new_consumer_protocol_and_transactions_work(each_version: KafkaClus
 
 
 def test_share_groups_work(kafka: KafkaCluster, topic: str) -> None:
-    produce(kafka, topic, [b"shared %d" % number for number in range(3)])
+    produce(kafka.bootstrap, topic, [b"shared %d" % number for number in range(3)])
     server, group = ["--bootstrap-server", kafka.bootstrap[0]], f"share-{topic}"
     reset = ["--alter", "--entity-type", "groups", "--entity-name", group]
     run_tool("kafka.admin.ConfigCommand", [*server, *reset, "--add-config", "share.auto.offset.reset=earliest"])
@@ -145,7 +125,7 @@ def test_share_groups_work(kafka: KafkaCluster, topic: str) -> None:
 def test_a_tool_gets_its_input_and_gives_its_output(kafka: KafkaCluster, topic: str) -> None:
     server = ["--bootstrap-server", kafka.bootstrap[0], "--topic", topic]
     run_tool("org.apache.kafka.tools.ConsoleProducer", server, stdin="one\ntwo\n")
-    assert consume(kafka, topic, 2) == [b"one", b"two"]
+    assert values_of(kafka, topic, 2) == [b"one", b"two"]
 
 
 def test_a_failing_tool_says_why() -> None:
@@ -171,7 +151,7 @@ def test_three_brokers_stop_start_and_grow(kafka3: KafkaCluster, topic: str) -> 
     assert [node.node_id for node in kafka3.nodes] == [1, 2, 3]
     arguments = ["--bootstrap-server", kafka3.bootstrap[0], "--create", "--topic", topic, "--replication-factor", "3"]
     run_tool("org.apache.kafka.tools.TopicCommand", arguments)
-    produce(kafka3, topic, [b"before"])
+    produce(kafka3.bootstrap, topic, [b"before"])
 
     port = kafka3.node(3).port
     kafka3.stop_broker(3)
@@ -179,12 +159,12 @@ def test_three_brokers_stop_start_and_grow(kafka3: KafkaCluster, topic: str) -> 
     with pytest.raises(EmbeddedKafkaError, match="broker 3 is not running"):
         kafka3.node(3)
     until(lambda: {broker.node_id for broker in brokers_seen_by("127.0.0.1", kafka3.node(1).port)} == {1, 2})
-    produce(kafka3, topic, [b"meanwhile"])
+    produce(kafka3.bootstrap, topic, [b"meanwhile"])
     assert kafka3.start_broker(3).port == port
 
     for node in kafka3.nodes:
         assert {broker.node_id for broker in brokers_seen_by("127.0.0.1", node.port)} == {1, 2, 3}
-    assert consume(kafka3, topic, 2) == [b"before", b"meanwhile"]
+    assert values_of(kafka3, topic, 2) == [b"before", b"meanwhile"]
 
 
 def test_a_broker_is_added_and_crashes(topic: str) -> None:
@@ -198,7 +178,7 @@ def test_a_broker_is_added_and_crashes(topic: str) -> None:
         on_the_new_one = ["--create", "--topic", topic, "--replica-assignment", "7"]
         server = ["--bootstrap-server", cluster.bootstrap[0]]
         run_tool("org.apache.kafka.tools.TopicCommand", [*server, *on_the_new_one])
-        produce(cluster, topic, [b"one"])
+        produce(cluster.bootstrap, topic, [b"one"])
         cluster.stop_broker(7, kill=True)
         assert not alive(added.pid)
         assert cluster.bootstrap == [f"127.0.0.1:{cluster.node(1).port}"]
@@ -208,7 +188,7 @@ def test_a_broker_is_added_and_crashes(topic: str) -> None:
         with pytest.raises(EmbeddedKafkaError, match=r"no broker 9; there are \[1, 7\]"):
             cluster.start_broker(9)
         crashed = cluster.start_broker(7)
-        assert consume(cluster, topic, 1) == [b"one"]  # a crash loses nothing that Kafka had in the page cache
+        assert values_of(cluster, topic, 1) == [b"one"]  # a crash loses nothing that Kafka had in the page cache
         assert cluster.ended() == ""
         os.kill(crashed.pid, signal.SIGKILL)
         until(lambda: cluster.ended() != "")

@@ -32,6 +32,7 @@ from tests.support.session_tools import (
     request,
     response,
     session,
+    throttles,
 )
 
 CREATE_TOPICS = 19
@@ -296,9 +297,7 @@ def test_of_several_throttles_the_longest_is_imposed_and_named(
     exchange.impose(one, Kind.REQUEST, request_ms, at_ms)
     exchange.note(one)
     assert exchange.mute_until_ms == one.throttle_until_ms == max(bytes_ms, at_ms + request_ms)
-    meters = of.account("ANONYMOUS", "c").meters
-    counted = {kind: (meter.throttled, meter.throttle_ms) for kind, meter in meters.items() if meter.throttled}
-    assert counted == {cause: (1, counted_ms)}
+    assert throttles(of, "ANONYMOUS") == {cause: (1, counted_ms)}
 
 
 def test_a_throttle_counts_also_when_its_response_never_comes() -> None:
@@ -306,8 +305,7 @@ def test_a_throttle_counts_also_when_its_response_never_comes() -> None:
     one = session(of)
     from_client(one, produce(1, 2000))  # 2 000 B in 10 s = 200 B/s; (200 - 100) / 100 * 10 s = 10 s
     one.close(5.0)
-    meter = of.account("ANONYMOUS", "c").meters[Kind.PRODUCE]
-    assert (meter.throttled, meter.throttle_ms) == (1, 10_000)
+    assert throttles(of, "ANONYMOUS") == {Kind.PRODUCE: (1, 10_000)}
 
 
 @three_ways

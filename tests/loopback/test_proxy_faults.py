@@ -10,16 +10,12 @@ from typing import Any, cast
 import pytest
 import trio
 
-from deploy.kafka.ports import free_ports
 from proxy.errors import CloseReason
 from proxy.io.connection import Connection
 from proxy.listen import sweeper
-from proxy.listen.server import Proxy
 from proxy.listen.sweeper import PORTION, Sweeper
 from proxy.settings import ProxySettings
 from proxy.telemetry.complaints import Complaints
-from quota.ledger import Ledger
-from quota.table import QuotaTable
 from tests.support.scripted_broker import (
     ScriptedBroker,
     answer,
@@ -27,6 +23,7 @@ from tests.support.scripted_broker import (
     connect,
     flood_reader,
     never_answer,
+    proxy_before,
     read_frame,
     through,
     until,
@@ -108,11 +105,6 @@ async def test_connections_that_end_while_others_are_looked_at_harm_nobody(monke
             assert await read_frame(client) == produce_response(2)
 
 
-def a_proxy(bootstrap: tuple[tuple[str, int], ...], **more: Any) -> Proxy:
-    port, first = free_ports(2)
-    return Proxy(ProxySettings("127.0.0.1", port, range(first, first + 4), bootstrap, **more), Ledger(QuotaTable([])))
-
-
 async def serve_broker(nursery: trio.Nursery, broker: ScriptedBroker, port: int = 0) -> Callable[[], None]:
     """Start it; returns what ends it."""
     (listener,) = await trio.open_tcp_listeners(port, host="127.0.0.1")
@@ -150,7 +142,7 @@ async def test_when_no_bootstrap_server_answers_known_brokers_do() -> None:
         async with trio.open_nursery() as nursery:
             await serve_broker(nursery, broker)
             names[b"kafka.example"] = broker.node_port
-            proxy = a_proxy((("kafka.example", 9092),), metadata_refresh_s=0.1)
+            proxy = proxy_before(("kafka.example", 9092), metadata_refresh_s=0.1)
             await nursery.start(proxy.serve)
             await until(lambda: proxy.cluster_reached)
             assert await ask(proxy.port) == produce_response(1)
@@ -174,7 +166,7 @@ async def test_a_broker_that_moved_is_looked_for_as_soon_as_somebody_misses_it()
             end = await serve_broker(nursery, moving)
             bootstrap = service.node_port
             service.node_port = moving.node_port
-            proxy = a_proxy((("127.0.0.1", bootstrap),), metadata_refresh_s=3600.0)
+            proxy = proxy_before(("127.0.0.1", bootstrap), metadata_refresh_s=3600.0)
             await nursery.start(proxy.serve)
             await until(lambda: proxy.cluster_reached)
             ((_, _, _, local),) = proxy.brokers()

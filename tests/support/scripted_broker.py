@@ -11,6 +11,7 @@ from typing import Any
 import trio
 
 from deploy.kafka.ports import free_ports
+from proxy.handlers.intercept import NO_INTERCEPTORS, Interceptors
 from proxy.listen.server import Proxy
 from proxy.settings import ProxySettings
 from quota.entity import DEFAULT
@@ -101,6 +102,21 @@ async def flood_reader(_stream: trio.SocketStream, _frame: bytes) -> None:
     """Marker: after one head the broker reads nothing more."""
 
 
+def proxy_before(
+    *bootstrap: tuple[str, int],
+    ledger: Ledger | None = None,
+    interceptors: Interceptors = NO_INTERCEPTORS,
+    **settings: Any,
+) -> Proxy:
+    """A proxy on free ports, not served yet; without a ledger, one that limits nothing."""
+    port, first = free_ports(2)
+    return Proxy(
+        ProxySettings("127.0.0.1", port, range(first, first + 4), bootstrap, **settings),
+        ledger or Ledger(QuotaTable()),
+        interceptors=interceptors,
+    )
+
+
 @asynccontextmanager
 async def through(
     handler: Handler,
@@ -112,7 +128,6 @@ async def through(
     **more: Any,
 ) -> AsyncIterator[tuple[Proxy, ScriptedBroker, trio.Nursery]]:
     """A proxy in this process before a scripted broker; drained at the end."""
-    port, first = free_ports(2)
     broker = ScriptedBroker(handler, tls=broker_tls)
     entries = [Entry(client_id=DEFAULT, producer_byte_rate=quota)] if quota else []
     with trio.fail_after(LIMIT_S):
@@ -124,13 +139,8 @@ async def through(
                 nursery.start_soon(trio.serve_listeners, broker.serve_quietly, listeners)
             else:
                 (upstream,) = free_ports(1)
-            interceptors = more.pop("interceptors", {})
             settings = {"drain_timeout_s": 5.0, "connect_timeout_s": 2.0} | more
-            proxy = Proxy(
-                ProxySettings("127.0.0.1", port, range(first, first + 4), (("127.0.0.1", upstream),), **settings),
-                ledger or Ledger(QuotaTable(entries)),
-                interceptors=interceptors,
-            )
+            proxy = proxy_before(("127.0.0.1", upstream), ledger=ledger or Ledger(QuotaTable(entries)), **settings)
             await nursery.start(proxy.serve)
             yield proxy, broker, nursery
             for client in _clients:

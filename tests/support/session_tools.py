@@ -16,7 +16,7 @@ from proxy.session.session import Session
 from proxy.telemetry.observer import Counters
 from proxy.wire.apis import is_flexible
 from proxy.wire.messages import framed, request_header
-from quota.entity import DEFAULT
+from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 
@@ -131,6 +131,23 @@ def ledger(
     return Ledger(QuotaTable(entries), smooth=smooth)
 
 
+def kafka_ledger(*entries: Entry, num_samples: int = 11, window_ms: int = 1000) -> Ledger:
+    """A ledger that throttles as a broker does: no pacing, no cap on a throttle."""
+    table = QuotaTable(entries)
+    return Ledger(table, num_samples=num_samples, window_ms=window_ms, max_throttle_ms=None, smooth=False)
+
+
+def identities(of: Ledger) -> set[tuple[str, str]]:
+    """User and client-id of each account in the ledger."""
+    return {account.identity for account in of.accounts()}
+
+
+def throttles(of: Ledger, user: str, client_id: str = "c") -> dict[Kind, tuple[int, int]]:
+    """Throttled requests and their delays in ms, by the quota that is named as the cause."""
+    meters = of.account(user, client_id).meters
+    return {kind: (meter.throttled, meter.throttle_ms) for kind, meter in meters.items() if meter.throttled}
+
+
 def translate(node_id: int, host: str, port: int, kind: str) -> tuple[str, int]:
     """Broker n is at sidecar:19000+n."""
     return "sidecar", 19_000 + node_id
@@ -139,6 +156,13 @@ def translate(node_id: int, host: str, port: int, kind: str) -> tuple[str, int]:
 def session(of: Ledger, *, rewrite: bool = True, **settings: Any) -> Session:
     """A session of user ANONYMOUS."""
     return Session(of, Counters(), user="ANONYMOUS", translate=translate if rewrite else None, **settings)
+
+
+def identified(of: Ledger, **settings: Any) -> Session:
+    """A session whose user is whoever has logged in, and FALLBACK where no login is needed."""
+    one = session(of, **settings)
+    one.when_authenticated(lambda login: one.identify((login.name or "?") if login else "FALLBACK"))
+    return one
 
 
 Cut = Callable[[bytes], Iterator[bytes]]

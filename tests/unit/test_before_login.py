@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from proxy.errors import CloseReason, SessionError
 from proxy.session.before_login import FREE_VERSIONS
-from proxy.session.session import Session
 from proxy.wire.messages import metadata_request
 from quota.entity import Kind
-from quota.ledger import Ledger
 from tests.support.sasl_tools import (
     PLAIN_STEPS,
     SCRAM_STEPS,
@@ -30,6 +28,8 @@ from tests.support.session_tools import (
     Cut,
     from_broker,
     from_client,
+    identified,
+    identities,
     ledger,
     produce,
     produce_response,
@@ -52,18 +52,6 @@ def question(correlation_id: int) -> bytes:
 def takes_requests(correlation_id: int) -> bytes:
     """The answer of a broker that needs no login."""
     return response(METADATA, 1, correlation_id, BROKERS)
-
-
-def identified(of: Ledger, **settings: bool) -> Session:
-    """A session whose user is who has logged in, and FALLBACK who need not."""
-    one = session(of, **settings)
-    one.when_authenticated(lambda login: one.identify((login.name or "?") if login else "FALLBACK"))
-    return one
-
-
-def clients(of: Ledger) -> set[tuple[str, str]]:
-    """Whom the ledger knows of."""
-    return {account.identity for account in of.accounts()}
 
 
 # ---- nobody is charged ----------------------------------------------------------------------------------------------
@@ -92,7 +80,7 @@ def test_a_request_before_the_login_is_charged_to_nobody_and_goes_nowhere(api_ke
     assert caught.value.reason is CloseReason.LOGIN_MISSING
     assert caught.value.kind is None
     one.close(2000.0)
-    assert clients(of) == set()
+    assert identities(of) == set()
     assert (one.mute_until_ms, one.client_ids, one.user) == (0.0, [], "ANONYMOUS")
     assert sum(one.exchange.counters.requests.values()) == 1, "ApiVersions alone"
 
@@ -119,7 +107,7 @@ def test_what_follows_the_first_request_is_not_looked_at() -> None:
     assert from_client(one, b"".join(produce(number, 1000) for number in range(50))) == question(0)
     assert one.must_wait
     assert len(one.inflight) == 1
-    assert clients(of) == set()
+    assert identities(of) == set()
 
 
 def test_a_huge_request_does_not_pass() -> None:
@@ -145,14 +133,14 @@ def test_where_the_broker_takes_requests_they_are_judged_as_any(acks: int, cut: 
     parts = list(cut(sent))
     while not one.must_wait:
         assert from_client(one, parts.pop(0)) in (b"", question(7))
-    assert clients(of) == set()
+    assert identities(of) == set()
     assert from_broker(one, takes_requests(7), 10.0) == b"", "the client does not hear of the question"
     assert (told, one.must_wait, one.has_backlog) == ([None], False, True)
     out = b"".join(bytes(part) for part in one.resume(20.0))
     for part in parts:
         out += from_client(one, part, 20.0)
     assert out == sent
-    assert clients(of) == {("FALLBACK", "c")}
+    assert identities(of) == {("FALLBACK", "c")}
     (account,) = of.accounts()
     assert account.meters[Kind.PRODUCE].amount == 30_000
     assert one.mute_until_ms > 20.0
@@ -194,7 +182,7 @@ def test_an_answer_without_brokers_is_no_leave(body: bytes) -> None:
     with pytest.raises(SessionError) as caught:
         from_broker(one, response(METADATA, 1, 1, body))
     assert caught.value.reason is CloseReason.LOGIN_MISSING
-    assert clients(of) == set()
+    assert identities(of) == set()
 
 
 def test_api_versions_are_free_so_often_and_no_oftener() -> None:
@@ -205,12 +193,12 @@ def test_api_versions_are_free_so_often_and_no_oftener() -> None:
         sent = request(API_VERSIONS, 0, number, b"")
         assert from_client(one, sent) == sent
         from_broker(one, response(API_VERSIONS, 0, number, struct.pack(">hi", 0, 0)))
-    assert clients(of) == set()
+    assert identities(of) == set()
     sent = request(API_VERSIONS, 0, 9, b"")
     assert from_client(one, sent) == question(9)
     from_broker(one, takes_requests(9))
     assert b"".join(bytes(part) for part in one.resume(1.0)) == sent
-    assert clients(of) == {("FALLBACK", "c")}
+    assert identities(of) == {("FALLBACK", "c")}
 
 
 # ---- in and after a login -------------------------------------------------------------------------------------------
@@ -227,7 +215,7 @@ def test_a_request_in_the_middle_of_a_login_is_charged_to_nobody(steps: int, log
     with pytest.raises(SessionError) as caught:
         from_broker(one, response(METADATA, 1, 5, NO_BROKERS))
     assert caught.value.reason is CloseReason.LOGIN_MISSING
-    assert clients(of) == set()
+    assert identities(of) == set()
 
 
 @pytest.mark.parametrize("login_expected", [False, True])
@@ -239,7 +227,7 @@ def test_a_second_handshake_does_not_make_the_fallback_user_pay(login_expected: 
     from_client(one, handshake("PLAIN", correlation_id=2))
     from_broker(one, handshake_response(34, correlation_id=2))
     assert from_client(one, produce(3, 100_000)) == question(3)
-    assert clients(of) == set()
+    assert identities(of) == set()
 
 
 @pytest.mark.parametrize("error", [33, 58])
@@ -252,7 +240,7 @@ def test_after_a_refused_login_nobody_is_charged(error: int) -> None:
         from_client(one, authenticate(PLAIN_STEPS[0][0]))
         from_broker(one, authenticate_response(58))
     assert from_client(one, produce(3, 100_000)) == question(3)
-    assert clients(of) == set()
+    assert identities(of) == set()
 
 
 def test_a_broker_that_expects_no_login_has_said_so() -> None:
@@ -262,7 +250,7 @@ def test_a_broker_that_expects_no_login_has_said_so() -> None:
     from_client(one, handshake("PLAIN"))
     from_broker(one, handshake_response(34))
     assert from_client(one, produce(3, 100)) == produce(3, 100)
-    assert clients(of) == {("FALLBACK", "c")}
+    assert identities(of) == {("FALLBACK", "c")}
 
 
 @pytest.mark.parametrize("version", [-1, 2])
@@ -275,7 +263,7 @@ def test_after_the_login_no_question_is_asked(version: int) -> None:
     if version > 0:  # and in the middle of another login it is whose it was: the broker decides
         log_in(one, "PLAIN", ())
         assert from_client(one, produce(4, 100)) == produce(4, 100)
-    assert clients(of) == {("alice", "c")}
+    assert identities(of) == {("alice", "c")}
 
 
 @given(
@@ -321,6 +309,6 @@ def test_whatever_comes_before_an_accepted_login_the_ledger_stays_empty(frames: 
             list(one.resume(20.0))
     except SessionError as error_:
         assert error_.reason in (CloseReason.LOGIN_MISSING, CloseReason.CLIENT_MALFORMED)  # noqa: PT017 - either is right
-    assert clients(of) == set()
+    assert identities(of) == set()
     assert one.mute_until_ms == 0.0
     assert passed < 1000

@@ -12,14 +12,10 @@ from quota.entity import DEFAULT, Kind
 from quota.ledger import Account, Ledger
 from quota.rate import MAX_THROTTLE_MS
 from quota.table import Entry, QuotaTable
+from tests.support.session_tools import kafka_ledger
 
 PRODUCE = Kind.PRODUCE
 LIMIT_500 = Entry(client_id=DEFAULT, producer_byte_rate=500)
-
-
-def kafka_ledger(*entries: Entry, num_samples: int = 11, window_ms: int = 1000) -> Ledger:
-    table = QuotaTable(entries)
-    return Ledger(table, num_samples=num_samples, window_ms=window_ms, max_throttle_ms=None, smooth=False)
 
 
 Charge = Callable[[float, int], int]

@@ -8,6 +8,7 @@ import pytest
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Account, GroupSnapshot, Ledger
 from quota.table import Entry, QuotaTable
+from tests.support.session_tools import kafka_ledger
 
 PRODUCE, FETCH = Kind.PRODUCE, Kind.FETCH
 HOUR_MS = 3_600_000
@@ -16,10 +17,6 @@ HOUR_MS = 3_600_000
 def group_of(ledger: Ledger, kind: Kind = PRODUCE, now: float = 0) -> GroupSnapshot:
     (group,) = [group for group in ledger.snapshot(now) if group.kind is kind]
     return group
-
-
-def kafka_ledger(*entries: Entry) -> Ledger:
-    return Ledger(QuotaTable(entries), max_throttle_ms=None, smooth=False)
 
 
 # Sharing.

@@ -18,6 +18,7 @@ from quota.ledger import Ledger
 from quota.rate import MAX_THROTTLE_MS, SampledRate
 from quota.table import RATE_FIELD, Entry, QuotaTable
 from tests.support.examples import examples
+from tests.support.session_tools import kafka_ledger
 
 HALF = Fraction(1, 2)
 SAMPLES, WINDOW_MS = 11, 1000
@@ -90,19 +91,15 @@ actions = st.sampled_from(["charge", "charge", "charge", "record", "refund", "ch
 steps = st.lists(st.tuples(gaps, actions, st.integers(0, 6000)), min_size=1, max_size=80)
 
 
-def kafka_ledger(kind: Kind, limit: int) -> Ledger:
-    return Ledger(table_of(kind, limit), max_throttle_ms=None, smooth=False)
-
-
-def table_of(kind: Kind, limit: int) -> QuotaTable:
-    return QuotaTable([Entry(user="u", **{RATE_FIELD[kind]: limit})])
+def entry_of(kind: Kind, limit: int) -> Entry:
+    return Entry(user="u", **{RATE_FIELD[kind]: limit})
 
 
 @pytest.mark.parametrize("kind", [Kind.PRODUCE, Kind.FETCH, Kind.REQUEST])
 @given(story=steps, limit=st.integers(1, 2000))
 @settings(max_examples=examples(300))
 def test_windows_decide_as_the_model_does(kind: Kind, story: list[tuple[int, str, int]], limit: int) -> None:
-    ledger = kafka_ledger(kind, limit)
+    ledger = kafka_ledger(entry_of(kind, limit))
     account = ledger.account("u", "c")
     model = WindowModel(Fraction(1, 10), WINDOW_MS) if kind is Kind.REQUEST else WindowModel()
     clock = last = 0
@@ -112,7 +109,7 @@ def test_windows_decide_as_the_model_does(kind: Kind, story: list[tuple[int, str
         now = max(last, clock)  # a charge is never earlier than the one before
         if action == "limit":
             limit = amount + 1
-            ledger.swap(table_of(kind, limit))
+            ledger.swap(QuotaTable([entry_of(kind, limit)]))
             continue
         if action == "check":
             compare(ledger.check(account, kind, clock), model.throttle_ms(limit, now), kind)
@@ -154,13 +151,13 @@ mutation_steps = st.lists(
 @settings(max_examples=examples(300))
 def test_buckets_decide_as_the_model_does(story: list[tuple[int, str, int]], limit: int) -> None:
     kind = Kind.MUTATION
-    ledger, model, now = kafka_ledger(kind, limit), BucketModel(), 0
+    ledger, model, now = kafka_ledger(entry_of(kind, limit)), BucketModel(), 0
     account = ledger.account("u", "c")
     for gap, action, amount in story:
         now += gap
         if action == "limit":
             limit = amount + 1
-            ledger.swap(table_of(kind, limit))
+            ledger.swap(QuotaTable([entry_of(kind, limit)]))
         elif action == "check":
             assert ledger.observed(account, kind, now) == model.tokens(limit, now)
             assert abs(ledger.check(account, kind, now) - model.throttle_ms(limit, now)) <= 1
@@ -213,7 +210,7 @@ def test_a_million_tenths_of_milliseconds_stay_right_to_the_last_digits() -> Non
 
 def test_a_million_mutations_at_exactly_the_limit_never_run_dry() -> None:
     # 0.001 partitions each ms at 1/s: neither is exact in doubles; the error after a million is far below one partition
-    ledger = kafka_ledger(Kind.MUTATION, 1)
+    ledger = kafka_ledger(entry_of(Kind.MUTATION, 1))
     account = ledger.account("u", "c")
     ledger.charge(account, Kind.MUTATION, 5, 0)
     for now in range(1, EVENTS // 4):

@@ -17,7 +17,6 @@ from proxy.session.login import NOBODY, renewal_ms
 from proxy.session.session import Session
 from proxy.wire import sasl as wire
 from quota.entity import Kind
-from quota.ledger import Ledger
 from tests.support.sasl_tools import (
     OAUTH_STEPS,
     PLAIN_STEPS,
@@ -37,6 +36,8 @@ from tests.support.session_tools import (
     Cut,
     from_broker,
     from_client,
+    identified,
+    identities,
     ledger,
     produce,
     produce_response,
@@ -306,8 +307,7 @@ def test_every_request_that_follows_raw_gssapi_in_one_read_is_charged(cut: Cut) 
 
 def test_what_comes_with_a_login_waits_for_its_answer() -> None:
     """Otherwise requests sent along with the password would be charged to somebody else."""
-    one = session(ledger(produce_rate=1e9))
-    one.when_authenticated(lambda login: one.identify(login.name or "?" if login else "?"))
+    one = identified(ledger(produce_rate=1e9))
     first = handshake("PLAIN")
     assert from_client(one, first + authenticate(PLAIN_STEPS[0][0]) + produce(3, 500)) == first
     assert one.must_wait
@@ -334,28 +334,22 @@ def test_while_a_name_is_looked_up_nothing_is_taken() -> None:
 # ---- who is charged -------------------------------------------------------------------------------------------------
 
 
-def known(of: Ledger) -> set[tuple[str, str]]:
-    return {account.identity for account in of.accounts()}
-
-
 def test_logins_are_charged_to_nobody() -> None:
     of = ledger(request_percentage=0.001)
-    one = session(of, login_expected=True)
-    one.when_authenticated(lambda login: one.identify(login.name or "?" if login else "?"))
+    one = identified(of, login_expected=True)
     from_client(one, request(API_VERSIONS, 0, 1, b""))
     from_broker(one, response(API_VERSIONS, 0, 1, struct.pack(">hi", 0, 0)), 500.0)
     log_in(one, "SCRAM-SHA-256", SCRAM_STEPS, now_ms=1000.0)
-    assert known(of) == set()
+    assert identities(of) == set()
     assert one.mute_until_ms == 0
     from_client(one, produce(3, 500), 2000.0)
-    assert known(of) == {("alice", "c")}
+    assert identities(of) == {("alice", "c")}
     assert NOBODY.meters[Kind.REQUEST].amount == 0
 
 
 def test_who_may_stay_without_a_further_request() -> None:
     """pre_auth_timeout_ms: a client that has logged in, and any that has asked something where no login is wanted."""
-    free, wanted = session(ledger()), session(ledger(), login_expected=True)
-    wanted.when_authenticated(lambda login: wanted.identify(login.name or "?" if login else "?"))
+    free, wanted = session(ledger()), identified(ledger(), login_expected=True)
     for one in (free, wanted):
         assert not one.under_way
         from_client(one, request(API_VERSIONS, 0, 1, b""))
@@ -467,8 +461,7 @@ def test_the_last_part_of_a_session_is_free_of_mutes() -> None:
 def test_charges_follow_another_principal() -> None:
     """Kafka's own brokers refuse a login as somebody else; what one accepts is believed."""
     of = ledger(produce_rate=1e9)
-    one = session(of)
-    one.when_authenticated(lambda login: one.identify(login.name or "?" if login else "?"))
+    one = identified(of)
     log_in(one, "PLAIN", PLAIN_STEPS)
     from_client(one, produce(3, 500))
     from_broker(one, produce_response(3))

@@ -29,6 +29,7 @@ from tests.support.session_tools import (
     request,
     response,
     session,
+    throttles,
 )
 
 HEARTBEAT, JOIN_GROUP, WRITE_TXN_MARKERS = 12, 11, 27
@@ -64,12 +65,6 @@ def charged(of: Ledger, client_id: str = "c") -> float:
     return of.account("", client_id).meters[Kind.REQUEST].amount
 
 
-def named(of: Ledger, client_id: str = "c") -> dict[str, tuple[int, int]]:
-    """Throttled requests and their delays in ms, by the quota that is named as the cause."""
-    meters = of.account("", client_id).meters
-    return {kind.value: (meter.throttled, meter.throttle_ms) for kind, meter in meters.items() if meter.throttled}
-
-
 def test_busy_time_against_the_quota_as_a_broker_does_it() -> None:
     """Cases C1 and C2: 1 %, 4 ms busy each second, then 67.1 ms: (40 + 67.1) / 10 500 ms are 1.02 %, 2 % over,
     0.02 * 10 500 ms = 210 ms."""
@@ -80,7 +75,7 @@ def test_busy_time_against_the_quota_as_a_broker_does_it() -> None:
     assert one.mute_until_ms == 0
     assert busy(one, 10, 67.1, start_ms + 10_500.0) == 210
     assert one.mute_until_ms == start_ms + 10_500.0 + 210
-    assert named(of) == {"request": (1, 210)}
+    assert throttles(of, "") == {Kind.REQUEST: (1, 210)}
 
 
 def test_a_delay_lasts_one_window_at_most() -> None:
@@ -218,7 +213,7 @@ def test_a_fetch_that_was_answered_here_costs_nothing() -> None:
     from_client(one, fetch_request(1), 0.0)
     assert answers(one)
     assert charged(of) == 0
-    assert named(of).keys() == {"fetch"}
+    assert throttles(of, "").keys() == {Kind.FETCH}
 
 
 def test_produce_over_both_quotas_names_the_larger() -> None:
@@ -228,7 +223,7 @@ def test_produce_over_both_quotas_names_the_larger() -> None:
     from_client(one, produce(1, 500), 0.0)
     assert one.mute_until_ms == 30_000.0
     assert from_broker(one, produce_response(1), 50.0) == produce_response(1, 29_950)
-    assert named(of) == {"produce": (1, 30_000)}
+    assert throttles(of, "") == {Kind.PRODUCE: (1, 30_000)}
     assert one.mute_until_ms == 30_000.0
 
 
@@ -239,7 +234,7 @@ def test_produce_over_both_quotas_names_the_request_quota_if_that_is_larger() ->
     from_client(one, produce(1, 10_005), 0.0)
     assert one.mute_until_ms == 5.0
     assert from_broker(one, produce_response(1), 50.0) == produce_response(1, 1000)
-    assert named(of) == {"request": (1, 1000)}
+    assert throttles(of, "") == {Kind.REQUEST: (1, 1000)}
 
 
 def test_what_the_broker_says_counts_if_it_is_more() -> None:
@@ -260,8 +255,8 @@ def test_two_levels_at_once() -> None:
     assert busy(one, 1, 300.0, 1000.0, "other") == 0
     assert busy(one, 2, 300.0, 2000.0, "etl") == 1000
     assert busy(one, 3, 300.0, 4000.0, "other") == 0
-    assert named(of, "etl") == {"request": (1, 1000)}
-    assert named(of, "other") == {}
+    assert throttles(of, "", "etl") == {Kind.REQUEST: (1, 1000)}
+    assert throttles(of, "", "other") == {}
 
 
 def test_without_a_quota_the_time_is_counted_all_the_same() -> None:

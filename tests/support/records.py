@@ -1,0 +1,64 @@
+"""A few records, written and read by kafka-python: for tests that need records on a topic, not a load on a client.
+
+`tests.support.clients` has loads, with the times and errors that each client saw.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+LIMIT_S = 60.0
+LARGEST_BYTES = 32 << 20
+
+
+def produce(
+    bootstrap: str | Sequence[str],
+    topic: str,
+    values: Iterable[bytes],
+    *,
+    client_id: str = "writer",
+    one_by_one: bool = False,
+) -> None:
+    """Write these values and wait until the broker has confirmed all of them.
+
+    With `one_by_one` each is a request of its own, confirmed before the next one is sent.
+    """
+    from kafka import KafkaProducer
+
+    with KafkaProducer(
+        bootstrap_servers=bootstrap,
+        client_id=client_id,
+        max_request_size=LARGEST_BYTES,
+        **({"batch_size": 0} if one_by_one else {}),
+    ) as producer:
+        sent = []
+        for value in values:
+            sent.append(producer.send(topic, value))
+            if one_by_one:
+                sent.pop().get(LIMIT_S)
+        producer.flush(LIMIT_S)
+        for one in sent:
+            one.get(0)
+
+
+def consume(
+    bootstrap: str | Sequence[str], topic: str, count: int, *, client_id: str = "reader", group: str | None = None
+) -> list[Any]:
+    """The first `count` records of a topic, or as many as came until none had come for twenty seconds."""
+    from kafka import KafkaConsumer
+
+    consumer = KafkaConsumer(
+        topic,
+        bootstrap_servers=bootstrap,
+        client_id=client_id,
+        group_id=group,
+        auto_offset_reset="earliest",
+        max_partition_fetch_bytes=LARGEST_BYTES,
+        consumer_timeout_ms=20_000,
+    )
+    try:
+        return list(itertools.islice(consumer, count))
+    finally:
+        consumer.close()
