@@ -1,4 +1,4 @@
-"""Settings of what peers may use: sizes, times and numbers, so that nobody can take what others need."""
+"""Limits on what one peer may use (sizes, times, numbers), so that it cannot starve the others."""
 
 from __future__ import annotations
 

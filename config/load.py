@@ -226,7 +226,7 @@ def warnings_of(config: Config) -> list[Problem]:
         text = f"matches no connection yet: with this file every connection's user is {user}"
         found += _first_of(source, config, unreachable, text)
     if config.upstream.tls is not None and not config.upstream.tls.verify_hostname:
-        text = "anybody with a certificate of a trusted authority can pass for a broker"
+        text = "any holder of a certificate of a trusted authority can pose as a broker"
         found.append(source.problem(("upstream", "tls", "verify_hostname"), text, False))
     found += _warnings_of_administration(config, source)
     found += _warnings_of_mode(config, source)
@@ -347,7 +347,7 @@ def _unknown_key(model: type[BaseModel], place: Place) -> str:
     inner = _model_at(model, place[:-1])
     known = [] if inner is None else [info.alias or name for name, info in inner.model_fields.items()]
     written = str(place[-1])
-    # client_id and client-id, producer-byte-rate and producer_byte_rate are told apart by nobody at first sight
+    # client_id and client-id, producer-byte-rate and producer_byte_rate are easily mistaken for each other
     flat = {name.replace("-", "_").replace(".", "_").lower(): name for name in known}
     close = flat.get(written.replace("-", "_").replace(".", "_").lower())
     if close is None:

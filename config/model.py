@@ -136,7 +136,7 @@ class QuotaEntry(_Model):
     """Limits of one (user, client-id) or address; a name left out (or null) means that the entry does not look at it.
 
     An address stands alone, and only connections are limited by it; connections are not limited by client-id, which
-    nobody knows when they are made.
+    is not known yet when they are made.
     """
 
     user: Annotated[str, text("a user name or <default>")] | None = Field(

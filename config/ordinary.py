@@ -63,7 +63,7 @@ class OrdinaryEntries:
         return like.about(name, other) if key == "user" else like.about(other, name)
 
     def _look(self, row: Row, limits: Row, value_of: Callable[[str], Any]) -> Entry | None:
-        """The same for a row whose limits nobody has had yet."""
+        """The same for a row whose limits have not been seen before."""
         values = {key: value_of(written) for key, written in zip(row[::2], row[1::2], strict=True)}
         found = None
         if len(values) * 2 == len(row) and not _NEVER_AMONG_LIMITS.intersection(limits[::2]):

@@ -3,7 +3,7 @@
     quotas:
     - {user: alice, producer_byte_rate: 2000000}
     - {client-id: <default>, consumer_byte_rate: null}    # the main file's limit was removed
-    - {user: {name: <default>}, request_percentage: 50}   # a user who is really called <default>
+    - {user: {name: <default>}, request_percentage: 50}   # a user whose name is <default>
 
 The sidecar writes it; this module knows its form, `deploy` does the writing.
 """

@@ -1,4 +1,4 @@
-"""Quota entries as nearly everybody writes them, read without the YAML parser, which takes most of the time of a file
+"""Quota entries in their most common form, read without the YAML parser, which takes most of the time of a file
 of ten thousand.
 
     quotas:                                                quotas:
@@ -60,7 +60,7 @@ class Rows:
         something of is that, any other one a mapping."""
         self.text = text
         """What the parser gets."""
-        self._token = os.urandom(8).hex()  # nobody can have written it
+        self._token = os.urandom(8).hex()  # cannot occur in the file
         self.values = 0
         """Rows, their keys and their values."""
         self._runs: list[list[Any]] = []

@@ -50,7 +50,7 @@ Position = tuple[int, int]
 
 @dataclass(slots=True)
 class Source:
-    """A parsed file: its values, and where each of them stands, which is worked out when somebody asks."""
+    """A parsed file: its values, and the place of each of them, which is computed on first use."""
 
     file: str
     values: Any = None
@@ -83,7 +83,7 @@ class Source:
         return True
 
     def let_go(self) -> None:
-        """Forget the values and where they stand, when nobody is left who asks."""
+        """Drop the values and their places, once they are no longer needed."""
         values, self.values, self.text, self._root = self.values, None, None, None
         quotas = values.get("quotas") if isinstance(values, dict) else None
         free_in_steps(quotas.get("entries") if isinstance(quotas, dict) else quotas)

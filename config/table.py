@@ -161,7 +161,7 @@ def _as_float(limit: float | None) -> float | None:
 
 def _any_twice(quotas: list[QuotaEntry | Entry]) -> bool:
     """Whether two of perhaps many thousand entries are about the same. By single names where it can be: as many tuples
-    would be freed in one go, while everybody waits."""
+    would be freed in one go, while all traffic waits."""
     users: set[Name] = set()
     clients: set[Name] = set()
     others: set[_Key] = set()
@@ -177,7 +177,7 @@ def _any_twice(quotas: list[QuotaEntry | Entry]) -> bool:
 
 
 def _key(entry: QuotaEntry | Entry) -> _Key:
-    """Who an entry is about: user, client-id, address."""
+    """What an entry applies to: user, client-id, address."""
     if isinstance(entry, Entry):
         return entry.user, entry.client_id, None
     return to_name(entry.user), to_name(entry.client_id), to_name(entry.ip)

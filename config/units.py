@@ -2,7 +2,7 @@
 
 Sizes follow Kubernetes and SI, because the file usually lives in a ConfigMap beside ``resources.limits``:
 ``4M`` is 4 000 000 bytes and ``4Mi`` (or ``4MiB``) is 4 194 304. Kafka itself knows plain bytes only, and these are
-accepted everywhere. ``kquota check`` prints every limit in exact bytes too, so that nobody has to remember this.
+accepted everywhere. ``kquota check`` prints every limit in exact bytes as well.
 
 Spellings that mean something else elsewhere are refused with a proposal: ``2m`` (milli in Kubernetes), ``10Mb`` (bits
 on a network) and ``010`` (octal in YAML and C).
@@ -24,7 +24,7 @@ _SIZE_UNITS = {
 }
 _DECIMAL_NAMES = {"k": "kilobytes", "M": "megabytes", "G": "gigabytes", "T": "terabytes", "P": "petabytes"}
 _LEADING_ZERO = re.compile(r"0[0_]*(?=[\d])", re.ASCII)
-"""Octal in YAML 1.1 and C, decimal for everybody else: not for a limit."""
+"""Octal in YAML 1.1 and C, decimal elsewhere: too ambiguous for a limit."""
 _DURATION = re.compile(r"(?P<number>\d[\d_]*(?:\.\d+)?)\s*(?P<unit>[a-z]*)", re.ASCII)
 _DURATION_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -46,7 +46,7 @@ def parse_size(text: str) -> int:
 
 
 def similar_size(text: str) -> str | None:
-    """What may have been meant by text that is no size: ``2m`` -> ``2M (megabytes) or 2Mi``. None: nobody knows."""
+    """A suggestion for text that is not a size: ``2m`` -> ``2M (megabytes) or 2Mi``. None: no suggestion."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         return None

@@ -1,8 +1,8 @@
 """The admin port: /metrics, /healthz, /readyz, /quotas, /throttled, /explain, /connections, /libraries, /history, /ui.
 
 An ASGI app (starlette) on hypercorn's trio worker, in the same event loop as the traffic. So everything here works in
-small steps, and connections are few, short and replaceable: whoever hangs, dribbles or floods is cut off, and the next
-probe gets through. Hypercorn shields its sends from cancellation, hence deadlines close the socket itself.
+small steps, and connections are few, short and replaceable: a client that hangs, dribbles or floods is cut off, and
+the next probe gets through. Hypercorn shields its sends from cancellation, hence deadlines close the socket itself.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class AdminApp:
         return Moment(self._now_ms(), time.time())
 
     async def _throttled(self, request: Request) -> Response:
-        """The counters that hold somebody back now, the longest first, and the last throttles of all."""
+        """The counters that hold clients back now, the longest first, and the last throttles of all."""
         most = _limit(request)
         async with self._heavy:
             at = self._moment()
@@ -457,6 +457,6 @@ class _Client:
         self.cut()
 
     def cut(self) -> None:
-        """Close at once, whoever waits on it, shielded or not."""
+        """Close at once, even while tasks wait on it, shielded or not."""
         self._stream.socket.close()
         self.serving.cancel()

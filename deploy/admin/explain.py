@@ -61,7 +61,7 @@ def explanation_json(
     addresses: Iterable[str],
     origin: Origin | None = None,
 ) -> dict[str, Any]:
-    """What `/explain` answers; `at` is None for a configuration on paper, where nobody has used anything."""
+    """What `/explain` answers; `at` is None for a configuration on paper, where nothing has been used yet."""
     now_ms = 0.0 if at is None else at.now_ms
     found = ledger.explain(user, client_id, now_ms)
     scopes = [(Scope.USER, found.user), *((Scope.IP, address) for address in addresses)]
@@ -296,7 +296,7 @@ def addresses_of(found: Iterable[str]) -> list[str]:
 
 
 def throttled_json(groups: Iterable[Group], ledger: Ledger, at: Moment, origin: Origin | None = None) -> dict[str, Any]:
-    """What `/throttled` answers: the counters that hold somebody now, longest first, and the last decisions."""
+    """What `/throttled` answers: the counters that hold clients back now, longest first, and the last decisions."""
     rows: list[dict[str, Any]] = [
         {
             "kind": group.kind.value,

@@ -1,4 +1,4 @@
-"""What people read of an explanation: first who waits, why and until when, then what it follows from."""
+"""An explanation as text: first which client is throttled, why and until when, then how that was derived."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _level_cell(one: dict[str, Any], index: int) -> dict[str, str]:
 
 
 def throttled_text(answer: dict[str, Any], admin_url: str) -> str:
-    """Everybody who is held now, and what was decided last."""
+    """Every client that is held back now, and the last decisions."""
     rows = answer["throttled"]
     at = answer["at"]
     if rows:
@@ -227,7 +227,7 @@ def _source(name: str | None) -> str:
 
 
 def _verdict(answer: dict[str, Any]) -> list[str]:
-    """The lines that somebody who was woken up needs: who, why, until when, what to change."""
+    """What an engineer on call needs first: which client, why, until when, what to change."""
     at = answer["at"]
     lines: list[str] = []
     used = [one for one in answer["kinds"] if one["now"] is not None and one["limit"] is not None]

@@ -1,6 +1,6 @@
-"""Who the admin port answers: requests for a host of its own, and no page of another origin.
+"""Which requests the admin port answers: those for one of its own host names, and none from a page of another origin.
 
-The port has no login: who can reach it may read it. A browser can reach more than the pages in it should, so that two
+The port has no login: whoever can reach it may read it. A browser can reach more than the pages in it should, so two
 doors are shut. DNS rebinding: a page's own host name is made to resolve to the sidecar's address, and for the browser
 the sidecar is then a part of that page; only `Host` tells. And plain requests across origins: no answer allows them
 (CORS), and where the browser says that a request comes from elsewhere, nothing is looked up for it at all.

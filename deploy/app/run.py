@@ -130,7 +130,7 @@ def now_ms() -> float:
 
 
 class Sidecar:
-    """Everything of one running sidecar, for those who look at it: tests, the demo."""
+    """The parts of one running sidecar, for code that inspects it: tests, the demo."""
 
     def __init__(self, path: Path, config: Config, found: Fingerprint) -> None:
         self.path = path

@@ -1,7 +1,7 @@
 """One log line when a counter begins to hold clients up, one when it has stopped; never a flood.
 
-Looks once a second at what the ledger remembers of throttles (`quota.decisions`), so that it costs nothing while nobody
-is throttled, and nothing per request. A counter has one episode from its first throttle until none was imposed for
+Looks once a second at what the ledger remembers of throttles (`quota.decisions`), so it costs nothing while nothing is
+throttled, and nothing per request. A counter has one episode from its first throttle until none was imposed for
 QUIET_MS; lines beyond MOST_LINES a minute are counted and told in one line, as clients can invent names without end.
 """
 

@@ -128,7 +128,7 @@ def strimzi(
     files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Manifests, or kubectl get kafkausers -o yaml.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML.")] = False,
 ) -> None:
-    """Turn KafkaUser spec.quotas into quota entries. Users who log in by certificate are CN=NAME, all others NAME."""
+    """Turn KafkaUser spec.quotas into quota entries. Users that log in by certificate are CN=NAME, all others NAME."""
     from config.bounds import MAX_FILE_BYTES
 
     found: list[dict[str, Any]] = []

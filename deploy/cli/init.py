@@ -20,7 +20,7 @@ listen:
   port: {port}                     # clients: bootstrap.servers=127.0.0.1:{port}
   broker_ports: 19092-19191        # one local port for each broker of the cluster
 {identity}
-# A name or <default>, which is everybody without an entry. k, M, G: powers of 1000; Ki, Mi, Gi: powers of 1024.
+# A name or <default> (every client without an entry of its own). k, M, G: powers of 1000; Ki, Mi, Gi: powers of 1024.
 # A limit holds for each sidecar: with n of them up to n times as much may pass.
 quotas:
 {quotas}

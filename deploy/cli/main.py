@@ -211,10 +211,10 @@ def explain(
     pod: PodName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say which limits a client has and why: all eight levels, the one in force, who shares the counter.
+    """Say which limits a client has and why: all eight levels, the one in force, which clients share the counter.
 
     From a running sidecar also how the counters stand, what a request would wait now, and the last throttles; without
-    a user, client-id and address: who is throttled now.
+    a user, client-id and address: which clients are throttled now.
     """
     from deploy.admin.explain_text import explanation_text, throttled_text
 

@@ -68,7 +68,7 @@ class Simulation:
             mutation_num_samples=config.controller_window_num,
             mutation_window_ms=config.controller_window_size_seconds * 1000,
             mutation_algorithm=algorithm,
-            max_clients=sys.maxsize,  # nobody attacks paper: each client has its own counter to the end
+            max_clients=sys.maxsize,  # no attackers here: each client keeps a counter of its own to the end
         )
 
     def apply(self, event: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from quota.ledger import Account, Ledger
 LATEST_MS: Final = 2**53
 """Beyond, JSON readers lose milliseconds."""
 LONG_MS: Final = 3_600_000
-"""Who has to wait for longer than this does not ask each second, but again in the last hour."""
+"""A client that has to wait for longer than this is not asked about each second, but again in the last hour."""
 
 
 @dataclass(slots=True)

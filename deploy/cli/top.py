@@ -33,7 +33,7 @@ FIGURES = {"limit", "now", "held"}
 SHORTEST_NAME = 9
 """Columns that a name is left with where room is short."""
 UNCUT = 1000
-"""Columns where nobody has a terminal: nothing is cut, so that it can be piped."""
+"""The width without a terminal: nothing is cut, so that the output can be piped."""
 WIDE = 100
 """From this many columns on there is room for bars and for the level that a limit comes from."""
 GROUPS_ASKED = 10_000

@@ -1,6 +1,6 @@
 """Bounded labels: the most active clients get series of their own, the rest is added up as `other`.
 
-Client ids are chosen by clients, so anybody who can connect can invent a million of them. A Prometheus must survive
+Client ids are chosen by clients, so any client that can connect can invent a million of them. A Prometheus must survive
 that, and the clients that matter must stay visible. The rules:
 
 - What happened is counted exactly once, in a series of its own or in `other`; no series ever goes backwards.

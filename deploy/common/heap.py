@@ -1,4 +1,4 @@
-"""Python's garbage collector and the threads beside the traffic: who makes it wait, and for how long."""
+"""Python's garbage collector and the threads beside the traffic: what delays the traffic, and for how long."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def give_back() -> None:
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Without runs of the garbage collector, for work that makes many objects and no cycles. Each run would look at all
-    that was made so far, in one go, while everybody waits, and find nothing."""
+    that was made so far, in one go, while all traffic waits, and find nothing."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -98,7 +98,7 @@ async def beside_traffic(work: Callable[..., _Result], *arguments: Any) -> _Resu
     """What `work` makes of the arguments, in a thread; the collector sees no more than 1000 new objects at a time
     meanwhile. Raises what `work` raises.
 
-    Who is cancelled does not wait, and `work` goes on: it may change nothing. See `is_computing`.
+    A cancelled caller does not wait, and `work` goes on: it may change nothing. See `is_computing`.
     """
 
     def work_in_steps() -> _Result:
@@ -118,7 +118,7 @@ def pauses() -> Pause:
     """A function for work beside the traffic to call again and again: after half a millisecond it sleeps for a moment.
 
     A thread that computes keeps its core until a tick of the kernel's clock takes it away, every 4 ms on many machines.
-    A broker's or client's thread that has been woken on that core waits as long, whoever is idle elsewhere.
+    A broker's or client's thread that has been woken on that core waits as long, even if other cores are idle.
     """
     busy_until_s = time.monotonic() + _BUSY_S
 

@@ -62,7 +62,7 @@ def configure(level: str, style: str = "auto", stream: TextIO | None = None) -> 
 
 
 def _in_reading_order(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """When, how bad, who, what; then the details."""
+    """Time, level, logger, event; then the details."""
     first = {key: event.pop(key) for key in ("timestamp", "level")}
     return {**first, "logger": logger.name, "message": event.pop("event"), **event}
 

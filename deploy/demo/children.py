@@ -66,7 +66,7 @@ class Client:
         """What it has written since the last call.
 
         Raises:
-            DemoError: it has ended; nobody asked it to.
+            DemoError: it has ended without having been asked to.
         """
         while True:
             try:

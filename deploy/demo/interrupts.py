@@ -10,7 +10,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """A signal asked us to stop. Like KeyboardInterrupt no Exception, so that nobody swallows it by accident."""
+    """A signal asked us to stop. Like KeyboardInterrupt no Exception, so that no handler swallows it by accident."""
 
 
 class Interrupts:

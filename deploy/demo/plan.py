@@ -1,4 +1,4 @@
-"""Who takes part in the demo, and what each may do."""
+"""The clients of the demo and their limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limit vs achieved: was everybody held to what the plan says?"""
+"""Limit and achieved rate of each client of the plan, and whether they agree."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class FileSink:
             return
         found = []
         for path in self._directory.glob("date=*/hour=*/usage-*.jsonl"):
-            with suppress(OSError):  # somebody else took it away
+            with suppress(OSError):  # it has been removed meanwhile
                 stat = path.stat()
                 found.append((str(path.parent), stat.st_mtime_ns, path, stat.st_size))
         total = sum(size for *_, size in found)
@@ -168,7 +168,7 @@ class _Growing:
             raise
 
     def gone(self) -> bool:
-        """Somebody has deleted it."""
+        """It has been deleted."""
         return os.fstat(self._fd).st_nlink == 0
 
     def append(self, data: bytes) -> None:

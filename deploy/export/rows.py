@@ -108,7 +108,7 @@ class Sampler:
         self._tick_ms = now_ms
         self._interval = 0
         self._samples = 0
-        # By name, not by account: whoever holds an account keeps the ledger from forgetting it.
+        # By name, not by account: a reference to an account keeps the ledger from forgetting it.
         self._active: dict[Identity, None] = {}
         self._watched: dict[Identity, None] = {account.identity: None for account in ledger.accounts()}
         self._peaks: dict[Group, float] = {}
@@ -271,7 +271,7 @@ class Sampler:
         told = news.pop(group, None)
         if told is None:
             return
-        # Once for the group, in the row of whoever comes first: the sum over its clients is right.
+        # Once for the group, in the row of its first client: the sum over its clients is right.
         before = self._trials[group]
         self._trials[group] = told
         row[f"{kind}_group_shadow_count"] = told[0] - before[0]

@@ -1,6 +1,6 @@
 """The topic by which instances of a fleet know of each other: kafka-python in a thread of its own.
 
-It talks to the brokers directly, not through the sidecar: what it sends and reads is charged to nobody. The event loop
+It talks to the brokers directly, not through the sidecar: its own traffic is charged to no client. The event loop
 only puts finished bytes into one queue and takes bytes out of another; neither ever waits. What is older than
 `STALE_S` when it could be sent is not sent any more.
 """
@@ -42,7 +42,7 @@ TOPIC_CONFIG: Final[Mapping[str, str]] = {
     "segment.bytes": str(16 * 1024 * 1024),
     "max.message.bytes": str(MOST_BYTES + 1000),
 }
-"""Of the topic when it is made here: minutes of records are more than anybody reads."""
+"""Of the topic when it is made here: minutes of records are more than any reader needs."""
 
 
 class TopicError(Exception):
@@ -215,8 +215,8 @@ class Exchange:
                 admin.close()
 
     def _restore_partitions(self, admin: Any) -> int:
-        """The topic was made anew with fewer partitions than instances count with (by a broker that makes topics for
-        whoever asks for one). Raises TopicError where it may not be altered."""
+        """The topic was made anew with fewer partitions than instances count with (by a broker that creates topics
+        automatically). Raises TopicError where it may not be altered."""
         from kafka.errors import KafkaError
 
         topic, wanted = self._settings.topic, self.partitions

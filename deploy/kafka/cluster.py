@@ -171,7 +171,7 @@ class KafkaCluster:
                 cluster._start_first(range(1, brokers + 1), start_limit_s)
             except BrokerStartError as error:
                 cluster.stop()
-                # Somebody took one of our ports between looking and binding: look again.
+                # Another program took one of our ports between looking and binding: look again.
                 if attempt == PORT_ATTEMPTS or "Address already in use" not in str(error) or directory is not None:
                     raise
                 progress("a port was taken meanwhile, choosing others")
@@ -212,7 +212,7 @@ class KafkaCluster:
         raise EmbeddedKafkaError(f"broker {node_id} is not running; running: {[node.node_id for node in self.nodes]}")
 
     def ended(self) -> str:
-        """Of brokers that have ended though nobody stopped them: which, how, and what they said last; else empty."""
+        """Brokers that ended without having been stopped: which, how, and their last output; else empty."""
         return "\n".join(
             f"broker {slot.node_id} ended with code {slot.process.returncode}{_tail(slot)}"
             for slot in self._slots.values()

@@ -28,7 +28,7 @@ Progress = Callable[[str], None]
 
 DEFAULT_VERSION = "4.2.0"
 CHECKSUMS = Path(__file__).with_name("checksums")
-# Central answers small files slowly and large ones fast; eight at a time hides the first without stressing anybody.
+# Central answers small files slowly and large ones fast; eight at a time hides that without straining the repository.
 PARALLEL_DOWNLOADS = 8
 DOWNLOAD_TIMEOUT_S = 30
 DOWNLOAD_ATTEMPTS = 3
@@ -174,7 +174,7 @@ def maven(repository: Path) -> MavenContext:
         raise EmbeddedKafkaError(
             "the embedded Kafka needs the package jgo: pip install 'kquota[demo]' (or run it through `make demo`)"
         ) from error
-    # Mirrors first: whoever configured one for jgo usually cannot reach Central.
+    # Mirrors first: where one is configured for jgo, Central can usually not be reached.
     remotes = {**GlobalSettings.load().repositories}
     remotes.setdefault("central", MAVEN_CENTRAL_URL)
     return MavenContext(repo_cache=repository, remote_repos=remotes, timeout=DOWNLOAD_TIMEOUT_S)

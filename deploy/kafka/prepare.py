@@ -43,7 +43,7 @@ def make_archive(version: str = DEFAULT_VERSION, *, progress: Progress = quiet) 
     archive = archive_of(version, java, classpath)
     archive.parent.mkdir(parents=True, exist_ok=True)
     with (archive.parent / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever comes meanwhile waits, and finds it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a process that comes meanwhile waits, and finds it
         if not archive.is_file():
             progress(f"preparing the classes of Kafka {version} for quick starts")
             with tempfile.TemporaryDirectory(prefix=".learning-", dir=archive.parent) as folder:

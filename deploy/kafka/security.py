@@ -1,6 +1,6 @@
 """Secured listeners for a test cluster: SASL, TLS, ACLs, delegation tokens; beside the plain one, which stays.
 
-The plain listener is the operator's: whoever uses it is `User:ANONYMOUS`, a super user. Everybody else meets the ACLs.
+The plain listener is the operator's: its clients are `User:ANONYMOUS`, a super user. ACLs apply to all others.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Security:
     """How the brokers of a cluster are secured.
 
     Every user of `passwords` can log in by PLAIN and SCRAM; OAUTHBEARER takes unsecured JSON web tokens (RFC 7515,
-    `alg: none`) of any subject. Nothing is allowed to anybody until ACLs are made by way of the plain listener.
+    `alg: none`) of any subject. They may do nothing until ACLs are created through the plain listener.
     """
 
     passwords: Mapping[str, str]

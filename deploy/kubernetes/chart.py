@@ -226,7 +226,7 @@ def values_schema() -> Schema:
         "description": "The configuration file but for quotas, see docs/configuration.md.",
         "properties": settings,
         # Probes and Prometheus need it. upstream.bootstrap is asked for in the templates (kquota.config): so the chart
-        # lints as it is, and who installs it without values is told what to give.
+        # lints as it is, and an installation without values says what is missing.
         "required": ["admin"],
     }
     return {

@@ -1,4 +1,4 @@
-"""Metrics by client library: who waits when told to, and who does not. Names are bounded as clients' are."""
+"""Metrics by client library: which ones honour throttle times, and which do not. Names are bounded as clients' are."""
 
 from __future__ import annotations
 

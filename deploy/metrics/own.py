@@ -71,7 +71,7 @@ def own_families(status: Status, reloads: ReloadState, ledger: Ledger) -> Iterat
 
 
 def source_families(state: SourceState, alterations: Mapping[str, int]) -> Iterator[Metric]:
-    """Where the limits come from, and who altered them."""
+    """Where the limits come from, and which users altered them."""
     yield by("kquota_quota_alterations", "AlterClientQuotas requests.", "outcome", alterations)
     yield gauge(
         "kquota_quota_overlay_entities", "Users, client-ids and addresses in the overlay.", state.overlay_entities

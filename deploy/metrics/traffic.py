@@ -104,7 +104,7 @@ def _connection_limits(gate: ConnectionGate, most: int) -> Iterator[Metric]:
 
 
 def _most_open(counts: Mapping[str, int], limit: int) -> Iterator[tuple[str, int]]:
-    """Those with the most connections, and the rest as `other`: gauges need no memory of who had a series."""
+    """Those with the most connections, and the rest as `other`: gauges need not remember which clients had a series."""
     most = heapq.nlargest(limit, counts.items(), key=itemgetter(1))
     rest = sum(counts.values()) - sum(count for _, count in most)
     by_label: Counter[str] = Counter()

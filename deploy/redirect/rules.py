@@ -1,7 +1,7 @@
 """Rules that redirect an application's connections to the sidecar, as text for `nft` or `iptables-restore`.
 
 Both have everything in places of their own (table `kquota`, chains `KQUOTA_…`), so that they are replaced as a whole
-and removed without a trace; nobody else's rules are touched. Only connections that this network namespace makes itself
+and removed without a trace; no other rules are touched. Only connections that this network namespace makes itself
 are looked at (hook output), and each only once, when it is made.
 """
 

@@ -27,7 +27,7 @@ from deploy.redirect.rules import (
 CAP_NET_ADMIN: Final = 12
 """linux/capability.h"""
 LIMIT_S: Final = 60.0
-"""iptables waits for others who hold its lock."""
+"""iptables waits while another process holds its lock."""
 COMMANDS: Final[dict[Literal[4, 6], str]] = {4: "iptables", 6: "ip6tables"}
 PACKAGES: Final[dict[Tool, str]] = {"nft": "nftables", "iptables": "iptables"}
 IPV6: Final = Path("/proc/net/if_inet6")
@@ -38,7 +38,7 @@ class RedirectError(Exception):
 
 
 def choose(wanted: Tool | None) -> Tool:
-    """The tool to use; nftables where nobody chose and both are there. Raises RedirectError."""
+    """The tool to use; nftables where none was chosen and both are there. Raises RedirectError."""
     if wanted is not None:
         if not _has(wanted):
             raise RedirectError(f"{wanted} is not installed here: apt-get install {PACKAGES[wanted]}")
@@ -119,7 +119,7 @@ def _remove(tool: Tool) -> bool:
 def _remove_family(version: Literal[4, 6]) -> bool:
     if not _chain(version):
         return False
-    if not _jumps(version):  # half of it: somebody else's hand, or an install that was cut off
+    if not _jumps(version):  # half of it: edited by hand, or an install that was interrupted
         _run([COMMANDS[version], "-w", "-t", "nat", "-A", "OUTPUT", *JUMP.split()])
     _run(_restore(version), iptables_remove())
     return True

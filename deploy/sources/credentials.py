@@ -1,4 +1,4 @@
-"""The sidecar's own login, from the configuration to those who ask the cluster something."""
+"""The sidecar's own login, from the configuration to the code that sends requests to the cluster."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Follower:
             log.exception("files cannot be loaded")
             failure = f"{one.setting}: {error!r}"
         if found != await aside.run(_looks, one.paths):
-            # Somebody is writing them, or they were loaded from files of two kinds: they are looked at again next time.
+            # They are being written, or one of them is older than the other: they are looked at again next time.
             one.unsettled += 1
             if one.unsettled >= MOST_UNSETTLED:
                 _refused(one, f"{one.setting} {', '.join(map(str, one.paths))}: {_KEEP_CHANGING}")

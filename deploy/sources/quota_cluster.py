@@ -78,7 +78,7 @@ class ClusterSource(QuotaSource):
 
     @property
     def not_ready(self) -> str | None:
-        """Until the first answer nobody would be limited."""
+        """Until the first answer no client would be limited."""
         if self._quotas is not None:
             return None
         return f"the cluster's quotas are not known: {self._error or 'no answer yet'}"

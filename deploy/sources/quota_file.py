@@ -44,7 +44,7 @@ class FileSource(QuotaSource):
     """The file's limits with the overlay laid over them.
 
     Alterations are carried out one after the other by a task of its own: the disk is waited for in a worker thread, so
-    that a slow one holds up nobody but administrators. Raises ConfigError for an overlay that cannot be used.
+    that a slow one delays administrators only. Raises ConfigError for an overlay that cannot be used.
     """
 
     def __init__(self, path: Path, config: Config, *, poll_s: float = POLL_S, patience_s: float = PATIENCE_S) -> None:
@@ -153,7 +153,7 @@ class FileSource(QuotaSource):
                 await self._look(reader)
 
     async def _look(self, reader: FileReader) -> str | None:
-        """Read the overlay file if somebody else has changed it. Returns what is wrong with it."""
+        """Read the overlay file if another program has changed it. Returns what is wrong with it."""
         path = reader.path
         found = await reader.read()
         if not self._seen_already(found):

@@ -1,6 +1,6 @@
 """Reading files beside the traffic: in a thread that nothing waits for, neither a reload nor the end of the process.
 
-`quota.files` sees to it that no FIFO and no device holds up who reads. What is left is a file system that does not
+`quota.files` sees to it that no FIFO and no device blocks a reader. What is left is a file system that does not
 answer, such as one on a network: then a thread hangs in the kernel, and nothing can end it but an answer.
 """
 
@@ -29,8 +29,8 @@ class StuckError(OSError):
 class Aside:
     """Runs what reads some files, one after the other, each in a thread of trio's; those end with the process.
 
-    A thread that hangs keeps the only turn. So there is never more than one of them, others who read other files have
-    turns of their own, and everything is well again as soon as the file system answers.
+    A thread that hangs keeps the only turn, so there is never more than one of them; readers of other files have turns
+    of their own, and everything is well again as soon as the file system answers.
     """
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
@@ -39,8 +39,10 @@ class Aside:
         self._turn = trio.CapacityLimiter(1)
 
     async def run(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
-        """What `work` returns or raises; StuckError when it takes too long, and then it goes on nevertheless. Who is
-        cancelled does not wait."""
+        """What `work` returns or raises; StuckError when it takes too long, and then it goes on nevertheless.
+
+        A cancelled caller does not wait.
+        """
         with trio.move_on_after(self._patience_s):
             return await trio.to_thread.run_sync(work, *arguments, abandon_on_cancel=True, limiter=self._turn)
         raise StuckError(self.no_answer)

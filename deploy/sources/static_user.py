@@ -1,8 +1,8 @@
 """The static user where it stands in files: one that names it, or a volume of Kubernetes' downward API.
 
 Nothing of this comes from the application: its environment is not looked at, and the files are mounted in the
-sidecar's container, read-only, by the kubelet. What whoever writes the pod may choose (labels) is only as trustworthy
-as they are; namespace and service account are given by the API server.
+sidecar's container, read-only, by the kubelet. What the author of a pod may choose (labels) is only as trustworthy
+as that author; namespace and service account are given by the API server.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _field(directory: Path, name: str) -> str:
 
 def _from_token(path: Path) -> tuple[str, str]:
     """(namespace, service account) of a service account's token (RFC 7519), as the kubelet puts it into a projected
-    volume. The signature is not looked at: who could write this file could as well write the configuration."""
+    volume. The signature is not verified: a writer of this file could as well write the configuration."""
     parts = _text(path).strip().split(".")
     try:
         claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))

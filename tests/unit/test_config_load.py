@@ -470,8 +470,8 @@ def test_a_name_that_is_not_checked_is_warned_of() -> None:
     text = 'upstream: {bootstrap: ["kafka:9092"], tls: {verify_hostname: false}}\n'
     text += "quotas: [{user: <default>, producer_byte_rate: 1}]"
     assert [str(one) for one in warnings_of(load_bytes("q.yaml", text.encode()))] == [
-        "q.yaml:1:62: upstream.tls.verify_hostname: got false, anybody with a certificate of a trusted authority can "
-        "pass for a broker"
+        "q.yaml:1:62: upstream.tls.verify_hostname: got false, any holder of a certificate of a trusted authority can "
+        "pose as a broker"
     ]
 
 

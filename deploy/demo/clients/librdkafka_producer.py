@@ -1,4 +1,4 @@
-"""A producer without a quota, on librdkafka (confluent-kafka): a modest steady rate, which nobody may slow down."""
+"""A producer without a quota, on librdkafka (confluent-kafka): a modest steady rate, which must not be slowed down."""
 
 from __future__ import annotations
 
