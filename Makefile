@@ -23,7 +23,7 @@ AS_IMAGES := KQUOTA_PURE=0
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help classes docs docs-serve docs-pictures lane accuracy evasion analysis demo test test-unit test-integration test-apiserver check audit bench load faults soak fuzz sanitize schema chart image-lock clean test-object-store report hooks release-check test-chart
+.PHONY: help classes docs docs-serve docs-pictures lane accuracy evasion analysis demo test test-unit test-integration test-apiserver check audit bench load faults soak fuzz sanitize schema chart image-lock clean test-object-store report hooks release-check test-chart peer-suites coverage
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -123,6 +123,15 @@ test: check classes ## check, then the unit tests, then every other test with re
 test-unit: $(VENV)/.dev ## The unit tests alone: no processes, no network, no waiting (under a minute)
 	@$(UNIT) $(PYTEST_ARGS)
 
+# Workers are measured as well (pyproject.toml). Compiled modules cannot be seen into: the Python code runs.
+COVERAGE_ROOMS ?= unit loopback
+coverage: $(VENV)/.dev ## Lines and branches that tests reach, by package, and a floor for each (COVERAGE_ROOMS="unit loopback")
+	@rm -rf $(VENV)/coverage && mkdir -p $(VENV)/coverage
+	@for room in $(COVERAGE_ROOMS); do KQUOTA_PURE=1 HYPOTHESIS_PROFILE=ci $(BIN)/python -m coverage run \
+		-m pytest -q -n 2 --dist loadfile -m $$room tests/$$room $(PYTEST_ARGS); done
+	@$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage json -q -o $(VENV)/coverage/report.json
+	@$(BIN)/python -m tests.coverage_report $(VENV)/coverage/report.json $(if $(filter-out unit loopback,$(COVERAGE_ROOMS)),--no-floors)
+
 test-integration: $(VENV)/.dev classes ## All tests but the unit tests: sockets, processes, brokers, Spark
 	@$(REST) $(PYTEST_ARGS) || $(ALONE)
 
@@ -176,6 +185,9 @@ sanitize: $(VENV)/.dev ## The compiled code under AddressSanitizer and UBSan: it
 bench-analysis: $(VENV)/.dev ## The reports on a generated fleet of 100 million records, beside DuckDB (hours; FLEET_ARGS, BENCH_ARGS)
 	@$(BIN)/python -m analysis.fleet --output $(VENV)/fleet $(FLEET_ARGS)
 	@$(BIN)/python -m benchmarks.suites.analysis --fleet $(VENV)/fleet $(if $(BENCH_ARGS),$(BENCH_ARGS),--sizes 4,16,64)
+
+peer-suites: $(VENV)/.dev ## franz-go's and librdkafka's own tests, at a broker and through the sidecar, compared (Go and cargo; PEER_ARGS)
+	@$(AS_IMAGES) $(BIN)/python -m tests.peers $(PEER_ARGS)
 
 schema: $(VENV)/.dev ## Generate proxy/wire/schema.py anew from Kafka's published message schemas
 	@$(BIN)/python -m proxy.wire.generate

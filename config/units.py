@@ -78,7 +78,7 @@ def parse_duration_ms(text: str, *, bare_unit: str | None) -> int:
     unit = match["unit"] or bare_unit or ("ms" if number == 0 else "")
     factor = _DURATION_UNITS_MS.get(unit)
     if factor is None:
-        raise ValueError(f"{text!r} has no unit that is known here")
+        raise ValueError(f"{text!r} has an unknown unit")
     exact = number * factor
     if exact != int(exact):
         raise ValueError(f"{text!r} is finer than a millisecond")

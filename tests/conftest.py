@@ -54,7 +54,7 @@ LONG: Final = (
 have none. The first one brings all others of its group along (tests/support/schedule.py)."""
 
 SPARK_LIMIT_S = 900
-"""A test that is ended in the middle of a word with Java takes all later ones of its worker with it: better late."""
+"""A test that is stopped while it waits for Java breaks all later ones of its worker: better late."""
 
 
 QUARANTINE: Final[dict[str, str]] = {

@@ -27,12 +27,12 @@ def ask(admin_url: str, path: str, query: Mapping[str, str], expected: Collectio
     if query:
         url += f"?{urllib.parse.urlencode(query)}"
     if not url.startswith(("http://", "https://")):
-        raise OSError(f"{admin_url!r} is no URL, expected something like http://127.0.0.1:9404")
+        raise OSError(f"{admin_url!r} is not a URL, expected something like http://127.0.0.1:9404")
     try:
         with urllib.request.urlopen(url, timeout=ASK_TIMEOUT_S) as response:
             answer = json.loads(response.read(MOST_ANSWER_BYTES))
         if not isinstance(answer, dict) or not set(expected) <= answer.keys():
-            raise ValueError("it answered something else")
+            raise ValueError("unexpected answer")
     except urllib.error.HTTPError as error:
         with error:
             said = error.read(MOST_REFUSAL_BYTES).decode(errors="replace").strip() if error.code in REFUSALS else ""
@@ -41,5 +41,5 @@ def ask(admin_url: str, path: str, query: Mapping[str, str], expected: Collectio
     except urllib.error.URLError as error:
         raise OSError(f"{url}: {error.reason}") from error
     except ValueError as error:
-        raise OSError(f"{url}: this is no kquota admin port: {error}") from error
+        raise OSError(f"{url}: not a kquota admin port: {error}") from error
     return answer

@@ -63,9 +63,9 @@ def _port(process: subprocess.Popen[str], arguments: str) -> int:
         try:
             line = lines.get(timeout=START_TIMEOUT_S)
         except Empty:
-            raise OSError(f"kubectl {arguments}: nothing came of it within {START_TIMEOUT_S:.0f} s") from None
+            raise OSError(f"kubectl {arguments}: no port was forwarded within {START_TIMEOUT_S:.0f} s") from None
         if line is None:
-            raise OSError(f"kubectl {arguments}: {visible(' '.join(said)) or 'it ended and said nothing'}")
+            raise OSError(f"kubectl {arguments}: {visible(' '.join(said)) or 'it ended without a message'}")
         port = _FORWARDING.match(line)
         if port is not None:
             return int(port[1])

@@ -201,7 +201,7 @@ class Exchange:
                             )
                         ]
                     )
-                    log.info("the fleet's topic was made", topic=settings.topic, partitions=settings.partitions)
+                    log.info("the fleet's topic was created", topic=settings.topic, partitions=settings.partitions)
                 except TopicAlreadyExistsError:
                     pass  # another instance was faster
                 except KafkaError as error:
@@ -209,7 +209,7 @@ class Exchange:
                     raise TopicError(f"{reason}. {self._command()}") from error
                 if self._stopping.wait(0.3):
                     break
-            raise TopicError(f"topic {settings.topic} was made, but brokers do not know it yet")
+            raise TopicError(f"topic {settings.topic} was created, but the brokers do not know it yet")
         finally:
             with suppress(Exception):
                 admin.close()
@@ -254,7 +254,7 @@ class Exchange:
             self._poll(TURN_S)
             quiet_s = time.monotonic() - self._heard_s
             if quiet_s > QUIET_INTERVALS * self._settings.interval_s / 1000:
-                raise TopicError(f"nothing was read of topic {self._settings.topic} for {quiet_s:.0f} s")
+                raise TopicError(f"nothing could be read from topic {self._settings.topic} for {quiet_s:.0f} s")
         # A poll that brought something comes back at once: without a pause each record would be a fetch of its own.
         self._stopping.wait(max(TURN_S - (time.monotonic() - start), 0.0))
 

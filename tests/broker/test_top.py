@@ -190,7 +190,7 @@ def test_errors_are_one_sentence(admin: tuple[str, dict[str, Answer]]) -> None:
     said["/quotas"] = 200, ["something else"]
     stranger = run("--admin", url, "--once")
     assert stranger.returncode == 1
-    assert "this is no kquota admin port" in " ".join(stranger.stderr.split())
+    assert "not a kquota admin port" in " ".join(stranger.stderr.split())
     wrong = run("--admin", url, "--sort", "size")
     assert wrong.returncode == 2
     assert "use, throttled, rate, name" in wrong.stderr

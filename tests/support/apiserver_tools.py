@@ -69,7 +69,7 @@ def crds() -> list[dict[str, Any]]:
 
 @dataclass
 class ApiServer:
-    """A running API server; asked as its administrator, or in somebody's name."""
+    """A running API server; asked as its administrator, or as another user."""
 
     url: str
     token: str

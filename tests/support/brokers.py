@@ -40,14 +40,14 @@ def kafka() -> Iterator[KafkaCluster]:
 @pytest.fixture(scope="module")
 def kafka_391() -> Iterator[KafkaCluster]:
     """One broker of the last 3.9 release, which still serves the old protocol versions. It, and those below, ends with
-    the file that wants it: a broker that nobody asks anything takes 4 % of a core."""
+    the file that wants it: an idle broker takes 4 % of a core."""
     with _cluster(1, "3.9.1") as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def kafka3() -> Iterator[KafkaCluster]:
-    """Three brokers, the default version. Whoever stops one starts it again before the test ends."""
+    """Three brokers, the default version. A test that stops one starts it again."""
     with _cluster(3, "4.2.0") as cluster:
         yield cluster
 

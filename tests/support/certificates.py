@@ -33,7 +33,7 @@ class Authority:
         self._directory = directory
         self._ca = trustme.CA()
         self.certificate = directory / "authority.pem"
-        """What whoever trusts this authority has to know."""
+        """The certificate that clients which trust this authority are given."""
         self._ca.cert_pem.write_to_path(self.certificate)
 
     def issue(

@@ -90,7 +90,7 @@ class Producing:
         self._stop.set()
         self._thread.join(10)
         self._producer.flush(FINISH_S)
-        assert len(self._producer) == 0, f"{len(self._producer)} records of which nobody knows anything"
+        assert len(self._producer) == 0, f"{len(self._producer)} records that were neither confirmed nor refused"
         del self._producer  # librdkafka closes its connections when the last reference goes
 
     def __enter__(self) -> Self:

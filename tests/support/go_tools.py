@@ -81,14 +81,28 @@ def program(module: str, package: str, *ldflags: str) -> Path:
     Raises:
         NoGoError: it cannot be built here.
     """
+    return _built(module, package, ldflags, "build", "-trimpath", "-ldflags", " ".join(("-s", "-w", *ldflags)))
+
+
+def tests_of(module: str, package: str) -> Path:
+    """The tests of a package that the module in tests/go/`module` pins, as a program.
+
+    Raises:
+        NoGoError: it cannot be built here.
+    """
+    return _built(module, package, ("its tests",), "test", "-c", "-trimpath")
+
+
+def _built(module: str, package: str, flavour: tuple[str, ...], *verb: str) -> Path:
+    """`flavour` is what tells it from other programs of the same package in the cache."""
     pins = b"".join((MODULES / module / name).read_bytes() for name in ("go.mod", "go.sum"))
-    digest = hashlib.sha256(pins + repr((package, ldflags)).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(pins + repr((package, flavour)).encode()).hexdigest()[:16]
     # go.etcd.io/etcd/server/v3 is a program named server
     target = cache_dir() / "go" / "programs" / digest / re.sub(r"/v\d+$", "", package).rpartition("/")[2]
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
         fresh = target.with_name(f"{target.name}.{os.getpid()}")
-        _go(module, "build", "-trimpath", "-ldflags", " ".join(("-s", "-w", *ldflags)), "-o", str(fresh), package)
+        _go(module, *verb, "-o", str(fresh), package)
         fresh.replace(target)
     return target
 
@@ -99,7 +113,9 @@ def source(module: str, path: str) -> Path:
     Raises:
         NoGoError: it cannot be fetched here.
     """
-    (version,) = re.findall(rf"^\s+{re.escape(path)} (\S+)$", (MODULES / module / "go.mod").read_text(), re.MULTILINE)
+    (version,) = re.findall(
+        rf"^(?:require)?\s+{re.escape(path)} (\S+)$", (MODULES / module / "go.mod").read_text(), re.MULTILINE
+    )
     told = json.loads(_go(module, "mod", "download", "-json", f"{path}@{version}"))
     return Path(told["Dir"])
 

@@ -35,7 +35,7 @@ def _large(path: Path) -> None:
 
 
 def _below_a_file(path: Path) -> None:
-    """Not to be reached, whoever asks: root may read all that has no permissions."""
+    """Not to be reached, by no user: root may read all that has no permissions."""
     below = path.with_name(f"{path.name}-file")
     below.write_text("")
     path.symlink_to(below / "inside")

@@ -146,7 +146,7 @@ class Driven:
         self._take(self.client_far, self.to_client)
 
     def feed(self, far: socket.socket, data: bytes) -> None:
-        """Send it, and let the turns run, until all has been taken (or nobody takes anything: muted)."""
+        """Send it, and let the turns run, until all has been taken (or nothing is taken: muted)."""
         view = memoryview(data)
         while view and not self.ended:
             try:

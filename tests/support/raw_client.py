@@ -6,7 +6,7 @@ is over. Messages are kafka-python's, at any version it knows (Produce 3 to 13, 
     with RawClient(address, "greedy") as client:
         answer = client.ask(produce_message(9, client.topic("t"), [record(0, 500_000)]))
         assert answer.message.throttle_time_ms > 0
-        stall = client.push(another_frame)    # who stops reading is seen here
+        stall = client.push(another_frame)    # a peer that stops reading is seen here
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Push:
     points: list[tuple[float, int]] = field(default_factory=list)
 
     def stalls(self, at_least_s: float) -> list[tuple[float, float]]:
-        """Pauses in which the kernel took nothing, as (begin, end): the peer's buffer was full and nobody read it."""
+        """Pauses in which the kernel took nothing, as (begin, end): the peer's buffer was full and not read."""
         times = [at for at, _ in self.points]
         return [(a, b) for a, b in itertools.pairwise(times) if b - a >= at_least_s]
 

@@ -1,4 +1,4 @@
-"""The secured cluster of the tests: who may log in, who may do what, and how clients of each kind are told."""
+"""The secured cluster of the tests: its users, their ACLs, and the settings of each client library."""
 
 from __future__ import annotations
 

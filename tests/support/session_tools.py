@@ -159,7 +159,7 @@ def session(of: Ledger, *, rewrite: bool = True, **settings: Any) -> Session:
 
 
 def identified(of: Ledger, **settings: Any) -> Session:
-    """A session whose user is whoever has logged in, and FALLBACK where no login is needed."""
+    """A session whose user is the one that logged in, and FALLBACK where no login is needed."""
     one = session(of, **settings)
     one.when_authenticated(lambda login: one.identify((login.name or "?") if login else "FALLBACK"))
     return one

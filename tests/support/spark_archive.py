@@ -70,7 +70,7 @@ def learn(archive: Path, folder: Path) -> None:
 
 
 def make() -> None:
-    """Make it if it is not there; whoever comes meanwhile waits."""
+    """Make it if it is not there; other processes wait meanwhile."""
     archive = archive_path()
     if archive is None:
         return

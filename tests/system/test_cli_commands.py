@@ -240,7 +240,11 @@ def test_explain_says_when_an_empty_client_id_escapes(tmp_path: Path) -> None:
 
 
 def test_explain_says_when_nobody_can_be_asked() -> None:
-    for url, expected in (("http://127.0.0.1:1", "Connection refused"), ("ftp://x", "is no URL"), ("x", "is no URL")):
+    for url, expected in (
+        ("http://127.0.0.1:1", "Connection refused"),
+        ("ftp://x", "is not a URL"),
+        ("x", "is not a URL"),
+    ):
         result = kquota("explain", "--admin", url)
         assert result.exit_code == 1
         assert expected in result.stderr

@@ -1,0 +1,104 @@
+"""`make peer-suites`: each suite at real brokers directly, then through the sidecar; a table of what differs.
+
+A test that passed directly and did not pass through the sidecar is tried again by itself, both ways. The exit code is 1
+if there is one that always passes directly and never through the sidecar.
+
+`--rate` limits every client, to see the suites throttled. Directly it is then the broker that enforces the same quota:
+a test that cannot bear throttling fails in both columns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from deploy.kafka import KafkaCluster, run_tool
+from tests.peers.outcomes import NEVER_BEGUN, Row, count, side_by_side, table
+from tests.peers.suites import BROKERS, PARTITIONS, RECORDS, SUITES, NoSuiteError, Suite
+from tests.support.sidecars import sidecar
+
+TRIES = 2
+"""More tries of a test that failed through the sidecar only."""
+
+
+@contextmanager
+def brokers(rate: int | None) -> Iterator[KafkaCluster]:
+    """Brokers of its own; with a rate, they hold every client to it."""
+    with KafkaCluster.start(BROKERS, overrides={"num.partitions": str(PARTITIONS)}) as cluster:
+        if rate is not None:
+            limit_every_client(cluster, rate)
+        yield cluster
+
+
+def limit_every_client(cluster: KafkaCluster, rate: int) -> None:
+    """Kafka's own quota for each client-id, in bytes/s produced and fetched."""
+    server = ["--bootstrap-server", cluster.bootstrap[0], "--alter", "--entity-type", "clients", "--entity-default"]
+    limits = f"producer_byte_rate={rate},consumer_byte_rate={rate}"
+    run_tool("kafka.admin.ConfigCommand", [*server, "--add-config", limits], cluster.version)
+
+
+@contextmanager
+def place(through: bool, rate: int | None, pacing: str) -> Iterator[str]:
+    """A bootstrap address: of a broker, or of a sidecar before one."""
+    with brokers(None if through else rate) as cluster:
+        if not through:
+            yield cluster.bootstrap[0]
+            return
+        limits = {} if rate is None else {"producer_byte_rate": rate, "consumer_byte_rate": rate}
+        # Without a rate there are limits as well, which are never reached: what enforces them is there.
+        free = {"producer_byte_rate": 10**9, "consumer_byte_rate": 10**9, "request_percentage": 10_000}
+        with sidecar(cluster.bootstrap, [{"client-id": "<default>", **(limits or free)}], pacing=pacing) as running:
+            yield running.bootstrap
+
+
+def compare(suite: Suite, names: Sequence[str], rate: int | None, pacing: str) -> list[Row]:
+    """Run it both ways, and what failed through the sidecar only again."""
+    runs = []
+    for through in (False, True):
+        began_s = time.monotonic()
+        with place(through, rate, pacing) as bootstrap:
+            runs.append(suite.run(bootstrap, names))
+        print(f"{suite.name} {'through the sidecar' if through else 'directly'}: {time.monotonic() - began_s:.0f} s")
+    rows = side_by_side(*runs)
+    for _ in range(TRIES):
+        again = [row for row in rows if row.suspect]
+        for row in again:
+            for through, tries in ((False, row.direct), (True, row.through)):
+                with place(through, rate, pacing) as bootstrap:
+                    tries.append(suite.run(bootstrap, [row.name]).get(row.name, NEVER_BEGUN))
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code: 1 if the sidecar breaks a test, 2 if a suite cannot be built here."""
+    parser = argparse.ArgumentParser(prog="make peer-suites PEER_ARGS=…", description=__doc__.splitlines()[0])
+    parser.add_argument("--suite", choices=SUITES, action="append", help="only this one")
+    parser.add_argument("--test", action="append", default=[], help="only these tests of one suite, by their names")
+    parser.add_argument("--rate", type=int, help="bytes/s that each client may produce, and fetch")
+    parser.add_argument("--pacing", choices=("smooth", "kafka"), default="smooth", help="of the sidecar (%(default)s)")
+    parser.add_argument("--records", type=int, default=RECORDS, help="of franz-go's longer tests (%(default)s)")
+    parser.add_argument("--repeat", type=int, default=1, help="compare as often")
+    given = parser.parse_args(arguments)
+    if given.test and len(given.suite or ()) != 1:
+        parser.error("--test wants one --suite")
+    broken = []
+    for name in given.suite or SUITES:
+        try:
+            suite = SUITES[name](given.records)
+            for _ in range(given.repeat):
+                rows = compare(suite, given.test, given.rate, given.pacing)
+                print(f"\n## {suite.name} ({suite.part})\n\n{table(rows)}\n\n{count(rows)}", flush=True)
+                broken += [f"{suite.name} {row.name}" for row in rows if row.suspect]
+        except NoSuiteError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            return 2
+    for one in broken:
+        print(f"passes at the broker, and never through the sidecar: {one}")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+// cargo wants a target; see Cargo.toml
