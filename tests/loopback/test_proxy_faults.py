@@ -98,7 +98,7 @@ async def test_connections_that_end_while_others_are_looked_at_harm_nobody(monke
         with monkeypatch.context() as patch:
             patch.setattr(sweeper, "give_way", others)
             await proxy._sweeper._sweep(trio.current_time(), 0.1)
-        assert given_way == 1
+        assert given_way >= 1  # more often on a busy machine: the sweeper's own turn comes meanwhile
         assert proxy.counters.connections_closed == {"idle": len(clients)}
         async with await connect(proxy) as client:
             await client.send_all(produce(2, 100))
