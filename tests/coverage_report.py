@@ -1,7 +1,7 @@
 """Branch coverage by package, against a floor for each: `make coverage`.
 
-The unit and loopback rooms are measured, with the Python code (compiled modules cannot be seen into): what somebody who
-changes a line can run in minutes. The other rooms reach more of `deploy` and nearly all of `analysis`; their floors
+The unit and loopback rooms are measured, with the Python code (compiled modules cannot be seen into): they
+take minutes. The other rooms reach more of `deploy` and nearly all of `analysis`; their floors
 here are low for that reason, and `COVERAGE_ROOMS` measures others.
 """
 

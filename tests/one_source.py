@@ -47,7 +47,7 @@ def seen(value: Any) -> Any:
 
 
 def table(rng: random.Random) -> QuotaTable:
-    """Some limits for everybody."""
+    """Some limits for all clients."""
     rate = rng.choice(RATES)
     limits = {
         "producer_byte_rate": rate,

@@ -32,7 +32,7 @@ BUCKET = "usage"
 
 
 class Store:
-    """A bucket in an S3 server, which asks nobody who they are."""
+    """A bucket in an S3 server that does not check credentials."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -241,7 +241,7 @@ def sample(proxy: Sidecar, began_s: float) -> Sample:
 
 
 def complaints(log: Path) -> Iterator[dict[str, Any]]:
-    """Lines of the log that somebody should explain."""
+    """Lines of the log that need an explanation."""
     for line in log.read_text().splitlines():
         entry = json.loads(line)
         if entry["level"] in ("warning", "error", "critical"):

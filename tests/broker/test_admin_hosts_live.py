@@ -91,7 +91,7 @@ Promise.all(Object.entries(tries).map(async ([name, attempt]) => {
 
 @contextmanager
 def other_origin() -> Iterator[int]:
-    """A web server of somebody else; yields its port."""
+    """A foreign web server; yields its port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

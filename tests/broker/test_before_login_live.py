@@ -1,4 +1,4 @@
-"""Before the login with a real broker: it closes, and the sidecar charges nobody (test_before_login.py)."""
+"""Before the login with a real broker: it closes, and the sidecar charges no client (test_before_login.py)."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def dates_of(log: Path) -> set[str]:
 
 
 def set_clock(file: Path, offset: str) -> None:
-    """At once, also for somebody who is just reading."""
+    """At once, also for a client that is just reading."""
     other = file.with_suffix(".new")
     other.write_text(offset)
     shutil.move(other, file)

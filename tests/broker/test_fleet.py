@@ -229,7 +229,7 @@ def test_what_an_instance_asks_of_the_brokers_is_bounded(kafka: KafkaCluster, to
 
 @pytest.mark.timeout(180)
 def test_a_topic_made_anew_with_fewer_partitions_gets_them_back(kafka: KafkaCluster, topic: str) -> None:
-    """As by a broker that makes topics for whoever asks for one: the fleet counts on the partitions that there were."""
+    """As by a broker that creates topics automatically: the fleet counts on the partitions that there were."""
     from kafka import KafkaAdminClient
     from kafka.admin import NewTopic
     from kafka.errors import TopicAlreadyExistsError

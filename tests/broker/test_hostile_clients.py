@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(400)
 
 ATTACK_S = 1.0
 LONG_ATTACKS_S = {"slow_before_login": 2.5, "slow_writers": 2.5, "many_connections": 2.5, "slow_reader": 5.0}
-"""Of those whom only time ends."""
+"""Of those that only a timeout ends."""
 QUOTAS = [{"client-id": "<default>", "controller_mutation_rate": 5}]
 LIMITS = {"stall_timeout_ms": 1000, "pre_auth_timeout_ms": 1000}
 TOPIC = "honest-beside-attackers"

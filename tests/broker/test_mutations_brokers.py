@@ -127,7 +127,7 @@ def errors(message: Any) -> dict[str, int]:
 
 
 def pair() -> tuple[str, str]:
-    """Two topic names that nobody else uses; the first one is the first in any order."""
+    """Two topic names that no other test uses; the first one is the first in any order."""
     stem = uuid.uuid4().hex[:12]
     return f"a-{stem}", f"b-{stem}"
 

@@ -44,7 +44,7 @@ def proxy(request: pytest.FixtureRequest) -> Iterator[Sidecar]:
 
 @pytest.fixture
 def names() -> list[str]:
-    """Three names that nobody else uses."""
+    """Three names that no other test uses."""
     stem = uuid.uuid4().hex[:12]
     return [f"{letter}-{stem}" for letter in "abc"]
 

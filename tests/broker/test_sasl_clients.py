@@ -33,7 +33,7 @@ PLAIN, TLS = "SASL_PLAINTEXT", "SASL_SSL"
 CLIENTS = ("kafka-python", "aiokafka", "confluent-kafka", "java-console")
 RECORDS, RECORD_BYTES = 3, 100
 TOKENS = {user: token(user) for user in ("carol", "refused")}
-"""Of OAUTHBEARER; brokers take them from anybody."""
+"""Of OAUTHBEARER; brokers take them from any client."""
 
 
 class Way(NamedTuple):
@@ -175,7 +175,7 @@ def trouble(client: str, way: Way, bootstrap: list[str], topic: str, secret: str
 
 
 def java_tool_says(bootstrap: list[str], topic: str, settings: dict[str, Any]) -> str:
-    """What Kafka's own tool says when it is to make a topic, or the cluster lets nobody in."""
+    """What Kafka's own tool says when it is to make a topic, or the cluster lets no client in."""
     with NamedTemporaryFile("w", suffix=".properties") as file:
         file.write("".join(f"{name}={value}\n" for name, value in settings.items()))
         file.flush()

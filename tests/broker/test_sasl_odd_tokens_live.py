@@ -48,7 +48,7 @@ def accepted(address: str, message: bytes) -> bool:
 
 def test_what_a_broker_accepts_and_the_sidecar_does_not(secured: Sidecar, kafka_secure: KafkaCluster) -> None:
     """Kafka's reader of unsecured tokens (Jackson) forgives byte order marks, UTF-16, trailing bytes, and takes null
-    and true for their names. Whoever it lets in by such a token has no login through the sidecar; nor by any other."""
+    and true for their names. Through the sidecar such a token is no login."""
     (direct,) = kafka_secure.bootstrap_of("SASL_PLAINTEXT")
     exp = b',"exp":%d}' % (time.time() + 1800)
 

@@ -1,4 +1,4 @@
-"""Real clients against a quota of 1 MB/s: each is held to it, loses nothing, and disturbs nobody without a quota."""
+"""Real clients against a quota of 1 MB/s: each is held to it, loses nothing, and disturbs no client without a quota."""
 
 from __future__ import annotations
 

@@ -293,7 +293,7 @@ def test_clients_by_tls_to_a_broker_by_tls(
     tmp_path: Path,
     java_tool: Any,
 ) -> None:
-    """Every library; each is charged to the user of its certificate, and nothing to anybody else."""
+    """Every library; each is charged to the user of its certificate, and to no other."""
     with through_tls(
         cluster, "SSL", listen=listen_tls(own, authority), upstream=upstream_tls(authority, own)
     ) as running:

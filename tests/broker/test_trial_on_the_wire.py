@@ -1,4 +1,4 @@
-"""Before a real broker: limits on trial hold nobody up and are measured; invented names do not fill the sidecar."""
+"""Before a real broker: limits on trial delay no client and are measured; invented names do not fill the sidecar."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.support.sidecars import Sidecar, sidecar
 
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
 TURNED = "abc\u202egnol\u2066\u200f\u061c\u2028\x9b\x1b\x7f"
-"""A name that a browser would write from right to left, with characters that nobody sees."""
+"""A name that a browser would write from right to left, with invisible characters."""
 TURNED_SHOWN = r"abc\u{202e}gnol\u{2066}\u{200f}\u{61c}\u{2028}\u{9b}\u{1b}\u{7f}"
 LIMIT_S = 60
 TIMES = """

@@ -1,6 +1,6 @@
 """Run the corpus against one address, several items at a time; the results go to a file as JSON.
 
-A process of its own, so that its connections can be told from everybody else's (see connections.py).
+A process of its own, so that its connections can be told from all others (see connections.py).
 """
 
 from __future__ import annotations

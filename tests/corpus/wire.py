@@ -56,7 +56,7 @@ def _answer(job: Job, client: RawClient, request: Any) -> Any:
 
 @item()
 def api_versions(job: Job) -> Any:
-    """What the broker offers, at each version of the question; one that nobody knows is answered as version 0."""
+    """What the broker offers, at each version of the question; an unknown version is answered as version 0."""
     from kafka.protocol.metadata import ApiVersionsRequest
 
     result: dict[str, Any] = {}

@@ -318,7 +318,7 @@ _CORRELATION = 7
 
 @cache
 def _asking(api_key: int, version: int) -> bytes:
-    """A request frame of this version whose body nobody looks at."""
+    """A request frame of this version whose body is not looked at."""
     body = b"\0\0\0\1" + b"\xff\xff\0\1" + bytes(40)
     return framed(request_header(api_key, version, _CORRELATION, "c") + body)
 
@@ -442,7 +442,7 @@ def own_questions(data: bytes) -> None:
 
 
 class _Authority:
-    """Quotas that nobody keeps."""
+    """Quotas that are stored nowhere."""
 
     rule: AlterRule = "apply"
     managed = "elsewhere"
@@ -562,7 +562,7 @@ def _overlays() -> list[bytes]:
 
 @target("overlay", _overlays, ("config.overlay", "config.source"), max_bytes=512)
 def overlay(data: bytes) -> None:
-    """The overlay file that AlterClientQuotas writes, edited by somebody."""
+    """The overlay file that AlterClientQuotas writes, edited by hand."""
     try:
         parse_overlay("o.yaml", data)
     except ConfigError as error:

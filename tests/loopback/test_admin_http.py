@@ -94,7 +94,7 @@ async def admin(**options: Any) -> AsyncIterator[Admin]:
         yield Admin(listener.getsockname()[1], ledger, proxy, metrics, server)
         nursery.cancel_scope.cancel()
         started_s = trio.current_time()
-    assert trio.current_time() - started_s < 5, "whoever hangs held up the end"
+    assert trio.current_time() - started_s < 5, "a client that hangs held up the end"
 
 
 @pytest.mark.trio

@@ -1,4 +1,4 @@
-"""The event loop's thread interrupts nobody while only the rest of large responses is to come, and else as ever."""
+"""While only the rest of large responses is to come, the event loop's thread interrupts no other; else as ever."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ async def test_addresses_that_are_none(host: str, port: int) -> None:
 
 
 async def test_a_host_that_no_name_service_can_be_asked_for() -> None:
-    """Its label is too long for a name: the client that is sent there finds nobody, and nothing breaks."""
+    """Its label is too long for a name: the client that is sent there finds no broker, and nothing breaks."""
     kio = kio_message("metadata", 1, "response")
     broker = kio.MetadataResponseBroker(node_id=2, host="x" * 100 + ".example", port=9092, rack=None)
     body = encode(kio.MetadataResponse(brokers=(broker,), controller_id=1, topics=()))

@@ -1,4 +1,4 @@
-"""Two requests for one wake-up (ADR 0025): who has several under way pairs, nobody waits for long, all are answered."""
+"""Two requests for one wake-up (ADR 0025): paired when several are under way, no long waits, all answered."""
 
 from __future__ import annotations
 

@@ -371,7 +371,7 @@ async def test_a_busy_event_loop_is_behind_and_an_idle_one_is_not() -> None:
 
 async def test_what_trio_was_to_find_ready_may_be_used_up_by_then() -> None:
     """A task waits, through trio, for room in a socket; a turn takes that room before trio looks. trio has nothing to
-    do then, and must not wait where nobody watches our sockets."""
+    do then, and must not wait where our sockets are not watched."""
 
     def fill(sock: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):

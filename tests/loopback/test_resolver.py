@@ -1,4 +1,4 @@
-"""Names of brokers: looked up aside, once for all who ask, and a silent resolver holds up nobody but who asked."""
+"""Names of brokers: looked up in a thread, once for all that wait; a silent resolver delays only those."""
 
 from __future__ import annotations
 

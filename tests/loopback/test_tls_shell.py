@@ -72,7 +72,7 @@ async def secured(proxy: Proxy, context: ssl.SSLContext) -> AsyncIterator[trio.S
 
 
 def unknown_api(body: bytes) -> bytes:
-    """A request that nobody knows, with header v1: passed on as it is."""
+    """A request of an unknown API, with header v1: passed on as it is."""
     head = struct.pack(">hhih", 20_000, 0, 7, 1) + b"c" + body
     return struct.pack(">i", len(head)) + head
 
@@ -107,7 +107,7 @@ async def test_large_frames_are_whole(issuer: Authority, host: Issued, by_client
 
 
 async def test_handshakes_under_way_count_as_connections(issuer: Authority, host: Issued) -> None:
-    """Whoever connects and says nothing takes one of `limits.max_connections` too, until it leaves (or times out)."""
+    """A silent client takes one of `limits.max_connections` too, until it leaves (or times out)."""
     async with through(answer, listen_tls=ServerTls(pair(host)), max_connections=3) as (proxy, _, _):
         async with secured(proxy, client_context(issuer)) as served:
             await until(lambda: len(proxy.connections()) == 1)

@@ -126,7 +126,7 @@ def test_no_files_and_no_records_are_told_apart(spark: SparkSession, tmp_path: P
 
 
 def test_parquet_in_place_of_json(spark: SparkSession, tmp_path: Path) -> None:
-    """The same records give the same figures; a Parquet file of somebody else is set aside row by row."""
+    """The same records give the same figures; a foreign Parquet file is set aside row by row."""
     lines = "\n".join(json.dumps(record(number, number * 10, produce_bytes=7)) for number in (1, 2, 2, 4))
     (tmp_path / "a.jsonl").write_text(lines)
     spark.read.json(str(tmp_path / "a.jsonl")).write.parquet(str(tmp_path / "in" / "ours"))

@@ -152,7 +152,7 @@ class Stream:
         self.log = log
 
     def kill(self) -> None:
-        """kill -9 of the JVM, which does the work, and of whoever started it."""
+        """kill -9 of the JVM, which does the work, and of the process that started it."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(STOP_LIMIT_S)
 

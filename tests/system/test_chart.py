@@ -139,7 +139,7 @@ def _sorted(manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_renders_are_what_was_reviewed() -> None:
-    """A difference is a change for everybody who upgrades: look at it, then `make chart`."""
+    """A difference is a change for all users that upgrade: look at it, then `make chart`."""
     expected = golden()
     assert sorted(GOLDEN.iterdir()) == sorted(expected)
     for path, text in expected.items():

@@ -36,7 +36,7 @@ SUFFIX = EXTENSION_SUFFIXES[0]
 
 
 def test_ci_runs_with_the_lane_compiled() -> None:
-    """And whoever has compiled it has it from the source that is here."""
+    """What has been compiled is compiled from the source that is here."""
     if os.environ.get("CI") or os.environ.get("KQUOTA_PURE") == "0":
         assert lane.COMPILED, lane.WHY_NOT
     if not lane.COMPILED:

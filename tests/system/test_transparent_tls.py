@@ -44,7 +44,7 @@ def machine() -> Iterator[Namespace]:
 
 @pytest.fixture(scope="module")
 def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """A broker's and its clients', whom nobody in between can read."""
+    """A broker's and its clients', which nothing in between can read."""
     authority = Authority(tmp_path_factory.mktemp("tls"))
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     server.load_cert_chain(authority.issue("broker", BROKER).both)
@@ -98,7 +98,7 @@ async def secure(contexts: tuple[ssl.SSLContext, ssl.SSLContext], port: int = KA
 
 
 async def pour(stream: Stream) -> None:
-    """Send a load to whoever says something."""
+    """Send a load to any peer that says something."""
     await stream.receive_some(1)
     await stream.send_all(bytes(LOAD_BYTES))
 

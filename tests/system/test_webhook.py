@@ -171,7 +171,7 @@ def test_opting_in() -> None:
 
 
 def test_what_a_pod_claims_for_itself_does_not_count(template: Template) -> None:
-    """Our labels, annotations and volumes win, so that nobody brings a configuration of his own under our name."""
+    """Our labels, annotations and volumes win, so that no pod brings a configuration of its own under our name."""
     asked = _labelled("deployment", **{"kquota.io/config": "mine", "kquota.io/injection-skipped": "no-need"})
     asked["request"]["object"]["metadata"]["annotations"]["kquota.io/restart-checksum"] = "0"
     asked["request"]["object"]["spec"]["volumes"].append({"name": "kquota-config", "configMap": {"name": "mine"}})

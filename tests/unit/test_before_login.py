@@ -1,4 +1,4 @@
-"""Before the login, on a listener that wants one: nobody is charged, and nothing passes unless the broker takes it."""
+"""Before the login, where a listener wants one: no client is charged, nothing passes unless the broker takes it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def takes_requests(correlation_id: int) -> bytes:
     return response(METADATA, 1, correlation_id, BROKERS)
 
 
-# ---- nobody is charged ----------------------------------------------------------------------------------------------
+# ---- no client is charged -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cut", THREE_WAYS)
@@ -220,7 +220,7 @@ def test_a_request_in_the_middle_of_a_login_is_charged_to_nobody(steps: int, log
 
 @pytest.mark.parametrize("login_expected", [False, True])
 def test_a_second_handshake_does_not_make_the_fallback_user_pay(login_expected: bool) -> None:
-    """A broker answers it ILLEGAL_SASL_STATE as well, and closes a moment later; what comes in between is nobody's."""
+    """A broker answers it ILLEGAL_SASL_STATE too, and closes a moment later; what comes meanwhile is not charged."""
     of = ledger()
     one = identified(of, login_expected=login_expected)
     log_in(one, "PLAIN", ())

@@ -1,4 +1,4 @@
-"""What somebody reads who was woken up: who waits, why, until when, what to change. The whole page, word by word."""
+"""What an engineer on call reads: which client waits, why, until when, what to change. The whole page, word by word."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_grants_of_the_same_records_add_up_to_the_capacity(demands: list[float])
     floors = floor_share(len(demands)) * len(demands)
     assert sum(grants) == pytest.approx(CAPACITY)
     assert sum(grants) + floors <= 1.0 + 1e-9
-    # Work-conserving: whoever has less than it wants has no less than anybody else.
+    # Work-conserving: an instance that has less than it wants has no less than any other.
     hungry = [grant for grant, demand in zip(grants, demands, strict=True) if grant < demand - 1e-9]
     assert all(grant >= max(grants) - 1e-9 for grant in hungry)
 

@@ -1,4 +1,4 @@
-"""Which user a connection is, and what becomes of a session whose client proves to be somebody."""
+"""The user of a connection, and what becomes of a session whose client logs in."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_the_limit_holds_however_many_connections(
     assert loop.rate(131, 391) <= 1.05
     if connections * size > limit * 1.4 or not streams_ms:  # else 300 ms for each request are the limit
         assert loop.rate(131, 391) >= 0.95, "nor is it held to less"
-    # At first the window lets ten seconds' worth pass, and whoever was on the way through; in Kafka each connection.
+    # At first the window lets ten seconds' worth pass, and what was on its way; in Kafka each connection.
     assert loop.rate(0, 11) * 11 <= 10 + 7 + max(size / limit, 300 / 1000 * (size / limit) * connections)
 
 
@@ -218,7 +218,7 @@ def test_a_flood_has_one_place_for_each_of_its_connections() -> None:
 
 
 def test_a_debt_fades_at_the_rate_of_the_limit() -> None:
-    """30 MB at 1 MB/s: 20 s of delay for what the window had no room for. Nobody comes back; then somebody does."""
+    """30 MB at 1 MB/s: 20 s of delay for what the window had no room for. No client comes back; then one does."""
     for later_ms, held in ((5000, True), (19_700, True), (19_800, False), (60_000, False)):
         ledger = ledger_of(1 * MB)
         account = ledger.account("u", "c")

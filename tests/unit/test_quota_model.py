@@ -2,7 +2,7 @@
 
 The window's rules are those of Kafka's Rate, SampledStat and WindowedSum (3.8 and later), the bucket's those of
 TokenBucket (KIP-599), each in exact fractions. One difference is meant: a broker's expired samples are reset whenever
-somebody looks, so that reading a metric moves the window; ours are reset by charges alone.
+it is read, so that reading a metric moves the window; ours are reset by charges alone.
 """
 
 from dataclasses import dataclass, field

@@ -251,12 +251,12 @@ def test_gssapi_is_believed_with_its_last_answer_alone() -> None:
     one = session(ledger())
     told = listen(one)
     log_in(one, "GSSAPI", [(b"\x60\x82ticket", b"")])
-    assert told == [], "nobody is proved by one message and an empty answer"
+    assert told == [], "one message and an empty answer prove no user"
 
 
 @pytest.mark.parametrize("steps", [GSSAPI_STEPS[:1], GSSAPI_STEPS[:2]])
 def test_a_request_within_raw_gssapi_is_a_message_for_the_broker(steps: tuple[tuple[bytes, bytes], ...]) -> None:
-    """As a broker takes it: it ends the connection, and nobody is charged."""
+    """As a broker takes it: it ends the connection, and no client is charged."""
     of = ledger(produce_rate=1000)
     one = session(of)
     told = listen(one)
@@ -306,7 +306,7 @@ def test_every_request_that_follows_raw_gssapi_in_one_read_is_charged(cut: Cut) 
 
 
 def test_what_comes_with_a_login_waits_for_its_answer() -> None:
-    """Otherwise requests sent along with the password would be charged to somebody else."""
+    """Otherwise requests sent along with the password would be charged to another user."""
     one = identified(ledger(produce_rate=1e9))
     first = handshake("PLAIN")
     assert from_client(one, first + authenticate(PLAIN_STEPS[0][0]) + produce(3, 500)) == first
@@ -421,7 +421,7 @@ def test_only_so_much_passes_before_the_end_of_a_session() -> None:
             assert one.mute_until_ms <= now_ms, number
             from_client(one, produce(number, 1024 * 1024), now_ms)
         assert one.mute_until_ms >= muted_until_ms, "and the second time much longer"
-    assert one.mute_until_ms == 9800.0 + 30_000, "the longest mute that there is, as for anybody"
+    assert one.mute_until_ms == 9800.0 + 30_000, "the longest mute that there is, as for any client"
 
 
 def test_a_client_that_renews_late_is_let_through_a_second_time() -> None:
@@ -442,7 +442,7 @@ def test_a_client_that_renews_late_is_let_through_a_second_time() -> None:
 
 
 def test_a_session_that_outlives_its_end_is_muted_like_any() -> None:
-    """Kafka closes it; whoever does not gets no free pass."""
+    """Kafka closes it; a broker that does not gives no free pass."""
     of = ledger(produce_rate=1000, smooth=False)
     one = session(of)
     log_in(one, "PLAIN", PLAIN_STEPS, lifetime_ms=10_000)
@@ -459,7 +459,7 @@ def test_the_last_part_of_a_session_is_free_of_mutes() -> None:
 
 
 def test_charges_follow_another_principal() -> None:
-    """Kafka's own brokers refuse a login as somebody else; what one accepts is believed."""
+    """Kafka's own brokers refuse a login as another user; what one accepts is believed."""
     of = ledger(produce_rate=1e9)
     one = identified(of)
     log_in(one, "PLAIN", PLAIN_STEPS)

@@ -1,4 +1,4 @@
-"""Names in odd login messages: who cannot be told apart for sure is nobody, and gets no further.
+"""Names in odd login messages: where a name is ambiguous there is no user, and the login gets no further.
 
 A broker reads the same bytes with other libraries (Java's decoders, Jackson, jose4j), some of which forgive more than
 others. A name is taken from what all of them read alike. What only some of them read is not a login here, even if the
@@ -133,7 +133,7 @@ def test_either_alphabet_and_padding_that_is_whole() -> None:
 
 
 def test_padding_stands_nowhere_but_at_the_end() -> None:
-    """As where Kafka reads the message: equals signs at the end of the whole token, where they are nobody's."""
+    """As where Kafka reads the message: equals signs at the end of the whole token, where they belong to no part."""
     one = b'{"sub":"alice1"}'
     assert len(one) % 3 == 1
     names = [wire.oauth_name(bearer(jws(one, padding=pad)), "sub") for pad in ("", "==", "=", "====")]
@@ -275,7 +275,7 @@ def test_scram_messages_with_something_behind_them_name_nobody(tail: bytes) -> N
     ],
 )
 def test_a_broker_that_accepts_one_all_the_same_is_left(mechanism: str, message: bytes, version: int) -> None:
-    """Who that is cannot be told: nobody is charged, nothing is forwarded, and the reason shows nothing secret."""
+    """The user is not known: no client is charged, nothing is forwarded, and the reason shows nothing secret."""
     of: Ledger = ledger()
     one = session(of, login_expected=True)
     told = listen(one)

@@ -65,7 +65,7 @@ def test_who_is_in_the_middle_of_something_must_move_at_the_least_rate(
 
 
 def test_nothing_is_earned_in_advance() -> None:
-    """A gigabyte, then nothing: as soon ended as anybody else."""
+    """A gigabyte, then nothing: ended as soon as any other."""
     stalls = Stalls(LIMITS)
     seen = replace(QUIET, unsent=True, acked_bytes=1_000_000_000)
     assert stalls.look(1.0, seen) is None

@@ -172,7 +172,7 @@ def test_the_table_has_nothing_in_share_fetch_that_the_scrubber_does_not_know() 
 
 @pytest.mark.parametrize("where", ["tagged fields", "array elements", "arrays of arrays"])
 def test_a_response_of_endless_empty_elements_is_refused_early(where: str) -> None:
-    """Each costs some microseconds of everybody's time, and the broker that sends them two bytes."""
+    """Each costs some microseconds of the event loop's time, and the broker that sends them two bytes."""
     before = bytes(1 + 4 + 2 + 1 + 4)  # no tags, throttle time, error and its message, lock timeout
     many = 10 * MAX_ELEMENTS
     body = {
