@@ -128,9 +128,9 @@ COVERAGE_ROOMS ?= unit loopback
 coverage: $(VENV)/.dev ## Lines and branches that tests reach, by package, and a floor for each (COVERAGE_ROOMS="unit loopback")
 	@rm -rf $(VENV)/coverage && mkdir -p $(VENV)/coverage
 	@for room in $(COVERAGE_ROOMS); do KQUOTA_PURE=1 HYPOTHESIS_PROFILE=ci $(BIN)/python -m coverage run \
-		-m pytest -q -n 2 --dist loadfile -m $$room tests/$$room $(PYTEST_ARGS); done
+		-m pytest -q -n 2 --dist loadfile --timeout 900 -m $$room tests/$$room $(PYTEST_ARGS); done
 	@$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage json -q -o $(VENV)/coverage/report.json
-	@$(BIN)/python -m tests.coverage_report $(VENV)/coverage/report.json $(if $(filter-out unit loopback,$(COVERAGE_ROOMS)),--no-floors)
+	@$(BIN)/python -m tests.coverage_report $(VENV)/coverage/report.json --rooms "$(COVERAGE_ROOMS)"
 
 test-integration: $(VENV)/.dev classes ## All tests but the unit tests: sockets, processes, brokers, Spark
 	@$(REST) $(PYTEST_ARGS) || $(ALONE)

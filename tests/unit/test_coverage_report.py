@@ -56,8 +56,12 @@ def test_a_floor_that_is_not_reached_is_named() -> None:
 def test_the_exit_code_says_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coverage_report, "FLOORS", {"quota": 85, "deploy": 10})
+    monkeypatch.setattr(coverage_report, "FLOORS", {"unit loopback": {"quota": 85, "deploy": 10}})
     (report := tmp_path / "report.json").write_text(json.dumps({"files": FILES}))
     assert coverage_report.main([str(report)]) == 1
     assert "deploy: there is no such package" in capsys.readouterr().out
-    assert coverage_report.main([str(report), "--no-floors"]) == 0
+    assert coverage_report.main([str(report), "--rooms", "system"]) == 0
+
+
+def test_each_package_of_the_sidecar_has_a_floor() -> None:
+    assert sorted(coverage_report.FLOORS["unit loopback"]) == ["config", "deploy", "proxy", "quota"]
