@@ -123,12 +123,13 @@ test: check classes ## check, then the unit tests, then every other test with re
 test-unit: $(VENV)/.dev ## The unit tests alone: no processes, no network, no waiting (under a minute)
 	@$(UNIT) $(PYTEST_ARGS)
 
-# Workers are measured as well (pyproject.toml). Compiled modules cannot be seen into: the Python code runs.
+# Workers are measured as well (pyproject.toml). Compiled modules cannot be seen into: the Python code runs. A test that fails
+# is not what this looks for: those that bound the CPU time of a charge may, as measuring takes several times of it.
 COVERAGE_ROOMS ?= unit loopback
 coverage: $(VENV)/.dev ## Lines and branches that tests reach, by package, and a floor for each (COVERAGE_ROOMS="unit loopback")
 	@rm -rf $(VENV)/coverage && mkdir -p $(VENV)/coverage
 	@for room in $(COVERAGE_ROOMS); do KQUOTA_PURE=1 HYPOTHESIS_PROFILE=ci $(BIN)/python -m coverage run \
-		-m pytest -q -n 2 --dist loadfile --timeout 900 -m $$room tests/$$room $(PYTEST_ARGS); done
+		-m pytest -q -n 2 --dist loadfile --timeout 900 -m $$room tests/$$room $(PYTEST_ARGS) || [ $$? = 1 ]; done
 	@$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage json -q -o $(VENV)/coverage/report.json
 	@$(BIN)/python -m tests.coverage_report $(VENV)/coverage/report.json --rooms "$(COVERAGE_ROOMS)"
 
