@@ -20,6 +20,8 @@ from tests.peers.outcomes import NEVER_BEGUN, Row, count, side_by_side, table
 from tests.peers.suites import BROKERS, PARTITIONS, RECORDS, SUITES, NoSuiteError, Suite
 from tests.support.sidecars import sidecar
 
+START_LIMIT_S = 180.0
+"""Of three brokers, on a busy machine."""
 TRIES = 2
 """More tries of a test that failed through the sidecar only."""
 
@@ -27,7 +29,9 @@ TRIES = 2
 @contextmanager
 def brokers(rate: int | None) -> Iterator[KafkaCluster]:
     """Brokers of its own; with a rate, they hold every client to it."""
-    with KafkaCluster.start(BROKERS, overrides={"num.partitions": str(PARTITIONS)}) as cluster:
+    with KafkaCluster.start(
+        BROKERS, overrides={"num.partitions": str(PARTITIONS)}, start_limit_s=START_LIMIT_S
+    ) as cluster:
         if rate is not None:
             limit_every_client(cluster, rate)
         yield cluster

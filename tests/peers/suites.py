@@ -76,7 +76,7 @@ def franz_go(records: int = RECORDS) -> Suite:
         settings = {"KGO_SEEDS": bootstrap, "KGO_TEST_RECORDS": str(records)}
         return of_go(_output_of(command, folder, settings))
 
-    return Suite("franz-go", f"all tests of pkg/kgo, with {records:,} records".replace(",", " "), run)
+    return Suite("franz-go", f"all tests of pkg/kgo, with {records} records", run)
 
 
 def librdkafka(_records: int = RECORDS) -> Suite:
