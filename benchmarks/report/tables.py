@@ -16,6 +16,7 @@ from benchmarks.report import stats
 from benchmarks.report.document import replace_between
 from benchmarks.report.measured import in_words
 from benchmarks.report.stats import Spread
+from benchmarks.rig import tls
 from benchmarks.suites.plan import CALM_SHARE, FULL, PLANS, Plan
 from benchmarks.suites.scenarios import Metric, Scenario, scenarios
 
@@ -247,12 +248,27 @@ def _judged(samples: Samples) -> Iterator[tuple[str, float, bool, Spread]]:
                 ("busy", each, "busy small requests: CPU each"),
             )
         ),
+        *_with_tls(against, added),
         ("memory without connections, MB", 60.0, False, plain("memory", "rss_mb_0")),
         ("memory per idle connection, kB", 25.0, False, plain("memory", "kb_per_connection")),
     ]
     for title, limit, at_least, reached in wanted:
         if reached is not None:
             yield title, limit, at_least, reached
+
+
+def _with_tls(
+    against: Callable[[str, str, str], Spread | None], added: Callable[[str, str], Spread | None]
+) -> Iterator[tuple[str, float, bool, Spread | None]]:
+    """Targets of ways with TLS; the cryptography is everybody's."""
+    cpu, each = "cpu_s_per_gb", "cpu_us_per_request"
+    for sides in tls.ALL:
+        key, title = sides.key, sides.title
+        yield f"{title}, produce: CPU per GB, × HAProxy", 1.15, False, against(f"{key}-produce", cpu, HAPROXY)
+        yield f"{title}, fetch: CPU per GB, × HAProxy", 1.0, False, against(f"{key}-fetch", cpu, HAPROXY)
+        yield f"{title}, small requests: CPU each, × HAProxy", 1.2, False, against(f"{key}-small", each, HAPROXY)
+        beside = added(f"{key}-together", "p50_us")
+        yield f"{title}, small requests, side by side: added p50, × HAProxy's", 1.3, False, beside
 
 
 def _carried(direct: Spread | None) -> float:
@@ -323,6 +339,9 @@ def _notes(result: Result) -> list[str]:
             f"({strangers.low:.0f}–{strangers.high:.0f} %); {disturbed} of {len(shares)} samples are disturbed by more "
             f"than {CALM_SHARE:.0%}"
         )
+    if spoken := result.get("tls"):
+        ways = ", ".join(f"{way}: {what}" for way, what in spoken.items())
+        notes.append(f"spoken from the client, as a connection of the wire client has found it: {ways}")
     notes += [f"{key} was left out: {reason}" for key, reason in result["skipped"].items()]
     notes += [_failure(error) for error in result["errors"]]
     return notes

@@ -94,12 +94,13 @@ def produce(
     *,
     jvm: tuple[str, ...],
     settings: tuple[str, ...] = (),
+    security: tuple[str, ...] = (),
     timeout_s: float = 120.0,
 ) -> ProducerSummary:
-    """Produce as fast as it goes, acks=1."""
+    """Produce as fast as it goes, acks=1. `security`: how to speak to the broker, where that is not plain."""
     arguments = ["--bootstrap-server", bootstrap, "--topic", topic, "--num-records", str(records)]
     arguments += ["--record-size", str(RECORD_BYTES), "--throughput", "-1"]
-    arguments += ["--command-property", "acks=1", *settings]
+    arguments += ["--command-property", "acks=1", *settings, *security]
     done = run_tool(
         "org.apache.kafka.tools.ProducerPerformance", arguments, timeout_s=timeout_s, jvm=(*jvm, *TOOL_HEAP)
     )
@@ -110,13 +111,20 @@ def produce(
 
 
 def consume(
-    bootstrap: str, topic: str, records: int, *, jvm: tuple[str, ...], timeout_s: float = 120.0
+    bootstrap: str,
+    topic: str,
+    records: int,
+    *,
+    jvm: tuple[str, ...],
+    security: tuple[str, ...] = (),
+    timeout_s: float = 120.0,
 ) -> ConsumerSummary:
     """Consume that many records from the beginning, in a group of its own."""
     arguments = ["--bootstrap-server", bootstrap, "--topic", topic, "--num-records", str(records)]
     # The tool draws its group from 100 000 names and commits what it has read: of a hundred consumers one may come upon
     # the group of an earlier one, begin at the end of the topic, and wait for records in silence.
     arguments += ["--group", f"bench-{uuid.uuid4().hex}", "--timeout", str(NO_RECORDS_LIMIT_MS)]
+    arguments += [word for setting in security for word in ("--command-property", setting)]
     done = run_tool(
         "org.apache.kafka.tools.ConsumerPerformance", arguments, timeout_s=timeout_s, jvm=(*jvm, *TOOL_HEAP)
     )

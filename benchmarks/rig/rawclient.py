@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import select
 import socket
+import ssl
 import struct
 import time
 from collections import deque
@@ -17,6 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import NoReturn
 
 from proxy.wire.primitives import uvarint
 
@@ -93,8 +95,10 @@ class Wire:
 
     __slots__ = ("_buffer", "_error_at", "_frame", "_sent", "correlation_id", "latencies_s", "socket", "throttled")
 
-    def __init__(self, address: Address, topic: str) -> None:
-        self.socket = connected(address)
+    def __init__(self, address: Address, topic: str, tls: ssl.SSLContext | None = None) -> None:
+        self.socket = connected(address, tls)
+        if tls is not None:
+            self.socket.settimeout(0.0)
         self._frame = produce_frame(topic)
         # Response: size 4, correlation id 4, tags 1, topics 1, name length 1, name, partitions 1, index 4, error code.
         self._error_at = 16 + len(topic.encode())
@@ -119,13 +123,10 @@ class Wire:
         Raises:
             BenchmarkRequestError: connection closed, wrong correlation id, or an error code.
         """
-        try:
-            data = self.socket.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT)
-        except BlockingIOError:
+        data = self._read()
+        if not data:
             return []
         now = time.perf_counter()
-        if not data:
-            raise BenchmarkRequestError("the connection was closed with requests unanswered")
         buffer = self._buffer + data if self._buffer else data
         latencies = []
         while len(buffer) >= 8:
@@ -145,6 +146,23 @@ class Wire:
         self._buffer = buffer
         return latencies
 
+    def _read(self) -> bytes:
+        """All that is there by now."""
+        if not isinstance(self.socket, ssl.SSLSocket):
+            try:
+                data = self.socket.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return b""
+            return data or self._closed()
+        parts = []
+        with suppress(ssl.SSLWantReadError):
+            while True:  # record after record: what OpenSSL has read, no poll tells of
+                parts.append(self.socket.recv(RECEIVE_BYTES) or self._closed())
+        return b"".join(parts)
+
+    def _closed(self) -> NoReturn:
+        raise BenchmarkRequestError("the connection was closed with requests unanswered")
+
     def fileno(self) -> int:
         """For select and epoll."""
         return self.socket.fileno()
@@ -154,20 +172,23 @@ class Wire:
         self.socket.close()
 
 
-def connected(address: Address) -> socket.socket:
-    """A connection that sends at once and does not wait for ever."""
+def connected(
+    address: Address, tls: ssl.SSLContext | None = None, session: ssl.SSLSession | None = None
+) -> socket.socket:
+    """A connection that sends at once and does not wait for ever; by TLS where there is a context, beginning with that
+    session if there is one."""
     connection = socket.create_connection(address, timeout=CONNECT_LIMIT_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.settimeout(ANSWER_LIMIT_S)
-    return connection
+    return connection if tls is None else tls.wrap_socket(connection, server_hostname=address[0], session=session)
 
 
 @contextmanager
-def _wires(address: Address, topic: str, count: int) -> Iterator[list[Wire]]:
+def _wires(address: Address, topic: str, count: int, tls: ssl.SSLContext | None = None) -> Iterator[list[Wire]]:
     with ExitStack() as stack:
         wires: list[Wire] = []
         for _ in range(count):
-            wire = Wire(address, topic)
+            wire = Wire(address, topic, tls)
             stack.callback(wire.close)
             wires.append(wire)
         yield wires
@@ -215,19 +236,26 @@ def open_loop(
     seconds: float,
     connections: int,
     most_behind_s: float = MAX_OUTSTANDING_S,
+    tls: ssl.SSLContext | None = None,
 ) -> LoopResult:
     """Send at a fixed rate, round robin over the connections, whether or not earlier requests are answered.
 
     Raises:
         BenchmarkRequestError: an answer is wrong or missing, or the other side cannot keep up.
     """
-    with _wires(address, topic, connections) as wires:
+    with _wires(address, topic, connections, tls) as wires:
         seconds, lateness = _drive(wires, rate_per_s, seconds, most_behind_s)
         return _seen(wires, seconds, lateness)
 
 
 def side_by_side(
-    addresses: Sequence[Address], topic: str, *, rate_per_s: float, seconds: float, connections: int
+    addresses: Sequence[Address],
+    topic: str,
+    *,
+    rate_per_s: float,
+    seconds: float,
+    connections: int,
+    tls: ssl.SSLContext | None = None,
 ) -> list[LoopResult]:
     """The open loop over several ways at once, each request by another way than the one before: what one address has
     seen, in their order. The rate is that of all of them, the connections are for each.
@@ -239,7 +267,7 @@ def side_by_side(
         BenchmarkRequestError: an answer is wrong or missing, or the other side cannot keep up.
     """
     with ExitStack() as stack:
-        ways = [stack.enter_context(_wires(address, topic, connections)) for address in addresses]
+        ways = [stack.enter_context(_wires(address, topic, connections, tls)) for address in addresses]
         orders = (deque(way[number] for way in ways) for number in range(connections))
         wires: list[Wire] = []
         for number, order in enumerate(orders):
@@ -314,6 +342,64 @@ def closed_loop(address: Address, topic: str, *, seconds: float, connections: in
         took = time.perf_counter() - begin
         throttled = sum(wire.throttled for wire in wires)
     return LoopResult(len(latencies), took, sorted(latencies), [], throttled)
+
+
+def handshake(address: Address, tls: ssl.SSLContext | None) -> str:
+    """What is spoken at this address: version and cipher suite of TLS, or "plain"."""
+    with connected(address, tls) as connection:
+        if not isinstance(connection, ssl.SSLSocket):
+            return "plain"
+        suite = connection.cipher()
+        return f"{connection.version()} {suite[0] if suite else 'without a cipher'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Connects:
+    """What making connections has shown."""
+
+    connections: int
+    seconds: float
+
+
+def connects(address: Address, *, seconds: float, tls: ssl.SSLContext | None = None, resumed: bool = False) -> Connects:
+    """One connection after another, each of which asks ApiVersions, is answered and ends.
+
+    `resumed`: with the TLS session of the one before, instead of a full handshake.
+
+    Raises:
+        BenchmarkRequestError: a wrong answer, or a handshake that was not of this kind.
+    """
+    session: ssl.SSLSession | None = None
+    if resumed:
+        session = _ask_once(address, tls, None, 0)
+    count, begin = 0, time.perf_counter()
+    while time.perf_counter() < begin + seconds:
+        count += 1
+        given = _ask_once(address, tls, session, count)
+        if resumed:
+            session = given
+    return Connects(count, time.perf_counter() - begin)
+
+
+def _ask_once(
+    address: Address, tls: ssl.SSLContext | None, session: ssl.SSLSession | None, number: int
+) -> ssl.SSLSession | None:
+    """Returns the session that the next connection may go on with, if there is one."""
+    with connected(address, tls, session) as connection:
+        connection.sendall(api_versions_frame(number))
+        size, correlation_id = struct.unpack(">ii", exactly(connection, 8))
+        exactly(connection, size - 4)
+        if correlation_id != number:
+            raise BenchmarkRequestError(f"ApiVersions {number} was answered as {correlation_id}")
+        if not isinstance(connection, ssl.SSLSocket):
+            return None
+        if bool(connection.session_reused) != (session is not None):
+            raise BenchmarkRequestError(f"the handshake was {'full' if session is not None else 'resumed'}")
+        given = connection.session
+        connection.settimeout(0.0)
+        with suppress(ssl.SSLWantReadError):
+            connection.unwrap()  # the proxy's own goodbye is not waited for
+        return given
 
 
 @contextmanager

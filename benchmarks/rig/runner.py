@@ -12,18 +12,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.report.measured import describe_project
-from benchmarks.rig import idle, javatools, variants
+from benchmarks.rig import idle, javatools, rawclient, tls, variants
 from benchmarks.rig.procstat import describe_machine, wait_calm
 from benchmarks.rig.rawclient import BenchmarkRequestError
 from benchmarks.rig.variants import Address, Ports, Running, Variant, VariantError
 from benchmarks.suites.plan import CALM_SHARE, RECORD_BYTES, Plan
 from benchmarks.suites.scenarios import FETCH_TOPIC, PRODUCE_TOPIC, SMALL_TOPIC, Context, Scenario, Values
-from deploy.kafka import DEFAULT_VERSION, EmbeddedKafkaError, KafkaCluster, find_java
+from deploy.kafka import DEFAULT_VERSION, EmbeddedKafkaError, ExtraListener, KafkaCluster, find_java
 from deploy.kafka.ports import free_ports
 from proxy import lane
 
@@ -75,9 +75,16 @@ def run(plan: Plan, chosen: Sequence[Variant], todo: Sequence[Scenario], say: Sa
             say(f"idle cores halt, they cannot be asked to poll: {idling.refused}")
         folder = Path(tempfile.mkdtemp(prefix="kquota-bench-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        cluster, running = _start(plan, chosen, folder, stack, result, say)
-        cores = result["machine"]["cores"]
-        context = Context(plan, cluster.nodes[0].pid, cores, plan.patience_s, broker_ended=cluster.ended)
+        ways = _ways(chosen, todo)
+        files = tls.Files.issue(folder) if len(ways) > 1 else None
+        cluster = _start_broker(plan, ways, files, stack, result, say)
+        node = cluster.nodes[0]
+        context = Context(plan, node.pid, result["machine"]["cores"], plan.patience_s, broker_ended=cluster.ended)
+        broker = (node.host, node.port)
+        running = _start_ways(ways[0], broker, files, folder, stack, result, say)
+        for way in ways[1:]:
+            assert way.sides is not None
+            context.by_tls[way.sides.key] = _start_ways(way, broker, files, folder, stack, result, say)
         if any(scenario.answered for scenario in todo):
             _start_answerer(context, running, todo, folder / "answers", stack, result, say)
         _prepare(plan, cluster, todo, say)
@@ -101,36 +108,109 @@ def possible(todo: Sequence[Scenario], skipped: dict[str, str], say: Say) -> lis
     return [scenario for scenario in todo if scenario.key not in skipped]
 
 
-def _start(
-    plan: Plan, chosen: Sequence[Variant], folder: Path, stack: ExitStack, result: dict[str, Any], say: Say
-) -> tuple[KafkaCluster, list[Running]]:
-    if any(variant.redirected for variant in chosen):
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """All variants with the same kind of connections: plain ones, or TLS on one side or both."""
+
+    sides: tls.Sides | None
+    ports: dict[Variant, Ports]
+    direct: Ports
+    """Of the broker itself, where that has TLS."""
+
+    @property
+    def direct_listener(self) -> ExtraListener | None:
+        """The broker's own with TLS: for clients that go there directly, and for whatever rewrites addresses."""
+        if self.sides is None:
+            return None
+        name = f"DIRECT_{self.sides.key}".upper().replace("-", "_")
+        return ExtraListener(name, self.direct.front, self.direct.front, "SSL")
+
+    def listeners(self) -> list[ExtraListener]:
+        """What the broker needs."""
+        own = [variant.listener(ports, self.sides) for variant, ports in self.ports.items() if variant.own_listener]
+        return own if self.direct_listener is None else [*own, self.direct_listener]
+
+
+def _ways(chosen: Sequence[Variant], todo: Sequence[Scenario]) -> list[Ways]:
+    """The plain ways, and those with TLS that some scenario needs."""
+    wanted = {scenario.sides.key for scenario in todo if scenario.sides is not None}
+    plain = any(scenario.sides is None for scenario in todo)
+    kinds: list[tuple[tls.Sides | None, list[Variant]]] = [(None, list(chosen) if plain else [])]
+    kinds += [(sides, [one for one in chosen if one.speaks_tls]) for sides in tls.ALL if sides.key in wanted]
+    numbers = iter(free_ports(sum(3 * len(some) + 3 for _, some in kinds)))
+
+    def ports() -> Ports:
+        return Ports(next(numbers), next(numbers), next(numbers))
+
+    return [Ways(sides, {variant: ports() for variant in some}, ports()) for sides, some in kinds]
+
+
+def _start_broker(
+    plan: Plan,
+    ways: Sequence[Ways],
+    files: tls.Files | None,
+    stack: ExitStack,
+    result: dict[str, Any],
+    say: Say,
+) -> KafkaCluster:
+    if any(variant.redirected for variant in ways[0].ports):
         variants.enter_namespace()  # all of the run: everybody's connections are tracked by the kernel then
-    numbers = free_ports(3 * len(chosen))
-    ports = {variant.key: Ports(*numbers[3 * at : 3 * at + 3]) for at, variant in enumerate(chosen)}
     in_memory = _memory_is_roomy(plan)
     result["storage"] = "memory (tmpfs)" if in_memory else "the temporary folder's disk"
     with _temporary_files_in(SHM if in_memory else None):
         # In a temporary folder of the cluster's own, which its guardian deletes even if this process is killed.
         cluster = KafkaCluster.start(
             1,
-            overrides=BROKER_SETTINGS,
+            overrides=BROKER_SETTINGS if files is None else BROKER_SETTINGS | files.broker_settings(),
             progress=say,
             jvm=(*plan.jvm, "-Xms128m", f"-Xmx{plan.broker_heap}"),
-            extra_listeners=[variant.listener(ports[variant.key]) for variant in chosen if variant.own_listener],
+            extra_listeners=[listener for kind in ways for listener in kind.listeners()],
         )
     stack.callback(cluster.stop)
-    node = cluster.nodes[0]
-    broker = (node.host, node.port)
-    started = (_start_one(variant, ports[variant.key], broker, folder, stack, result, say) for variant in chosen)
-    return cluster, [one for one in started if one is not None]
+    return cluster
+
+
+def _start_ways(
+    ways: Ways,
+    broker: Address,
+    files: tls.Files | None,
+    folder: Path,
+    stack: ExitStack,
+    result: dict[str, Any],
+    say: Say,
+) -> list[Running]:
+    """Start the proxies. `broker` is its plain address."""
+    secured = None
+    if ways.sides is not None and files is not None:
+        secured = tls.Tls(files, ways.sides)
+        folder = folder / ways.sides.key
+    secure_broker = (broker[0], ways.direct.front)
+    found = []
+    for variant, ports in ways.ports.items():
+        # Directly, clients speak as they do to the proxies.
+        by_tls = secured is not None and (secured.sides.to_broker if variant.command else secured.sides.from_client)
+        one = _start_one(variant, ports, secure_broker if by_tls else broker, folder, stack, result, say, secured)
+        if one is None:
+            continue
+        found.append(one)
+        if secured is not None:
+            spoken = rawclient.handshake(one.address, one.client_context)
+            result.setdefault("tls", {})[f"{secured.sides.key} {variant.key}"] = spoken
+    return found
 
 
 def _start_one(
-    variant: Variant, ports: Ports, broker: Address, folder: Path, stack: ExitStack, result: dict[str, Any], say: Say
+    variant: Variant,
+    ports: Ports,
+    broker: Address,
+    folder: Path,
+    stack: ExitStack,
+    result: dict[str, Any],
+    say: Say,
+    secured: tls.Tls | None = None,
 ) -> Running | None:
     try:
-        one = variants.start(variant, ports, broker, folder)
+        one = variants.start(variant, ports, broker, folder, secured)
     except VariantError as error:
         say(f"{variant.key} is left out: {error}")
         result["errors"].append({"variant": variant.key, "scenario": "start", "round": -1, "error": str(error)})
@@ -206,7 +286,7 @@ def _prepare(plan: Plan, cluster: KafkaCluster, todo: Sequence[Scenario], say: S
     if plan.warmup_records:
         say("warming up")
         javatools.produce(bootstrap, PRODUCE_TOPIC, plan.warmup_records, jvm=plan.jvm)
-    if any(scenario.key in ("fetch", "fetch-apart") for scenario in todo):
+    if any(scenario.key.removesuffix("-apart").endswith("fetch") for scenario in todo):
         say(f"producing {plan.fetch_records:,} records to fetch")
         large = javatools.LARGE_BATCHES
         javatools.produce(bootstrap, FETCH_TOPIC, plan.fetch_records, jvm=plan.jvm, settings=large)
@@ -223,28 +303,29 @@ def _measure(
     result: dict[str, Any],
     say: Say,
 ) -> None:
-    def take(scenario: Scenario, number: int, order: Sequence[Running]) -> None:
-        covered = [one for one in order if scenario.covers(one)]
+    def take(scenario: Scenario, number: int, *, backwards: bool = False) -> None:
+        those = running if scenario.sides is None else context.by_tls[scenario.sides.key]
+        covered = [one for one in (reversed(those) if backwards else those) if scenario.covers(one)]
         for ways in [covered] if scenario.together and covered else [[one] for one in covered]:
             _sample(context, scenario, ways, number, result, say)
 
     for scenario in todo:
         if scenario.once == "first":
-            take(scenario, 0, running)
+            take(scenario, 0)
     for number in range(plan.rounds):
         if time.monotonic() - began > plan.time_limit_s and number:
             say(f"time limit of {plan.time_limit_s:g} s: stopping after {number} of {plan.rounds} rounds")
             break
         for scenario in todo:
-            if scenario.once != "no":
+            if scenario.once != "no" or (scenario.sides is not None and number >= plan.tls_rounds):
                 continue
             repeats = plan.repeats.get(scenario.key, 1)
             for turn in range(number * repeats, (number + 1) * repeats):
                 # A B C, C B A, ...: a drift of the machine favours nobody.
-                take(scenario, turn, running if turn % 2 == 0 else list(reversed(running)))
+                take(scenario, turn, backwards=turn % 2 == 1)
     for scenario in todo:
         if scenario.once == "last":
-            take(scenario, 0, running)
+            take(scenario, 0)
 
 
 def _sample(

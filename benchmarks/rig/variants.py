@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.rig.tls import Sides, Tls
 from deploy.kafka import ExtraListener, GuardedProcess
 
 START_LIMIT_S = 15.0
@@ -61,24 +63,29 @@ class Variant:
     version: Callable[[], str | None] = lambda: None
     own_listener: bool = False
     """The broker needs a listener that advertises the proxy's port."""
-    command: Callable[[Path, Ports, Address], list[str]] | None = None
+    command: Command | None = None
     """Writes its configuration into the folder; None: clients go to the broker itself."""
     ready_url: Callable[[Ports], str] | None = None
     """Answers 200 once the proxy is ready; otherwise an open port is enough."""
+    speaks_tls: bool = False
+    """Can be told to speak TLS to the broker, from the client, or both."""
     yardstick: bool = False
     """No proxy that anybody would use: only measured where a scenario has a use for it."""
     redirected: bool = False
     """Clients connect to the broker's own listener, and the kernel leads them to the proxy: the run needs a network
     namespace of its own, for its rules."""
 
-    def listener(self, ports: Ports) -> ExtraListener:
+    def listener(self, ports: Ports, sides: Sides | None = None) -> ExtraListener:
         """The broker's listener for clients that come this way."""
-        if self.redirected:
-            return ExtraListener(self.key[3:].upper().replace("-", "_"), ports.front, ports.front)
-        return ExtraListener(self.key[3:].upper().replace("-", "_"), ports.broker, ports.front)
+        name = self.key[3:] if sides is None else f"{self.key[3:]}-{sides.key}"
+        port = ports.front if self.redirected else ports.broker
+        protocol = "SSL" if sides is not None and sides.to_broker else "PLAINTEXT"
+        return ExtraListener(name.upper().replace("-", "_"), port, ports.front, protocol)
 
 
 Address = tuple[str, int]
+Command = Callable[[Path, Ports, Address, Tls | None], list[str]]
+"""Folder for its files, its ports, where the broker is, and TLS on one side or both."""
 
 
 @dataclass(slots=True)
@@ -90,11 +97,22 @@ class Running:
     process: GuardedProcess | None
     log: Path | None = None
     """What the proxy writes."""
+    tls: Tls | None = None
 
     @property
     def bootstrap(self) -> str:
         """host:port for clients."""
         return f"{self.address[0]}:{self.address[1]}"
+
+    @property
+    def client_settings(self) -> tuple[str, ...]:
+        """Of Kafka's own clients that go this way."""
+        return () if self.tls is None else self.tls.client_settings()
+
+    @property
+    def client_context(self) -> ssl.SSLContext | None:
+        """Of the wire client; None where it speaks plain."""
+        return None if self.tls is None else self.tls.client_context()
 
     @property
     def pid(self) -> int | None:
@@ -111,19 +129,19 @@ class Running:
             self.process.stop(STOP_LIMIT_S)
 
 
-def start(variant: Variant, ports: Ports, broker: Address, folder: Path) -> Running:
-    """Start a variant and wait until it takes connections.
+def start(variant: Variant, ports: Ports, broker: Address, folder: Path, tls: Tls | None = None) -> Running:
+    """Start a variant and wait until it takes connections. `broker` speaks TLS where that is asked for.
 
     Raises:
         VariantError: it ended, or is not ready after START_LIMIT_S.
     """
     if variant.command is None:
-        return Running(variant, broker, None)
+        return Running(variant, broker, None, tls=tls)
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{variant.key}.log"
     with log.open("wb") as sink:
-        process = GuardedProcess(variant.command(folder, ports, broker), stdout=sink, stderr=sink, cwd=PROJECT)
-    running = Running(variant, ("127.0.0.1", ports.front), process, log)
+        process = GuardedProcess(variant.command(folder, ports, broker, tls), stdout=sink, stderr=sink, cwd=PROJECT)
+    running = Running(variant, ("127.0.0.1", ports.front), process, log, tls)
     try:
         _wait_ready(running, ports)
     except BaseException:
@@ -181,14 +199,16 @@ def _haproxy_version() -> str | None:
     return done.stdout.split(" - ")[0].removeprefix("HAProxy version ").strip() or None
 
 
-def _haproxy_command(options: tuple[str, ...] = ()) -> Callable[[Path, Ports, Address], list[str]]:
-    def command(folder: Path, ports: Ports, _broker: Address) -> list[str]:
+def _haproxy_command(options: tuple[str, ...] = ()) -> Command:
+    def command(folder: Path, ports: Ports, _broker: Address, tls: Tls | None) -> list[str]:
+        wide, bind, server = ("", "", "") if tls is None else tls.haproxy()
         extra = "".join(f"    {option}\n" for option in options)
         file = folder / f"haproxy-{ports.front}.cfg"
         file.write_text(
-            "global\n    nbthread 1\n    maxconn 4096\n"
+            f"global\n    nbthread 1\n    maxconn 4096\n{wide}"
             f"defaults\n    mode tcp\n{extra}    timeout connect 5s\n    timeout client 10m\n    timeout server 10m\n"
-            f"listen kafka\n    bind 127.0.0.1:{ports.front}\n    server broker 127.0.0.1:{ports.broker}\n",
+            f"listen kafka\n    bind 127.0.0.1:{ports.front}{bind}\n"
+            f"    server broker 127.0.0.1:{ports.broker}{server}\n",
             encoding="utf-8",
         )
         return [_haproxy() or "haproxy", "-db", "-f", str(file)]
@@ -220,7 +240,9 @@ def _envoy_version() -> str | None:
         return None
 
 
-def _envoy_command(folder: Path, ports: Ports, _broker: Address) -> list[str]:
+def _envoy_command(folder: Path, ports: Ports, _broker: Address, tls: Tls | None) -> list[str]:
+    down, up = ({}, {}) if tls is None else tls.envoy()
+
     def address(port: int) -> dict[str, object]:
         return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
 
@@ -242,8 +264,9 @@ def _envoy_command(folder: Path, ports: Ports, _broker: Address) -> list[str]:
             "cluster_name": "kafka",
             "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address(ports.broker)}}]}],
         },
+        **up,
     }
-    listener = {"name": "kafka", "address": address(ports.front), "filter_chains": [{"filters": [proxy]}]}
+    listener = {"name": "kafka", "address": address(ports.front), "filter_chains": [{"filters": [proxy], **down}]}
     file = folder / f"envoy-{ports.front}.json"
     file.write_text(json.dumps({"static_resources": {"listeners": [listener], "clusters": [cluster]}}))
     return [
@@ -298,16 +321,18 @@ def _redirect(ports: Ports) -> None:
     subprocess.run(["nft", "-f", "-"], input=rules, text=True, check=True, timeout=10)
 
 
-def _kquota_command(*, with_quotas: bool, transparent: bool = False) -> Callable[[Path, Ports, Address], list[str]]:
-    def command(folder: Path, ports: Ports, broker: Address) -> list[str]:
+def _kquota_command(*, with_quotas: bool, transparent: bool = False) -> Command:
+    def command(folder: Path, ports: Ports, broker: Address, tls: Tls | None) -> list[str]:
+        listen, upstream = ({}, {}) if tls is None else tls.kquota()
         config: dict[str, object] = {
             "mode": "rewrite",
             "listen": {
                 "host": "127.0.0.1",
                 "port": ports.front,
                 "broker_ports": f"{ports.broker}-{ports.broker}",
+                **listen,
             },
-            "upstream": {"bootstrap": [f"{broker[0]}:{broker[1]}"]},
+            "upstream": {"bootstrap": [f"{broker[0]}:{broker[1]}"], **upstream},
             "admin": {"host": "127.0.0.1", "port": ports.spare},
             "quotas": [],
         }
@@ -349,7 +374,7 @@ def _relay_missing() -> str | None:
     return None if _compiler() else "no C compiler on PATH (Debian: apt-get install gcc libc6-dev)"
 
 
-def _relay_command(folder: Path, ports: Ports, _broker: Address) -> list[str]:
+def _relay_command(folder: Path, ports: Ports, _broker: Address, _tls: Tls | None) -> list[str]:
     program = folder / "relay"
     command = [_compiler() or "cc", "-O2", "-o", str(program), str(RELAY_SOURCE)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -360,7 +385,7 @@ def _relay_command(folder: Path, ports: Ports, _broker: Address) -> list[str]:
 
 # ---- the list ----------------------------------------
 
-DIRECT = Variant("01-direct", "direct", "no proxy")
+DIRECT = Variant("01-direct", "direct", "no proxy", speaks_tls=True)
 HAPROXY = Variant(
     "02-haproxy",
     "HAProxy",
@@ -369,6 +394,7 @@ HAPROXY = Variant(
     version=_haproxy_version,
     own_listener=True,
     command=_haproxy_command(),
+    speaks_tls=True,
 )
 ENVOY = Variant(
     "03-envoy",
@@ -378,6 +404,7 @@ ENVOY = Variant(
     version=_envoy_version,
     own_listener=True,
     command=_envoy_command,
+    speaks_tls=True,
 )
 KQUOTA_BARE = Variant(
     "04-kquota",
@@ -395,6 +422,7 @@ KQUOTA = Variant(
     missing=_kquota_missing,
     version=_kquota_version,
     command=_kquota_command(with_quotas=True),
+    speaks_tls=True,
     ready_url=_kquota_ready,
 )
 HAPROXY_SPLICE = Variant(
@@ -435,7 +463,7 @@ BY_DEFAULT = (DIRECT, HAPROXY, ENVOY, KQUOTA_BARE, KQUOTA, KQUOTA_TRANSPARENT, R
 def answerer(records_bytes: int) -> Variant:
     """What stands in the broker's place where neither end is to be the limit; `Ports.front` is its port."""
 
-    def command(_folder: Path, ports: Ports, _broker: Address) -> list[str]:
+    def command(_folder: Path, ports: Ports, _broker: Address, _tls: Tls | None) -> list[str]:
         return [sys.executable, "-m", "benchmarks.rig.answerer", str(ports.front), str(records_bytes)]
 
     return Variant("00-answers", "answering peer", "answers every fetch with the same response", command=command)

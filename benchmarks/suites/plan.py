@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from benchmarks.rig import tls
+
 RECORD_BYTES = 1024
 """Value of a record in the throughput scenarios."""
 
@@ -51,6 +53,10 @@ class Plan:
     answers_connections: tuple[int, ...] = (1, 8)
     answers_bytes: int = 1_000_000
     """Of records in each of its responses."""
+    connects_s: float = 2.0
+    """How long connections are made one after another."""
+    tls_rounds: int = 3
+    """With TLS every round takes a few minutes: after so many there are no more of these."""
     without: tuple[str, ...] = ()
     """Scenarios that are left out."""
     repeats: Mapping[str, int] = field(default_factory=dict)
@@ -71,7 +77,7 @@ FULL = Plan(
     busy_s=2.5,
     busy_connections=32,
     idle_connections=(0, 100, 1000),
-    time_limit_s=2700.0,
+    time_limit_s=3600.0,
     repeats={
         "fetch": 2,
         "produce-default": 2,
@@ -100,7 +106,8 @@ QUICK = Plan(
     patience_s=0.0,
     together_s=1.0,
     answers_s=1.0,
-    without=("produce-default", "produce-default-apart"),
+    connects_s=0.5,
+    without=("produce-default", "produce-default-apart", *(f"{sides.key}-produce" for sides in tls.ALL)),
 )
 
 TINY = Plan(
@@ -122,7 +129,11 @@ TINY = Plan(
     jvm=("-XX:+UseSerialGC", "-Xshare:auto", "-XX:TieredStopAtLevel=1"),
     together_s=0.5,
     answers_s=0.2,
-    without=("produce-default", "produce-default-apart"),
+    connects_s=0.2,
+    without=(
+        *("produce-default", "produce-default-apart", "tls-broker-fetch", "tls-client-fetch"),
+        *(f"{sides.key}-produce" for sides in tls.ALL),
+    ),
 )
 
 PLANS = {plan.name: plan for plan in (FULL, QUICK, TINY)}

@@ -12,9 +12,10 @@ from typing import Literal
 
 from benchmarks.report.stats import percentile
 from benchmarks.rig import affinity, drain, javatools, rawclient
+from benchmarks.rig import tls as secured
 from benchmarks.rig.answerer import fetch_response
 from benchmarks.rig.procstat import MachineTime, cpu_s, settled_resident_bytes
-from benchmarks.rig.variants import KQUOTA_BARE, KQUOTA_TRANSPARENT, Running, VariantError
+from benchmarks.rig.variants import DIRECT, KQUOTA_BARE, KQUOTA_TRANSPARENT, Running, VariantError
 from benchmarks.suites.plan import RECORD_BYTES, Plan
 
 PRODUCE_TOPIC = "bench-produce"
@@ -50,6 +51,8 @@ class Context:
     """The peer that only answers; 0 when no scenario needs it."""
     answered: dict[str, Running] = field(default_factory=dict)
     """By the variant's key: the same ways, to that peer instead of the broker."""
+    by_tls: dict[str, list[Running]] = field(default_factory=dict)
+    """By the sides' key: the ways to the broker with TLS."""
     broker_ended: Callable[[], str] = lambda: ""
     """What is known of a broker that has ended, empty while it runs."""
 
@@ -72,6 +75,8 @@ class Scenario:
     """Variants that it says nothing new about."""
     yardstick: bool = False
     """Measures the relay that looks at nothing as well: what a proxy costs its neighbours whatever it does."""
+    sides: secured.Sides | None = None
+    """Goes by ways with TLS on these sides. Directly, clients speak to the broker as they do to the proxies."""
     answered: bool = False
     """Needs the peer that only answers, and ways to it."""
     missing: Callable[[], str | None] = lambda: None
@@ -136,7 +141,14 @@ def _own_cpu_s() -> float:
 
 def _produce(context: Context, running: Running, records: int, settings: tuple[str, ...]) -> Values:
     with metered(context, running.pid) as meter:
-        done = javatools.produce(running.bootstrap, PRODUCE_TOPIC, records, jvm=context.plan.jvm, settings=settings)
+        done = javatools.produce(
+            running.bootstrap,
+            PRODUCE_TOPIC,
+            records,
+            jvm=context.plan.jvm,
+            settings=settings,
+            security=running.client_settings,
+        )
     values = meter.values | {"mb_per_s": done.bytes_per_s / MB, "p50_ms": done.p50_ms, "p99_ms": done.p99_ms}
     return _with_cpu_per_gb(values, records)
 
@@ -151,7 +163,13 @@ def _produce_default(context: Context, running: Running) -> Values:
 
 def _fetch(context: Context, running: Running) -> Values:
     with metered(context, running.pid) as meter:
-        done = javatools.consume(running.bootstrap, FETCH_TOPIC, context.plan.fetch_records, jvm=context.plan.jvm)
+        done = javatools.consume(
+            running.bootstrap,
+            FETCH_TOPIC,
+            context.plan.fetch_records,
+            jvm=context.plan.jvm,
+            security=running.client_settings,
+        )
     values = meter.values | {"mb_per_s": done.fetch_bytes_per_s / MB, "with_join_mb_per_s": done.bytes_per_s / MB}
     return _with_cpu_per_gb(values, done.records)
 
@@ -249,6 +267,7 @@ def _small(context: Context, running: Running) -> Values:
             rate_per_s=plan.small_rate_per_s,
             seconds=plan.small_s,
             connections=plan.small_connections,
+            tls=running.client_context,
         )
     values = _loop_values(meter.values, loop)
     values["late_p99_us"] = percentile(loop.lateness_s, 99) * 1e6
@@ -264,6 +283,7 @@ def _side_by_side(context: Context, ways: Sequence[Running]) -> dict[str, Values
             rate_per_s=plan.small_rate_per_s,
             seconds=plan.together_s,
             connections=plan.small_connections,
+            tls=ways[0].client_context,
         )
     meter.values.pop("proxy_cpu_s", None)  # of all of them: says nothing about one
     return {way.variant.key: meter.values | _answered(loop) for way, loop in zip(ways, loops, strict=True)}
@@ -298,6 +318,64 @@ def _loop_values(values: Values, loop: rawclient.LoopResult) -> Values:
 
 
 _CPU_PER_REQUEST = Metric("cpu_us_per_request", "CPU of the proxy per request", "µs", 1, "haproxy")
+
+
+# ---- TLS ----------------------------------------
+
+
+def _connects(*, resumed: bool) -> Callable[[Context, Running], Values]:
+    def measure(context: Context, running: Running) -> Values:
+        with metered(context, running.pid) as meter:
+            done = rawclient.connects(
+                running.address, seconds=context.plan.connects_s, tls=running.client_context, resumed=resumed
+            )
+        values = meter.values | {"connections": done.connections, "per_s": done.connections / done.seconds}
+        if "proxy_cpu_s" in values:
+            values["per_cpu_s"] = done.connections / values["proxy_cpu_s"]
+            values["cpu_us_per_connection"] = values["proxy_cpu_s"] / done.connections * 1e6
+        return values
+
+    return measure
+
+
+def _with_tls(plan: Plan, sides: secured.Sides) -> Iterator[Scenario]:
+    """The same with TLS on one side or both."""
+    latency = (Metric("p50_us", "latency p50", "µs", 0, "added"), Metric("p99_us", "latency p99", "µs", 0, "added"))
+    rate = f"{plan.small_rate_per_s:,.0f}/s"
+
+    def scenario(
+        kind: str, title: str, metrics: tuple[Metric, ...], run: Callable[[Context, Running], Values] | None
+    ) -> Scenario:
+        together = None if run is not None else _side_by_side
+        # A broker on Java 17 answers whoever would go on with a session by a full handshake.
+        leaves_out = (DIRECT.key,) if kind == "resumed" else ()
+        return Scenario(
+            f"{sides.key}-{kind}",
+            f"{sides.title}: {title}",
+            metrics,
+            run,
+            sides=sides,
+            together=together,
+            leaves_out=leaves_out,
+        )
+
+    yield scenario("produce", "produce, 1 KB records, default batches of 16 KB", _THROUGHPUT, _produce_default)
+    yield scenario("fetch", "fetch, 1 KB records", _THROUGHPUT, _fetch)
+    small = f"small produce requests, {rate} over {plan.small_connections} connections"
+    yield scenario("small", small, (*latency, _CPU_PER_REQUEST), _small)
+    yield scenario("together", f"small produce requests, {rate} in all, each by another way", latency, None)
+    opened = (
+        Metric("per_s", "connections, one after another", "1/s", 0),
+        Metric("per_cpu_s", "connections per second of the proxy's CPU", "1/s", 0),
+        Metric("cpu_us_per_connection", "CPU of the proxy per connection", "µs", 0, "haproxy"),
+    )
+    if sides is secured.FROM_CLIENT:
+        yield scenario("full", "connections with full handshakes and one request", opened, _connects(resumed=False))
+        yield scenario("resumed", "connections that resume a session and one request", opened, _connects(resumed=True))
+    elif sides is secured.TO_BROKER:
+        yield scenario(
+            "connects", "plain connections with one request, TLS as the proxy does it", opened, _connects(resumed=False)
+        )
 
 
 # ---- memory ----------------------------------------
@@ -405,6 +483,7 @@ def scenarios(plan: Plan) -> list[Scenario]:
             ),
             _busy,
         ),
+        *(scenario for sides in secured.ALL for scenario in _with_tls(plan, sides)),
         Scenario(
             "memory-after",
             "Resident memory, after all traffic",

@@ -36,6 +36,8 @@ class ExtraListener(NamedTuple):
     """Where the broker listens, on 127.0.0.1."""
     advertised_port: int
     """What clients of this listener are told: the port of whatever stands in between."""
+    protocol: str = "PLAINTEXT"
+    """Or SSL; then the broker needs the properties of its certificate."""
 
 
 def broker_properties(
@@ -61,7 +63,8 @@ def broker_properties(
         listeners.append(f"CONTROLLER://127.0.0.1:{controller_port}")
     advertised = listeners[:1] + [f"{extra.name}://127.0.0.1:{extra.advertised_port}" for extra in extra_listeners]
     listeners += [f"{extra.name}://127.0.0.1:{extra.port}" for extra in extra_listeners]
-    protocols = dict.fromkeys(["PLAINTEXT", "CONTROLLER", *(extra.name for extra in extra_listeners)], "PLAINTEXT")
+    protocols = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT"}
+    protocols |= {extra.name: extra.protocol for extra in extra_listeners}
     if security is not None:
         secure = [f"{one.name}://{address_text(host, (secure_ports or {})[one.name])}" for one in security.listeners]
         advertised += secure

@@ -11,8 +11,15 @@ from rich.console import Console
 from benchmarks.__main__ import main
 from benchmarks.report import tables as report
 from benchmarks.rig import affinity, variants
+from benchmarks.rig.tls import CIPHER_SUITE
 from benchmarks.suites.plan import TINY
 from proxy import lane
+
+BY_TLS = (
+    *("tls-broker-small", "tls-broker-together", "tls-broker-connects"),
+    *("tls-client-small", "tls-client-together", "tls-client-full", "tls-client-resumed"),
+    *("tls-both-fetch", "tls-both-small", "tls-both-together"),
+)
 
 # ---- a real run ----------------------------------------
 
@@ -33,9 +40,10 @@ def test_a_tiny_run_measures_kquota_beside_direct(tmp_path: Path, capsys: pytest
     assert result["skipped"].keys() == {"produce-apart", "fetch-apart"} - apart
     both = {
         (key, variant)
-        for key in ("produce", "fetch", "small", "together", "busy", "answers-1", "answers-8", *apart)
+        for key in ("produce", "fetch", "small", "together", "busy", "answers-1", "answers-8", *apart, *BY_TLS)
         for variant in ("01-direct", variants.KQUOTA.key)
     }
+    both.remove(("tls-client-resumed", "01-direct"))
     assert samples.keys() == both | {("memory", variants.KQUOTA.key), ("memory-after", variants.KQUOTA.key)}
     small = samples["small", variants.KQUOTA.key]
     assert small["requests"] == TINY.small_rate_per_s * TINY.small_s
@@ -53,6 +61,22 @@ def test_a_tiny_run_measures_kquota_beside_direct(tmp_path: Path, capsys: pytest
         assert values["mb_per_s"] > 1
         assert values["responses"] >= 1
         assert values["cpu_s_per_gb"] > 0
+    # What was spoken, as a client has found it: directly, the same as to the proxy.
+    suite = f"TLSv1.3 {CIPHER_SUITE}"
+    assert result["tls"] == {
+        f"{sides} {key}": spoken
+        for sides, spoken in (("tls-broker", "plain"), ("tls-client", suite), ("tls-both", suite))
+        for key in ("01-direct", variants.KQUOTA.key)
+    }
+    for key in BY_TLS:
+        values = samples[key, variants.KQUOTA.key]
+        if key.endswith(("-full", "-resumed", "-connects")):
+            assert values["connections"] >= 1
+            assert values["cpu_us_per_connection"] > 0
+        elif key.endswith("-small"):
+            assert values["requests"] == TINY.small_rate_per_s * TINY.small_s
+            assert values["cpu_us_per_request"] > 0
+    assert samples["tls-both-fetch", variants.KQUOTA.key]["cpu_s_per_gb"] > 0
     cores = sorted(os.sched_getaffinity(0))
     for key in apart | ({"answers-1", "answers-8"} if apart else set()):
         through, direct = samples[key, variants.KQUOTA.key], samples[key, "01-direct"]
@@ -65,6 +89,7 @@ def test_a_tiny_run_measures_kquota_beside_direct(tmp_path: Path, capsys: pytest
     titles = [target.title for target in report.targets(result)]
     assert "fetch, 8 connections, neither end the limit: MB/s" in titles
     assert ("consumer: throughput × direct, the proxy having a core" in titles) == bool(apart)
+    assert "TLS" not in "".join(titles)  # HAProxy was not there to be compared with
     assert "kquota, quotas" in out
     assert file.with_suffix(".md").is_file()
     assert file.with_suffix(".png").stat().st_size > 10_000

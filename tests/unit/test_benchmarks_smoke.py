@@ -18,7 +18,7 @@ from benchmarks.__main__ import main
 from benchmarks.report import stats
 from benchmarks.report import tables as report
 from benchmarks.report.plot import draw, figure_of
-from benchmarks.rig import control_clock, javatools, rawclient, runner, variants
+from benchmarks.rig import control_clock, javatools, rawclient, runner, tls, variants
 from benchmarks.rig.procstat import MachineTime, cpu_s, cpu_s_from_stat, resident_bytes
 from benchmarks.suites import scenarios
 from benchmarks.suites.control import Noticed, Times
@@ -322,6 +322,32 @@ def test_the_time_limit_ends_a_run_after_the_first_round() -> None:
     assert {sample["round"] for sample in result["samples"]} == {0}
 
 
+def test_ways_with_tls_are_started_for_what_needs_them_and_measured_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runner, "free_ports", lambda count: list(range(1, count + 1)))
+    plain, secured = (
+        scenarios.Scenario("s", "", (), lambda _context, _running: {"v": 1.0}, sides=sides)
+        for sides in (None, tls.BOTH)
+    )
+    chosen = [variants.DIRECT, variants.HAPROXY, variants.KQUOTA_BARE, variants.KQUOTA]
+    ways = runner._ways(chosen, [plain, secured])
+    assert [kind.sides for kind in ways] == [None, tls.BOTH]
+    assert [variant.key[:2] for variant in ways[1].ports] == ["01", "02", "05"]
+    assert [(one.name, one.protocol) for kind in ways for one in kind.listeners()] == [
+        ("HAPROXY", "PLAINTEXT"),
+        ("HAPROXY_TLS_BOTH", "SSL"),
+        ("DIRECT_TLS_BOTH", "SSL"),
+    ]
+    assert runner._ways(chosen, [secured])[0].ports == {}  # nobody goes by the plain ways
+    result: dict[str, Any] = {"samples": [], "errors": []}
+    plan = replace(TINY, rounds=3, tls_rounds=2)
+    context = scenarios.Context(plan, 0, 1, 0.0, by_tls={tls.BOTH.key: _running("02-b", "03-c")})
+    runner._measure(plan, context, _running("01-a"), [plain, secured], float("inf"), result, lambda _: None)
+    order = [(sample["round"], sample["variant"]) for sample in result["samples"]]
+    assert order == [(0, "01-a"), (0, "02-b"), (0, "03-c"), (1, "01-a"), (1, "03-c"), (1, "02-b"), (2, "01-a")]
+
+
 # ---- reports ----------------------------------------
 
 
@@ -482,6 +508,30 @@ def test_latency_added_is_judged_where_noise_makes_it_negative() -> None:
     assert target.reached == stats.Spread(2.25, 1.5, 3.0, 2)
 
 
+def test_targets_with_tls_are_haproxys_price() -> None:
+    def sample(variant: str, scenario: str, **values: float) -> dict[str, Any]:
+        return {"scenario": scenario, "round": 0, "variant": variant, "values": values}
+
+    stored = _result() | {
+        "tls": {"tls-both 02-haproxy": "TLSv1.3 TLS_AES_256_GCM_SHA384"},
+        "samples": [
+            sample("02-haproxy", "tls-both-produce", cpu_s_per_gb=2.0),
+            sample("05-kquota-quotas", "tls-both-produce", cpu_s_per_gb=2.2),  # 2.2 / 2 = 1.1
+            sample("01-direct", "tls-client-together", p50_us=100.0),
+            sample("02-haproxy", "tls-client-together", p50_us=150.0),
+            sample("05-kquota-quotas", "tls-client-together", p50_us=180.0),  # (180 - 100) / (150 - 100) = 1.6
+        ],
+    }
+    judged = {
+        target.title: (target.limit, round(target.reached.median, 6), target.met) for target in report.targets(stored)
+    }
+    assert judged == {
+        "TLS on both sides, produce: CPU per GB, × HAProxy": (1.15, 1.1, True),
+        "TLS from the client, small requests, side by side: added p50, × HAProxy's": (1.3, 1.6, False),
+    }
+    assert "tls-both 02-haproxy: TLSv1.3 TLS_AES_256_GCM_SHA384" in report.markdown(stored)
+
+
 def test_microseconds_are_judged_where_haproxy_needs_no_more_than_where_they_were_set() -> None:
     for haproxy_us, judged in ((15.0, True), (40.0, False)):
         result = _result()
@@ -538,3 +588,5 @@ def test_wrong_use_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_plan_has_every_kind_of_scenario(plan: Any) -> None:
     keys = {scenario.key for scenario in scenarios.scenarios(plan)}
     assert {"memory", "produce", "fetch", "small", "together", "busy"} <= keys
+    for sides in ("tls-broker", "tls-client", "tls-both"):
+        assert {f"{sides}-small", f"{sides}-together"} <= keys
