@@ -41,7 +41,7 @@ $(VENV)/build/.packages: $(VENV)/.created deploy/image/build.txt
 	@touch $@
 
 # Tried again each time as long as there is nothing to compile with: a compiler may come.
-$(VENV)/.lane: $(VENV)/build/.packages setup.py proxy/_lane.pyx $(COMPILED)
+$(VENV)/.lane: $(VENV)/build/.packages setup.py $(wildcard proxy/_*.pyx proxy/*/_*.p[yx][xd]) $(COMPILED)
 	@echo "· compiling the data path (about 45 s; without a C compiler the pure Python one is used)"
 	@$(VENV)/build/bin/python setup.py --quiet build_ext --inplace --force
 	@if compgen -G 'proxy/_lane.*.so' >/dev/null; then touch $@; fi
@@ -87,7 +87,7 @@ report: $(VENV)/.analysis ## A Spark report on what the demo's sidecar recorded:
 
 analysis: $(VENV)/.analysis ## What `kquota report` needs: pyspark and what draws the pages (Java 17 or 21 has to be there)
 
-lane: $(VENV)/.lane ## Compile the data path (quota and proxy/_lane), if it has changed; every target that needs kquota does
+lane: $(VENV)/.lane ## Compile the data path (quota, proxy/_lane, proxy/tls/_openssl), if it has changed; every target that needs kquota does
 
 check: $(VENV)/.dev $(VENV)/.docs ## Format, lint, types (strict), import rules, generated files up to date, the site without dead links
 	@echo "· ruff format"; $(BIN)/ruff format --check --quiet .
@@ -215,4 +215,4 @@ release-check: $(VENV)/.dev ## What a release would publish: built twice, read b
 	@$(BIN)/python -m tests.release_check $(if $(RELEASE_TAG),--tag $(RELEASE_TAG))
 
 clean: ## Remove .venv and caches of tools (the Kafka cache outside the project stays)
-	rm -rf $(VENV) demo-usage demo-reports .mypy_cache .ruff_cache .pytest_cache .hypothesis .fuzz *.egg-info build proxy/_lane.c proxy/_lane.*.so quota/_compiled
+	rm -rf $(VENV) demo-usage demo-reports .mypy_cache .ruff_cache .pytest_cache .hypothesis .fuzz *.egg-info build proxy/_lane.c proxy/_lane.*.so proxy/tls/_openssl.*.so quota/_compiled

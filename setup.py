@@ -35,12 +35,15 @@ else:
     LINK = ["-Wl,-z,relro,-z,now"]
 
 
+PXD = [*glob.glob("quota/*.pxd"), *glob.glob("proxy/tls/*.pxd")]
+
+
 def extension(name: str, source: str) -> Extension:
     """One module to be compiled."""
     return Extension(
         name,
         [source],
-        depends=["setup.py", *glob.glob("quota/*.pxd")],
+        depends=["setup.py", *PXD],
         extra_compile_args=COMPILE,
         extra_link_args=LINK,
     )
@@ -57,9 +60,10 @@ for each in QUOTA:
         "cdivision": False,
         "wraparound": False,
     }
-EXTENSIONS = [*QUOTA, extension("proxy._lane", "proxy/_lane.pyx")]
+PROXY = [extension(path[:-4].replace("/", "."), path) for path in sorted(glob.glob("proxy/**/_*.pyx", recursive=True))]
+EXTENSIONS = [*QUOTA, *PROXY]
 SUMS = "quota/_compiled/SHA256SUMS"
-SOURCES = [*glob.glob("quota/*.pxd"), *(one for each in EXTENSIONS for one in each.sources)]
+SOURCES = [*PXD, *(one for each in EXTENSIONS for one in each.sources)]
 
 
 class BuildLane(build_ext):
@@ -108,7 +112,7 @@ class BuildLane(build_ext):
     def remove(self, in_place: int) -> None:
         """What was compiled from an earlier source must not be taken for this one."""
         for root in (self.build_lib, *(["."] if in_place else [])):
-            for pattern in ("quota/_compiled/*", "proxy/_lane.*.so"):
+            for pattern in ("quota/_compiled/*", "proxy/_*.so", "proxy/*/_*.so"):
                 for stale in glob.glob(os.path.join(root, pattern)):
                     os.remove(stale)
 

@@ -29,6 +29,7 @@ from libc.stdint cimport int16_t, int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp
 from libc.time cimport time_t
 
+from proxy.tls._openssl cimport Channel
 from quota.accounts cimport Account, Meter
 from quota.group cimport Admission, Group
 from quota.ledger cimport Ledger
@@ -615,7 +616,7 @@ cdef int failed(object make, int number) except -1:
 
 
 cdef class Lane:
-    """The two turns of one connection pair (`proxy.io.turns.Turns`), over plain sockets."""
+    """The two turns of one connection pair (`proxy.io.turns.Turns`), over plain sockets and channels of OpenSSL's."""
 
     cdef object turns, session, exchange, requests, responses, up, down, counters, reactor, clock
     cdef Ledger ledger
@@ -625,6 +626,7 @@ cdef class Lane:
     cdef uint8_t *buffer
     cdef Loop loop
     cdef int client_fd, broker_fd
+    cdef Channel client_tls, broker_tls  # None: plain
     cdef long max_frame_bytes, max_header_bytes, most_bytes
     cdef bint rewrites
     # Whether a full socket is waited for here, by the loop; else by the pump's task. And what is waited for: room for
@@ -673,6 +675,7 @@ cdef class Lane:
         self.max_frame_bytes, self.max_header_bytes = sizes.max_frame_bytes, sizes.max_header_bytes
         self.rewrites = self.exchange.translate is not None
         self.client_fd = turns._client.fileno()
+        self.client_tls = getattr(turns._client, "channel", None)
         self.broker_fd = -1
         self.waits_here = False
         self.read_s = -INFINITY
@@ -680,8 +683,9 @@ cdef class Lane:
         self.produce_bytes = PAIR_BYTES + 1
 
     def connected(self, broker, broker_watch):
-        """The broker's socket, plain like the client's, and its watch."""
+        """The broker's socket, and its watch."""
         self.broker, self.broker_watch = broker, broker_watch
+        self.broker_tls = getattr(broker, "channel", None)
         self.broker_fd = broker.fileno()
         if self.loop is not None:
             self.waits_here = not (self.loop.watch_room(self.client_fd) or self.loop.watch_room(self.broker_fd))
@@ -698,7 +702,7 @@ cdef class Lane:
         """The connection has ended: let go of it. (Turns and lane hold each other.)"""
         self.part()
         self.turns = self.session = self.client_watch = self.broker_watch = self.account = self.of_produce = None
-        self.of_requests = self.answers = None
+        self.of_requests = self.answers = self.client_tls = self.broker_tls = None
 
     cdef inline double now(self) except? -1.0:
         return self.loop.now() if self.loop is not None else <double>self.clock()
@@ -716,8 +720,11 @@ cdef class Lane:
 
     cdef int note_read(self, double now_s, ssize_t received, long long skip) except -1:
         """All there was has been read, `received` bytes, from `now_s` on; of the last request `skip` bytes are to come."""
-        cdef bint whole_produce = not skip and self.ended_with_produce()
+        cdef bint whole_produce
         cdef double before_s = self.read_s
+        if self.client_tls is not None:
+            return 0  # the kernel knows encrypted bytes only
+        whole_produce = not skip and self.ended_with_produce()
         self.read_s = now_s if whole_produce else -INFINITY
         if self.waits_for_bytes:
             if not whole_produce or not is_false(self.client_watch, W_over):
@@ -848,7 +855,7 @@ cdef class Lane:
             if not readable:
                 return None
             wanted = whole(turns, T_request_read)
-            received = self.receive(self.client_fd, wanted, watch, client_failed)
+            received = self.receive(self.client_fd, self.client_tls, wanted, watch, client_failed)
             if received < 0:
                 return None
             if received == 0:
@@ -874,7 +881,7 @@ cdef class Lane:
             if buffers is not None:
                 left = send_now(self.broker, buffers, broker_failed, MSG_MORE if more else 0) if buffers else None
             else:
-                left = self.send(self.broker_fd, taken, more, broker_failed)
+                left = self.send(self.broker_fd, self.broker_tls, taken, more, broker_failed)
             if left is not None:
                 put(turns, T_to_broker, left)
                 if not self.waits_here:
@@ -1187,9 +1194,9 @@ cdef class Lane:
                 return None
             self.rest_came()
             wanted = most = whole(turns, T_response_read)
-            if skip == 0 and self.fetched >= LARGE_FETCH_BYTES and wanted > HEAD_BYTES:
+            if skip == 0 and self.fetched >= LARGE_FETCH_BYTES and wanted > HEAD_BYTES and splice_min > 0:
                 wanted = HEAD_BYTES  # another large response, probably: its head is enough here, the kernel moves the rest
-            received = self.receive(self.broker_fd, wanted, watch, broker_failed)
+            received = self.receive(self.broker_fd, self.broker_tls, wanted, watch, broker_failed)
             if received < 0:
                 return None
             if received == 0:
@@ -1222,7 +1229,7 @@ cdef class Lane:
             if buffers is not None:
                 left = send_now(turns._client, buffers, client_failed, MSG_MORE if more else 0)
             else:
-                left = self.send(self.client_fd, taken, more, client_failed)
+                left = self.send(self.client_fd, self.client_tls, taken, more, client_failed)
             if not is_false(turns, T_wanted):
                 turns._wake_client_pump()
             if left is not None:
@@ -1402,9 +1409,18 @@ cdef class Lane:
 
     # ---- both ---------------------------------------------------------------------------------------------------------
 
-    cdef ssize_t receive(self, int source, long wanted, object watch, object source_failed) except? -2:
+    cdef ssize_t receive(self, int source, Channel tls, long wanted, object watch, object source_failed) except? -2:
         """Read into the buffer. 0 at the end of the stream; -1: there is nothing now, which the watch knows then."""
-        cdef ssize_t received = c_recv(source, self.buffer, wanted, MSG_DONTWAIT)
+        cdef ssize_t received
+        if tls is not None:
+            try:
+                received = tls.read_into(<char *>self.buffer, wanted)
+            except OSError as error:
+                raise source_failed(error) from error
+            if received < 0:
+                put(watch, W_readable, False)
+            return received
+        received = c_recv(source, self.buffer, wanted, MSG_DONTWAIT)
         while received < 0 and errno == EINTR:
             received = c_recv(source, self.buffer, wanted, MSG_DONTWAIT)
         if received < 0:
@@ -1413,11 +1429,14 @@ cdef class Lane:
             put(watch, W_readable, False)
         return received
 
-    cdef object send(self, int sink, Py_ssize_t count, bint more, object sink_failed):
+    cdef object send(self, int sink, Channel tls, Py_ssize_t count, bint more, object sink_failed):
         """Send the beginning of the buffer; a copy of what was not taken, None if all was."""
         cdef ssize_t sent
         if count == 0:
             return None
+        if tls is not None:
+            sent = self.send_by(tls, <const char *>self.buffer, count, sink_failed)
+            return None if sent == count else bytes(self.view[sent:count])
         sent = c_send(sink, self.buffer, count, MSG_DONTWAIT | MSG_NOSIGNAL | (MSG_MORE if more else 0))
         if sent < 0:
             if errno != EAGAIN and errno != EINTR:
@@ -1430,7 +1449,7 @@ cdef class Lane:
         (What is in the pipe is the turn's own to go on with.)"""
         cdef object left = get(self.turns, T_to_broker)
         if left:
-            left = self.flush(self.broker_fd, left, broker_failed)
+            left = self.flush(self.broker_fd, self.broker_tls, left, broker_failed)
             put(self.turns, T_to_broker, left)
             if left:
                 return False
@@ -1441,7 +1460,7 @@ cdef class Lane:
         """As `flush_up`, for the client. Others may send to it as well, once this is through (`_take_sink`)."""
         cdef object left
         if not is_false(self.turns, T_taken):
-            left = self.flush(self.client_fd, get(self.turns, T_to_client), client_failed)
+            left = self.flush(self.client_fd, self.client_tls, get(self.turns, T_to_client), client_failed)
             put(self.turns, T_to_client, left)
             if left:
                 return False
@@ -1449,11 +1468,19 @@ cdef class Lane:
         self.down_waits = False
         return True
 
-    cdef bytes flush(self, int sink, bytes left, object sink_failed):
+    cdef Py_ssize_t send_by(self, Channel tls, const char *data, Py_ssize_t count, object sink_failed) except -1:
+        try:
+            return tls.send_from(data, count)
+        except OSError as error:
+            raise sink_failed(error) from error
+
+    cdef bytes flush(self, int sink, Channel tls, bytes left, object sink_failed):
         """Send until the kernel says that it is full: only then does it tell of room. Returns the rest."""
         cdef const char *data = left
         cdef Py_ssize_t done = 0, total = len(left)
         cdef ssize_t sent
+        if tls is not None:
+            return left[self.send_by(tls, data, total, sink_failed) :]
         while done < total:
             sent = c_send(sink, data + done, total - done, MSG_DONTWAIT | MSG_NOSIGNAL)
             if sent >= 0:

@@ -46,7 +46,7 @@ def loop_for(reactor: Reactor, runner: Any, epoll_fd: int, trio_fd: int) -> Loop
 
 
 def lane_for(turns: Turns, client_watch: Watch[Pause]) -> Lane | None:
-    """The compiled turns of a connection whose client's socket is a plain one; None without a lane."""
+    """The compiled turns of a connection whose client's socket is plain or has a channel; None without a lane."""
     if not COMPILED:
         return None
     from proxy import _lane

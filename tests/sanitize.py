@@ -2,9 +2,10 @@
 
     python -m tests.sanitize [--seconds N]
 
-It runs the tests that drive the compiled code, random operations on a ledger, and the fuzz target `lane` on mutations
-of recorded traffic. Any report of the sanitizers, and any difference between the compiled code and Python's, makes the
-exit code 1. (Leaks are not looked for: an interpreter leaves much behind when it ends. Tests for those count objects.)
+It runs the tests that drive the compiled code, random operations on a ledger, and the fuzz targets `lane` (mutations
+of recorded traffic) and `tls`. Any report of the sanitizers, and any difference between the compiled code and Python's,
+makes the exit code 1. (Leaks are not looked for: an interpreter leaves much behind when it ends. Tests for those count
+objects.)
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TREE = ROOT / "build/sanitized"
 PACKAGES = ("quota", "proxy", "config", "deploy", "tests")
 BUILDER = Path(sys.prefix) / "build/bin/python"
-TESTS = ("tests/loopback/test_lane.py", "tests/loopback/test_pairs.py")
+TESTS = ("tests/loopback/test_lane.py", "tests/loopback/test_pairs.py", "tests/loopback/test_tls_channel.py")
 EXIT_CODE = 86
 """Of a process that a sanitizer has ended."""
 BUILD_LIMIT_S = 900.0
@@ -103,19 +104,21 @@ def pytest_arguments(files: tuple[str, ...]) -> list[str]:
     return ["-m", "pytest", "-q", *plugins, "-o", "addopts=--import-mode=importlib --strict-markers", *files]
 
 
-FUZZ = "import sys; from tests.fuzz import blind; blind.main('lane', sys.argv[1:])"
+FUZZED = ("lane", "tls")
+FUZZ = "import sys; from tests.fuzz import blind; blind.main({name!r}, sys.argv[1:])"
 
 
-def fuzz_arguments(directory: Path, seconds: int, runs: int = -1) -> list[str]:
+def fuzz_arguments(name: str, directory: Path, seconds: int, runs: int = -1) -> list[str]:
     """The fuzz target, mutated blindly: atheris brings a libFuzzer with sanitizers of its own."""
     from tests.fuzz.targets import find
 
     seeds = directory / "seeds"
     seeds.mkdir(parents=True, exist_ok=True)
-    for number, seed in enumerate(find("lane").seeds()):
-        (seeds / f"{number:04}").write_bytes(seed[: find("lane").max_bytes])
-    limits = [f"-max_total_time={seconds}", f"-atheris_runs={runs}", f"-max_len={find('lane').max_bytes}"]
-    return ["-c", FUZZ, *limits, f"-artifact_prefix={directory}/", str(seeds)]
+    target = find(name)
+    for number, seed in enumerate(target.seeds()):
+        (seeds / f"{number:04}").write_bytes(seed[: target.max_bytes])
+    limits = [f"-max_total_time={seconds}", f"-atheris_runs={runs}", f"-max_len={target.max_bytes}"]
+    return ["-c", FUZZ.format(name=name), *limits, f"-artifact_prefix={directory}/", str(seeds)]
 
 
 def main() -> None:
@@ -130,7 +133,8 @@ def main() -> None:
     build()
     failed = False
     ledger = ["-m", "tests.one_source", "--cases", "100"]
-    for what in (pytest_arguments(TESTS), ledger, fuzz_arguments(TREE / "fuzz", options.seconds)):
+    fuzzed = (fuzz_arguments(name, TREE / "fuzz" / name, options.seconds // len(FUZZED)) for name in FUZZED)
+    for what in (pytest_arguments(TESTS), ledger, *fuzzed):
         done = run(library, *what)
         print(done.stdout[-4000:] + done.stderr[-8000:], flush=True)
         failed = failed or done.returncode != 0

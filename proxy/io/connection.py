@@ -142,7 +142,7 @@ class Connection(Turns):
     async def _serve(self) -> CloseReason:
         reason = CloseReason.CLIENT_CLOSED
         self._client_watch = self._watch(self._client)
-        if not isinstance(self._client, TlsSocket):
+        if not isinstance(self._client, TlsSocket) or self._client.channel is not None:
             self._lane = lane_for(self, self._client_watch)
         async with trio.open_nursery() as nursery:
             reason = await self._client_pump(nursery)
@@ -240,7 +240,7 @@ class Connection(Turns):
 
     async def _broker_pump(self, broker: socket, watch: Watch[Pause]) -> None:
         turn: Callable[[], Pause | Again | None] = partial(self._broker_turn, broker, watch)
-        if self._lane is not None and not isinstance(broker, TlsSocket):
+        if self._lane is not None and (not isinstance(broker, TlsSocket) or broker.channel is not None):
             self._lane.connected(broker, watch)
             turn = self._lane.responses_turn()
         while True:

@@ -14,7 +14,12 @@ import struct
 import termios
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from quota import compiled
+
+if TYPE_CHECKING:
+    from proxy.tls._openssl import Channel
 
 _APPLICATION_DATA: Final = 23
 _ALERT: Final = 21
@@ -24,16 +29,50 @@ _ALERT_BYTES: Final = 19
 and an authentication tag of 16 bytes (RFC 8446, section 5.2). No request of Kafka's fits in its two bytes."""
 
 
+def _why_not() -> str:
+    if compiled.WHY_NOT:
+        return compiled.WHY_NOT
+    try:
+        from proxy.tls import _openssl
+    except ImportError as error:
+        return str(error)
+    return _openssl.why_not()
+
+
+WHY_NOT: Final[str] = _why_not()
+"""Why records are read and written by Python's `ssl`; empty where OpenSSL is called directly."""
+
+
 class TlsSocket(ssl.SSLSocket):
     """Used by the event loop's thread alone, save for steps of the handshake."""
 
     server_name: str | None = None
     """The name that the client asked for in its ClientHello, on a server's side."""
+    channel: Channel | None = None
+    """Reads and writes by OpenSSL itself, from the end of the handshake on; None where that cannot be (`WHY_NOT`)."""
+
+    def established(self) -> None:
+        """The handshake is done."""
+        if not WHY_NOT:
+            from proxy.tls import _openssl
+
+            self.channel = _openssl.Channel(self)
+
+    def close(self) -> None:
+        """As any socket."""
+        if self.channel is not None:
+            self.channel.close()
+        super().close()
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
         """Read as much as there is, over the borders of records. Raises BlockingIOError when there is nothing."""
         view = memoryview(buffer)
         wanted = nbytes or len(view)
+        if self.channel is not None:
+            got = self.channel.receive(view[:wanted])
+            if got < 0:
+                raise BlockingIOError
+            return got
         got = 0
         try:
             while got < wanted:
@@ -59,7 +98,11 @@ class TlsSocket(ssl.SSLSocket):
                 socket.socket.shutdown(self, socket.SHUT_RD)
 
     def send(self, data: Any, flags: int = 0) -> int:
-        """All of `data`, or BlockingIOError: then the same bytes have to be sent again before any others."""
+        """How much of `data` was taken, or BlockingIOError. What was not has to be sent again before any others."""
+        if self.channel is not None:
+            if not (sent := self.channel.send(data)) and len(data):
+                raise BlockingIOError
+            return sent
         try:
             return super().send(data)
         except ssl.SSLWantWriteError:
@@ -79,6 +122,8 @@ class TlsSocket(ssl.SSLSocket):
     def unread_bytes(self) -> int:
         """Bytes, encrypted ones among them, that came and have not been read; a goodbye does not count."""
         waiting = received_bytes(self) - self._goodbye_bytes()
+        if self.channel is not None:
+            waiting += self.channel.encrypted_ahead_bytes
         return waiting + (self.pending() if self._sslobj is not None else 0)  # type: ignore[attr-defined]
 
     def _goodbye_bytes(self) -> int:

@@ -101,6 +101,7 @@ class Handshakes:
         while True:
             try:
                 await trio.to_thread.run_sync(channel.do_handshake, limiter=self._worker)
+                channel.established()
                 return
             except ssl.SSLWantReadError:
                 await trio.lowlevel.wait_readable(channel)

@@ -141,6 +141,7 @@ def test_the_build_context_is_what_the_wheel_is_made_of() -> None:
         "pyproject.toml",
         "setup.py",
         "proxy/_lane.pyx",
+        "proxy/tls/_openssl.pyx",
         "LICENSE",
         "deploy/cli/main.py",
         "quota/ledger.py",
@@ -149,7 +150,8 @@ def test_the_build_context_is_what_the_wheel_is_made_of() -> None:
     assert not [name for name in names if name.startswith((".git", "tests/", "docs/", ".venv/", "helm/"))]
     assert not [name for name in names if name.startswith(("deploy/demo", "deploy/kafka"))], "no part of an image"
     assert not [name for name in names if name.endswith((".so", ".c", ".pyc"))], "what this machine compiled"
-    assert {"proxy/_lane.c", "proxy/_lane.*.so"} <= set((ROOT / ".dockerignore").read_text().split())
+    built = {"proxy/_lane.c", "proxy/_lane.*.so", "proxy/tls/_openssl.c", "proxy/tls/_openssl.*.so"}
+    assert built <= set((ROOT / ".dockerignore").read_text().split())
 
 
 def _locked(name: str) -> dict[str, str]:
@@ -252,6 +254,8 @@ def test_the_images_lane_is_compiled_from_these_sources(image: Builder) -> None:
     packages = next(image.root("kquota").glob("opt/kquota/lib/python3*/site-packages"))
     lane = {path.name for path in packages.glob("proxy/_lane*")}
     assert lane == {f"_lane{EXTENSION_SUFFIXES[0]}", "_lane.pyi"}, "neither C code nor source"
+    tls = {path.name for path in packages.glob("proxy/tls/_*") if path.name != "__init__.py" and path.is_file()}
+    assert tls == {f"_openssl{EXTENSION_SUFFIXES[0]}", "_openssl.pyi"}
     arithmetic = {path.name for path in packages.glob("quota/_compiled/*")}
     assert arithmetic == {"SHA256SUMS", *(f"{one.stem}{EXTENSION_SUFFIXES[0]}" for one in ROOT.glob("quota/*.pxd"))}
     assert not list(packages.glob("quota/*.pxd"))

@@ -579,4 +579,4 @@ def broken(data: bytes) -> None:
 
 BROKEN = Target("broken", broken, lambda: [b"seed"], (), 16)
 
-from tests.fuzz import file_targets, identity_targets, lane_targets  # noqa: E402, F401 - they need what is above
+from tests.fuzz import file_targets, identity_targets, lane_targets, tls_targets  # noqa: E402, F401 - they need what is above

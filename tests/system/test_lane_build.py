@@ -43,7 +43,9 @@ def test_ci_runs_with_the_lane_compiled() -> None:
         assert lane.WHY_NOT
         return
     import proxy._lane
+    import proxy.tls.channel
 
+    assert proxy.tls.channel.WHY_NOT == "", "OpenSSL is called directly on this Python"
     assert proxy._lane.__file__ is not None
     built = Path(proxy._lane.__file__)
     assert built.name == f"_lane{SUFFIX}"

@@ -1,0 +1,313 @@
+"""Bytes of an established TLS connection, by OpenSSL itself and by Python's `ssl`: the same contract for both."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import select
+import socket
+import ssl
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.tls import channel
+from proxy.tls.channel import TlsSocket
+from tests.support.certificates import Authority
+from tests.support.tls_pairs import Pair, contexts, pair
+
+Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
+DIRECT = pytest.param(True, marks=pytest.mark.skipif(bool(channel.WHY_NOT), reason=channel.WHY_NOT), id="openssl")
+BOTH_WAYS = pytest.mark.parametrize("direct", [DIRECT, pytest.param(False, id="python")])
+ONLY_DIRECT = pytest.mark.skipif(bool(channel.WHY_NOT), reason=channel.WHY_NOT)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Contexts:
+    authority = Authority(Path(tmp_path_factory.mktemp("channel")))
+    return contexts(authority, authority.issue("host", "localhost", common_name="host"))
+
+
+def read(ours: TlsSocket, most: int = 65_536) -> bytes | None:
+    """What one read brings; None: nothing now."""
+    buffer = bytearray(most)
+    try:
+        return bytes(buffer[: ours.recv_into(buffer)])
+    except BlockingIOError:
+        return None
+
+
+def send_all(made: Pair, data: bytes) -> None:
+    """As the data path does: what was not taken is kept and sent first, from another place in memory."""
+    rest = data
+    while rest:
+        with suppress(BlockingIOError):
+            rest = bytes(rest[made.ours.send(rest) :])
+        made.carry()
+        made.all_of_theirs()
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_storm_of_full_sockets_and_cut_records_changes_no_byte(
+    both: Contexts, direct: bool, version: ssl.TLSVersion, seed: int
+) -> None:
+    """Both directions at once, sockets of a few kilobytes, records cut anywhere, reads and writes of any size."""
+    chance = random.Random(seed)
+    there, back = chance.randbytes(700_000), chance.randbytes(700_000)
+    heard_there, heard_back = bytearray(), bytearray()
+    to_theirs, to_ours = there, back
+    full = empty = 0
+    with pair(both, direct=direct, buffer_bytes=4608, version=version) as made:
+        assert made.ours.version() == ("TLSv1.2" if version is ssl.TLSVersion.TLSv1_2 else "TLSv1.3")
+        attempt: bytes = b""
+        while len(heard_there) < len(there) or len(heard_back) < len(back):
+            if to_theirs:
+                # What was not taken comes again before anything else, maybe with more behind it.
+                attempt = to_theirs[: max(len(attempt), chance.choice((1, 100, 16_384, 16_385, 200_000)))]
+                try:
+                    sent = made.ours.send(memoryview(attempt))
+                except BlockingIOError:
+                    sent, full = 0, full + 1
+                to_theirs, attempt = to_theirs[sent:], attempt[sent:]
+            if to_ours:
+                with suppress(ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                    to_ours = to_ours[made.theirs.send(to_ours[:8000]) :]
+            for _ in range(chance.randint(0, 3)):
+                made.carry(chance, 5000)
+            heard_there += made.all_of_theirs()
+            most = chance.choice((1, 50, 4096, 65_536))
+            got = read(made.ours, most)
+            if got is None:
+                empty += 1
+            else:
+                assert 0 < len(got) <= most
+                heard_back += got
+        assert (bytes(heard_there), bytes(heard_back)) == (there, back)
+        assert min(full, empty) > 10  # or it was no storm
+
+
+@BOTH_WAYS
+def test_a_short_read_has_taken_all_there_was(both: Contexts, direct: bool) -> None:
+    """The promise that edge-triggered watching needs; and what a small read leaves inside counts as unread."""
+    with pair(both, direct=direct) as made:
+        for size in (1, 100, 16_384, 5):  # records
+            made.theirs.send(b"x" * size)
+        made.settle()
+        assert made.ours.unread_bytes() > 16_489
+        assert len(read(made.ours, 10) or b"") == 10
+        assert made.ours.unread_bytes() >= 16_480
+        assert len(read(made.ours) or b"") == 16_480  # over the borders of records
+        assert read(made.ours) is None
+        assert made.ours.unread_bytes() == 0
+
+
+@BOTH_WAYS
+def test_half_a_record_is_nothing_yet(both: Contexts, direct: bool) -> None:
+    with pair(both, direct=direct) as made:
+        made.theirs.send(b"whole")
+        record = made.far.recv(65_536)
+        for at in range(len(record)):
+            made.near.send(record[at : at + 1])
+            got = read(made.ours)
+            assert got == (b"whole" if at == len(record) - 1 else None)
+
+
+@BOTH_WAYS
+def test_the_end_comes_after_what_came_before_it(both: Contexts, direct: bool) -> None:
+    """A goodbye (close_notify) in the same breath as data: data first; then the reader is woken once more."""
+    with pair(both, direct=direct) as made, select.epoll() as poller:
+        made.theirs.send(b"last words")
+        with suppress(ssl.SSLWantReadError):
+            made.theirs.unwrap()
+        made.settle()
+        poller.register(made.ours, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
+        assert poller.poll(0)
+        assert read(made.ours) == b"last words"
+        assert poller.poll(0)  # the connection itself is still open
+        assert read(made.ours) == b""
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("inside", [False, True], ids=["between records", "inside a record"])
+def test_an_end_without_goodbye_is_an_end(both: Contexts, direct: bool, inside: bool) -> None:
+    with pair(both, direct=direct) as made:
+        made.theirs.send(b"data")
+        record = made.far.recv(65_536)
+        made.near.send(record[:-3] if inside else record)
+        made.near.shutdown(socket.SHUT_WR)
+        assert read(made.ours) == (b"" if inside else b"data")
+        assert read(made.ours) == b""
+
+
+@ONLY_DIRECT
+def test_a_reset_is_told_as_one(both: Contexts) -> None:
+    """Python's `ssl` takes it for an end."""
+    server, client = both
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+        plain, _ = listener.accept()
+    near.setblocking(False)
+    plain.setblocking(False)
+    ours = server.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
+    theirs = client.wrap_socket(near, server_hostname="localhost", do_handshake_on_connect=False)
+    assert isinstance(ours, TlsSocket)
+    waiting: list[ssl.SSLSocket] = [ours, theirs]
+    while waiting:
+        for one in list(waiting):
+            with suppress(ssl.SSLWantReadError):
+                one.do_handshake()
+                waiting.remove(one)
+    ours.established()
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    theirs.close()
+    with ours:
+        select.select([ours], (), (), 5)
+        with pytest.raises(ConnectionResetError):
+            read(ours)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("how", ["flipped", "garbage", "too long", "plain"])
+def test_a_hostile_record_ends_its_connection_and_no_other(both: Contexts, direct: bool, how: str) -> None:
+    with pair(both, direct=direct) as made, pair(both, direct=direct) as other:
+        made.theirs.send(b"x" * 100)
+        record = bytearray(made.far.recv(65_536))
+        if how == "flipped":
+            record[50] ^= 1
+        elif how == "garbage":
+            record[:] = random.Random(1).randbytes(200)
+        elif how == "too long":
+            record[3:5] = b"\xff\xff"
+            record += bytes(70_000)
+        else:
+            record[:] = b"GET / HTTP/1.1\r\n\r\n"
+        made.near.send(record)
+        with pytest.raises(ssl.SSLError) as failed:
+            read(made.ours)
+        assert failed.value.reason
+        assert failed.value.reason.replace("_", " ").lower() in str(failed.value).replace("_", " ").lower()
+        # The peer is told (an alert), and this thread's other connections know nothing of it.
+        made.settle()
+        with pytest.raises(ssl.SSLError, match="alert"):
+            made.theirs.recv(1)
+        assert read(other.ours) is None
+        other.theirs.send(b"fine")
+        other.settle()
+        assert read(other.ours) == b"fine"
+
+
+@BOTH_WAYS
+def test_an_end_is_no_error_of_this_threads_next_connection(both: Contexts, direct: bool) -> None:
+    """OpenSSL's queue of errors is the thread's: who leaves one there makes the next one's "would block" a failure."""
+    with pair(both, direct=direct) as made, pair(both, direct=False) as other:
+        made.near.close()
+        assert read(made.ours) == b""
+        with pytest.raises(ssl.SSLWantReadError):
+            other.theirs.recv(1)
+
+
+@ONLY_DIRECT
+def test_keys_are_updated_while_data_goes_both_ways(both: Contexts) -> None:
+    """TLS 1.3: the answer to a peer's KeyUpdate is written while we read. CPython has no call for it."""
+    library = ctypes.CDLL("libssl.so.3")
+    with pair(both, direct=True, buffer_bytes=4608) as made:
+        theirs = ctypes.c_void_p.from_address(id(made.theirs._sslobj) + 24)  # type: ignore[attr-defined]
+        sent = heard = b""
+        rest = b""
+        for number in range(50):
+            assert library.SSL_key_update(theirs, 1) == 1  # SSL_KEY_UPDATE_REQUESTED
+            made.theirs.send(b"%d " % number)
+            made.carry()
+            assert read(made.ours) == b"%d " % number
+            rest += b"answer %d " % number * 100
+            sent += b"answer %d " % number * 100
+            with suppress(BlockingIOError):
+                rest = rest[made.ours.send(rest) :]
+            made.settle()
+            heard += made.all_of_theirs()
+        while len(heard) < len(sent):
+            if rest:
+                with suppress(BlockingIOError):
+                    rest = rest[made.ours.send(rest) :]
+            made.settle()
+            heard += made.all_of_theirs()
+        assert heard == sent
+
+
+@ONLY_DIRECT
+def test_what_is_encrypted_is_sent_before_anything_else(both: Contexts) -> None:
+    with pair(both, direct=True, buffer_bytes=4608) as made:
+        data = random.Random(2).randbytes(50_000)
+        with pytest.raises(BlockingIOError):
+            made.ours.send(data)
+
+        def send_others() -> None:
+            for _ in range(200):  # fewer bytes than have been encrypted: another caller's, who has to wait
+                made.carry()
+                made.all_of_theirs()
+                with suppress(BlockingIOError):
+                    made.ours.send(b"others")
+
+        with pytest.raises(ValueError, match="of those before are not through"):
+            send_others()
+
+
+@ONLY_DIRECT
+def test_the_goodbye_comes_after_the_rest(both: Contexts) -> None:
+    with pair(both, direct=True, buffer_bytes=4608) as made:
+        data = random.Random(3).randbytes(20_000)
+        sent, heard = 0, b""
+        while sent < len(data):
+            with suppress(BlockingIOError):
+                sent += made.ours.send(data[sent:])
+            made.settle()
+            heard += made.all_of_theirs()
+        made.ours.shutdown(socket.SHUT_WR)
+        made.settle()
+        heard += made.all_of_theirs()
+        assert heard == data
+        assert made.theirs.recv(1) == b""  # close_notify: an end, not a cut
+
+
+@ONLY_DIRECT
+def test_many_records_take_few_system_calls(both: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it is for: a megabyte of small records is read by as many calls as buffers, and sent by one each 128 KB."""
+    with pair(both, direct=True, buffer_bytes=2_000_000) as made:
+        for _ in range(400):
+            made.theirs.send(b"x" * 150)
+        made.settle()
+        got = read(made.ours, 65_536)
+        assert got == b"x" * 60_000  # all of them by one call
+        assert made.ours.send(b"y" * 100_000) == 100_000
+        # One write: seven records, and a stream socket of this kind keeps the borders of writes in its queue.
+        assert len(made.near.recv(200_000, socket.MSG_PEEK)) > 100_000
+
+
+def test_a_python_whose_objects_are_not_known_does_it_itself(monkeypatch: pytest.MonkeyPatch, both: Contexts) -> None:
+    openssl: Any = pytest.importorskip("proxy.tls._openssl")
+    monkeypatch.setattr(openssl, "LAYOUTS", {})
+    reason = openssl.why_not()
+    assert "layout of ssl's objects in this Python is not known" in reason
+    monkeypatch.setattr(channel, "WHY_NOT", reason)
+    with pair(both, direct=True) as made:
+        assert made.ours.channel is None
+        with pytest.raises(ValueError, match="is not known"):
+            openssl.Channel(made.ours)
+        made.theirs.send(b"all the same")
+        made.settle()
+        assert read(made.ours) == b"all the same"
+
+
+@ONLY_DIRECT
+def test_only_a_connection_can_be_taken_over(both: Contexts) -> None:
+    from proxy.tls import _openssl
+
+    with pair(both, direct=False) as made:
+        made.ours.close()
+        with pytest.raises(ValueError, match="is not a TLS connection"):
+            _openssl.Channel(made.ours)
