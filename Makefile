@@ -23,7 +23,7 @@ AS_IMAGES := KQUOTA_PURE=0
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help classes docs docs-serve docs-pictures lane accuracy evasion analysis demo test test-unit test-integration test-apiserver check audit bench load faults soak fuzz sanitize schema chart image-lock clean test-object-store report hooks release-check test-chart peer-suites coverage
+.PHONY: help classes docs docs-serve docs-pictures lane accuracy evasion analysis demo test test-unit test-integration test-apiserver test-kubernetes test-kubernetes-short check audit bench load faults soak fuzz sanitize schema chart image-lock clean test-object-store report hooks release-check test-chart peer-suites coverage
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -155,6 +155,15 @@ test-chart: $(VENV)/.dev ## The chart and the webhook, without a cluster (a part
 test-apiserver: $(VENV)/.dev ## The chart and the webhook with a real Kubernetes API server (the first time builds it with Go: minutes)
 	@echo "· kube-apiserver and etcd, built if need be"; nice $(BIN)/python -m tests.support.apiserver_tools
 	@$(BIN)/python -m pytest tests/apiserver/with_apiserver.py $(PYTEST_ARGS)
+
+test-kubernetes: $(VENV)/.dev ## The image and the chart on a real Kubernetes node (root, Debian's containerd; the first time builds it: an hour)
+	@echo "· the node's programs, built if need be"; nice $(BIN)/python -m tests.kubernetes.programs
+	@echo "· images, built if need be"; nice $(BIN)/python -m tests.kubernetes.image_store
+	@$(BIN)/python -m pytest --timeout=600 tests/kubernetes/with_*.py $(PYTEST_ARGS)
+
+test-kubernetes-short: $(VENV)/.dev ## A part of test-kubernetes: one pod is ready, throttled, given changed quotas, and drained
+	@nice $(BIN)/python -m tests.kubernetes.programs; nice $(BIN)/python -m tests.kubernetes.image_store client kafka kquota kquota-redirect
+	@$(BIN)/python -m pytest --timeout=600 tests/kubernetes/with_short.py $(PYTEST_ARGS)
 
 test-object-store: $(VENV)/.s3 ## Reports from and to an object store: an S3 server on this machine (fetches Hadoop's connector)
 	@$(BIN)/python -m pytest tests/s3_report.py

@@ -48,10 +48,13 @@ def _closed(**properties: Schema) -> Schema:
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
-def _probe(*, path: bool = False) -> Schema:
+def _probe(*, path: bool = False, ends: bool = False) -> Schema:
+    """`ends`: the kubelet ends a container for it, after a grace period that may be its own."""
     schema = _closed(periodSeconds=_COUNT, timeoutSeconds=_COUNT, failureThreshold=_COUNT)
     if path:
         schema["properties"]["path"] = {"enum": ["/healthz", "/readyz"]}
+    if ends:
+        schema["properties"]["terminationGracePeriodSeconds"] = _COUNT
     return schema
 
 
@@ -103,7 +106,7 @@ _OWN: Final[dict[str, Schema]] = {
     },
     "state": {**_closed(volume=_ANY_OBJECT), "description": "The volume at /var/lib/kquota, the one writable place."},
     "probes": {
-        **_closed(startup=_probe(path=True), readiness=_probe(), liveness=_probe()),
+        **_closed(startup=_probe(path=True, ends=True), readiness=_probe(path=True), liveness=_probe(ends=True)),
         "description": "On the admin port. Liveness never depends on the brokers.",
     },
     "prometheusAnnotations": {**_BOOLEAN, "description": "prometheus.io/* annotations on pods."},

@@ -47,15 +47,22 @@ CRDS: Final = {
 """Go modules that publish the CustomResourceDefinitions of what the chart can make."""
 
 
-def programs() -> tuple[Path, Path]:
-    """kube-apiserver and etcd, built if need be."""
+def kubernetes_program(name: str) -> Path:
+    """One of Kubernetes' own programs, built if need be; it says its version as a released one does."""
     major, minor, _ = VERSION.split(".")
     where = "k8s.io/component-base/version"
     flags = [f"-X {where}.gitVersion=v{VERSION}", f"-X {where}.gitMajor={major}", f"-X {where}.gitMinor={minor}"]
-    return (
-        go_tools.program("apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", *flags),
-        go_tools.program("apiserver", "go.etcd.io/etcd/server/v3"),
-    )
+    return go_tools.program("apiserver", f"k8s.io/kubernetes/cmd/{name}", *flags)
+
+
+def etcd_program() -> Path:
+    """The API server's store, built if need be."""
+    return go_tools.program("apiserver", "go.etcd.io/etcd/server/v3")
+
+
+def programs() -> tuple[Path, Path]:
+    """kube-apiserver and etcd, built if need be."""
+    return kubernetes_program("kube-apiserver"), etcd_program()
 
 
 def crds() -> list[dict[str, Any]]:

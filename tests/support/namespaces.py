@@ -54,6 +54,13 @@ class Namespace:
         self._fd = result
         self.run("ip", "link", "set", "lo", "up")
 
+    @classmethod
+    def of_process(cls, pid: int) -> Namespace:
+        """That of a running process."""
+        joined = cls.__new__(cls)
+        joined._fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        return joined
+
     @property
     def path(self) -> str:
         """A file that stands for it, for `ip link set … netns PATH`."""

@@ -21,8 +21,8 @@ startupProbe:
   httpGet: {path: {{ .Values.probes.startup.path }}, port: metrics}
   {{- omit .Values.probes.startup "path" | toYaml | nindent 2 }}
 readinessProbe:
-  httpGet: {path: /readyz, port: metrics}
-  {{- toYaml .Values.probes.readiness | nindent 2 }}
+  httpGet: {path: {{ .Values.probes.readiness.path }}, port: metrics}
+  {{- omit .Values.probes.readiness "path" | toYaml | nindent 2 }}
 livenessProbe:
   httpGet: {path: /healthz, port: metrics}
   {{- toYaml .Values.probes.liveness | nindent 2 }}

@@ -1,0 +1,215 @@
+"""The images that the node runs: made by buildah, from Debian's packages and the project's own Dockerfile.
+
+There is no registry. A base made by mmdebstrap stands in for python:3.11-slim-bookworm (the build argument
+PYTHON_IMAGE), and each image becomes an archive in the cache that containerd imports. An archive's name has the sum of
+what it was made from, so that one that is there is used, and a changed file makes a new one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from deploy.kafka.jars import cache_dir, resolve
+from deploy.kafka.javalog import tool_arguments
+from tests.support.image_tools import ROOT, context_files
+
+RECIPES: Final = Path(__file__).with_name("images")
+SUITE: Final = "bookworm"
+BASE_PACKAGES: Final = ("python3", "python3-venv", "python3-pip", "python3-dev", "libpython3-dev", "ca-certificates")
+"""python:3.11-slim-bookworm has Python's headers, which Debian has in packages of their own."""
+AUTHORITIES: Final = Path("/etc/ssl/certs/ca-certificates.crt")
+CLIENT_PACKAGES: Final = ("confluent-kafka", "kafka-python")
+TARGETS: Final = {"kquota": "kquota", "redirect": "kquota-redirect", "analysis": "kquota-analysis"}
+"""The Dockerfile's targets, and what the chart calls the images."""
+PAUSE: Final = "localhost/pause:test"
+BASE: Final = "localhost/python:3.11-slim-bookworm"
+KEPT_OF_EACH: Final = 3
+"""Archives of an image that stay in the cache, the newest ones."""
+
+
+class NoImageError(Exception):
+    """An image cannot be built here; says what failed."""
+
+
+def name_of(image: str) -> str:
+    """What pods call an image."""
+    return {"pause": PAUSE, "base": BASE}.get(image, f"localhost/{image}:test")
+
+
+def archive(image: str) -> Path:
+    """The archive of one image (pause, kafka, client, kquota, kquota-redirect, kquota-analysis), built if need be.
+
+    Raises:
+        NoImageError: it cannot be built here.
+    """
+    builders = {"pause": _pause, "kafka": _kafka, "client": _client, "base": base}
+    if image in builders:
+        return builders[image]()
+    (target,) = [target for target, name in TARGETS.items() if name == image]
+    return _project(target)
+
+
+def size_mb(path: Path) -> float:
+    """What the layers of an archive take, unpacked by nothing: containerd keeps them as they are."""
+    with tarfile.open(path) as file:
+        return sum(one.size for one in file.getmembers() if one.isfile()) / 1e6
+
+
+@functools.cache
+def base() -> Path:
+    """The stand-in for the Python image, as an archive; buildah knows it as BASE."""
+    key = _sum([RECIPES / "base.Dockerfile", AUTHORITIES], SUITE, *BASE_PACKAGES)
+
+    def fill(folder: Path) -> None:
+        include = f"--include={','.join(BASE_PACKAGES)}"
+        mirror = "http://deb.debian.org/debian"
+        _run(["mmdebstrap", "--quiet", "--variant=minbase", include, SUITE, str(folder / "base.tar"), mirror])
+        shutil.copy2(AUTHORITIES, folder / "ca-certificates.crt")
+
+    return _made("base", key, RECIPES / "base.Dockerfile", fill)
+
+
+@functools.cache
+def _pause() -> Path:
+    sources = [RECIPES / "pause.Dockerfile", RECIPES / "pause.c"]
+
+    def fill(folder: Path) -> None:
+        _run(["gcc", "-static", "-Os", "-s", "-o", str(folder / "pause"), str(RECIPES / "pause.c")])
+
+    return _made("pause", _sum(sources), sources[0], fill)
+
+
+@functools.cache
+def _kafka() -> Path:
+    sources = [RECIPES / "kafka.Dockerfile", RECIPES / "run-class.sh"]
+    jars = resolve().classpath
+    (setting,) = tool_arguments(resolve().version)
+    logging = Path(setting.partition("=")[2].removeprefix("file:"))
+
+    def fill(folder: Path) -> None:
+        (folder / "libs").mkdir()
+        for jar in (*jars, logging):
+            shutil.copy2(jar, folder / "libs")
+        shutil.copy2(RECIPES / "run-class.sh", folder)
+
+    return _made("kafka", _sum([*sources, logging, base()], *(jar.name for jar in jars)), sources[0], fill)
+
+
+@functools.cache
+def _client() -> Path:
+    clients = sorted((RECIPES / "clients").glob("*.py"))
+    pins = [
+        line
+        for line in (ROOT / "deploy/constraints.txt").read_text().splitlines()
+        if line.partition("==")[0] in CLIENT_PACKAGES
+    ]
+    assert len(pins) == len(CLIENT_PACKAGES), pins
+
+    def fill(folder: Path) -> None:
+        (folder / "requirements.txt").write_text("\n".join(pins) + "\n")
+        (folder / "clients").mkdir()
+        for client in clients:
+            shutil.copy2(client, folder / "clients")
+
+    recipe = RECIPES / "client.Dockerfile"
+    return _made("client", _sum([recipe, base(), *clients], *pins), recipe, fill)
+
+
+@functools.cache
+def _project(target: str) -> Path:
+    """One target of the project's Dockerfile, with its own .dockerignore."""
+    files = [ROOT / name for name in context_files((ROOT / ".dockerignore").read_text())]
+    files = [path for path in files if path.is_file()]
+
+    def fill(folder: Path) -> None:
+        for path in files:
+            to = folder / path.relative_to(ROOT)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, to)
+
+    key = _sum([ROOT / "Dockerfile", base(), *files], target)
+    return _made(TARGETS[target], key, ROOT / "Dockerfile", fill, target)
+
+
+def _made(image: str, key: str, recipe: Path, fill: Callable[[Path], None], target: str | None = None) -> Path:
+    folder = cache_dir() / "node" / "images"
+    path = folder / f"{image}-{key}.tar"
+    if path.is_file():
+        os.utime(path)
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / ".lock"), tempfile.TemporaryDirectory(dir=folder) as scratch:
+        if path.is_file():
+            return path
+        context = Path(scratch, "context")
+        context.mkdir()
+        fill(context)
+        chosen = [] if target is None else ["--target", target]
+        _buildah(
+            "bud", "--quiet", "--layers", "--isolation", "chroot", "--network", "host", "--format", "docker", "--tag",
+            name_of(image), "--build-arg", f"PYTHON_IMAGE={BASE}", *chosen, "--file", str(recipe), str(context),
+        )  # fmt: skip
+        fresh = Path(scratch, "fresh.tar")
+        _buildah("push", "--quiet", name_of(image), f"docker-archive:{fresh}:{name_of(image)}")
+        fresh.rename(path)
+        older = sorted(folder.glob(f"{image}-????????????????.tar"), key=lambda one: one.stat().st_mtime)
+        for one in older[:-KEPT_OF_EACH]:
+            one.unlink()
+    return path
+
+
+def _buildah(*arguments: str) -> None:
+    store = cache_dir() / "node" / "buildah"
+    where = ["--root", str(store / "root"), "--runroot", str(store / "run"), "--storage-driver", "overlay"]
+    _run(["buildah", *where, *arguments])
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(["nice", *command], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise NoImageError(
+            f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+        )
+
+
+def _sum(files: Iterable[Path], *words: str) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        # An archive's name has the sum of what is in it.
+        content = path.name.encode() if path.suffix == ".tar" else path.read_bytes()
+        name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
+        digest.update(f"{name} {len(content)} {hashlib.sha256(content).hexdigest()}\n".encode())
+    digest.update(repr(words).encode())
+    return digest.hexdigest()[:16]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> None:
+    """Build what is not in the cache yet, and say how large it is and how long that took; all, or those named."""
+    for image in sys.argv[1:] or ("base", "pause", "client", "kafka", *TARGETS.values()):
+        began = time.monotonic()
+        path = archive(image)
+        print(f"· {name_of(image)}: {size_mb(path):.0f} MB ({time.monotonic() - began:.0f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()

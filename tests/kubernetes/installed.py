@@ -1,0 +1,166 @@
+"""An application installed with its sidecar: what the test files share."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from tests.kubernetes import workloads
+from tests.kubernetes.node import Node
+from tests.kubernetes.workloads import BROKER, IMAGES, describe, log_lines, name_of_pod, ready_pod
+from tests.support.waiting import until
+
+RATE: Final = 500_000.0
+"""Bytes per second that the default client-id may produce."""
+RECORD_BYTES: Final = 1000
+DRAIN_S: Final = 20
+GRACE_S: Final = DRAIN_S + 15
+"""terminationGracePeriodSeconds, as the chart makes it of that."""
+
+
+class Release:
+    """One release of tests/kubernetes/shop in a namespace of its own, or of the packaged chart."""
+
+    def __init__(self, node: Node, chart: Path, namespace: str, name: str = "shop") -> None:
+        self.node = node
+        self.namespace = namespace
+        self.name = name
+        self.values: dict[str, Any] = {}
+        """What it was installed with."""
+        self._chart = chart
+
+    def write(self, values: dict[str, Any]) -> Path:
+        """A file of values for Helm."""
+        path = self.node.folder / f"{self.namespace}-values.yaml"
+        path.write_text(yaml.safe_dump(values))
+        return path
+
+    def helm(self, verb: str, values: dict[str, Any], *more: str) -> str:
+        """helm install or upgrade with these values."""
+        arguments: list[str | Path] = [
+            verb,
+            self.name,
+            self._chart,
+            "--namespace",
+            self.namespace,
+            "--values",
+            self.write(values),
+        ]
+        return self.node.helm(*arguments, *more)
+
+    def try_upgrade(self, values: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+        """helm upgrade where a refusal is looked for."""
+        given: list[str | Path] = ["--namespace", self.namespace, "--values", self.write(values)]
+        return self.node.try_helm("upgrade", self.name, self._chart, *given)
+
+    def pod(self, selector: str = "app=shop") -> dict[str, Any]:
+        """The application's pod, ready."""
+        return ready_pod(self.node, self.namespace, selector)
+
+    def said(self, pod: dict[str, Any], *more: str) -> list[dict[str, Any]]:
+        """What the application has said."""
+        return log_lines(self.node, self.namespace, name_of_pod(pod), "app", *more)
+
+    def sidecar_log(self, pod: dict[str, Any], *more: str) -> str:
+        """What the sidecar has said."""
+        arguments = ["--namespace", self.namespace, name_of_pod(pod), "--container=kquota", *more]
+        return self.node.kubectl("logs", *arguments)
+
+    def settled_rate(self, pod: dict[str, Any], expected: float, tolerance: float = 0.15, seconds: float = 10) -> float:
+        """Bytes per second that were acknowledged, once they are what is expected over that time."""
+
+        def look() -> float | None:
+            lines = self.said(pod, "--tail=60")
+            if not lines or lines[-1]["at"] - lines[0]["at"] < seconds:
+                return None
+            rate = workloads.rate_per_s(lines, seconds) * RECORD_BYTES
+            return rate if abs(rate / expected - 1) <= tolerance else None
+
+        def explain() -> str:
+            return f"{expected:g} expected: {self.said(pod, '--tail=30')}"
+
+        rate: float = until(look, explain, 90)
+        return rate
+
+    def await_progress(self, pod: dict[str, Any], records: int = 1000, limit_s: float = 90) -> None:
+        """Until the application has so many more records acknowledged."""
+        (line,) = until(lambda: self.said(pod, "--tail=1"), lambda: describe(self.node, self.namespace))
+        before = line["acknowledged"]
+
+        def explain() -> str:
+            return f"no {records} records more than {before}:\n{describe(self.node, self.namespace)}"
+
+        until(lambda: self.said(pod, "--tail=1")[-1]["acknowledged"] >= before + records, explain, limit_s)
+
+    @contextmanager
+    def following(self, pod: dict[str, Any], *containers: str) -> Iterator[dict[str, list[str]]]:
+        """The lines of a pod's containers from now on, with times, also while it ends; filled after the block."""
+        common = ["logs", "--follow", "--timestamps", "--tail=1", f"--namespace={self.namespace}", name_of_pod(pod)]
+        found: dict[str, list[str]] = {}
+        with self.node.inside():
+            running = {
+                container: subprocess.Popen(
+                    [self.node.programs.kubectl, *common, f"--container={container}"],
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env=self.node.environment(),
+                )
+                for container in containers
+            }
+        try:
+            yield found
+            for container, process in running.items():
+                found[container] = process.communicate(timeout=60)[0].splitlines()
+        finally:
+            for process in running.values():
+                process.kill()
+                process.wait()
+
+    def uninstall(self) -> None:
+        """Away with it."""
+        self.node.helm("uninstall", self.name, "--namespace", self.namespace)
+
+
+def shop_values(rate: str | float = RATE, topic: str = "shop", **more: Any) -> dict[str, Any]:
+    """Values of tests/kubernetes/shop: one limit for all client-ids; `more` is kquota's."""
+    kquota = {
+        **IMAGES,
+        "config": {"upstream": {"bootstrap": [BROKER]}, "drain_timeout_s": DRAIN_S},
+        "quotas": [{"client-id": "<default>", "producer_byte_rate": rate}],
+    }
+    return {"kquota": kquota | more, "arguments": [f"--topic={topic}"]}
+
+
+@contextmanager
+def installed(node: Node, chart: Path, namespace: str, values: dict[str, Any]) -> Iterator[Release]:
+    """The release while the block runs; its pod is ready at the beginning."""
+    workloads.namespace(node, namespace)
+    release = Release(node, chart, namespace)
+    began = time.monotonic()
+    release.values = values
+    release.helm("install", values)
+    release.pod()
+    print(f"helm install, with its check, to Ready: {time.monotonic() - began:.1f} s")
+    yield release
+    release.uninstall()
+
+
+def kquota(node: Node, *arguments: str) -> str:
+    """The command line as it is run beside a cluster, with kubectl on PATH."""
+    with node.inside():
+        done = subprocess.run(
+            [Path(sys.executable).with_name("kquota"), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=node.environment(),
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -1,0 +1,101 @@
+"""The programs that a Kubernetes node is made of: built from pinned Go modules, or Debian's own.
+
+`python -m tests.kubernetes.programs` says what is missing on this machine, and builds what is not in the cache yet.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.support import go_tools
+from tests.support.apiserver_tools import etcd_program, kubernetes_program
+from tests.support.chart_tools import helm_executable, kubectl_executable
+
+KUBERNETES: Final = ("kube-apiserver", "kubelet", "kube-controller-manager", "kube-scheduler", "kube-proxy")
+DEBIAN: Final = {
+    "containerd": "containerd", "ctr": "containerd", "runc": "runc", "buildah": "buildah",
+    "mmdebstrap": "mmdebstrap", "iptables": "iptables", "nft": "nftables", "ip": "iproute2", "gcc": "gcc",
+    "prometheus": "prometheus",
+}  # fmt: skip
+"""Programs that have to be there, and the Debian packages that bring them."""
+CNI: Final = Path("/usr/lib/cni")
+CNI_PACKAGE: Final = "containernetworking-plugins"
+
+
+class NoNodeError(Exception):
+    """A node cannot run on this machine; says what is missing, and how to get it."""
+
+
+@dataclass(frozen=True)
+class NodePrograms:
+    """What a node is made of."""
+
+    etcd: Path
+    kubernetes: dict[str, Path]
+    coredns: Path
+    cni: Path
+    kubectl: Path
+    helm: Path
+
+
+def insist_on_machine() -> None:
+    """Root, and the programs that Debian brings.
+
+    Raises:
+        NoNodeError: something is missing.
+    """
+    if os.geteuid() != 0:
+        raise NoNodeError("a Kubernetes node needs root: it makes namespaces, mounts and control groups")
+    missing = {package for program, package in DEBIAN.items() if shutil.which(program) is None}
+    if not all((CNI / plugin).is_file() for plugin in ("bridge", "host-local", "portmap", "loopback")):
+        missing.add(CNI_PACKAGE)
+    if missing:
+        raise NoNodeError(
+            f"a Kubernetes node needs programs that are not here: apt-get install --no-install-recommends "
+            f"{' '.join(sorted(missing))}"
+        )
+
+
+def coredns() -> Path:
+    """CoreDNS, built if need be."""
+    return go_tools.program("coredns", "kquota/tests/go/coredns")
+
+
+def node_programs() -> NodePrograms:
+    """All of them, built if need be.
+
+    Raises:
+        NoNodeError: something is missing on this machine.
+        NoGoError, NoHelmError: it cannot be built or fetched here.
+    """
+    insist_on_machine()
+    return NodePrograms(
+        etcd_program(),
+        {name: kubernetes_program(name) for name in KUBERNETES},
+        coredns(),
+        CNI,
+        kubectl_executable(),
+        helm_executable(),
+    )
+
+
+def main() -> None:
+    """Build what is not in the cache yet, and say where it is and how long that took."""
+    try:
+        insist_on_machine()
+    except NoNodeError as error:
+        sys.exit(f"error: {error}")
+    for name in ("etcd", *KUBERNETES, "coredns"):
+        began = time.monotonic()
+        path = etcd_program() if name == "etcd" else coredns() if name == "coredns" else kubernetes_program(name)
+        print(f"· {path} ({path.stat().st_size / 1e6:.0f} MB, {time.monotonic() - began:.0f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""What goes wrong on nodes: a sidecar killed, out of memory or stuck, kubelet and runtime restarted, a drain."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.kubernetes import workloads
+from tests.kubernetes.installed import GRACE_S, RATE, Release, installed, shop_values
+from tests.kubernetes.node import NAME, Node
+from tests.kubernetes.workloads import container_id, is_ready, name_of_pod, statuses
+from tests.support.waiting import until
+
+NAMESPACE: Final = "faults"
+MEMORY: Final = "160Mi"
+FILLED: Final = "/var/lib/kquota/filled"
+QUICK_PROBES: Final = {
+    "readiness": {"periodSeconds": 1, "timeoutSeconds": 1, "failureThreshold": 2},
+    "liveness": {"periodSeconds": 2, "timeoutSeconds": 1, "failureThreshold": 3},
+}
+SETTINGS: Final[dict[str, Any]] = {
+    "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": MEMORY}},
+    "probes": QUICK_PROBES,
+    "state": {"volume": {"emptyDir": {"medium": "Memory"}}},
+}
+
+
+@pytest.fixture(scope="module")
+def release(node: Node, shop: Path) -> Iterator[Release]:
+    with installed(node, shop, NAMESPACE, shop_values(topic="faults", **SETTINGS)) as running:
+        yield running
+
+
+@pytest.fixture
+def pod(release: Release) -> dict[str, Any]:
+    found = release.pod()
+    release.await_progress(found)
+    return found
+
+
+def restarted(node: Node, before: dict[str, Any], limit_s: float = 120) -> dict[str, Any]:
+    """The pod, once its sidecar has been restarted and it is ready again; the application was not touched."""
+    count = statuses(before)["kquota"]["restartCount"]
+
+    def look() -> dict[str, Any] | None:
+        (now,) = node.pods(NAMESPACE, "app=shop")
+        return now if statuses(now)["kquota"]["restartCount"] > count and is_ready(now) else None
+
+    after: dict[str, Any] = until(look, lambda: workloads.describe(node, NAMESPACE), limit_s)
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert container_id(after, "app") == container_id(before, "app")
+    return after
+
+
+def test_killed_sidecar_is_restarted_and_the_application_goes_on(
+    node: Node, release: Release, pod: dict[str, Any]
+) -> None:
+    began = time.monotonic()
+    node.kill(container_id(pod, "kquota"), signal.SIGKILL)
+    after = restarted(node, pod)
+    print(f"killed to ready again: {time.monotonic() - began:.1f} s")
+    ended = statuses(after)["kquota"]["lastState"]["terminated"]
+    assert ended["exitCode"] == 137, ended
+    release.await_progress(after)
+    assert not [line for line in release.said(after) if line["what"] == "failed"]
+
+
+def test_sidecar_out_of_memory_is_restarted_and_the_application_goes_on(
+    node: Node, release: Release, pod: dict[str, Any]
+) -> None:
+    """A volume in memory counts for the container that writes to it; the kernel ends its largest process."""
+    fill = f"file = open('{FILLED}', 'wb'); [file.write(bytes(2**20)) for _ in range(1000)]"
+    where = ["--namespace", NAMESPACE, name_of_pod(pod), "--container=kquota"]
+    node.try_kubectl("exec", *where, "--", "python3", "-c", fill)
+    after = restarted(node, pod)
+    node.kubectl("exec", *where, "--", "python3", "-c", f"import os; os.remove('{FILLED}')")
+    ended = statuses(after)["kquota"]["lastState"]["terminated"]
+    assert (ended["reason"], ended["exitCode"]) == ("OOMKilled", 137), ended
+    release.await_progress(after)
+    assert not [line for line in release.said(after) if line["what"] == "failed"]
+
+
+def test_sidecar_that_does_not_answer_is_restarted(node: Node, release: Release, pod: dict[str, Any]) -> None:
+    """Readiness goes first, then liveness; the application's records wait for it."""
+    began = time.monotonic()
+    node.kill(container_id(pod, "kquota"), signal.SIGSTOP)
+    until(lambda: not is_ready(node.pods(NAMESPACE, "app=shop")[0]), limit_s=60)
+    print(f"not ready after {time.monotonic() - began:.1f} s")
+    after = restarted(node, pod)
+    print(f"stopped to ready again: {time.monotonic() - began:.1f} s")
+    release.await_progress(after)
+    assert not [line for line in release.said(after) if line["what"] == "failed"]
+
+
+def test_broker_that_is_away_makes_pods_unready_and_restarts_nothing(
+    node: Node, release: Release, pod: dict[str, Any]
+) -> None:
+    (broker,) = node.pods("kafka", "app=kafka")
+    node.kill(container_id(broker, "kafka"), signal.SIGSTOP)
+    try:
+        until(lambda: not is_ready(node.pods(NAMESPACE, "app=shop")[0]), limit_s=90)
+        time.sleep(10)  # longer than liveness takes to give up
+    finally:
+        node.kill(container_id(broker, "kafka"), signal.SIGCONT)
+    after = release.pod()
+    assert statuses(after)["kquota"]["restartCount"] == statuses(pod)["kquota"]["restartCount"]
+    release.await_progress(after)
+
+
+def test_kubelet_and_runtime_restart_beside_running_pods(node: Node, release: Release, pod: dict[str, Any]) -> None:
+    for name, number in (("kubelet", signal.SIGKILL), ("containerd", signal.SIGKILL)):
+        node.stop(name, number)
+    time.sleep(3)
+    node.start("containerd")
+    last = [name_of_pod(pod), "--container=app", "--tail=1"]
+
+    def kubelet_is_back() -> bool:
+        """It ends as long as the runtime is not ready; its service would start it again."""
+        if not node.order("state", name="kubelet")["running"]:
+            node.start("kubelet")
+        return node.kubelet_answers() and node.try_kubectl("logs", "--namespace", NAMESPACE, *last).returncode == 0
+
+    until(kubelet_is_back, lambda: node.log("kubelet"), 120)
+    release.await_progress(pod)
+    after = release.pod()
+    assert {name: container_id(after, name) for name in statuses(after)} == {
+        name: container_id(pod, name) for name in statuses(pod)
+    }
+    # The kubelet is at work again: it brings a changed ConfigMap to the pod that it found running.
+    release.helm("upgrade", shop_values(2 * RATE, "faults", **SETTINGS))
+    release.settled_rate(after, 2 * RATE)
+    release.helm("upgrade", release.values)
+    release.settled_rate(after, RATE)
+
+
+def test_drain_of_a_node_with_throttled_clients_loses_nothing(
+    node: Node, release: Release, pod: dict[str, Any]
+) -> None:
+    release.settled_rate(pod, RATE, 0.3)
+    with release.following(pod, "app", "kquota") as said:
+        began = time.monotonic()
+        node.kubectl("drain", NAME, "--pod-selector=app=shop", "--delete-emptydir-data", "--timeout=120s")
+        took = time.monotonic() - began
+    print(f"drained in {took:.1f} s of {GRACE_S} s: {said['app'][-1]} {said['kquota'][-1]}")
+    try:
+        assert took < GRACE_S
+        done = json.loads(said["app"][-1].split(" ", 1)[1])
+        workloads.assert_exactly(node, "faults", done, name_of_pod(pod))
+        waiting = until(lambda: [one for one in node.pods(NAMESPACE) if one["status"]["phase"] == "Pending"])
+        assert "spec" in waiting[0]
+        assert "nodeName" not in waiting[0]["spec"]
+    finally:
+        node.kubectl("uncordon", NAME)
+    release.await_progress(release.pod())

@@ -1,0 +1,235 @@
+"""What runs in the node's pods: a broker, applications, and what reads topics afterwards."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from tests.kubernetes.image_store import name_of
+from tests.kubernetes.node import Node
+from tests.support.waiting import until
+
+BROKER: Final = "kafka-0.kafka.kafka:9092"
+POD_LIMIT_S: Final = 180.0
+SETTLED_S: Final = 240.0
+RESTRICTED: Final = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "runAsNonRoot": True,
+    "runAsUser": 1000,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+NAMESPACE_LABELS: Final = {"pod-security.kubernetes.io/enforce": "restricted"}
+IMAGES: Final[dict[str, Any]] = {
+    "image": {"repository": "localhost/kquota", "tag": "test", "pullPolicy": "Never"},
+    "redirect": {"image": {"repository": "localhost/kquota-redirect", "tag": "test"}},
+}
+"""Values of the chart: images that were made here."""
+
+
+def namespace(node: Node, name: str, **labels: str) -> None:
+    """A namespace that enforces the Pod Security Standard "restricted", unless a label says otherwise."""
+    metadata = {"name": name, "labels": NAMESPACE_LABELS | {key.replace("__", "/"): one for key, one in labels.items()}}
+    node.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+
+
+def container(image: str, command: list[str], name: str = "app", **more: Any) -> dict[str, Any]:
+    """A container that "restricted" lets pass."""
+    return {
+        "name": name, "image": name_of(image), "imagePullPolicy": "Never", "command": command,
+        "securityContext": RESTRICTED, **more,
+    }  # fmt: skip
+
+
+def producer(topic: str, *arguments: str, bootstrap: str = "127.0.0.1:9092", **more: Any) -> dict[str, Any]:
+    """An application that produces (images/clients/produce.py)."""
+    command = ["python3", "produce.py", f"--bootstrap={bootstrap}", f"--topic={topic}", *arguments]
+    return container("client", command, **more)
+
+
+def deployment(name: str, *containers: dict[str, Any], **pod: Any) -> dict[str, Any]:
+    """A plain Deployment of one pod, as a chart that knows nothing of kquota has it."""
+    labels = {"app": name}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": list(containers), **pod}}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name},
+        "spec": {"replicas": 1, "selector": {"matchLabels": labels}, "template": template},
+    }
+
+
+def job(name: str, *containers: dict[str, Any]) -> dict[str, Any]:
+    """A Job of one pod."""
+    spec = {"containers": list(containers), "restartPolicy": "Never"}
+    template = {"metadata": {"labels": {"app": name}}, "spec": spec}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": {"backoffLimit": 0, "template": template},
+    }
+
+
+def broker(node: Node) -> None:
+    """Kafka in a pod of a StatefulSet, and a pod that reads topics without any quota."""
+    namespace(node, "kafka")
+    properties = {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": "1@127.0.0.1:9093",
+        "listeners": "PLAINTEXT://0.0.0.0:9092,CONTROLLER://127.0.0.1:9093,TLS://0.0.0.0:9094",
+        "advertised.listeners": "PLAINTEXT://kafka-0.kafka.kafka:9092,TLS://kafka-0.kafka.kafka:9094",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,TLS:SSL",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "controller.listener.names": "CONTROLLER",
+        "listener.name.tls.ssl.keystore.type": "PEM",
+        "listener.name.tls.ssl.keystore.location": "/tls/keystore.pem",
+        "listener.name.tls.ssl.truststore.type": "PEM",
+        "listener.name.tls.ssl.truststore.location": "/tls/ca.crt",
+        "listener.name.tls.ssl.client.auth": "required",
+        "log.dirs": "/data/log",
+        "num.partitions": "2",
+        "offsets.topic.num.partitions": "3",
+        "offsets.topic.replication.factor": "1",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "group.initial.rebalance.delay.ms": "0",
+        "log.cleaner.dedupe.buffer.size": "4194304",
+        "num.network.threads": "2",
+        "num.io.threads": "4",
+    }
+    text = "".join(f"{name}={value}\n" for name, value in properties.items())
+    labels = {"app": "kafka"}
+    address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    mounts = [("config", "/config"), ("data", "/data"), ("tls", "/tls"), ("tmp", "/tmp")]
+    server = container(
+        "kafka", ["/opt/kafka/bin/kafka-server-start.sh"], "kafka",
+        env=[address, {"name": "HEAP", "value": "400m"}, {"name": "LOG_DIR", "value": "/tmp"}],
+        readinessProbe={"tcpSocket": {"port": 9092}, "periodSeconds": 1, "timeoutSeconds": 5},
+        volumeMounts=[{"name": name, "mountPath": path} for name, path in mounts],
+    )  # fmt: skip
+    spec = {
+        "containers": [server],
+        "securityContext": {"fsGroup": 1000},
+        "terminationGracePeriodSeconds": 5,
+        "volumes": [
+            {"name": "config", "configMap": {"name": "kafka"}},
+            {"name": "tls", "secret": {"secretName": "kafka-tls"}},
+            {"name": "data", "emptyDir": {}},
+            {"name": "tmp", "emptyDir": {}},
+        ],
+    }
+    node.apply(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "kafka"}, "data": {"server.properties": text}},
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "kafka"},
+            "spec": {
+                "clusterIP": "None",
+                "selector": labels,
+                "publishNotReadyAddresses": True,
+                "ports": [{"name": "plain", "port": 9092}, {"name": "tls", "port": 9094}],
+            },
+        },
+        {
+            "apiVersion": "apps/v1",
+            "kind": "StatefulSet",
+            "metadata": {"name": "kafka"},
+            "spec": {
+                "serviceName": "kafka",
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels}, "spec": spec},
+            },
+        },
+        deployment("reader", container("client", ["sleep", "infinity"], "reader"), terminationGracePeriodSeconds=1),
+        namespace="kafka",
+    )
+    node.kubectl("rollout", "status", "--namespace=kafka", "statefulset/kafka", "--timeout=180s", limit_s=200)
+    node.kubectl("rollout", "status", "--namespace=kafka", "deployment/reader", "--timeout=180s", limit_s=200)
+
+
+def read_topic(node: Node, topic: str) -> dict[str, dict[str, Any]]:
+    """What a topic has, by the pod that produced it; read by a pod that no quota slows down."""
+    said = node.kubectl(
+        "exec", "--namespace=kafka", "deployment/reader", "--", "python3", "read.py", f"--bootstrap={BROKER}",
+        f"--topic={topic}",
+    )  # fmt: skip
+    found: dict[str, dict[str, Any]] = json.loads(said)
+    return found
+
+
+def assert_exactly(node: Node, topic: str, done: dict[str, Any], pod: str) -> None:
+    """What an application has been told in the end is what the topic has: no record lost, none twice."""
+    assert (done["what"], done["unanswered"], done["failed"]) == ("done", 0, 0), done
+    found = read_topic(node, topic)[pod]
+    assert found == {"records": done["acknowledged"], "missing": [], "repeated": []}, (found, done)
+
+
+def only_pod(node: Node, namespace: str, selector: str = "") -> dict[str, Any]:
+    """The one pod that is not about to end."""
+    (found,) = [one for one in node.pods(namespace, selector) if "deletionTimestamp" not in one["metadata"]]
+    return found
+
+
+def statuses(pod: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The statuses of a pod's containers, by name, native sidecars among them."""
+    parts = pod["status"].get("initContainerStatuses", []) + pod["status"].get("containerStatuses", [])
+    return {one["name"]: one for one in parts}
+
+
+def container_id(pod: dict[str, Any], name: str) -> str:
+    """What the runtime calls a container."""
+    return str(statuses(pod)[name]["containerID"]).rpartition("/")[2]
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    """Its condition Ready."""
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", []))
+
+
+def ready_pod(node: Node, namespace: str, selector: str = "", limit_s: float = POD_LIMIT_S) -> dict[str, Any]:
+    """The one pod, once it is ready."""
+
+    def look() -> dict[str, Any] | None:
+        found = [one for one in node.pods(namespace, selector) if "deletionTimestamp" not in one["metadata"]]
+        return found[0] if len(found) == 1 and is_ready(found[0]) else None
+
+    pod: dict[str, Any] = until(look, lambda: describe(node, namespace, selector), limit_s)
+    return pod
+
+
+def describe(node: Node, namespace: str, selector: str = "") -> str:
+    """What went on with pods: for messages of failures."""
+    chosen = ["--selector", selector] if selector else []
+    told = node.try_kubectl("describe", "pods", "--namespace", namespace, *chosen).stdout
+    logs = node.try_kubectl(
+        "logs", "--namespace", namespace, "--all-containers", "--prefix", "--tail=20",
+        *(chosen or ["--selector", "app"]),
+    )  # fmt: skip
+    return f"{told[-5000:]}\n{logs.stdout[-3000:]}{logs.stderr[-500:]}"
+
+
+def name_of_pod(pod: dict[str, Any]) -> str:
+    return str(pod["metadata"]["name"])
+
+
+def log_lines(node: Node, namespace: str, pod: str, container: str = "app", *more: str) -> list[dict[str, Any]]:
+    """What an application has said (images/clients)."""
+    text = node.kubectl("logs", f"--namespace={namespace}", pod, f"--container={container}", *more)
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def rate_per_s(lines: list[dict[str, Any]], seconds: float) -> float:
+    """Acknowledged records per second over the last so many seconds that were told of."""
+    last = lines[-1]
+    first = next(line for line in lines if line["at"] >= last["at"] - seconds)
+    return float((last["acknowledged"] - first["acknowledged"]) / (last["at"] - first["at"]))
+
+
+def metrics(node: Node, pod: dict[str, Any]) -> dict[str, float]:
+    """The sidecar's metrics, by name and labels as they are written."""
+    text = node.http(f"http://{pod['status']['podIP']}:9404/metrics").raise_for_status().text
+    lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines}
