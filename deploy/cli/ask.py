@@ -39,6 +39,11 @@ def ask(admin_url: str, path: str, query: Mapping[str, str], expected: Collectio
             status = f"HTTP {error.code} {error.reason}".strip()
             raise OSError(f"{url}: {status}; {visible(said) or 'is this a kquota admin port?'}") from error
     except urllib.error.URLError as error:
+        if isinstance(error.reason, ConnectionRefusedError):
+            raise OSError(
+                f"{admin_url}: nothing listens there; name the admin port of a running sidecar by --admin URL or "
+                "KQUOTA_ADMIN, or a pod by --pod NAMESPACE/NAME"
+            ) from error
         raise OSError(f"{url}: {error.reason}") from error
     except ValueError as error:
         raise OSError(f"{url}: not a kquota admin port: {error}") from error

@@ -125,10 +125,14 @@ def kafka(
 
 @app.command(short_help="Quotas of Strimzi's KafkaUser resources.")
 def strimzi(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Manifests, or kubectl get kafkausers -o yaml.")],
+    # Hidden where options are listed, because typer writes <list[Path]> there; the usage and the text below have it.
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", hidden=True)],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML.")] = False,
 ) -> None:
-    """Turn KafkaUser spec.quotas into quota entries. Users that log in by certificate are CN=NAME, all others NAME."""
+    """Turn KafkaUser spec.quotas into quota entries. Users that log in by certificate are CN=NAME, all others NAME.
+
+    Each FILE has manifests, or what kubectl get kafkausers -o yaml prints.
+    """
     from config.bounds import MAX_FILE_BYTES
 
     found: list[dict[str, Any]] = []

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from deploy.common.text import say
+from deploy.common.text import json_text, say
 from deploy.redirect.rules import Rules, RulesError
 
 OK, FAILED, WRONG_USE = 0, 1, 2
@@ -111,7 +111,9 @@ def remove(dry_run: DryRun = False) -> None:
 
 
 @app.command(short_help="Print the rules in force.")
-def show() -> None:
+def show(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
     """Print our rules as the kernel has them. Exit 1 when there are none."""
     from deploy.redirect import run as redirect_run
 
@@ -119,6 +121,9 @@ def show() -> None:
         shown = redirect_run.show()
     except redirect_run.RedirectError as error:
         _fail(str(error), FAILED)
+    if as_json:
+        typer.echo(json_text({"rules": "\n".join(shown).splitlines()}))
+        raise typer.Exit(0 if shown else FAILED)
     if not shown:
         _fail("no rules of kquota", FAILED)
     typer.echo("\n".join(shown))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import shlex
@@ -117,6 +118,7 @@ def test_install_replaces_and_remove_leaves_nothing(machine: Namespace, tool: st
     assert reached(machine, ELSEWHERE6, 9000) == TO
     assert reached(machine, LEFT_OUT, 9000) == 9000, "the first install's port is forgotten"
     shown = redirect(machine, "show")
+    assert json.loads(redirect(machine, "show --json"))["rules"] == shown.splitlines()
     assert ELSEWHERE in shown
     assert "# would be removed" in redirect(machine, "remove --dry-run")
     assert redirect(machine, "remove") == f"removed the rules of {tool}"
@@ -126,6 +128,7 @@ def test_install_replaces_and_remove_leaves_nothing(machine: Namespace, tool: st
     assert "kquota" not in left.lower()
     assert redirect(machine, "remove") == "no rules of kquota", "once more does no harm"
     assert redirect(machine, "show", code=1) == "error: no rules of kquota"
+    assert json.loads(redirect(machine, "show --json", code=1)) == {"rules": []}
 
 
 def test_the_other_tools_rules_are_replaced(machine: Namespace) -> None:

@@ -16,6 +16,7 @@ from config.table import to_table
 from deploy.cli.check import all_warnings
 from deploy.cli.main import app
 from quota.entity import DEFAULT, Kind
+from tests.support.strimzi import KAFKA_USERS
 
 BOOTSTRAP = 'upstream: {bootstrap: ["kafka-0.kafka:9092", "kafka-1.kafka:9092", "kafka-2.kafka:9092"]}\n'
 QUOTAS = "quotas: [{client-id: <default>, producer_byte_rate: 2M}]\n"
@@ -71,28 +72,6 @@ def test_flags_that_are_wrong_are_refused_as_in_a_file(flags: tuple[str, ...], e
 
 
 # import strimzi
-
-KAFKA_USERS = """
-apiVersion: kafka.strimzi.io/v1beta2
-kind: KafkaUser
-metadata: {name: reporting}
-spec:
-  authentication: {type: scram-sha-512}
-  quotas: {producerByteRate: 1048576, consumerByteRate: 2097152, requestPercentage: 55, controllerMutationRate: 0.5}
----
-apiVersion: v1
-kind: List
-items:
-  - kind: KafkaUser
-    metadata: {name: orders}
-    spec: {authentication: {type: tls}, quotas: {producerByteRate: 5000000}}
-  - kind: KafkaUser
-    metadata: {name: nothing}
-    spec: {authentication: {type: tls}}
-  - kind: KafkaTopic
-    metadata: {name: topic}
----
-"""
 
 
 def test_quotas_of_kafka_users_become_entries(tmp_path: Path) -> None:
@@ -186,7 +165,7 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 def test_help_has_placeholders_that_people_understand(path: tuple[str, ...]) -> None:
     text = kquota(*path, "--help").output
     assert "Usage" in text
-    for odd in ("<float range>", "<int range>", "<str>", "<path>", "FLOAT RANGE", "INTEGER RANGE"):
+    for odd in ("<float range>", "<int range>", "<str>", "<path>", "FLOAT RANGE", "INTEGER RANGE", "<list["):
         assert odd not in text
 
 
