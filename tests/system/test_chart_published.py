@@ -1,0 +1,176 @@
+"""The chart as others meet it: its README by a real helm-docs, its metadata, its package, and the component for
+kustomize by a real kubectl."""
+
+from __future__ import annotations
+
+import base64
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from deploy.kubernetes import package
+from deploy.kubernetes.chart import CHART
+from tests.support.chart_readme import README, readme
+from tests.support.chart_tools import (
+    KUSTOMIZE,
+    NEWEST,
+    ROOT,
+    documents,
+    helm,
+    helm_executable,
+    kubectl_executable,
+    kustomize,
+    of_kind,
+)
+
+ROW = re.compile(r"^\| (\S+) \| [^|]+ \| (?:`.*?`|\S*) \| (.*) \|$", re.MULTILINE)
+
+
+# --- README and metadata
+
+
+@pytest.mark.timeout(600)  # Go builds helm-docs the first time
+def test_the_readme_is_what_helm_docs_makes() -> None:
+    assert README.read_text() == readme(), "run `make chart`"
+
+
+def leaves(values: Any, place: str = "") -> list[str]:
+    if not isinstance(values, dict) or not values:
+        return [place]
+    return [leaf for key, value in values.items() for leaf in leaves(value, f"{place}.{key}".lstrip("."))]
+
+
+def test_each_value_is_described() -> None:
+    rows = dict(ROW.findall(README.read_text()))
+    assert len(rows) > 120
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    missing = [one for one in leaves(values) if not any(one == row or one.startswith(f"{row}.") for row in rows)]
+    assert missing == []
+    assert [name for name, text in rows.items() if len(text) < 10] == []
+
+
+def test_the_blocks_of_the_readme_are_those_of_this_chart() -> None:
+    (given,) = re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
+    done = helm("lint", "--strict", CHART, "--values", "/dev/stdin", stdin=given)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_nothing_is_left_to_recommend() -> None:
+    """Helm's linter asks for an icon; Chart.yaml has the file beside it, as data, and names no address."""
+    done = helm("lint", CHART, "--values", CHART / "ci/gateway-values.yaml")
+    assert "[INFO]" not in done.stdout, done.stdout
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    kind, _, data = chart["icon"].partition(";base64,")
+    assert kind == "data:image/svg+xml"
+    assert base64.b64decode(data) == (CHART / "icon.svg").read_bytes().strip()
+    assert {"home", "sources"} & chart.keys() == set()
+    assert chart["maintainers"]
+    assert not re.search(r"https?://", (CHART / "Chart.yaml").read_text())
+
+
+def test_the_notes_say_what_to_do_next() -> None:
+    """As Helm 4 shows them without a cluster; Helm 3 wants one for that."""
+    given = ("--namespace", "shop", "--dry-run=client", "--values")
+    injecting = helm("install", "kquota", CHART, *given, CHART / "ci/webhook-values.yaml").stdout
+    assert "kubectl label namespace NAME kquota.io/injection=enabled\n" in injecting
+    assert "Try it:          helm test kquota --namespace shop\n" in injecting
+    plain = helm("install", "kquota", CHART, *given, CHART / "ci/sidecar-values.yaml").stdout
+    assert "kubectl label" not in plain
+    assert "applications then connect to  127.0.0.1:9092" in plain
+
+
+def test_a_publisher_gives_the_addresses(tmp_path: Path) -> None:
+    home, source = "https://kquota.example.com", "https://git.example.com/kquota"
+    packed = package.package(home, [source], "registry.example/kquota", tmp_path, str(helm_executable()))
+    shown = helm("show", "chart", packed)
+    assert shown.returncode == 0, shown.stderr
+    chart = yaml.safe_load(shown.stdout)
+    assert (chart["home"], chart["sources"]) == (home, [source])
+    assert chart["maintainers"][0]["url"] == home
+    notes = {name.removeprefix("artifacthub.io/"): value for name, value in chart["annotations"].items()}
+    assert {"category", "license", "changes", "images", "links"} <= notes.keys()
+    assert {"name": "kquota", "image": f"registry.example/kquota:{chart['appVersion']}"} in yaml.safe_load(
+        notes["images"]
+    )
+    changes = yaml.safe_load(notes["changes"])
+    assert len(changes) > 10
+    assert {one["kind"] for one in changes} <= set(package._KINDS)
+    assert all(one["description"] for one in changes)
+    linted = helm("lint", "--strict", packed, "--values", CHART / "ci/webhook-values.yaml")
+    assert linted.returncode == 0, linted.stdout
+    assert helm("show", "readme", packed).stdout.strip() == README.read_text().strip()
+
+
+def test_an_address_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected an address that begins with https://"):
+        package.package("kquota.example.com", [], "", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_changes_are_the_first_sentences_of_the_changelog() -> None:
+    text = "## [2.0.0] - 2026-01-01\n\n### Fixed\n\n- **One**: a [page](a.md)\n  is there. More of it.\n\n"
+    text += "## [1.0.0]\n\n- Old.\n"
+    assert package.changes(text, "2.0.0") == [{"kind": "fixed", "description": "One: a page is there."}]
+
+
+# --- kustomize
+
+
+def test_the_component_is_the_charts() -> None:
+    expected = kustomize()
+    assert sorted(KUSTOMIZE.iterdir()) == sorted(expected)
+    for path, text in expected.items():
+        assert path.read_text() == text, f"{path.name}: run `make chart`"
+
+
+def blocks() -> dict[str, str]:
+    """The files that docs/kustomize.md shows, by their names."""
+    shown = re.findall(r"```yaml\n# ([\w./-]+)\n(.*?)```", (ROOT / "docs/kustomize.md").read_text(), re.DOTALL)
+    return dict(shown)
+
+
+def built(folder: Path) -> list[dict[str, Any]]:
+    done = subprocess.run([kubectl_executable(), "kustomize", folder], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return documents(done.stdout)
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    """The files of the page, with the component beside them as the page has it."""
+    (tmp_path / "app").mkdir()
+    for name, text in blocks().items():
+        (tmp_path / "app" / name).write_text(text)
+    (tmp_path / "kquota").symlink_to(KUSTOMIZE)
+    return tmp_path / "app"
+
+
+def test_the_pages_example_puts_the_sidecar_in(app: Path) -> None:
+    manifests = built(app)
+    (config,) = of_kind(manifests, "ConfigMap")
+    assert config["metadata"]["name"] == "kquota", "without a hash in its name: changed quotas restart nothing"
+    (deployment,) = of_kind(manifests, "Deployment")
+    (job,) = of_kind(manifests, "CronJob")
+    pods = deployment["spec"]["template"], job["spec"]["jobTemplate"]["spec"]["template"]
+    for pod in pods:
+        first = pod["spec"]["initContainers"][0]
+        assert (first["name"], first["restartPolicy"]) == ("kquota", "Always")
+        assert first["image"] == "registry.example/kquota:0.2.0"
+        assert pod["metadata"]["labels"]["kquota.io/config"] == "kquota"
+        assert {"name": "kquota-config", "configMap": {"name": "kquota"}} in pod["spec"]["volumes"]
+    assert [one["name"] for one in pods[0]["spec"]["initContainers"]] == ["kquota", "migrate"]
+    assert pods[0]["spec"]["terminationGracePeriodSeconds"] == 120, "the application's own patch comes last"
+    for manifest in manifests:
+        kubernetes_validate.validate(manifest, NEWEST, strict=True)
+
+
+def test_workloads_without_the_label_are_left_alone(app: Path) -> None:
+    before = (app / "workloads.yaml").read_text()
+    (app / "workloads.yaml").write_text(before.replace('kquota.io/inject: "true"', 'kquota.io/inject: "false"'))
+    for one in built(app):
+        assert "kquota.io/config" not in yaml.safe_dump(one)
