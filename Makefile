@@ -107,6 +107,10 @@ docs-pictures: $(VENV)/.dev ## The pictures of the README anew: architecture, a 
 	@$(AS_IMAGES) $(BIN)/python docs/_site/record_demo.py
 	@$(AS_IMAGES) $(BIN)/python docs/_site/picture_page.py
 
+.PHONY: docs-report-pictures
+docs-report-pictures: $(VENV)/.dev ## The pictures of the reports anew, of a generated fleet (minutes; Java 17 or 21 has to be there)
+	@$(BIN)/python docs/_site/picture_reports.py
+
 docs-serve: $(VENV)/.docs ## The same at http://127.0.0.1:8000, built anew at each change
 	@$(MKDOCS) serve --strict
 
@@ -202,13 +206,17 @@ peer-suites: $(VENV)/.dev ## franz-go's and librdkafka's own tests, at a broker 
 schema: $(VENV)/.dev ## Generate proxy/wire/schema.py anew from Kafka's published message schemas
 	@$(BIN)/python -m proxy.wire.generate
 
-chart: $(VENV)/.dev ## Generate what the chart has from the configuration model, and its golden and plain renders
+chart: $(VENV)/.dev ## Generate what the chart has from the configuration model, its README, golden and plain renders
 	@$(BIN)/python -m deploy.kubernetes.chart
 	@$(BIN)/python -m tests.support.chart_tools
 
+.PHONY: chart-package
+chart-package: $(VENV)/.dev ## The chart as a publisher publishes it (CHART_ARGS="--home URL --source URL --image REPOSITORY"; needs helm)
+	@$(BIN)/python -m deploy.kubernetes.package $(CHART_ARGS)
+
 image-lock: $(VENV)/.dev ## Pin what goes into the image, with SHA-256 sums, from pyproject.toml and deploy/constraints.txt
 	@$(PIP) install -c deploy/constraints.txt uv
-	@$(LOCK) -o deploy/image/sidecar.txt pyproject.toml
+	@$(LOCK) -o deploy/image/sidecar.txt --extra webhook pyproject.toml
 	@$(LOCK) -o deploy/image/analysis.txt --extra analysis pyproject.toml
 	@$(LOCK) -o deploy/image/build.txt deploy/image/build.in
 

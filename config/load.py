@@ -36,7 +36,7 @@ _PARSED_BY = {"model_type": "a mapping", "dict_type": "a mapping", "list_type": 
 def load(path: str | Path, *, on_paper: bool = False) -> Config:
     """Load and validate a file. Raises ConfigError with every problem found.
 
-    `on_paper`: nothing will be connected to (explain, simulate), so a file may leave out `upstream`.
+    `on_paper`: nothing will be connected to (explain, simulate), so a file may leave out `upstream` and `fleet`.
     """
     try:
         data = read_file(path, MAX_FILE_BYTES)
@@ -58,6 +58,8 @@ def load_bytes(file: str, data: bytes, *, on_paper: bool = False, pause: Pause =
         raise ConfigError([source.problem((), "expected a configuration, the file is empty")])
     if on_paper and isinstance(source.values, dict):
         source.values.setdefault("upstream", {"bootstrap": ["on-paper:9092"]})
+        if _is_of_a_fleet(source.values.get("quotas")):
+            source.values.setdefault("fleet", {})
     missing = _find_no_brokers(source)
     if source.problems:
         raise ConfigError(_with_those_of_values(source, missing))
@@ -79,6 +81,19 @@ def load_bytes(file: str, data: bytes, *, on_paper: bool = False, pause: Pause =
     if problems:
         raise ConfigError(first_of(_in_file_order(problems)))
     return config.with_source(source)
+
+
+def _is_of_a_fleet(quotas: Any) -> bool:
+    """Whether an entry, of those that were not checked yet, has `scope: fleet`."""
+    entries = quotas.get("entries") if isinstance(quotas, dict) else quotas
+    if not isinstance(entries, list):
+        return False
+    return any(
+        entry.reach == "fleet"
+        if isinstance(entry, Entry)
+        else isinstance(entry, dict) and entry.get("scope") == "fleet"
+        for entry in entries
+    )
 
 
 def _with_those_of_values(source: Source, missing: list[Problem]) -> list[Problem]:

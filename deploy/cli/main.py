@@ -387,15 +387,33 @@ def schema() -> None:
 @app.command(short_help="Put sidecars into pods (Kubernetes).")
 def webhook(
     template: Annotated[Path, typer.Option("--template", metavar="FILE", help="What the Helm chart renders for it.")],
-    cert: Annotated[Path, typer.Option("--cert", metavar="FILE", help="TLS certificate (PEM).")],
-    key: Annotated[Path, typer.Option("--key", metavar="FILE", help="Its private key (PEM).")],
+    cert: Annotated[
+        Path | None,
+        typer.Option(
+            "--cert", metavar="FILE", help="TLS certificate (PEM). Without it the webhook makes and renews its own."
+        ),
+    ] = None,
+    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Its private key (PEM).")] = None,
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option("--port", min=1, max=65_535, metavar="PORT", help="Port to listen on.")] = 8443,
+    service_account: Annotated[
+        Path,
+        typer.Option("--service-account", metavar="DIRECTORY", help="Where its token and ca.crt are mounted."),
+    ] = Path("/var/run/secrets/kubernetes.io/serviceaccount"),
 ) -> None:
-    """Serve a mutating admission webhook until SIGTERM; the Helm chart sets it up (docs/kubernetes.md)."""
-    from deploy.kubernetes.webhook import main as webhook_main
+    """Serve a mutating admission webhook until SIGTERM, and bring the configuration to the namespaces that take part;
+    the Helm chart sets it up (docs/kubernetes.md)."""
+    if (cert is None) != (key is None):
+        say("error: --cert and --key belong together: give both or neither", err=True)
+        raise typer.Exit(WRONG_USE)
+    try:
+        from deploy.kubernetes.webhook import main as webhook_main
+    except ModuleNotFoundError as error:
+        say(f"error: the webhook needs its extra packages ({error.name}): pip install 'kquota[webhook]'", err=True)
+        raise typer.Exit(FAILED) from None
 
-    raise typer.Exit(webhook_main(template, cert, key, host, port))
+    files = None if cert is None or key is None else (cert, key)
+    raise typer.Exit(webhook_main(template, files, host, port, service_account))
 
 
 @app.command(short_help="Watch quotas at work on a real broker.")

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from config.schema import json_schema, live_settings
+from deploy.kubernetes.annotations import GROUPS
+from deploy.kubernetes.own_quotas import POLICIES
 
 DEPLOY: Final = Path(__file__).resolve().parents[1]
 CHART: Final = DEPLOY.parent / "helm" / "kquota"
@@ -97,6 +99,10 @@ _OWN: Final[dict[str, Schema]] = {
         "description": "Only with config.mode: transparent: which connections an init container has redirected.",
     },
     "resources": {**_ANY_OBJECT, "description": "Of the kquota container."},
+    "memoryLimit": {
+        **_closed(enabled=_BOOLEAN, connections=_COUNT),
+        "description": "The memory limit of the kquota container that follows from the settings.",
+    },
     "extraEnv": {**_OBJECTS, "description": "More environment of the kquota container."},
     "extraVolumes": {**_OBJECTS, "description": "More volumes of the pod, for files that the configuration names."},
     "extraVolumeMounts": {**_OBJECTS, "description": "Where the kquota container finds them."},
@@ -164,9 +170,11 @@ _OWN: Final[dict[str, Schema]] = {
             namespaces={"type": "array", "items": _NAME, "uniqueItems": True},
             optIn=_BOOLEAN,
             failurePolicy={"enum": ["Fail", "Ignore"]},
+            namespaceQuotas={"enum": list(POLICIES)},
+            podAnnotations={"type": "array", "items": {"enum": list(GROUPS)}, "uniqueItems": True},
             timeoutSeconds={"type": "integer", "minimum": 1, "maximum": 30},
             replicas=_COUNT,
-            certificates={"enum": ["generated", "cert-manager"]},
+            certificates={"enum": ["own", "cert-manager", "generated"]},
             generatedDays=_COUNT,
             issuerRef=_STRINGS,
             resources=_ANY_OBJECT,

@@ -11,6 +11,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from deploy.kubernetes.annotations import AnnotationError, asked, customized, unknown
+from deploy.kubernetes.distribution import Distribution
+
 INJECT_LABEL: Final = "kquota.io/inject"
 """On pods: "false" opts out; with a template that asks for it, only "true" opts in."""
 SKIPPED_LABEL: Final = "kquota.io/injection-skipped"
@@ -47,6 +50,10 @@ class Template:
     annotations: dict[str, str]
     grace_s: int
     """At least so many seconds for the pod's end."""
+    pods_may_set: frozenset[str]
+    """What annotations of pods may change (`deploy.kubernetes.annotations.GROUPS`)."""
+    distribution: Distribution
+    """How the configuration comes to the pods' namespaces."""
 
     @classmethod
     def parse(cls, data: bytes) -> Template:
@@ -62,6 +69,8 @@ class Template:
                 labels=dict(given["labels"]),
                 annotations=dict(given["annotations"]),
                 grace_s=int(given["terminationGracePeriodSeconds"]),
+                pods_may_set=frozenset(given["podAnnotations"]),
+                distribution=Distribution.parse(given["distribution"]),
             )
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise TemplateError(f"expected the template that the chart renders: {error!r}") from error
@@ -72,14 +81,18 @@ class Decision:
     """The answer, and what to log of it."""
 
     answer: Json
+    namespace: str
     pod: str
     """Namespace and name, as far as they are known before the pod exists."""
     skipped: str | None = field(default=None)
-    """Why nothing was injected; None: it was."""
+    """Why nothing was injected; None: it was, or the pod was refused."""
+    refused: str | None = field(default=None)
+    """What is wrong with the pod's annotations; None: nothing."""
 
 
 def review(body: bytes, template: Template) -> Decision:
-    """Answer one AdmissionReview: always allowed, with a patch. Raises ReviewError."""
+    """Answer one AdmissionReview: allowed, with a patch, unless the pod asks for something impossible by its
+    annotations. Raises ReviewError."""
     try:
         given = json.loads(body)
         request = given["request"]
@@ -90,23 +103,26 @@ def review(body: bytes, template: Template) -> Decision:
             raise ReviewError(f"expected admission.k8s.io/v1, got {given['apiVersion']}")
         metadata = pod.get("metadata") or {}
         name = metadata.get("name") or metadata.get("generateName") or "?"
-        skipped = reason_to_skip(pod, template)
-        patch = _label(pod, SKIPPED_LABEL, skipped) if skipped else injection(pod, template)
+        skipped, refused, patch = reason_to_skip(pod, template), None, []
+        try:
+            patch = _label(pod, SKIPPED_LABEL, skipped) if skipped else injection(pod, template)
+        except AnnotationError as error:
+            refused = str(error)
+        warnings = [] if skipped else unknown(asked(pod))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, ReviewError):
             raise
         raise ReviewError(f"expected an AdmissionReview of a Pod: {error!r}") from error
-    answer = {
-        "apiVersion": "admission.k8s.io/v1",
-        "kind": "AdmissionReview",
-        "response": {
-            "uid": uid,
-            "allowed": True,
-            "patchType": "JSONPatch",
-            "patch": base64.b64encode(json.dumps(patch).encode()).decode(),
-        },
-    }
-    return Decision(answer, f"{request.get('namespace', '?')}/{name}", skipped)
+    response: Json = {"uid": uid, "allowed": refused is None}
+    if refused is None:
+        response |= {"patchType": "JSONPatch", "patch": base64.b64encode(json.dumps(patch).encode()).decode()}
+    else:
+        response["status"] = {"code": 400, "reason": "BadRequest", "message": f"kquota: {refused}"}
+    if warnings:
+        response["warnings"] = [f"kquota: {one}" for one in warnings]
+    answer = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+    namespace = str(request.get("namespace", "?"))
+    return Decision(answer, namespace, f"{namespace}/{name}", skipped, refused)
 
 
 def reason_to_skip(pod: Json, template: Template) -> str | None:
@@ -131,10 +147,14 @@ def reason_to_skip(pod: Json, template: Template) -> str | None:
 
 
 def injection(pod: Json, template: Template) -> list[Json]:
-    """The patch that puts the sidecar in. Labels and annotations of ours win over those that the pod brought."""
+    """The patch that puts the sidecar in. Labels and annotations of ours win over those that the pod brought.
+
+    Raises AnnotationError for wishes of the pod that cannot be met.
+    """
     spec, patch = pod["spec"], []
+    container, volumes = customized(template.container, template.volumes, asked(pod), template.pods_may_set)
     key, at = ("initContainers", "0") if template.native else ("containers", "-")
-    patch += _insert(spec, key, at, [template.container])
+    patch += _insert(spec, key, at, [container])
     if template.redirect is not None:
         there = template.native or spec.get("initContainers")  # by now
         path, value = (
@@ -142,11 +162,11 @@ def injection(pod: Json, template: Template) -> list[Json]:
         )
         patch.append({"op": "add", "path": path, "value": value})
     taken = {one["name"] for one in spec.get("volumes") or []}
-    patch += _insert(spec, "volumes", "-", [one for one in template.volumes if one["name"] not in taken])
+    patch += _insert(spec, "volumes", "-", [one for one in volumes if one["name"] not in taken])
     patch += [
         {"op": "replace", "path": f"/spec/volumes/{index}", "value": one}
         for index, old in enumerate(spec.get("volumes") or [])
-        for one in template.volumes
+        for one in volumes
         if one["name"] == old["name"]
     ]
     grace = spec.get("terminationGracePeriodSeconds")

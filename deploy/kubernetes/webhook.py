@@ -1,8 +1,10 @@
 """`kquota webhook`: a mutating admission webhook that puts sidecars into pods. HTTPS, as the API server wants it.
 
-Certificate and template are files of mounted volumes, which change while this runs: a renewed certificate counts from
-the next handshake, a changed template from the next pod. When anything fails, the API server applies the webhook's
-failure policy; nothing here turns an error into "allowed".
+The template is a file of a mounted volume, and so is the certificate unless the webhook keeps its own
+(`deploy.kubernetes.own_certificate`). Both change while this runs: a renewed certificate counts from the next
+handshake, a changed template from the next pod. When anything fails, the API server applies the webhook's failure
+policy; nothing here turns an error into "allowed". Beside it, the configuration is brought to the namespaces
+(`deploy.kubernetes.distributor`).
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import signal
 import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +28,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from deploy.common import logs
+from deploy.kubernetes.cluster import Cluster, ClusterError
+from deploy.kubernetes.distribution import Distribution
+from deploy.kubernetes.distributor import EVERY_S, Distributor
+from deploy.kubernetes.own_certificate import Pair, keep, tell
 from deploy.kubernetes.review import ReviewError, Template, TemplateError, review
 from deploy.sources.reading import Aside, StuckError
 from proxy.tls.contexts import MAX_PEM_BYTES
@@ -35,24 +43,22 @@ MOST_BODY_BYTES: Final = 8 * 1024 * 1024
 """etcd keeps objects of up to 1.5 MiB; a review holds up to two of them, and more."""
 CERTIFICATE_POLL_S: Final = 5.0
 GRACE_S: Final = 5.0
+RETRY_S: Final = 2.0
 MOST_TEMPLATE_BYTES: Final = 1024 * 1024
 """As much as a ConfigMap takes."""
 
 
 class Certificate:
-    """A TLS context whose certificate follows its files."""
+    """A TLS context whose certificate follows what `read` finds: a certificate (chain) and its key, PEM."""
 
-    def __init__(self, cert: Path, key: Path) -> None:
+    def __init__(self, read: Callable[[], tuple[bytes, bytes]]) -> None:
         """Raises OSError or ssl.SSLError when they cannot be read or do not belong together."""
-        self._cert, self._key = cert, key
+        self._read = read
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.context.set_alpn_protocols(["h2", "http/1.1"])
         self._seen = self._read()
         _load(self.context, *self._seen)
-
-    def _read(self) -> tuple[bytes, bytes]:
-        return read_file(self._cert, MAX_PEM_BYTES), read_file(self._key, MAX_PEM_BYTES)
 
     def refresh(self) -> bool:
         """Take over changed files; False: nothing new. Keeps the old certificate if the new one is no good."""
@@ -69,6 +75,11 @@ class Certificate:
         self._seen = found
         log.info("certificate renewed")
         return True
+
+
+def of_files(cert: Path, key: Path) -> tuple[bytes, bytes]:
+    """Certificate and key as their files are now. Raises OSError."""
+    return read_file(cert, MAX_PEM_BYTES), read_file(key, MAX_PEM_BYTES)
 
 
 def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
@@ -100,8 +111,10 @@ class _Https(HypercornConfig):
 class WebhookApp:
     """/mutate for the API server, /healthz for the kubelet."""
 
-    def __init__(self, template: Path) -> None:
+    def __init__(self, template: Path, pod_of: Callable[[str], None]) -> None:
+        """`pod_of` is told the namespace of each pod that gets a sidecar."""
         self._template = template
+        self._pod_of = pod_of
         self._aside = Aside()
         self.asgi = Starlette(
             routes=[Route("/mutate", self._mutate, methods=["POST"]), Route("/healthz", self._healthz)]
@@ -132,29 +145,89 @@ class WebhookApp:
         except (OSError, TemplateError) as error:
             log.error("template cannot be used", error=str(error))
             return PlainTextResponse(f"{error}\n", 500)
-        log.info("pod", pod=decision.pod, injected=decision.skipped is None, skipped=decision.skipped)
+        injected = decision.skipped is None and decision.refused is None
+        if injected:
+            self._pod_of(decision.namespace)
+        log.info("pod", pod=decision.pod, injected=injected, skipped=decision.skipped, refused=decision.refused)
         return JSONResponse(decision.answer)
 
 
-async def _serve(app: WebhookApp, certificate: Certificate, host: str, port: int) -> None:
-    async with trio.open_nursery() as nursery:
+@dataclass(slots=True)
+class _OwnCertificate:
+    """The pair that this webhook keeps in a Secret, as it was seen last."""
 
-        async def follow() -> None:
-            aside = Aside()
-            while True:
-                await trio.sleep(CERTIFICATE_POLL_S)
-                with suppress(StuckError):  # tried again
-                    await aside.run(certificate.refresh)
+    cluster: Cluster
+    told: Distribution
+    pair: Pair | None = None
+
+    async def look(self) -> None:
+        """Take over what the Secret holds, renewed if it is time, and have the API server trust it."""
+        told = self.told
+        assert told.secret is not None
+        self.pair = await keep(self.cluster, told.namespace, told.secret, told.host, told.labels, told.configuration)
+        if await tell(self.cluster, told.configuration, self.pair.authority):
+            log.info("the API server was told the certificate's authority", configuration=told.configuration)
+
+    def read(self) -> tuple[bytes, bytes]:
+        assert self.pair is not None
+        return self.pair.certificate, self.pair.key
+
+
+async def _serve(template: Path, files: tuple[Path, Path] | None, host: str, port: int, account: Path) -> None:
+    """Raises OSError, TemplateError."""
+    told = Template.parse(read_file(template, MOST_TEMPLATE_BYTES)).distribution
+    async with Cluster.of_this_pod(account) as cluster, trio.open_nursery() as nursery:
+        distributor = Distributor(cluster, told)
+        app = WebhookApp(template, distributor.pod_of)
 
         async def asked_to_end() -> None:
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
                 async for _ in signals:
+                    nursery.cancel_scope.deadline = trio.current_time() + GRACE_S + 1  # whatever it waits for
                     return
 
-        nursery.start_soon(follow)
+        if files is None:
+            if told.secret is None:
+                raise OSError("--cert and --key are missing, and the template names no Secret for a certificate")
+            own = _OwnCertificate(cluster, told)
+            await _until_done(own.look)
+            certificate = Certificate(own.read)
+            nursery.start_soon(_follow_secret, own, certificate)
+        else:
+            certificate = Certificate(partial(of_files, *files))
+            nursery.start_soon(_follow_files, certificate)
+        nursery.start_soon(distributor.run)
         config = _Https(certificate, host, port)
         started = await nursery.start(_run, app, config, asked_to_end, nursery.cancel_scope)
         log.info("webhook is up", addresses=started)
+
+
+async def _follow_files(certificate: Certificate) -> None:
+    aside = Aside()
+    while True:
+        await trio.sleep(CERTIFICATE_POLL_S)
+        with suppress(StuckError):  # tried again
+            await aside.run(certificate.refresh)
+
+
+async def _follow_secret(own: _OwnCertificate, certificate: Certificate) -> None:
+    while True:
+        await trio.sleep(EVERY_S)
+        await _until_done(own.look)
+        certificate.refresh()
+
+
+async def _until_done(work: Callable[[], Awaitable[None]]) -> None:
+    """Try again until the API server has answered; say what is wrong when it changes."""
+    said = ""
+    while True:
+        try:
+            return await work()
+        except ClusterError as error:
+            if str(error) != said:
+                log.warning("the API server does not help with the certificate", error=str(error))
+            said = str(error)
+        await trio.sleep(RETRY_S)
 
 
 async def _run(
@@ -170,17 +243,15 @@ async def _run(
     scope.cancel()
 
 
-def main(template: Path, cert: Path, key: Path, host: str, port: int) -> int:
-    """What `kquota webhook` does: 0 after SIGTERM, 1 with one line when it cannot run."""
+def main(template: Path, files: tuple[Path, Path] | None, host: str, port: int, account: Path) -> int:
+    """What `kquota webhook` does: 0 after SIGTERM, 1 with one line when it cannot run. `files` are those of the
+    certificate and its key; None: the webhook keeps a certificate of its own."""
     level, complaint = logs.effective_level("info")
     logs.configure(level)
     if complaint:
         log.warning(complaint)
-    app = WebhookApp(template)
     try:
-        app.read()
-        certificate = Certificate(cert, key)
-        trio.run(_serve, app, certificate, host, port)
+        trio.run(_serve, template, files, host, port, account)
     except (OSError, TemplateError, BaseExceptionGroup) as error:
         reason: BaseException = error
         while isinstance(reason, BaseExceptionGroup) and len(reason.exceptions) == 1:

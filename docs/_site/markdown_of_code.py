@@ -173,6 +173,8 @@ def chart() -> str:
         seen.add(place[0])
         default = "" if isinstance(node, yaml.MappingNode) and node.value else _code(_plain(node))
         of_schema = described.get(place[0], {}).get("description", "") if len(place) == 1 else ""
+        if not (told or of_schema):
+            continue  # a mapping whose values say more, or a part of a default
         lines.append(_row([_code(".".join(place)), default, told or of_schema]))
     for name in sorted(described.keys() - seen):
         lines.append(_row([_code(name), "", described[name].get("description", "")]))

@@ -43,10 +43,12 @@ from tests.support.chart_tools import (
     render_text,
 )
 from tests.support.crd_schemas import schemas
-from tests.support.webhook_tools import REVIEWS, VALUES
+from tests.support.webhook_tools import GENERATED, REVIEWS, VALUES, service_account
 
 PATHS = {
     "Certificate": ("cert-manager.io/v1", "certificates"),
+    "ClusterRole": ("rbac.authorization.k8s.io/v1", "clusterroles"),
+    "ClusterRoleBinding": ("rbac.authorization.k8s.io/v1", "clusterrolebindings"),
     "ConfigMap": ("v1", "configmaps"),
     "CronJob": ("batch/v1", "cronjobs"),
     "Deployment": ("apps/v1", "deployments"),
@@ -59,6 +61,8 @@ PATHS = {
     "PodDisruptionBudget": ("policy/v1", "poddisruptionbudgets"),
     "PodMonitor": ("monitoring.coreos.com/v1", "podmonitors"),
     "PrometheusRule": ("monitoring.coreos.com/v1", "prometheusrules"),
+    "Role": ("rbac.authorization.k8s.io/v1", "roles"),
+    "RoleBinding": ("rbac.authorization.k8s.io/v1", "rolebindings"),
     "ScheduledSparkApplication": ("sparkoperator.k8s.io/v1beta2", "scheduledsparkapplications"),
     "Secret": ("v1", "secrets"),
     "Service": ("v1", "services"),
@@ -66,6 +70,8 @@ PATHS = {
     "SparkApplication": ("sparkoperator.k8s.io/v1beta2", "sparkapplications"),
 }
 """Where each kind that the chart makes is kept; a kind that is not here fails the test."""
+EVERYWHERE = {"ClusterRole", "ClusterRoleBinding", "MutatingWebhookConfiguration"}
+"""Kinds that are in no namespace."""
 REDIRECT = "kquota-redirect"
 """The one container that is root, with NET_ADMIN: only where namespaces do not enforce "restricted" (docs)."""
 NAMES = [path.name.removesuffix("-values.yaml") for path in ci_values()]
@@ -89,7 +95,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 def path(kind: str, namespace: str) -> str:
     group, plural = PATHS[kind]
     root = f"/api/{group}" if group == "v1" else f"/apis/{group}"
-    return f"{root}/{plural}" if kind == "MutatingWebhookConfiguration" else f"{root}/namespaces/{namespace}/{plural}"
+    return f"{root}/{plural}" if kind in EVERYWHERE else f"{root}/namespaces/{namespace}/{plural}"
 
 
 def install(
@@ -247,6 +253,10 @@ def test_changed_quotas_do_not_touch_the_pods(api: ApiServer, tmp_path: Path) ->
 # --- the webhook
 
 
+RELEASED = "shop-prod"
+CERTIFICATE = "shop-kquota-webhook-certificate"
+
+
 class Recorder(http.server.ThreadingHTTPServer):
     """Stands on the Service's address in front of the webhook, and keeps what the API server asks."""
 
@@ -278,26 +288,32 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def installed(api: ApiServer) -> ApiServer:
     """The webhook's objects, put there by Helm."""
-    api.namespace("shop-prod")
-    install(api, "shop-prod", VALUES)
+    api.namespace(RELEASED)
+    install(api, RELEASED, VALUES)
     return api
 
 
 @contextmanager
 def served(api: ApiServer, folder: Path) -> Iterator[Recorder]:
-    """`kquota webhook` with what a kubelet would mount, reached through its Service."""
-    for kind in ("ConfigMap", "Secret"):
-        for key, value in api.get(path(kind, "shop-prod") + "/shop-kquota-webhook")["data"].items():
-            (folder / key).write_bytes(base64.b64decode(value) if kind == "Secret" else value.encode())
-    service = api.get(path("Service", "shop-prod") + "/shop-kquota-webhook")["spec"]
+    """`kquota webhook` with what a kubelet would mount, in the name of its service account, reached by its Service."""
+    for key, value in api.get(path("ConfigMap", RELEASED) + "/shop-kquota-webhook")["data"].items():
+        (folder / key).write_text(value)
+    service = api.get(path("Service", RELEASED) + "/shop-kquota-webhook")["spec"]
+    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    token = api.create(f"{path('ServiceAccount', RELEASED)}/shop-kquota-webhook/token", asked)["status"]["token"]
+    account = service_account(folder, api.authority.read_text(), token)
     (port,) = free_ports(1)
+    _, _, own_port = api.url.rpartition(":")
     process = subprocess.Popen(
         [sys.executable, "-m", "deploy.cli.main", "webhook", f"--template={folder}/sidecar.json",
-         f"--cert={folder}/tls.crt", f"--key={folder}/tls.key", "--host=127.0.0.1", f"--port={port}"],
+         "--host=127.0.0.1", f"--port={port}", f"--service-account={account}"],
+        env=os.environ | {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": own_port},
     )  # fmt: skip
     try:
         url = f"https://127.0.0.1:{port}"
         wait_for("the webhook", lambda: _healthy(url))
+        for key, value in api.get(f"{path('Secret', RELEASED)}/{CERTIFICATE}")["data"].items():
+            (folder / key).write_bytes(base64.b64decode(value))
         with Recorder((service["clusterIP"], service["ports"][0]["port"]), folder, url) as recorder:
             thread = threading.Thread(target=recorder.serve_forever, daemon=True)
             thread.start()
@@ -357,39 +373,153 @@ def test_pods_are_created_through_the_webhook(installed: ApiServer, tmp_path: Pa
 
         # A namespace without the label, and the webhook's own pods, do not come by here.
         api.create(path("Pod", "invoices"), pods.bare_pod())
-        (own,) = api.get(path("Deployment", "shop-prod"))["items"]
+        (own,) = api.get(path("Deployment", RELEASED))["items"]
+        api.account(pods.NAMESPACE, "shop-kquota-webhook")
         own_pod = {"apiVersion": "v1", "kind": "Pod"} | own["spec"]["template"]
         own_pod["metadata"] = {**own_pod["metadata"], "name": "own"}
         api.create(here, own_pod, dryRun="All")
         assert recorder.asked == []
 
 
-def test_the_failure_policy_decides_while_nobody_answers(installed: ApiServer) -> None:
+def test_the_failure_policy_of_each_namespace_decides_while_nobody_answers(installed: ApiServer) -> None:
     api, here = installed, path("Pod", pods.NAMESPACE)
     pod = pods.bare_pod()
     pod["metadata"]["name"] = "late"
     refused = api.ask("POST", here, pod)
     assert refused.status_code == 500
     assert "failed calling webhook" in refused.text
-    install(api, "shop-prod", VALUES, "--set", "webhook.failurePolicy=Ignore", what="upgrade")
+    api.namespace("careless", {"kquota.io/injection": "enabled", "kquota.io/failure-policy": "Ignore"})
+    assert api.ask("POST", path("Pod", "careless"), pod, dryRun="All").status_code == 201
+    install(api, RELEASED, VALUES, "--set", "webhook.failurePolicy=Ignore", what="upgrade")
+    api.namespace("careful", {"kquota.io/injection": "enabled", "kquota.io/failure-policy": "Fail"})
 
     def admitted() -> bool:  # the API server takes over a changed webhook a moment later
         return api.ask("POST", here, pod, dryRun="All").status_code == 201
 
     wait_for("a pod without a sidecar", admitted)
-    install(api, "shop-prod", VALUES, what="upgrade")
+    assert api.ask("POST", path("Pod", "careful"), pod, dryRun="All").status_code == 500
+    install(api, RELEASED, VALUES, what="upgrade")
     wait_for("the former policy", lambda: not admitted())
 
 
-def test_an_upgrade_keeps_the_certificate(installed: ApiServer, tmp_path: Path) -> None:
-    """Generated once; a new one would shut out the running webhook until the kubelet has brought it."""
+def quotas_of(api: ApiServer, namespace: str, text: str) -> None:
+    """As the people of the namespace set them."""
+    name = "shop-kquota-quotas"
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"quotas.yaml": text}}
+    where = f"{path('ConfigMap', namespace)}/{name}"
+    api.ask("PATCH", where, body, patch="apply-patch+yaml", fieldManager="people", force="true").raise_for_status()
+
+
+def test_one_label_brings_the_configuration_and_the_namespaces_quotas(installed: ApiServer, tmp_path: Path) -> None:
+    """By the webhook in the name of its service account, with no more rights than the chart gives it."""
     api = installed
 
+    def copy() -> dict[str, Any]:
+        answer = api.ask("GET", f"{path('ConfigMap', 'fresh')}/shop-kquota")
+        return answer.json() if answer.status_code == 200 else {"data": {}}
+
+    def text() -> str:
+        return str(copy()["data"].get("kquota.yaml", ""))
+
+    def events() -> list[dict[str, Any]]:
+        return list(api.get("/api/v1/namespaces/fresh/events")["items"])
+
+    with served(api, tmp_path):
+        api.namespace("fresh", {"kquota.io/injection": "enabled"})
+        stored = api.create(path("Pod", "fresh"), pods.bare_pod())  # at once, which has the webhook look at once
+        assert {"name": "shop-kquota", "defaultMode": 420} in [
+            volume["configMap"] for volume in stored["spec"]["volumes"] if "configMap" in volume
+        ]
+        wait_for("the copy", lambda: "producer_byte_rate: 2M" in text(), limit_s=8)
+        owner = api.get(path("MutatingWebhookConfiguration", "") + "/shop-kquota-webhook.shop-prod")["metadata"]["uid"]
+        assert [one["uid"] for one in copy()["metadata"]["ownerReferences"]] == [owner]
+
+        quotas_of(api, "fresh", "quotas: [{client-id: <default>, producer_byte_rate: 1M}]")
+        wait_for("the namespace's quotas", lambda: "producer_byte_rate: 1M" in text())
+        quotas_of(api, "fresh", "quotas: [{client-id: <default>, producer_byte_rate: 3M}]")
+        wait_for("an event", lambda: bool(events()))
+        (event,) = events()
+        assert (event["reason"], event["involvedObject"]["name"]) == ("QuotasRefused", "shop-kquota-quotas")
+        assert "would get producer_byte_rate 3000000, the chart's quotas have 2000000" in event["message"]
+        assert "producer_byte_rate: 1M" in text(), "the former ones are in force"
+        api.label("fresh", {"kquota.io/namespace-quotas": "any"})
+        wait_for("what the label allows", lambda: "producer_byte_rate: 3M" in text())
+
+        api.ask("DELETE", f"{path('ConfigMap', 'fresh')}/shop-kquota").raise_for_status()
+        wait_for("the copy again", lambda: "producer_byte_rate: 3M" in text())
+        api.label("fresh", {"kquota.io/injection": None})
+        install(api, RELEASED, VALUES, "--set", "config.max_mute=10s", what="upgrade")
+        wait_for("the chart's change, pods of former times may run", lambda: "max_mute: 10s" in text())
+        install(api, RELEASED, VALUES, what="upgrade")
+
+
+def test_a_pod_is_refused_with_the_sentence_that_helps(installed: ApiServer, tmp_path: Path) -> None:
+    api, here = installed, path("Pod", pods.NAMESPACE)
+    pod = pods.bare_pod()
+    pod["metadata"] = {"name": "greedy", "annotations": {"kquota.io/memory-limit": "10Gb"}}
+    with served(api, tmp_path):
+        refused = api.ask("POST", here, pod)
+        assert refused.status_code == 400
+        assert "pod annotation kquota.io/memory-limit: expected memory as Kubernetes writes it" in refused.text
+        pod["metadata"]["annotations"] = {"kquota.io/memory-limit": "1Gi", "kquota.io/cpus": "1"}
+        answer = api.ask("POST", here, pod, dryRun="All")
+        assert answer.status_code == 201
+        assert "kquota.io/cpus means nothing to kquota" in answer.headers["warning"]
+        limits = answer.json()["spec"]["initContainers"][0]["resources"]["limits"]
+        assert limits == {"memory": "1Gi"}
+
+
+def test_an_upgrade_keeps_the_webhooks_own_certificate(installed: ApiServer, tmp_path: Path) -> None:
+    """And a renderer that puts its manifests over it again (Argo CD, server-side) changes nothing either."""
+    api = installed
+    hooks_path = path("MutatingWebhookConfiguration", "") + "/shop-kquota-webhook.shop-prod"
+
+    def state() -> tuple[str, set[str]]:
+        secret = api.get(f"{path('Secret', RELEASED)}/{CERTIFICATE}")["data"]
+        bundles = {one["clientConfig"]["caBundle"] for one in api.get(hooks_path)["webhooks"]}
+        return secret["ca.crt"], bundles
+
+    with served(api, tmp_path):
+        before = state()
+        assert before[1] == {before[0]}
+        for release in (HELM_3, HELM_4):
+            install(api, RELEASED, VALUES, "--set", "webhook.replicas=3", what="upgrade", release=release)
+            assert state() == before
+        (rendered,) = of_kind(documents(render_text(VALUES)), "MutatingWebhookConfiguration")
+        version = api.get(hooks_path)["metadata"]["resourceVersion"]
+        given = {"patch": "apply-patch+yaml", "fieldManager": "argocd-controller", "force": "true"}
+        api.ask("PATCH", hooks_path, rendered, **given).raise_for_status()
+        assert state() == before
+        unchanged = api.get(hooks_path)["metadata"]["resourceVersion"]
+        api.ask("PATCH", hooks_path, rendered, **given).raise_for_status()
+        assert api.get(hooks_path)["metadata"]["resourceVersion"] == unchanged != version
+    api.ask("DELETE", f"{path('Secret', RELEASED)}/{CERTIFICATE}").raise_for_status()
+    with served(api, tmp_path_of(tmp_path)):
+        after = state()
+        assert after[0] != before[0]
+        assert after[1] == {after[0]}, "the API server was told"
+        pod = pods.bare_pod()
+        pod["metadata"]["name"] = "afterwards"
+        wait_for("the API server", lambda: api.ask("POST", path("Pod", pods.NAMESPACE), pod).status_code == 201)
+
+
+def tmp_path_of(folder: Path) -> Path:
+    """Another folder of the same test."""
+    (other := folder / "other").mkdir()
+    return other
+
+
+def test_an_upgrade_keeps_the_certificate_that_helm_made(api: ApiServer) -> None:
+    """Generated once; a new one would shut out the running webhook until the kubelet has brought it."""
+    api.namespace("by-helm")
+
     def certificate() -> tuple[str, str]:
-        secret = api.get(path("Secret", "shop-prod") + "/shop-kquota-webhook")["data"]
-        hooks = api.get(path("MutatingWebhookConfiguration", "") + "/shop-kquota-webhook.shop-prod")["webhooks"]
+        secret = api.get(path("Secret", "by-helm") + "/shop-kquota-webhook")["data"]
+        hooks = api.get(path("MutatingWebhookConfiguration", "") + "/shop-kquota-webhook.by-helm")["webhooks"]
         return secret["tls.crt"], hooks[0]["clientConfig"]["caBundle"]
 
+    given = ("--set", "webhook.namespaces={none}")
+    install(api, "by-helm", GENERATED, *given)
     before = certificate()
-    install(api, "shop-prod", VALUES, "--set", "webhook.replicas=3", what="upgrade")
+    install(api, "by-helm", GENERATED, *given, "--set", "webhook.replicas=3", what="upgrade")
     assert certificate() == before

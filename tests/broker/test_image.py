@@ -169,7 +169,8 @@ def _constraints() -> dict[str, str]:
 def test_the_image_has_the_versions_that_are_tested(lock: str) -> None:
     """When this fails, a dependency or a pin has changed: `make image-lock`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = project["dependencies"] + (project["optional-dependencies"]["analysis"] if lock == "analysis.txt" else [])
+    extra = "analysis" if lock == "analysis.txt" else "webhook"
+    wanted = project["dependencies"] + project["optional-dependencies"][extra]
     names = {re.split(r"[<>=!~\[; ]", one)[0].lower().replace("_", "-") for one in wanted}
     locked, pinned = _locked(lock), _constraints()
     assert names - locked.keys() == set(), "run `make image-lock`"
@@ -246,6 +247,9 @@ def test_the_commands_of_the_image_work(image: Builder) -> None:
     assert (demo.returncode, demo.stderr) == (
         1, "error: images have no demo: it needs a checkout (make demo) or pip install 'kquota[demo]'\n",
     )  # fmt: skip
+    webhook = _run(image, "kquota", "webhook", "--template", "/etc/kquota/sidecar.json")
+    assert webhook.returncode == 1, webhook.stderr
+    assert "No such file or directory: '/etc/kquota/sidecar.json'" in webhook.stderr, "its packages are there"
     spark = _run(image, "python3", "-c", "import pyspark")
     assert "No module named 'pyspark'" in spark.stderr
 

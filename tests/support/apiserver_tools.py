@@ -82,10 +82,20 @@ class ApiServer:
     token: str
     kubeconfig: Path
     client: httpx.Client
+    authority: Path
+    """What those trust who ask it, PEM."""
 
-    def ask(self, method: str, path: str, body: Any = None, as_user: str | None = None, **query: str) -> httpx.Response:
-        """One request. `as_user` is impersonated (a service account gets its groups)."""
-        headers = {"authorization": f"Bearer {self.token}", "content-type": "application/json"}
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        as_user: str | None = None,
+        patch: str = "json",
+        **query: str,
+    ) -> httpx.Response:
+        """One request. `as_user` is impersonated (a service account gets its groups); `patch` is the kind of one."""
+        headers = {"authorization": f"Bearer {self.token}", "content-type": f"application/{patch}"}
         given = [*headers.items()]
         if as_user is not None:
             given.append(("impersonate-user", as_user))
@@ -112,6 +122,11 @@ class ApiServer:
         metadata = {"name": name, "labels": enforced | (labels or {})}
         self.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
         self.account(name, "default")
+
+    def label(self, namespace: str, labels: dict[str, str | None]) -> None:
+        """Set labels of a namespace; None takes one away."""
+        change = {"metadata": {"labels": labels}}
+        self.ask("PATCH", f"/api/v1/namespaces/{namespace}", change, patch="merge-patch+json").raise_for_status()
 
     def account(self, namespace: str, name: str) -> None:
         """A service account, if it is not there yet: there is no controller that makes the default one."""
@@ -149,7 +164,7 @@ def api_server(folder: Path) -> Iterator[ApiServer]:
             stack.callback(process.terminate)
         client = stack.enter_context(httpx.Client(verify=False, timeout=60))
         url = f"https://127.0.0.1:{port}"
-        running = ApiServer(url, token, folder / "kubeconfig", client)
+        running = ApiServer(url, token, folder / "kubeconfig", client, folder / "certificates/apiserver.crt")
         deadline = time.monotonic() + START_LIMIT_S
         while not _ready(running):
             assert process.poll() is None, (folder / "kube-apiserver.log").read_text()[-4000:]

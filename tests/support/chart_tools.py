@@ -127,11 +127,14 @@ def _fetch(release: HelmRelease, target: Path) -> None:
         fresh.replace(target)
 
 
-def helm(*arguments: str | Path, release: HelmRelease = HELM_4) -> subprocess.CompletedProcess[str]:
+def helm(
+    *arguments: str | Path, release: HelmRelease = HELM_4, stdin: str | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run helm; no configuration of the machine's users plays a part, and no cluster."""
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "HELM_PLUGINS": "/nonexistent"}
     return subprocess.run(
         [str(helm_executable(release)), *map(str, arguments)],
+        input=stdin,
         capture_output=True,
         text=True,
         env=environment,
@@ -228,6 +231,49 @@ PLAIN_HEADER = """\
 """
 
 
+KUSTOMIZE: Final = PLAIN / "kustomize"
+KUSTOMIZE_HEADER: Final = "# GENERATED from helm/kquota by `make chart`: {what}\n"
+COMPONENT: Final = """\
+# GENERATED from helm/kquota by `make chart`: puts the sidecar into workloads with the label kquota.io/inject: "true"
+# (docs/kustomize.md). Who uses it brings the configuration: a ConfigMap kquota with kquota.yaml in it.
+apiVersion: kustomize.config.k8s.io/v1alpha1
+kind: Component
+patches:
+  - path: workload.yaml
+    target: {kind: Deployment|StatefulSet|DaemonSet|Job, labelSelector: kquota.io/inject=true}
+  - path: cronjob.yaml
+    target: {kind: CronJob, labelSelector: kquota.io/inject=true}
+"""
+
+
+def kustomize() -> dict[Path, str]:
+    """The component for kustomize, made from the chart."""
+    (job,) = of_kind(documents(render_text(PLAIN / "values/sidecar.yaml", *WITHOUT_HOOKS)), "Job")
+    spec = job["spec"]["template"]["spec"]
+    template = {
+        "metadata": {"labels": {"kquota.io/config": "kquota"}},
+        "spec": {
+            "terminationGracePeriodSeconds": spec["terminationGracePeriodSeconds"],
+            # Those that a patch brings come first, which is where a native sidecar belongs.
+            "initContainers": spec["initContainers"],
+            "volumes": [one for one in spec["volumes"] if one["name"].startswith("kquota-")],
+        },
+    }
+    for container in template["spec"]["initContainers"]:
+        container["image"] = "kquota"  # which `images` of a kustomization replaces
+    inner = {"spec": {"template": template}}
+    patches = {
+        "workload.yaml": ("apps/v1", "Deployment", inner, "for what has pods of its own."),
+        "cronjob.yaml": ("batch/v1", "CronJob", {"spec": {"jobTemplate": inner}}, "for CronJobs."),
+    }
+    found = {KUSTOMIZE / "kustomization.yaml": COMPONENT}
+    for name, (version, kind, body, what) in patches.items():
+        manifest = {"apiVersion": version, "kind": kind, "metadata": {"name": "any"}} | body
+        text = _without_helm(yaml.safe_dump(manifest, sort_keys=False))
+        found[KUSTOMIZE / name] = KUSTOMIZE_HEADER.format(what=what) + text
+    return found
+
+
 def plain() -> dict[Path, str]:
     """The manifests for people without Helm, made from the chart."""
     demo = render_text(PLAIN / "values/sidecar.yaml", *WITHOUT_HOOKS)
@@ -270,8 +316,10 @@ def _without_helm(text: str) -> str:
 
 
 def main() -> None:
-    """Write golden renders and plain manifests."""
-    for path, text in (golden() | plain()).items():
+    """Write golden renders, plain manifests, the component for kustomize and the chart's README."""
+    from tests.support.chart_readme import README, readme
+
+    for path, text in (golden() | plain() | kustomize() | {README: readme()}).items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 

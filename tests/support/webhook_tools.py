@@ -14,13 +14,28 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import trustme
 
 from deploy.kubernetes.chart import CHART
+from deploy.kubernetes.distribution import Distribution
 from tests.support.chart_tools import NEWEST, ROOT, documents, of_kind, render_text
 
 REVIEWS = ROOT / "tests/golden/admission"
 VALUES = CHART / "ci/webhook-values.yaml"
+GENERATED = CHART / "ci/webhook-generated-values.yaml"
 MANAGED = CHART / "ci/webhook-cert-manager-values.yaml"
+
+TOLD = Distribution(
+    namespace="platform",
+    name="kquota",
+    configuration="kquota-webhook.platform",
+    only=frozenset(),
+    policy="lower",
+    labels={"app.kubernetes.io/name": "kquota"},
+    secret="kquota-webhook-certificate",
+    host="kquota-webhook.platform.svc",
+)
+"""What the chart of a release `kquota` in the namespace `platform` says."""
 
 
 def sidecar_template(values: Path = VALUES, kubernetes: str = NEWEST, **changes: Any) -> bytes:
@@ -68,3 +83,12 @@ def write_certificate(manifests: list[dict[str, Any]], directory: Path) -> ssl.S
     (hooks,) = of_kind(manifests, "MutatingWebhookConfiguration")
     bundle = base64.b64decode(hooks["webhooks"][0]["clientConfig"]["caBundle"]).decode()
     return ssl.create_default_context(cadata=bundle)
+
+
+def service_account(folder: Path, authority: str | None = None, token: str = "none") -> Path:
+    """What a kubelet would mount: the token of a service account and the authority of the API server (PEM)."""
+    account = folder / "serviceaccount"
+    account.mkdir()
+    (account / "token").write_text(token)
+    (account / "ca.crt").write_text(authority or trustme.CA().cert_pem.bytes().decode())
+    return account

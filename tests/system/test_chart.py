@@ -17,7 +17,9 @@ import pytest
 import yaml
 
 from config.load import load_bytes, warnings_of
+from config.table import to_table
 from deploy.kubernetes.chart import CHART, generated
+from deploy.kubernetes.own_quotas import combined
 from tests.support.chart_tools import (
     FIRST_NATIVE,
     GOLDEN,
@@ -43,6 +45,7 @@ from tests.support.chart_tools import (
     without_secrets,
 )
 from tests.support.kubeconform_tools import conform
+from tests.support.strimzi import KAFKA_USERS
 
 MINIMAL = CHART / "ci/sidecar-values.yaml"
 DEMO = CHART / "ci/sidecar-demo-values.yaml"
@@ -257,6 +260,57 @@ def test_pods_restart_for_what_a_running_sidecar_cannot_take_over(change: str, v
         assert of_kind(before, "Deployment") == of_kind(after, "Deployment")
 
 
+def test_imported_quotas_are_values_a_file_and_quotas_of_a_namespace(tmp_path: Path) -> None:
+    """`kquota import` prints one form, which is all three (import kafka prints it by the same function)."""
+    (users := tmp_path / "users.yaml").write_text(KAFKA_USERS)
+    printed = subprocess.run(
+        [sys.executable, "-m", "deploy.cli.main", "import", "strimzi", users],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert printed.returncode == 0, printed.stderr
+    (quotas := tmp_path / "quotas.yaml").write_text(printed.stdout)
+    rendered = configuration(documents(render_text(MINIMAL, "--values", quotas)))
+    as_values = to_table(load_bytes("values", rendered.encode())).entries
+    as_file = to_table(load_bytes("file", printed.stdout.encode(), on_paper=True)).entries
+    base = configuration(render("sidecar"))
+    of_a_namespace = combined(base, printed.stdout.encode(), "any", "quotas.yaml")
+    in_a_namespace = to_table(load_bytes("copy", of_a_namespace.encode())).entries
+    assert as_values == as_file
+    assert {entry.user for entry in as_file} == {"reporting", "CN=orders"}
+    assert set(as_file) <= set(in_a_namespace)
+
+
+LIMITS: dict[str, tuple[dict[str, Any], str | None]] = {
+    # 128 MiB + 1000 * 80 KiB + 20 000 * 8 KiB = 362.4 MiB, rounded up to 16 MiB
+    "defaults": ({}, "368Mi"),
+    "quotas play no part": ({"quotas": [{"user": "a", "request_percentage": 5, "producer_byte_rate": 1}]}, "368Mi"),
+    # 128 + 5000 * 80 KiB = 390.6 + 156.25
+    "connections": ({"memoryLimit": {"connections": 5000}}, "688Mi"),
+    # 128 + 100 * 80 KiB = 7.8 + 1000 * 8 KiB = 7.8
+    "small": ({"config": {"limits": {"max_connections": 100, "max_clients": 1000}}}, "144Mi"),
+    # 362.4 + 16 + 16
+    "export": ({"config": {"export": {"directory": "/var/lib/kquota", "kafka_topic": "usage"}}}, "400Mi"),
+    "larger buffers": ({"config": {"export": {"directory": "/d", "buffer_bytes": "64MiB"}}}, "432Mi"),
+    "bytes": ({"config": {"export": {"directory": "/d", "buffer_bytes": 67108864}}}, "432Mi"),
+    "one's own": ({"resources": {"limits": {"memory": "1Gi"}}}, "1Gi"),
+    "a CPU limit beside it": ({"resources": {"limits": {"cpu": "2"}}}, "368Mi"),
+    "none": ({"memoryLimit": {"enabled": False}}, None),
+}
+
+
+@pytest.mark.parametrize("case", LIMITS)
+def test_the_memory_limit_follows_from_the_settings(case: str, values: Any) -> None:
+    given, expected = LIMITS[case]
+    (deployment,) = of_kind(documents(render_text(values(mode="gateway", **given))), "Deployment")
+    resources = sidecar_of(deployment["spec"]["template"]["spec"])["resources"]
+    assert resources.get("limits", {}).get("memory") == expected
+    assert resources["requests"] == {"cpu": "100m", "memory": "128Mi"}
+    if case == "a CPU limit beside it":
+        assert resources["limits"]["cpu"] == "2"
+
+
 # --- pods
 
 
@@ -264,7 +318,7 @@ def test_pods_restart_for_what_a_running_sidecar_cannot_take_over(change: str, v
 def test_pods_satisfy_the_restricted_standard(name: str, kubernetes: str) -> None:
     """Each container by itself, so that a pod's owner need not set anything."""
     for where, pod in pod_specs(render(name, kubernetes)).items():
-        assert pod["automountServiceAccountToken"] is False, where
+        assert pod["automountServiceAccountToken"] is where.endswith("-webhook"), where
         assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
         assert all({"hostPath"}.isdisjoint(volume) for volume in pod.get("volumes", []))
         for container in [*pod.get("initContainers", []), *pod["containers"]]:

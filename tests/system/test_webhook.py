@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -23,10 +24,12 @@ from deploy.kafka.ports import free_ports
 from deploy.kubernetes.review import ReviewError, Template, TemplateError, review
 from tests.support.chart_tools import CHART, FIRST_NATIVE, NAMESPACE, NEWEST, documents, of_kind, render_text, unhooked
 from tests.support.webhook_tools import (
+    GENERATED,
     MANAGED,
     VALUES,
     Webhook,
     admission_review,
+    service_account,
     sidecar_template,
     write_certificate,
 )
@@ -184,6 +187,70 @@ def test_what_a_pod_claims_for_itself_does_not_count(template: Template) -> None
     assert named == [{"name": "kquota-config", "configMap": {"name": "shop-kquota"}}]
 
 
+def _annotated(**wishes: str) -> dict[str, Any]:
+    asked = admission_review("deployment")
+    found = asked["request"]["object"]["metadata"].setdefault("annotations", {})
+    found.update({f"kquota.io/{name.replace('_', '-')}": value for name, value in wishes.items()})
+    return asked
+
+
+def test_a_pod_sets_resources_and_image_of_its_sidecar(template: Template) -> None:
+    wishes = {"cpu_request": "250m", "memory_request": "200Mi", "memory_limit": "1Gi", "cpu_limit": "2"}
+    pod, skipped = _decide(_annotated(**wishes, image="registry.example/kquota:9"), template)
+    assert skipped is None
+    sidecar = pod["spec"]["initContainers"][0]
+    assert sidecar["image"] == "registry.example/kquota:9"
+    assert sidecar["resources"] == {
+        "requests": {"cpu": "250m", "memory": "200Mi"}, "limits": {"cpu": "2", "memory": "1Gi"},
+    }  # fmt: skip
+    assert {**sidecar, "image": 0, "resources": 0} == {**template.container, "image": 0, "resources": 0}
+    assert template.container["resources"]["limits"] == {"memory": "368Mi"}, "the template is not touched"
+    pod["metadata"] = {"name": "one"} | {key: pod["metadata"][key] for key in ("labels", "annotations")}
+    kubernetes_validate.validate(pod, NEWEST, strict=True)
+
+
+def test_a_pod_brings_its_own_configuration_where_the_chart_allows_it() -> None:
+    allowing = Template.parse(sidecar_template(GENERATED))
+    pod, _ = _decide(_annotated(config_map="checkout-quotas"), allowing)
+    named = [one for one in pod["spec"]["volumes"] if one["name"] == "kquota-config"]
+    assert named == [{"name": "kquota-config", "configMap": {"name": "checkout-quotas"}}]
+
+
+WRONG_ANNOTATIONS: dict[str, tuple[dict[str, str], str]] = {
+    "memory": ({"memory_limit": "10Gb"}, "annotation kquota.io/memory-limit: expected memory as Kubernetes writes it,"),
+    "milli": ({"memory_request": "128m"}, "such as 256Mi or 1G, got '128m'"),
+    "cpu": ({"cpu_request": "half"}, "such as 250m or 1, got 'half'"),
+    "image": ({"image": "kquota latest"}, "expected an image"),
+    "config": ({"config_map": "mine"}, "webhook.podAnnotations of the chart has no config"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG_ANNOTATIONS)
+def test_a_pod_that_asks_for_the_impossible_is_refused(case: str, template: Template) -> None:
+    """Not silently served otherwise: the ReplicaSet's event has the sentence."""
+    wishes, said = WRONG_ANNOTATIONS[case]
+    decision = review(json.dumps(_annotated(**wishes)).encode(), template)
+    response = decision.answer["response"]
+    assert response["allowed"] is False
+    assert "patch" not in response
+    assert response["status"]["code"] == 400
+    assert said in response["status"]["message"]
+    assert decision.refused is not None
+    skipped = _annotated(**wishes)
+    skipped["request"]["object"]["metadata"]["labels"]["kquota.io/inject"] = "false"
+    assert _decide(skipped, template)[1] == "opted-out"
+
+
+def test_an_annotation_that_means_nothing_is_told_of(template: Template) -> None:
+    answer = review(json.dumps(_annotated(memory_limits="1Gi")).encode(), template).answer["response"]
+    assert answer["allowed"] is True
+    assert answer["warnings"] == [
+        "kquota: annotation kquota.io/memory-limits means nothing to kquota; did you mean kquota.io/memory-limit?"
+    ]
+    usual = review(json.dumps(_annotated(restart_checksum="0")).encode(), template).answer["response"]
+    assert "warnings" not in usual
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -215,15 +282,13 @@ def test_a_template_that_is_none_is_refused() -> None:
 def test_the_api_server_is_told_whom_to_ask_about_what() -> None:
     manifests = documents(render_text(VALUES))
     (hooks,) = of_kind(manifests, "MutatingWebhookConfiguration")
-    (hook,) = hooks["webhooks"]
-    assert (hook["failurePolicy"], hook["sideEffects"]) == ("Fail", "None")
-    assert hook["namespaceSelector"]["matchLabels"] == {"kquota.io/injection": "enabled"}
-    (listed,) = hook["namespaceSelector"]["matchExpressions"]
-    assert (listed["operator"], listed["values"]) == ("In", ["orders", "invoices"])
-    # each chosen namespace has the ConfigMap that the injected volume names
-    configs = [one for one in of_kind(unhooked(manifests), "ConfigMap") if "kquota.yaml" in one["data"]]
-    assert {one["metadata"].get("namespace", NAMESPACE) for one in configs} == {NAMESPACE, "orders", "invoices"}
-    assert {one["metadata"]["name"] for one in configs} == {"shop-kquota"}
+    hook = hooks["webhooks"][0]
+    assert {one["sideEffects"] for one in hooks["webhooks"]} == {"None"}
+    # the webhook copies the ConfigMap that the injected volume names
+    (config,) = [one for one in of_kind(unhooked(manifests), "ConfigMap") if "kquota.yaml" in one["data"]]
+    assert config["metadata"]["name"] == "shop-kquota"
+    assert "namespace" not in config["metadata"]
+    assert Template.parse(sidecar_template()).distribution.name == "shop-kquota"
     # its own pods start while nothing answers
     (own,) = [one for one in of_kind(manifests, "Deployment") if one["metadata"]["name"].endswith("-webhook")]
     (rule,) = hook["objectSelector"]["matchExpressions"]
@@ -233,7 +298,72 @@ def test_the_api_server_is_told_whom_to_ask_about_what() -> None:
     assert hook["clientConfig"]["service"]["name"] == service["metadata"]["name"]
     assert service["spec"]["selector"].items() <= own["spec"]["template"]["metadata"]["labels"].items()
     (monitor,) = of_kind(manifests, "PodMonitor")
-    assert monitor["spec"]["namespaceSelector"]["matchNames"] == [NAMESPACE, "orders", "invoices"]
+    assert monitor["spec"]["namespaceSelector"] == {"any": True}
+    (few,) = of_kind(documents(render_text(GENERATED)), "PodMonitor")
+    assert few["spec"]["namespaceSelector"] == {"matchNames": [NAMESPACE, "orders", "invoices"]}
+
+
+_ORDERS = {"kubernetes.io/metadata.name": "orders"}
+NAMESPACES: dict[str, tuple[dict[str, str], Path, str | None]] = {
+    "one label is enough": ({"kquota.io/injection": "enabled"}, VALUES, "Fail"),
+    "no label": ({}, VALUES, None),
+    "another value": ({"kquota.io/injection": "disabled"}, VALUES, None),
+    "the other policy": ({"kquota.io/injection": "enabled", "kquota.io/failure-policy": "Ignore"}, VALUES, "Ignore"),
+    "the same policy": ({"kquota.io/injection": "enabled", "kquota.io/failure-policy": "Fail"}, VALUES, "Fail"),
+    "a typing mistake": ({"kquota.io/injection": "enabled", "kquota.io/failure-policy": "ignore"}, VALUES, "Fail"),
+    "a chart that ignores": (_ORDERS | {"kquota.io/injection": "enabled"}, MANAGED, "Ignore"),
+    "... but not here": (
+        _ORDERS | {"kquota.io/injection": "enabled", "kquota.io/failure-policy": "Fail"},
+        MANAGED,
+        "Fail",
+    ),
+    "not listed": ({"kquota.io/injection": "enabled", "kubernetes.io/metadata.name": "web"}, GENERATED, None),
+    "listed": ({"kquota.io/injection": "enabled", "kubernetes.io/metadata.name": "orders"}, GENERATED, "Fail"),
+    "listed, no label": ({"kubernetes.io/metadata.name": "orders"}, GENERATED, None),
+}
+
+
+@pytest.mark.parametrize("case", NAMESPACES)
+def test_labels_of_a_namespace_choose_the_failure_policy(case: str) -> None:
+    """Just one of the two webhooks is asked about each pod, or none."""
+    labels, values, expected = NAMESPACES[case]
+    (hooks,) = of_kind(documents(render_text(values)), "MutatingWebhookConfiguration")
+
+    def selects(selector: dict[str, Any]) -> bool:
+        """As the API server reads a label selector."""
+        for one in selector["matchExpressions"]:
+            inside = labels.get(one["key"]) in one["values"]
+            if inside is not (one["operator"] == "In"):
+                return False
+        return selector["matchLabels"].items() <= labels.items()
+
+    asked = [one["failurePolicy"] for one in hooks["webhooks"] if selects(one["namespaceSelector"])]
+    assert asked == ([] if expected is None else [expected])
+
+
+def test_the_webhook_may_do_what_it_has_to_and_no_more() -> None:
+    """ConfigMaps by name alone (what is new has no name where permissions are looked up), its own Secret, its own
+    webhooks."""
+    manifests = documents(render_text(VALUES))
+    (cluster,) = of_kind(manifests, "ClusterRole")
+    for rule in cluster["rules"]:
+        assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
+        writes = set(rule["verbs"]) - {"get", "list"}
+        assert "resourceNames" in rule or writes <= {"create"}, rule
+        assert "secrets" not in rule["resources"]
+        assert "pods" not in rule["resources"]
+    (role,) = of_kind(manifests, "Role")
+    assert {tuple(rule["resources"]) for rule in role["rules"]} == {("secrets",)}
+    others = documents(render_text(MANAGED))
+    assert of_kind(others, "Role") == []
+    hooks_rule = of_kind(others, "ClusterRole")[0]["rules"][-1]
+    assert (hooks_rule["resources"], hooks_rule["verbs"]) == (["mutatingwebhookconfigurations"], ["get"])
+
+
+def test_rendering_twice_gives_the_same() -> None:
+    """So that Argo CD and others that render without a cluster see no change where there is none."""
+    assert render_text(VALUES) == render_text(VALUES)
+    assert render_text(GENERATED) != render_text(GENERATED), "Helm's certificate is a new one each time"
 
 
 def test_cert_manager_makes_the_certificate_where_it_is_asked_to() -> None:
@@ -241,8 +371,7 @@ def test_cert_manager_makes_the_certificate_where_it_is_asked_to() -> None:
     (hooks,) = of_kind(manifests, "MutatingWebhookConfiguration")
     (certificate,) = of_kind(manifests, "Certificate")
     name = certificate["metadata"]["name"]
-    assert hooks["webhooks"][0]["failurePolicy"] == "Ignore"
-    assert "caBundle" not in hooks["webhooks"][0]["clientConfig"]
+    assert all("caBundle" not in one["clientConfig"] for one in hooks["webhooks"])
     assert hooks["metadata"]["annotations"]["cert-manager.io/inject-ca-from"] == f"{NAMESPACE}/{name}"
     assert certificate["spec"]["dnsNames"] == [f"{name}.{NAMESPACE}.svc"]
     assert of_kind(manifests, "Secret") == []
@@ -253,21 +382,24 @@ def test_cert_manager_makes_the_certificate_where_it_is_asked_to() -> None:
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Webhook]:
-    manifests = documents(render_text(VALUES))
+    """With the certificate that Helm makes, and an API server that does not answer: pods are answered nevertheless."""
+    manifests = documents(render_text(GENERATED))
     (own,) = [one for one in of_kind(manifests, "Deployment") if one["metadata"]["name"].endswith("-webhook")]
     (container,) = own["spec"]["template"]["spec"]["containers"]
-    (port,) = free_ports(1)
+    port, nobody = free_ports(2)
     authority = write_certificate(manifests, tmp_path)
     (tmp_path / "sidecar.json").write_bytes(sidecar_template())
     arguments = [
         one.replace("/etc/kquota-tls", str(tmp_path)).replace("/etc/kquota", str(tmp_path)) for one in container["args"]
     ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "deploy.cli.main", *arguments, "--host=127.0.0.1", f"--port={port}"],
+        [sys.executable, "-m", "deploy.cli.main", *arguments, "--host=127.0.0.1", f"--port={port}",
+         f"--service-account={service_account(tmp_path)}"],
+        env=os.environ | {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(nobody)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-    )
+    )  # fmt: skip
     found = Webhook(port, tmp_path, f"shop-kquota-webhook.{NAMESPACE}.svc", authority, process)
     try:
         _wait(found, found.healthy)
@@ -277,6 +409,7 @@ def running(tmp_path: Path) -> Iterator[Webhook]:
         output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
     assert "Traceback" not in output
+    assert "namespace is not served as it should be" in output
 
 
 def _wait(running: Webhook, condition: Any) -> None:
@@ -325,7 +458,7 @@ def test_noise_on_the_port_disturbs_nobody(running: Webhook) -> None:
 
 def test_a_renewed_certificate_is_taken_over(running: Webhook) -> None:
     """As cert-manager renews it: same process, new authority. A broken pair on the way there changes nothing."""
-    fresh = documents(render_text(VALUES))
+    fresh = documents(render_text(GENERATED))
     (running.directory / "tls.crt").write_text("nonsense")
     time.sleep(6)  # longer than the poll
     assert running.post(admission_review("bare")).status_code == 200
@@ -339,7 +472,8 @@ def test_it_says_why_it_cannot_run(tmp_path: Path) -> None:
     (tmp_path / "sidecar.json").write_bytes(sidecar_template())
     done = subprocess.run(
         [sys.executable, "-m", "deploy.cli.main", "webhook", f"--template={tmp_path}/sidecar.json",
-         f"--cert={tmp_path}/none.crt", f"--key={tmp_path}/none.key"],
+         f"--cert={tmp_path}/none.crt", f"--key={tmp_path}/none.key", f"--service-account={service_account(tmp_path)}"],
+        env=os.environ | {"KUBERNETES_SERVICE_HOST": "127.0.0.1"},
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -348,3 +482,12 @@ def test_it_says_why_it_cannot_run(tmp_path: Path) -> None:
     assert "cannot run" in done.stderr
     assert "none.crt" in done.stderr
     assert "Traceback" not in done.stderr
+    outside = subprocess.run(
+        [sys.executable, "-m", "deploy.cli.main", "webhook", f"--template={tmp_path}/sidecar.json"],
+        env={name: value for name, value in os.environ.items() if not name.startswith("KUBERNETES_")},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert outside.returncode == 1
+    assert "KUBERNETES_SERVICE_HOST is not set: the webhook runs in a pod" in outside.stderr

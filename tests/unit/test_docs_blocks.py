@@ -208,6 +208,14 @@ def test_commands_about_files_of_the_page_do_what_they_are_for(
     assert "warning:" not in done.output
 
 
+def test_the_readme_shows_what_check_prints(tmp_path: Path) -> None:
+    (tmp_path / "kquota.yaml").write_text(files_of("README.md")["kquota.yaml"])
+    printed = CliRunner().invoke(app, ["check", "--config", str(tmp_path / "kquota.yaml")]).output
+    own = [block.text for block in BLOCKS if block.page == "README.md"]
+    (shown,) = [text for text in own if text.lstrip().startswith("level ")]
+    assert textwrap.dedent(printed[printed.index("  level ") :]) == shown
+
+
 @named([block for block in SHELL if re.search(r"^make ", block.text, re.MULTILINE)])
 def test_make_has_these_targets(block: Block) -> None:
     for target in re.findall(r"^make ([a-z-]+)", block.text, re.MULTILINE):

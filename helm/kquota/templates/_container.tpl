@@ -27,7 +27,7 @@ livenessProbe:
   httpGet: {path: /healthz, port: metrics}
   {{- toYaml .Values.probes.liveness | nindent 2 }}
 resources:
-  {{- toYaml .Values.resources | nindent 2 }}
+  {{- include "kquota.resources" . | nindent 2 }}
 securityContext:
   {{- include "kquota.securityContext" . | nindent 2 }}
 terminationMessagePolicy: FallbackToLogsOnError

@@ -1,0 +1,105 @@
+"""The Kubernetes API as the webhook uses it: a few requests in the name of its pod's service account."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+MANAGER: Final = "kquota-webhook"
+"""Whose fields these are (server-side apply)."""
+LIMIT_S: Final = 20.0
+CONFIGURATIONS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+
+Json = dict[str, Any]
+
+
+class ClusterError(OSError):
+    """The API server has not done what it was asked for; says what and why."""
+
+    def __init__(self, what: str, status: int, message: str) -> None:
+        super().__init__(f"{what}: {message}")
+        self.status = status
+        """HTTP's; 0 where there was no answer."""
+
+
+class Cluster:
+    """An API server. Closed with `async with`."""
+
+    def __init__(self, url: str, account: Path) -> None:
+        """`account` is where the kubelet keeps token and authority of the service account.
+
+        Raises OSError (ssl.SSLError among them) when they cannot be read.
+        """
+        self._account = account
+        context = ssl.create_default_context(cadata=(account / "ca.crt").read_text(encoding="ascii"))
+        self._client = httpx.AsyncClient(base_url=url, verify=context, timeout=LIMIT_S, trust_env=False)
+
+    @classmethod
+    def of_this_pod(cls, account: Path) -> Cluster:
+        """The cluster that this process runs in. Raises OSError with the reason where it runs in none."""
+        host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+        if not host:
+            raise OSError("KUBERNETES_SERVICE_HOST is not set: the webhook runs in a pod, with a service account")
+        return cls(f"https://{f'[{host}]' if ':' in host else host}:{port}", account)
+
+    async def __aenter__(self) -> Cluster:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+
+    async def ask(self, method: str, path: str, body: Any = None, kind: str = "json", **query: str) -> Json:
+        """One request, and the object of the answer. `kind` is that of a patch. Raises ClusterError."""
+        what = f"{method} {path}"
+        try:
+            # Read each time: the kubelet renews it.
+            token = (self._account / "token").read_text(encoding="ascii").strip()
+            headers = {"authorization": f"Bearer {token}", "content-type": f"application/{kind}"}
+            content = None if body is None else json.dumps(body).encode()
+            answer = await self._client.request(method, path, content=content, headers=headers, params=query)
+        except (httpx.HTTPError, OSError) as error:
+            raise ClusterError(what, 0, str(error) or type(error).__name__) from error
+        try:
+            found = answer.json()
+        except ValueError:
+            found = {}
+        if answer.is_error or not isinstance(found, dict):
+            message = found.get("message") if isinstance(found, dict) else None
+            raise ClusterError(what, answer.status_code, str(message or f"HTTP {answer.status_code}"))
+        return found
+
+    async def list(self, path: str, **query: str) -> list[Json]:
+        """The objects of a list, page by page. Raises ClusterError."""
+        found: list[Json] = []
+        more = ""
+        while True:
+            page = await self.ask("GET", path, limit="500", **query, **({"continue": more} if more else {}))
+            found += page.get("items") or []
+            more = (page.get("metadata") or {}).get("continue") or ""
+            if not more:
+                return found
+
+    async def get(self, path: str) -> Json | None:
+        """An object, None where there is none. Raises ClusterError."""
+        try:
+            return await self.ask("GET", path)
+        except ClusterError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def apply(self, path: str, body: Json) -> Json:
+        """Make an object, or give these fields of it these values (server-side apply). Raises ClusterError."""
+        return await self.ask("PATCH", path, body, "apply-patch+yaml", fieldManager=MANAGER, force="true")
+
+
+def owner_reference(configuration: Json) -> Json:
+    """For what is to be deleted together with this MutatingWebhookConfiguration."""
+    metadata = configuration["metadata"]
+    kind = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingWebhookConfiguration"}
+    return kind | {"name": metadata["name"], "uid": metadata["uid"]}

@@ -1,0 +1,194 @@
+"""Which namespace gets which configuration: what should be there, from what there is. Nothing here asks a cluster.
+
+ConfigMaps are mounted in their own namespace only. So each namespace that has the label gets a copy of the chart's
+ConfigMap, under the same name, and the ConfigMap NAME-quotas of the namespace, if there is one, is worked into it
+(`deploy.kubernetes.own_quotas`). Copies belong to the MutatingWebhookConfiguration and go with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from deploy.kubernetes import own_quotas
+from deploy.kubernetes.own_quotas import POLICIES, Policy, RefusedError
+
+INJECTION_LABEL: Final = "kquota.io/injection"
+"""On namespaces, `enabled`: pods get sidecars, and the namespace the configuration."""
+POLICY_LABEL: Final = "kquota.io/namespace-quotas"
+"""On namespaces: what their own quotas may do, in place of the chart's `webhook.namespaceQuotas`."""
+COPY_ANNOTATION: Final = "kquota.io/copy-of"
+"""On copies: namespace and name of the original."""
+FILE: Final = "kquota.yaml"
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """What the chart says about it."""
+
+    namespace: str
+    """Of the release."""
+    name: str
+    """Of the release's ConfigMap, and of the copies."""
+    configuration: str
+    """The MutatingWebhookConfiguration."""
+    only: frozenset[str]
+    """Namespaces besides which none gets a copy; empty: every one with the label."""
+    policy: Policy
+    labels: dict[str, str]
+    """Of copies."""
+    secret: str | None
+    """Where the webhook keeps its own certificate; None: another one makes it."""
+    host: str
+    """The name of the webhook's Service, which the certificate is for."""
+
+    @classmethod
+    def parse(cls, given: Json) -> Distribution:
+        """From the chart's JSON. Raises KeyError, TypeError or ValueError."""
+        policy = given["namespaceQuotas"]
+        if policy not in POLICIES:
+            raise ValueError(f"namespaceQuotas: expected one of {', '.join(POLICIES)}, got {policy!r}")
+        return cls(
+            namespace=str(given["namespace"]),
+            name=str(given["configMap"]),
+            configuration=str(given["webhookConfiguration"]),
+            only=frozenset(given["namespaces"]),
+            policy=policy,
+            labels=dict(given["labels"]),
+            secret=given["certificateSecret"],
+            host=str(given["host"]),
+        )
+
+    @property
+    def original(self) -> str:
+        """What copies say that they are of."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def quotas_name(self) -> str:
+        """The ConfigMap with a namespace's own quotas."""
+        return f"{self.name}-quotas"
+
+
+@dataclass(slots=True)
+class Seen:
+    """What there is, as far as it matters."""
+
+    base: str
+    """The configuration file that the chart renders."""
+    owner: Json
+    """A reference to the MutatingWebhookConfiguration."""
+    namespaces: dict[str, dict[str, str]]
+    """Those with the label and those with a copy, unless they are about to end: their labels."""
+    copies: dict[str, Json]
+    """ConfigMaps with the name of copies, by namespace."""
+    quotas: dict[str, Json]
+    """ConfigMaps with quotas of namespaces, by namespace."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is to be done about one namespace."""
+
+    namespace: str
+    body: Json | None = None
+    """The copy as it should be; None: it is so."""
+    refused: str | None = None
+    """Why the namespace's quotas are not taken over."""
+    problem: str | None = None
+    """Why nothing can be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of quotas: the configuration file with them, or why they are refused."""
+
+    text: str | None
+    refused: str | None
+
+
+Known = dict[tuple[str, bool], tuple[bytes, Outcome]]
+"""Outcomes by namespace, and whether they are of the quotas that are in force: by a digest of what they are made of. To
+read quotas, and to compare them with the chart's, may take seconds; they seldom change."""
+
+
+def plans(seen: Seen, told: Distribution, known: Known) -> Iterator[Plan]:
+    """For each namespace with the label, and for each that has a copy already: pods may run there."""
+    ours = {where for where, one in seen.copies.items() if _annotations(one).get(COPY_ANNOTATION) == told.original}
+    for namespace, labels in sorted(seen.namespaces.items()):
+        chosen = labels.get(INJECTION_LABEL) == "enabled" and (not told.only or namespace in told.only)
+        if namespace == told.namespace or not (chosen or namespace in ours):
+            continue
+        copy = seen.copies.get(namespace)
+        if copy is not None and namespace not in ours:
+            yield Plan(namespace, problem=f"there is another ConfigMap {told.name}, which is left alone")
+            continue
+        yield _plan(namespace, copy, seen, told, known)
+
+
+def _plan(namespace: str, copy: Json | None, seen: Seen, told: Distribution, known: Known) -> Plan:
+    wish = seen.namespaces[namespace].get(POLICY_LABEL)
+    policy: Policy = next((one for one in POLICIES if one == wish), told.policy if wish is None else "none")
+    file = f"ConfigMap {told.quotas_name}, {own_quotas.KEY}"
+    wanted = seen.quotas.get(namespace)
+    text, accepted, refused = seen.base, None, None
+    if wanted is not None:
+        given = (wanted.get("data") or {}).get(own_quotas.KEY)
+        before = ((copy or {}).get("data") or {}).get(own_quotas.KEY)
+        if given is None:
+            outcome = Outcome(None, f"{file}: there is no {own_quotas.KEY} in it")
+        else:
+            outcome = _outcome((namespace, False), seen.base, given, policy, file, known)
+        refused = outcome.refused
+        if outcome.text is None and before is not None:  # those that were good go on, if they still are
+            given, outcome = before, _outcome((namespace, True), seen.base, before, policy, file, known)
+        if outcome.text is not None:
+            text, accepted = outcome.text, given
+    body = _copy(namespace, text, accepted, seen.owner, told)
+    return Plan(namespace, None if copy is not None and _is_so(copy, body) else body, refused)
+
+
+def _outcome(key: tuple[str, bool], base: str, own: str, policy: Policy, file: str, known: Known) -> Outcome:
+    digest = hashlib.sha256("\0".join((base, own, policy, file)).encode()).digest()
+    if key not in known or known[key][0] != digest:
+        try:
+            found = Outcome(own_quotas.combined(base, own.encode(), policy, file), None)
+        except RefusedError as error:
+            found = Outcome(None, str(error))
+        known[key] = digest, found
+    return known[key][1]
+
+
+def _copy(namespace: str, text: str, accepted: str | None, owner: Json, told: Distribution) -> Json:
+    data = {FILE: text} | ({} if accepted is None else {own_quotas.KEY: accepted})
+    metadata = {
+        "name": told.name,
+        "namespace": namespace,
+        "labels": told.labels,
+        "annotations": {COPY_ANNOTATION: told.original},
+        "ownerReferences": [owner],
+    }
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+def _is_so(copy: Json, body: Json) -> bool:
+    metadata, wanted = copy["metadata"], body["metadata"]
+    owners = [one.get("uid") for one in metadata.get("ownerReferences") or []]
+    return (
+        copy.get("data") == body["data"]
+        and labels_of(copy).items() >= wanted["labels"].items()
+        and wanted["ownerReferences"][0]["uid"] in owners
+    )
+
+
+def labels_of(one: Json) -> dict[str, str]:
+    """The labels of an object."""
+    return (one.get("metadata") or {}).get("labels") or {}
+
+
+def _annotations(one: Json) -> dict[str, str]:
+    return (one.get("metadata") or {}).get("annotations") or {}

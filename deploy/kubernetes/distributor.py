@@ -1,0 +1,133 @@
+"""Brings the configuration to every namespace whose pods get sidecars, with that namespace's own quotas in it.
+
+What should be there (`deploy.kubernetes.distribution`) is compared with what is there again and again, so a copy that
+was changed or deleted comes back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import structlog
+import trio
+
+from deploy.kubernetes.cluster import CONFIGURATIONS, Cluster, ClusterError, owner_reference
+from deploy.kubernetes.distribution import FILE, INJECTION_LABEL, Distribution, Known, Seen, labels_of, plans
+
+EVERY_S: Final = 10.0
+MOST_MESSAGE: Final = 1000
+"""Characters of an event's message; Kubernetes takes 1024."""
+
+Json = dict[str, Any]
+log = structlog.get_logger("kquota.webhook")
+
+
+@dataclass(slots=True)
+class Distributor:
+    """Does it, for as long as the webhook runs."""
+
+    cluster: Cluster
+    told: Distribution
+    _said: dict[str, str] = field(default_factory=dict)
+    """The last complaint about each namespace: each is made once."""
+    _known: Known = field(default_factory=dict)
+    _served: set[str] = field(default_factory=set)
+    _wake: trio.Event = field(default_factory=trio.Event)
+
+    def pod_of(self, namespace: str) -> None:
+        """A pod is made there: if the namespace may have no copy yet, have a look now and not in ten seconds."""
+        if namespace not in self._served and namespace != self.told.namespace:
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Until it is cancelled. What fails is tried again."""
+        while True:
+            try:
+                await self.round()
+                self._complain("", None)
+            except ClusterError as error:
+                self._complain("", str(error))
+            with trio.move_on_after(EVERY_S):
+                await self._wake.wait()
+            self._wake = trio.Event()
+            await trio.sleep(0.2)  # many pods at once are one look
+
+    async def round(self) -> None:
+        """Look, and put right what is not as it should be. Raises ClusterError."""
+        seen = await self.look()
+        self._served = set()
+        for key in [one for one in self._known if one[0] not in seen.quotas]:
+            del self._known[key]
+        for plan in await trio.to_thread.run_sync(lambda: list(plans(seen, self.told, self._known))):
+            if plan.body is not None:
+                try:
+                    await self.cluster.apply(_config_map(plan.namespace, self.told.name), plan.body)
+                    log.info("configuration brought to namespace", namespace=plan.namespace)
+                except ClusterError as error:
+                    plan.problem = str(error)
+            if plan.problem is None:
+                self._served.add(plan.namespace)
+            if plan.refused and self._complain(plan.namespace, plan.refused):
+                await self._event(plan.namespace, plan.refused)
+            elif not plan.refused:
+                self._complain(plan.namespace, plan.problem)
+
+    async def look(self) -> Seen:
+        """What there is. Raises ClusterError."""
+        told, ask = self.told, self.cluster
+        original = await ask.ask("GET", _config_map(told.namespace, told.name))
+        configuration = await ask.ask("GET", f"{CONFIGURATIONS}/{told.configuration}")
+        named = {"fieldSelector": f"metadata.name={told.name}"}, {"fieldSelector": f"metadata.name={told.quotas_name}"}
+        spaces = await ask.list("/api/v1/namespaces", labelSelector=f"{INJECTION_LABEL}=enabled")
+        copies, quotas = [await ask.list("/api/v1/configmaps", **one) for one in named]
+        listed = {one["metadata"]["name"] for one in spaces}
+        others = {one["metadata"]["namespace"] for one in copies} - listed  # pods of former times may run there
+        spaces += [one for name in sorted(others) if (one := await ask.get(f"/api/v1/namespaces/{name}")) is not None]
+        alive = [one for one in spaces if not one["metadata"].get("deletionTimestamp")]
+        return Seen(
+            base=original["data"][FILE],
+            owner=owner_reference(configuration),
+            namespaces={one["metadata"]["name"]: labels_of(one) for one in alive},
+            copies={one["metadata"]["namespace"]: one for one in copies},
+            quotas={one["metadata"]["namespace"]: one for one in quotas},
+        )
+
+    def _complain(self, namespace: str, what: str | None) -> bool:
+        """Log it once; whether it is news."""
+        if what is None:
+            if self._said.pop(namespace, None) is not None:
+                log.info("all is well again", namespace=namespace or None)
+            return False
+        if self._said.get(namespace) == what:
+            return False
+        self._said[namespace] = what
+        log.warning("namespace is not served as it should be", namespace=namespace or None, error=what)
+        return True
+
+    async def _event(self, namespace: str, message: str) -> None:
+        """Where people of the namespace look: `kubectl describe configmap`, `kubectl get events`."""
+        message = f"The former quotas stay in force. {message}"
+        if len(message) > MOST_MESSAGE:
+            message = message[: MOST_MESSAGE - 1] + "…"
+        about = {"apiVersion": "v1", "kind": "ConfigMap", "name": self.told.quotas_name, "namespace": namespace}
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{self.told.quotas_name}.", "namespace": namespace},
+            "involvedObject": about,
+            "type": "Warning",
+            "reason": "QuotasRefused",
+            "message": message,
+            "source": {"component": "kquota-webhook"},
+            "reportingComponent": "kquota.io/webhook",
+            "count": 1,
+        }
+        try:
+            await self.cluster.ask("POST", f"/api/v1/namespaces/{namespace}/events", body)
+        except ClusterError as error:
+            log.warning("no event", namespace=namespace, error=str(error))
+
+
+def _config_map(namespace: str, name: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/configmaps/{name}"

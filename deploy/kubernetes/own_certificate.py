@@ -1,0 +1,193 @@
+"""The webhook's own certificate: made, kept in a Secret of its namespace, renewed, and told to the API server.
+
+So nothing else has to make one: neither Helm, whose `lookup` finds nothing where charts are only rendered (Argo CD),
+nor cert-manager. The authority signs for this Service alone; its key stays in the Secret, so that each replica can
+renew.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from deploy.kubernetes.cluster import CONFIGURATIONS, Cluster, ClusterError, owner_reference
+
+AUTHORITY_DAYS: Final = 3650
+CERTIFICATE_DAYS: Final = 365
+RENEW_AT: Final = 2 / 3
+"""Of its life, as cert-manager does by default."""
+_SKEW: Final = datetime.timedelta(hours=1)
+"""Valid so much earlier: nodes whose clocks are behind have to take it too."""
+_PARTS: Final = ("ca.crt", "ca.key", "tls.crt", "tls.key")
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What a server needs, PEM; and what its clients trust."""
+
+    certificate: bytes
+    key: bytes
+    authority: bytes
+
+
+def renewed(old: dict[str, bytes], host: str, now: datetime.datetime) -> dict[str, bytes] | None:
+    """What the Secret should hold (`ca.crt`, `ca.key`, `tls.crt`, `tls.key`; PEM); None: what it holds is good.
+
+    `old` is what it holds, perhaps nothing or nonsense. A new authority stands before the one that it replaces, so that
+    certificates of both are taken until the replicas have the new one.
+    """
+    try:
+        authority = x509.load_pem_x509_certificate(old["ca.crt"])
+        key = serialization.load_pem_private_key(old["ca.key"], None)
+    except (KeyError, ValueError, TypeError):
+        return _with_certificate(_authority(host, now), host, now)
+    if _is_due(authority, now) or not isinstance(key, ec.EllipticCurvePrivateKey):
+        fresh = _authority(host, now)
+        first, _, _ = old["ca.crt"].partition(b"-----END CERTIFICATE-----\n")
+        fresh["ca.crt"] += first + b"-----END CERTIFICATE-----\n"
+        return _with_certificate(fresh, host, now)
+    try:
+        certificate = x509.load_pem_x509_certificate(old["tls.crt"])
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        good = host in names.get_values_for_type(x509.DNSName) and not _is_due(certificate, now)
+        certificate.verify_directly_issued_by(authority)
+        private = serialization.load_pem_private_key(old["tls.key"], None)
+        good = good and private.public_key() == certificate.public_key()
+    except Exception:  # of many kinds; whatever is wrong with it, a new one is made
+        good = False
+    return None if good else _with_certificate(old, host, now)
+
+
+def _is_due(certificate: x509.Certificate, now: datetime.datetime) -> bool:
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return now >= begin + (end - begin) * RENEW_AT
+
+
+def _authority(host: str, now: datetime.datetime) -> dict[str, bytes]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"kquota webhook {host}"[:64])])
+    certificate = (
+        _builder(now, AUTHORITY_DAYS)
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(sign=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return {"ca.crt": _pem(certificate), "ca.key": _pem(key)}
+
+
+def _with_certificate(held: dict[str, bytes], host: str, now: datetime.datetime) -> dict[str, bytes]:
+    authority = x509.load_pem_x509_certificate(held["ca.crt"])
+    signer = serialization.load_pem_private_key(held["ca.key"], None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = (
+        _builder(now, CERTIFICATE_DAYS)
+        .subject_name(x509.Name([]))
+        .issuer_name(authority.subject)
+        .public_key(key.public_key())
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=True)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(sign=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .sign(signer, hashes.SHA256())
+    )
+    return {name: held[name] for name in ("ca.crt", "ca.key")} | {"tls.crt": _pem(certificate), "tls.key": _pem(key)}
+
+
+def _builder(now: datetime.datetime, days: int) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _SKEW)
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _usage(*, sign: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not sign,
+        key_cert_sign=sign,
+        crl_sign=sign,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _pem(thing: x509.Certificate | ec.EllipticCurvePrivateKey) -> bytes:
+    if isinstance(thing, x509.Certificate):
+        return thing.public_bytes(serialization.Encoding.PEM)
+    return thing.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+async def keep(
+    cluster: Cluster, namespace: str, name: str, host: str, labels: dict[str, str], configuration: str
+) -> Pair:
+    """The pair that all replicas have, from the Secret `name`; made or renewed there when it is time.
+
+    The Secret belongs to the MutatingWebhookConfiguration `configuration` and goes with it.
+
+    Raises:
+        ClusterError: the API server refuses, or does not answer.
+    """
+    place = f"/api/v1/namespaces/{namespace}/secrets"
+    while True:
+        secret = await cluster.get(f"{place}/{name}")
+        data = (secret or {}).get("data") or {}
+        held = {part: base64.b64decode(data[part]) for part in _PARTS if part in data}
+        fresh = renewed(held, host, datetime.datetime.now(datetime.UTC))
+        if fresh is None:
+            return Pair(held["tls.crt"], held["tls.key"], held["ca.crt"])
+        encoded = {part: base64.b64encode(value).decode() for part, value in fresh.items()}
+        try:
+            if secret is None:
+                owner = owner_reference(await cluster.ask("GET", f"{CONFIGURATIONS}/{configuration}"))
+                metadata = {"name": name, "labels": labels, "ownerReferences": [owner]}
+                body = {"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls", "data": encoded}
+                await cluster.ask("POST", place, body | {"metadata": metadata})
+            else:
+                await cluster.ask("PUT", f"{place}/{name}", secret | {"data": data | encoded})
+        except ClusterError as error:
+            if error.status != 409:  # another replica was faster: what it has made is read now
+                raise
+
+
+async def tell(cluster: Cluster, configuration: str, authority: bytes) -> bool:
+    """Have the API server trust `authority` for the webhooks of this MutatingWebhookConfiguration; whether that was
+    news to it.
+
+    Raises:
+        ClusterError: the API server refuses, or does not answer.
+    """
+    path = f"{CONFIGURATIONS}/{configuration}"
+    bundle = base64.b64encode(authority).decode()
+    found = await cluster.ask("GET", path)
+    hooks = found.get("webhooks") or []
+    wrong = [index for index, one in enumerate(hooks) if one["clientConfig"].get("caBundle") != bundle]
+    if not wrong:
+        return False
+    steps: list[Json] = [
+        {"op": "test", "path": "/metadata/resourceVersion", "value": found["metadata"]["resourceVersion"]}
+    ]
+    steps += [{"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": bundle} for index in wrong]
+    await cluster.ask("PATCH", path, steps, "json-patch+json")
+    return True

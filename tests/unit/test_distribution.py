@@ -1,0 +1,213 @@
+"""Which namespace gets which configuration, from what there is; and the webhook's own certificate, by a clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import ssl
+from typing import Any
+
+import pytest
+from cryptography import x509
+
+from deploy.kubernetes import own_quotas
+from deploy.kubernetes.distribution import Distribution, Known, Plan, Seen, plans
+from deploy.kubernetes.own_certificate import AUTHORITY_DAYS, CERTIFICATE_DAYS, renewed
+from deploy.kubernetes.own_quotas import Policy
+from tests.support.webhook_tools import TOLD
+
+BASE = 'upstream: {bootstrap: ["kafka:9092"]}\nquotas:\n- {client-id: <default>, producer_byte_rate: 2M}\n'
+ENABLED = {"kquota.io/injection": "enabled"}
+OWNER = {
+    "apiVersion": "admissionregistration.k8s.io/v1",
+    "kind": "MutatingWebhookConfiguration",
+    "name": "w",
+    "uid": "1",
+}
+
+
+def seen(**given: Any) -> Seen:
+    return Seen(**({"base": BASE, "owner": OWNER, "namespaces": {}, "copies": {}, "quotas": {}} | given))
+
+
+def only(found: Seen, told: Distribution = TOLD) -> Plan:
+    (plan,) = plans(found, told, {})
+    return plan
+
+
+def own(text: str) -> dict[str, dict[str, Any]]:
+    return {"orders": {"metadata": {"name": "kquota-quotas"}, "data": {"quotas.yaml": text}}}
+
+
+def test_a_namespace_with_the_label_gets_a_copy_that_goes_with_the_webhook() -> None:
+    plan = only(seen(namespaces={"orders": ENABLED}))
+    assert plan.body is not None
+    assert plan.body["data"] == {"kquota.yaml": BASE}
+    assert plan.body["metadata"] == {
+        "name": "kquota",
+        "namespace": "orders",
+        "labels": {"app.kubernetes.io/name": "kquota"},
+        "annotations": {"kquota.io/copy-of": "platform/kquota"},
+        "ownerReferences": [OWNER],
+    }
+    again = only(seen(namespaces={"orders": ENABLED}, copies={"orders": plan.body}))
+    assert (again.body, again.refused, again.problem) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": {"kquota.yaml": "mine"}},
+        {"data": {"kquota.yaml": BASE, "quotas.yaml": "left over"}},
+        {"metadata.labels": {}},
+        {"metadata.ownerReferences": [{**OWNER, "uid": "of a former install"}]},
+    ],
+)
+def test_a_copy_that_was_changed_is_put_right(change: dict[str, Any]) -> None:
+    good = only(seen(namespaces={"orders": ENABLED})).body
+    assert good is not None
+    copy = {**good, "metadata": dict(good["metadata"])}
+    for place, value in change.items():
+        where, _, key = place.partition(".")
+        (copy if not key else copy[where])[key or where] = value
+    assert only(seen(namespaces={"orders": ENABLED}, copies={"orders": copy})).body == good
+
+
+def test_who_takes_part() -> None:
+    copy = only(seen(namespaces={"orders": ENABLED})).body
+    everywhere = {"orders": ENABLED, "platform": ENABLED, "web": {}, "former": {}}
+    found = list(plans(seen(namespaces=everywhere, copies={"former": copy}), TOLD, {}))
+    assert [plan.namespace for plan in found] == ["former", "orders"], "pods of former times run where a copy is"
+    few = dataclasses.replace(TOLD, only=frozenset({"web"}))
+    assert list(plans(seen(namespaces={"orders": ENABLED}), few, {})) == []
+
+
+def test_somebody_elses_config_map_is_left_alone() -> None:
+    theirs = {"metadata": {"name": "kquota", "namespace": "orders"}, "data": {"a": "b"}}
+    plan = only(seen(namespaces={"orders": ENABLED}, copies={"orders": theirs}))
+    assert plan.body is None
+    assert plan.problem == "there is another ConfigMap kquota, which is left alone"
+
+
+LOWER = "quotas: [{client-id: <default>, producer_byte_rate: 1M}]"
+HIGHER = "quotas: [{client-id: <default>, producer_byte_rate: 3M}]"
+
+
+def test_quotas_of_the_namespace_are_in_its_copy() -> None:
+    body = only(seen(namespaces={"orders": ENABLED}, quotas=own(LOWER))).body
+    assert body is not None
+    assert "producer_byte_rate: 1M" in body["data"]["kquota.yaml"]
+    assert body["data"]["quotas.yaml"] == LOWER
+
+
+def test_refused_quotas_leave_the_former_ones_in_force() -> None:
+    good = only(seen(namespaces={"orders": ENABLED}, quotas=own(LOWER))).body
+    plan = only(seen(namespaces={"orders": ENABLED}, quotas=own(HIGHER), copies={"orders": good}))
+    assert plan.body is None
+    assert plan.refused is not None
+    assert "would get producer_byte_rate 3000000" in plan.refused
+    # and the chart's changes still come through
+    changed = BASE + "max_mute: 10s\n"
+    later = only(seen(base=changed, namespaces={"orders": ENABLED}, quotas=own(HIGHER), copies={"orders": good}))
+    assert later.body is not None
+    assert "max_mute: 10s" in later.body["data"]["kquota.yaml"]
+    assert "producer_byte_rate: 1M" in later.body["data"]["kquota.yaml"]
+    # until they do not fit the chart's any more
+    stricter = BASE.replace("2M", "500k")
+    last = only(seen(base=stricter, namespaces={"orders": ENABLED}, quotas=own(HIGHER), copies={"orders": good}))
+    assert last.body is not None
+    assert last.body["data"] == {"kquota.yaml": stricter}
+    missing = only(seen(namespaces={"orders": ENABLED}, quotas={"orders": {"data": {"quotas.yml": LOWER}}}))
+    assert missing.refused == "ConfigMap kquota-quotas, quotas.yaml: there is no quotas.yaml in it"
+
+
+def test_quotas_are_read_again_when_something_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To refuse the worst file takes a second or more of a core: once, and not every ten seconds."""
+    read = []
+
+    def counted(base: str, text: bytes, policy: Policy, file: str) -> str:
+        read.append(policy)
+        return combined(base, text, policy, file)
+
+    combined = own_quotas.combined
+    monkeypatch.setattr("deploy.kubernetes.own_quotas.combined", counted)
+    known: Known = {}
+    good = only(seen(namespaces={"orders": ENABLED}, quotas=own(LOWER))).body
+    read.clear()
+    for number, changes in enumerate(({}, {}, {"base": BASE + "max_mute: 10s\n"}), start=1):
+        given = seen(namespaces={"orders": ENABLED}, quotas=own(HIGHER), copies={"orders": good}, **changes)
+        (plan,) = plans(given, TOLD, known)
+        assert plan.refused is not None
+        assert len(read) == (2 if number < 3 else 4), "what is wanted, and what is in force"
+
+
+@pytest.mark.parametrize(
+    ("label", "chart", "taken"),
+    [
+        (None, "any", True),
+        (None, "lower", False),
+        ("any", "none", True),
+        ("lower", "any", False),
+        ("none", "any", False),
+        ("Any", "any", False),  # a typing mistake allows nothing
+    ],
+)
+def test_the_namespaces_label_says_what_its_quotas_may_do(label: str | None, chart: Any, taken: bool) -> None:
+    """Labels of namespaces are set by whoever may write namespaces, which people of a namespace cannot."""
+    labels = ENABLED | ({} if label is None else {"kquota.io/namespace-quotas": label})
+    told = dataclasses.replace(TOLD, policy=chart)
+    plan = only(seen(namespaces={"orders": labels}, quotas=own(HIGHER)), told)
+    assert (plan.refused is None) is taken
+
+
+# --- the certificate
+
+NOW = datetime.datetime(2026, 11, 24, 12, tzinfo=datetime.UTC)
+HOST = "kquota-webhook.platform.svc"
+
+
+def days(number: float) -> datetime.datetime:
+    return NOW + datetime.timedelta(days=number)
+
+
+def test_a_certificate_is_made_once_and_renewed_by_its_authority() -> None:
+    first = renewed({}, HOST, NOW)
+    assert first is not None
+    assert renewed(first, HOST, NOW) is None
+    assert renewed(first, HOST, days(CERTIFICATE_DAYS * 2 / 3 - 1)) is None
+    second = renewed(first, HOST, days(CERTIFICATE_DAYS * 2 / 3 + 1))
+    assert second is not None
+    assert (second["ca.crt"], second["ca.key"]) == (first["ca.crt"], first["ca.key"]), "nothing to tell the API server"
+    assert second["tls.crt"] != first["tls.crt"]
+    ssl.create_default_context(cadata=second["ca.crt"].decode())
+
+
+def test_a_new_authority_is_trusted_beside_the_former_one() -> None:
+    first = renewed({}, HOST, NOW)
+    assert first is not None
+    then = days(AUTHORITY_DAYS * 2 / 3 + 1)
+    second = renewed(first, HOST, then)
+    assert second is not None
+    both = x509.load_pem_x509_certificates(second["ca.crt"])
+    assert len(both) == 2
+    assert both[1] == x509.load_pem_x509_certificate(first["ca.crt"])
+    third = renewed(second, HOST, then + datetime.timedelta(days=AUTHORITY_DAYS * 2 / 3 + 1))
+    assert third is not None
+    assert len(x509.load_pem_x509_certificates(third["ca.crt"])) == 2, "and not for ever"
+
+
+def test_what_is_no_good_is_made_anew() -> None:
+    first, other = renewed({}, HOST, NOW), renewed({}, HOST, NOW)
+    assert first is not None
+    assert other is not None
+    for change in (
+        {"tls.crt": b"nonsense"},
+        {"tls.key": other["tls.key"]},
+        {"tls.crt": other["tls.crt"], "tls.key": other["tls.key"]},
+        {"ca.key": b""},
+        {"ca.crt": b""},
+    ):
+        fresh = renewed(first | change, HOST, NOW)
+        assert fresh is not None, change
+        assert renewed(fresh, HOST, NOW) is None
+    assert renewed(first, "another.platform.svc", NOW) is not None
