@@ -91,13 +91,18 @@ class Release:
 
     def await_progress(self, pod: dict[str, Any], records: int = 1000, limit_s: float = 90) -> None:
         """Until the application has so many more records acknowledged."""
-        (line,) = until(lambda: self.said(pod, "--tail=1"), lambda: describe(self.node, self.namespace))
-        before = line["acknowledged"]
+
+        def acknowledged() -> int:
+            """Among its lines are librdkafka's own."""
+            lines = until(lambda: self.said(pod, "--tail=50"), lambda: describe(self.node, self.namespace))
+            return int(lines[-1]["acknowledged"])
+
+        before = acknowledged()
 
         def explain() -> str:
             return f"no {records} records more than {before}:\n{describe(self.node, self.namespace)}"
 
-        until(lambda: self.said(pod, "--tail=1")[-1]["acknowledged"] >= before + records, explain, limit_s)
+        until(lambda: acknowledged() >= before + records, explain, limit_s)
 
     @contextmanager
     def following(self, pod: dict[str, Any], *containers: str) -> Iterator[dict[str, list[str]]]:
