@@ -33,6 +33,7 @@ JOBS = {
     "obedience": "which client libraries wait when they are told to",
     "slo": "how much of its time and requests each team was held, against a target (--target, --owners)",
     "compact": "many small files of records into few large ones per day and cluster, for all other reports",
+    "changes": "what each change of a quota did, a day before and after",
     "anomalies": "who uses what they never used, or far more than ever (--recent)",
     "all": "all of these for which there is what they need, and a page that begins with what they found",
     "stream": "rollups per minute and alerts, from a topic or a directory, until it is stopped",

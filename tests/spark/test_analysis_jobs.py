@@ -401,3 +401,27 @@ def test_anomalies(report: Make) -> None:
         in told
     )
     assert "1 client used what they never used before, with most of it u / curious: 4 partitions created" in told
+
+
+def test_changes(report: Make) -> None:
+    hour = 3600
+    rows = []
+    for n in range(48):  # 1 MB/s and held for a fifth of the time; from the second day on 1.5 MB/s, and not held
+        late = n >= 24
+        at = {"duration_s": 100.0, "produce_bytes": (150 if late else 100) * MB, "produce_limit": 3e6 if late else 1e6}
+        held = {} if late else {"throttle_produce_count": 2, "throttle_produce_seconds": 20.0}
+        rows.append(record(n + 1, n * hour, requests=10, **at, **held))
+        # Shares of a fleet's limit move; the limit does not.
+        fleet = {"produce_limit": 1e6 + n, "produce_fleet_limit": 5e6, "produce_fleet_share": 0.2}
+        rows.append(record(n + 1, n * hour, instance="i2", client_id="fleet", **fleet))
+    told, out = report("changes", rows)
+    (change,) = table(out, "changes")
+    assert (change["client_id"], change["kind"], change["since"][:16]) == ("c", "produce", "2025-10-21T00:00")
+    names = ("limit", "rate", "held_share", "delayed")
+    assert [floats(change, f"{name}_before", f"{name}_after") for name in names] == [
+        [1e6, 3e6], [1e6, 1.5e6], [0.2, 0], [48, 0],
+    ]  # fmt: skip
+    assert "1 change of quotas of 1 client: after 1 of them the client was held less than before, after 0 more." in told
+    assert (
+        "from 1 MB/s to 3 MB/s. It was held for 20 % of its time before and 0 % after, and used 1 MB/s before" in told
+    )

@@ -1,0 +1,129 @@
+"""`changes`: what each change of a quota did, a day before and a day after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from analysis.columns import CLIENT, HOUR_S, bucket, cluster, moment, ratio
+from analysis.kinds import MEASURES
+from analysis.report import Context, Report, Story, Table
+from analysis.rows import some_rows
+from analysis.words import several, share, size, who
+from quota.entity import Kind
+
+SEEN_S = 86_400
+"""Of so much before and after a change the figures are; of hours in which the client did something."""
+COLUMNS = tuple(
+    name
+    for kind in Kind
+    for name in (
+        MEASURES[kind].column,
+        MEASURES[kind].limit,
+        f"{kind.value}_fleet_limit",
+        f"throttle_{kind.value}_count",
+        f"throttle_{kind.value}_seconds",
+    )
+)
+
+
+def run(context: Context) -> Report:
+    """Per client, kind and hour; a change is where an hour has another limit than the client's hour before."""
+    rows = context.records.withColumns({"cluster_id": cluster(), "hour_s": bucket(HOUR_S)})
+    sums = [F.sum("duration_s").alias("seconds")]
+    for kind in Kind:
+        measure = MEASURES[kind]
+        sums += [
+            # Shares of a fleet's limit move all the time; the limit that people set is the fleet's.
+            F.max(F.coalesce(f"{kind.value}_fleet_limit", measure.limit)).alias(f"{kind.value}_limit"),
+            F.sum(measure.rate(1.0)).alias(f"{kind.value}_used"),
+            F.sum(F.least(f"throttle_{kind.value}_seconds", "duration_s")).alias(f"{kind.value}_held"),
+            F.sum(f"throttle_{kind.value}_count").alias(f"{kind.value}_delayed"),
+        ]
+    hourly = context.kept(rows.groupBy(*CLIENT, "hour_s").agg(*sums), "hourly")
+    each = F.array(
+        *(
+            F.struct(
+                F.lit(kind.value).alias("kind"),
+                *(F.col(f"{kind.value}_{name}").alias(name) for name in ("limit", "used", "held", "delayed")),
+            )
+            for kind in Kind
+        )
+    )
+    kinds = hourly.select(*CLIENT, "hour_s", "seconds", F.explode(each).alias("_one"))
+    kinds = kinds.select(*CLIENT, "hour_s", "seconds", "_one.*")
+    in_order = Window.partitionBy(*CLIENT, "kind").orderBy("hour_s")
+    sides = {
+        "before": in_order.rangeBetween(-SEEN_S, -HOUR_S),
+        "after": in_order.rangeBetween(0, SEEN_S - HOUR_S),
+    }
+    around = {
+        f"_{name}_{side}": F.sum(name).over(window)
+        for side, window in sides.items()
+        for name in ("seconds", "used", "held", "delayed")
+    }
+    changed = kinds.withColumns(
+        {"_place": F.row_number().over(in_order), "limit_before": F.lag("limit").over(in_order), **around}
+    ).where("_place > 1 AND NOT (limit <=> limit_before)")
+    figures = {
+        f"{name}_{side}": ratio(F.col(f"_{column}_{side}"), F.col(f"_seconds_{side}"))
+        for side in sides
+        for name, column in (("rate", "used"), ("held_share", "held"))
+    }
+    figures |= {f"delayed_{side}": F.coalesce(f"_delayed_{side}", F.lit(0)) for side in sides}
+    found = changed.withColumns(figures).select(
+        *CLIENT,
+        "kind",
+        moment("hour_s").alias("since"),
+        "limit_before",
+        F.col("limit").alias("limit_after"),
+        *(f"{name}_{side}" for name in ("rate", "held_share", "delayed") for side in sides),
+    )
+    largest = F.abs(F.col("held_share_after") - F.col("held_share_before")).desc_nulls_last()
+    order: list[Column | str] = [largest, *CLIENT, "kind", "since"]
+    return Report(
+        "Changes of quotas",
+        "What did each change of a quota do: what was used, and how long were clients held, a day before and after?",
+        {"changes": Table(found, "Changes", order, shown=40)},
+        _tell,
+    )
+
+
+def _tell(tables: Mapping[str, DataFrame]) -> Story:
+    found = tables["changes"]
+    number = found.count()
+    if not number:
+        return Story(["No client's quota changed in this time."], notes=_NOTES)
+    clients = found.select(*CLIENT).distinct().count()
+    better = found.where("held_share_after < held_share_before").count()
+    worse = found.where("held_share_after > held_share_before").count()
+    findings = [
+        f"{several(number, 'change')} of quotas of {several(clients, 'client')}: after {better:,} of them the client "
+        f"was held less than before, after {worse:,} more."
+    ]
+    findings += [
+        f"{who(row)}, {row['kind']}, {row['since']:%Y-%m-%d %H:%M}: from {_limit(row, 'limit_before')} to "
+        f"{_limit(row, 'limit_after')}. It was held for {share(row['held_share_before'])} of its time before and "
+        f"{share(row['held_share_after'])} after, and used {_limit(row, 'rate_before')} before and "
+        f"{_limit(row, 'rate_after')} after."
+        for row in some_rows(found, 4)
+    ]
+    return Story(findings, notes=_NOTES)
+
+
+_NOTES = [
+    "A change is seen in the records: the hour from which a client's limit is another one. What else was different on "
+    "that day (a weekend, a release) is not taken out.",
+    "Of limits of a whole fleet it is the fleet's limit that counts, not a sidecar's share.",
+    "Figures are of the hours with records within 24 hours before and after. Rates are means, in bytes per second, "
+    "percent of one thread, or partitions per second.",
+]
+
+
+def _limit(row: object, name: str) -> str:
+    value, kind = row[name], row["kind"]  # type: ignore[index]
+    if value is None:
+        return "no limit" if name.startswith("limit") else "nothing"
+    return f"{size(value)}/s" if kind in ("produce", "fetch") else f"{value:.3g} {MEASURES[Kind(kind)].unit}"
