@@ -27,6 +27,8 @@ BROKERS: Final = 3
 PARTITIONS: Final = 4
 """librdkafka's tests want topics that are made by themselves to have as many."""
 LIMIT_S: Final = 900.0
+PATIENCE: Final = 3.0
+"""Times that librdkafka's tests wait as long as their authors' machines need."""
 RECORDS: Final = 5000
 """Records of franz-go's chains of groups and transactions; half a million where its authors run them."""
 
@@ -88,12 +90,15 @@ def librdkafka(_records: int = RECORDS) -> Suite:
     built = _built_librdkafka()
 
     def run(bootstrap: str, names: Sequence[str]) -> dict[str, Ended]:
+        numbers = [name[:4] for name in names] or LIBRDKAFKA
         with tempfile.TemporaryDirectory(prefix="kquota-peers-") as scratch:
             folder = Path(scratch)
-            (folder / "test.conf").write_text(f"metadata.broker.list={bootstrap}\ntest.topic.random=true\n")
+            lines = [f"metadata.broker.list={bootstrap}", "test.topic.random=true"]
+            lines += [f"test.timeout.multiplier={PATIENCE:g}"]
+            (folder / "test.conf").write_text("\n".join([*lines, ""]))
             (folder / "fixtures").symlink_to(built / "tests/fixtures")
             settings = {
-                "TESTS": ",".join(name[:4] for name in names) or ",".join(LIBRDKAFKA),
+                "TESTS": ",".join(numbers),
                 "TEST_REPORT": str(folder / "report.json"),
                 "TEST_KAFKA_VERSION": "4.2.0",
                 "LD_LIBRARY_PATH": f"{built / 'src'}:{built / 'src-cpp'}",
@@ -102,7 +107,7 @@ def librdkafka(_records: int = RECORDS) -> Suite:
             command = [str(built / "tests/test-runner"), "-Q", "-p3", "-L", "-E", "-K"]
             output = _output_of(command, folder, settings)
             try:
-                return of_librdkafka((folder / "report.json").read_text())
+                return of_librdkafka((folder / "report.json").read_text(), numbers)
             except (FileNotFoundError, json.JSONDecodeError) as error:
                 raise NoSuiteError(
                     f"librdkafka's test-runner left no report ({error}); it said:\n{output[-3000:]}"

@@ -35,16 +35,10 @@ panic: test timed out after 15m0s
 
 
 def test_what_librdkafka_says() -> None:
-    states = {
-        "<MAIN>": "PASSED",
-        "0012": "PASSED",
-        "0022": "FAILED",
-        "0045": "RUNNING",
-        "0097": "SKIPPED",
-        "0011": "DNS",
-    }
+    states = {"<MAIN>": "PASSED", "0012": "PASSED", "0022": "FAILED", "0045": "RUNNING", "0097": "SKIPPED"}
+    states |= {"0011": "DNS", "0098": "SKIPPED"}
     tests = {name: {"name": name, "state": state, "duration": 1.5} for name, state in states.items()}
-    assert of_librdkafka(json.dumps({"tests": tests})) == {
+    assert of_librdkafka(json.dumps({"tests": tests}), ["0011", "0012", "0022", "0045", "0097"]) == {
         "0012": PASSED,
         "0022": FAILED,
         "0045": Ended(Outcome.UNFINISHED, 1.5),
