@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from config.overlay import load_overlay
 from config.problems import ConfigError
 from config.table import to_table
 from deploy.common.atomic import replace_file
-from deploy.kubernetes.webhook import Certificate, WebhookApp
+from deploy.kubernetes.webhook import Certificate, WebhookApp, of_files
 from deploy.sources.follow import MOST_UNSETTLED, Followed, Follower
 from deploy.sources.quota_file import FileSource
 from deploy.sources.reading import MOST_SETTLING, Aside, FileReader, StuckError
@@ -225,10 +226,10 @@ def test_the_webhook(kind: str, tmp_path: Path, issued: Issued) -> None:
     path = tmp_path / "template"
     reason = put(kind, path)
     with pytest.raises(OSError, match="it has" if kind == "36 MB" else reason):
-        WebhookApp(path).read()
+        WebhookApp(path, lambda namespace: None).read()
     cert = tmp_path / "cert"
     put_file(cert, issued.chain.read_bytes())
-    certificate = Certificate(cert, issued.key)
+    certificate = Certificate(partial(of_files, cert, issued.key))
     put(kind, cert)
     with structlog.testing.capture_logs() as logs:
         assert not certificate.refresh()
