@@ -146,13 +146,21 @@ class Connection(Turns):
             self._lane = lane_for(self, self._client_watch)
         async with trio.open_nursery() as nursery:
             reason = await self._client_pump(nursery)
+            # Its turns are over. Room in its socket is still told of, and responses may be what waits for that.
+            self._client_watch.turn = self._go_on_with_responses
             # No more requests. What is still owed is delivered before the broker hears of the end: a broker that sees
             # the end of input closes at once, answers or not.
             # A client that ended inside a request gets no such patience: its broken request will never be answered.
             while self._owes_answers() and self._reason is None:
                 await self._answered()
+            # The end of the last response may still wait for room in the client's socket.
+            await self._sink_free()
             nursery.cancel_scope.cancel()
         return self._reason or reason
+
+    def _go_on_with_responses(self) -> None:
+        for watch in self._watches[1:]:
+            watch.run()
 
     def _watch(self, sock: socket) -> Watch[Pause]:
         try:

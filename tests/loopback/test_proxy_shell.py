@@ -96,6 +96,27 @@ async def test_half_close_delivers_what_is_owed() -> None:
         await closed_reason(proxy, "client_closed")
 
 
+async def test_half_close_delivers_what_the_clients_socket_has_no_room_for() -> None:
+    """A client that reads late gets the end of the last response too, which waited here for room in its socket."""
+    sizes = [8_000_000, *[30_000] * 8]
+
+    async def large(stream: trio.SocketStream, frame: bytes) -> None:
+        await stream.send_all(response(999, 0, int.from_bytes(frame[8:12], "big"), bytes(sizes.pop(0))))
+
+    async with through(large) as (proxy, broker, _):
+        expected = sum(8 + size for size in sizes)
+        client = await connect(proxy)
+        await client.send_all(b"".join(request(999, 0, number, b"") for number in range(len(sizes))))
+        await client.send_eof()
+        await until(lambda: broker.received)
+        taken = 0
+        while part := await client.receive_some(16_384):
+            taken += len(part)
+            await trio.sleep(0.001)  # slower than the broker: the sidecar waits for room to the last
+        assert taken == expected
+        await closed_reason(proxy, "client_closed")
+
+
 async def test_a_broker_that_dies_inside_a_response_is_passed_on_as_far_as_it_came() -> None:
     async def half(stream: trio.SocketStream, _frame: bytes) -> None:
         await stream.send_all(produce_response(1)[:10])
