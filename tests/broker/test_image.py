@@ -31,8 +31,14 @@ from tests.support.chart_tools import configuration, documents, pod_specs, rende
 from tests.support.clients import Load, in_background, produce_kafka_python
 from tests.support.image_tools import ROOT, Builder, Stage, context_files, locked_wheels, parse
 from tests.support.namespaces import network
-from tests.support.webhook_tools import VALUES as WEBHOOK_VALUES
-from tests.support.webhook_tools import Webhook, admission_review, sidecar_template, write_certificate
+from tests.support.webhook_tools import (
+    GENERATED,
+    Webhook,
+    admission_review,
+    service_account,
+    sidecar_template,
+    write_certificate,
+)
 
 if TYPE_CHECKING:
     from tests.support.brokers import JavaTool
@@ -422,20 +428,23 @@ def test_the_image_is_the_webhook_too(image: Builder, tmp_path: Path) -> None:
     template, tls = tmp_path / "template", tmp_path / "tls"
     for directory in (template, tls):
         directory.mkdir()
-    manifests = documents(render_text(WEBHOOK_VALUES))
+    manifests = documents(render_text(GENERATED))
     authority = write_certificate(manifests, tls)
     (template / "sidecar.json").write_bytes(sidecar_template())
     pod = pod_specs(manifests)["Deployment/shop-kquota-webhook"]
     (container,) = pod["containers"]
     at = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    for path in at.values():
+    account = service_account(tmp_path)
+    for path in (*at.values(), "/account"):
         (image.root("kquota") / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
-    (port,) = free_ports(1)
+    port, nobody = free_ports(2)
     command = image.command(
         "kquota",
-        ["kquota", *container["args"], f"--port={port}"],
+        ["kquota", *container["args"], f"--port={port}", "--service-account=/account"],
+        # No API server answers there: pods are answered nevertheless.
+        environment={"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(nobody)},
         user=container["securityContext"]["runAsUser"],
-        mounts={template: at["template"], tls: at["tls"]},
+        mounts={template: at["template"], tls: at["tls"], account: "/account"},
     )
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     webhook = Webhook(port, template, "shop-kquota-webhook.shop-prod.svc", authority, process)
