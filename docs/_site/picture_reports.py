@@ -41,7 +41,7 @@ REPORTS: Final[dict[str, tuple[str, ...]]] = {
     "recommend": (),
     "noisy": (),
     "obedience": (),
-    "capacity": ("--capacity", "produce=500M"),
+    "capacity": ("--capacity", "produce=500000000"),
     "chargeback": ("--prices", "prices.yaml"),
     "whatif": ("--candidate", "candidate.json"),
 }
