@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from analysis.errors import WrongUseError
+from analysis.yaml_files import read_yaml
 
 PATTERNS = {"user": "user", "client-id": "client_id"}
 """Keys of an entry -> columns."""
@@ -55,13 +55,7 @@ def expression(pattern: str) -> str:
 
 def load_owners(path: str | Path) -> Owners:
     """Read and check a file of owners. Raises WrongUseError that names the place, the value and what was expected."""
-    try:
-        values = yaml.safe_load(Path(path).read_bytes())
-    except OSError as error:
-        raise WrongUseError(f"--owners {path}: cannot be read: {error.strerror or error}") from None
-    except yaml.YAMLError as error:
-        raise WrongUseError(f"--owners {path}: no YAML: {' '.join(str(error).split())}") from None
-    return to_owners(values, str(path))
+    return to_owners(read_yaml("--owners", path), str(path))
 
 
 def to_owners(values: Any, file: str) -> Owners:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from analysis.errors import WrongUseError
+from analysis.yaml_files import read_yaml
 
 PAYERS = {"user": "the principal", "client_id": "the client-id", "namespace": "the Kubernetes namespace of the sidecar"}
 
@@ -47,13 +46,7 @@ class PriceModel:
 
 def load_prices(path: str | Path) -> PriceModel:
     """Read and check a price model. Raises WrongUseError that names the place, the value and what was expected."""
-    try:
-        values = yaml.safe_load(Path(path).read_bytes())
-    except OSError as error:
-        raise WrongUseError(f"--prices {path}: cannot be read: {error.strerror or error}") from None
-    except yaml.YAMLError as error:
-        raise WrongUseError(f"--prices {path}: no YAML: {' '.join(str(error).split())}") from None
-    return to_prices(values, str(path))
+    return to_prices(read_yaml("--prices", path), str(path))
 
 
 def to_prices(values: Any, file: str) -> PriceModel:
