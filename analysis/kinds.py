@@ -77,4 +77,5 @@ def by_kind(rows: DataFrame, keep: Sequence[str], kinds: Sequence[Kind] = tuple(
 
 
 def _type(pattern: str) -> str:
+    # Truths become 1 and 0, so that all kinds of values are numbers or texts.
     return "string" if pattern.endswith(("_user", "_client_id", "_mode", "_level")) else "double"

@@ -8,9 +8,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from analysis.errors import WrongUseError
@@ -20,8 +20,18 @@ from quota.group import MutationAlgorithm
 from quota.table import EmptyClientId
 
 DEFAULT_WORD = "<default>"
-_ENTRY_NAMES = ("user", "client_id", "limit")
-_ENTRIES = "array<struct<user: string, client_id: string, limit: double>>"
+_LIMIT = "struct<limit: double, of_fleet: boolean>"
+_ENTRIES = f"array<struct<user: string, client_id: string, found: {_LIMIT}>>"
+
+
+class Limited(NamedTuple):
+    """An entry that limits some kind of quota. None: plays no part."""
+
+    user: str | None
+    client_id: str | None
+    limit: float
+    of_fleet: bool
+    """Whether all instances share it; else each has the whole limit for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +60,11 @@ class Candidate:
         ]
         return replace(self, quotas=quotas)
 
-    def entries(self, kind: Kind) -> list[tuple[str | None, str | None, float]]:
-        """(user, client-id, limit) of every entry that limits `kind`."""
+    def entries(self, kind: Kind) -> list[Limited]:
+        """Every entry that limits `kind`."""
         name = MEASURES[kind].limit_name
         return [
-            (entry.get("user"), entry.get("client-id"), float(entry[name]))
+            Limited(entry.get("user"), entry.get("client-id"), float(entry[name]), entry.get("scope") == "fleet")
             for entry in self.quotas
             if entry.get(name) is not None
         ]
@@ -85,40 +95,46 @@ def load_candidate(path: str | Path) -> Candidate:
 def resolved(rows: DataFrame, candidate: Candidate, kind: Kind) -> DataFrame:
     """Rows (`user`, `client_id`) with `limit` (null: none), and whose counter it is: `group_user` and `group_client`.
 
-    Null in these two: plays no part.
+    Null in these two: plays no part. `of_fleet`: whether all instances have one counter together.
 
     The entries are few: they are sent to every task, and no row has to move.
     """
     spark = rows.sparkSession
     entries = candidate.entries(kind)
     named = [entry for entry in entries if DEFAULT_WORD not in entry[:2]]
-    fixed = {entry[:2]: entry[2] for entry in entries}
+    fixed = {entry[:2]: entry for entry in entries}
 
-    def lookup(found: list[tuple[str | None, str | None, float]], on: list[str], name: str) -> DataFrame:
+    def lookup(found: list[Limited], on: list[str], name: str) -> DataFrame:
         # One literal of JSON: rows made of Python values would be unpickled by Python workers on the executors.
-        text = json.dumps([dict(zip(_ENTRY_NAMES, entry, strict=True)) for entry in found])
-        frame = spark.range(1).select(F.inline(F.from_json(F.lit(text), _ENTRIES)))
-        return F.broadcast(frame.select(*on, F.col("limit").alias(name)))
+        rows = [
+            {"user": one.user, "client_id": one.client_id, "found": {"limit": one.limit, "of_fleet": one.of_fleet}}
+            for one in found
+        ]
+        frame = spark.range(1).select(F.inline(F.from_json(F.lit(json.dumps(rows)), _ENTRIES)))
+        return F.broadcast(frame.select(*on, F.col("found").alias(name)))
 
     both = [entry for entry in named if entry[0] is not None and entry[1] is not None]
     users = [entry for entry in named if entry[1] is None]
     clients = [entry for entry in named if entry[0] is None]
     user_default = [e for e in entries if e[1] == DEFAULT_WORD and e[0] not in (None, DEFAULT_WORD)]
     default_client = [e for e in entries if e[0] == DEFAULT_WORD and e[1] not in (None, DEFAULT_WORD)]
-    for found, on, name in (
+    for mine, on, name in (
         (both, ["user", "client_id"], "_1"),
         (user_default, ["user"], "_2"),
         (users, ["user"], "_3"),
         (default_client, ["client_id"], "_4"),
         (clients, ["client_id"], "_7"),
     ):
-        if found:
-            rows = rows.join(lookup(found, on, name), on, "left")
+        if mine:
+            rows = rows.join(lookup(mine, on, name), on, "left")
         else:
-            rows = rows.withColumn(name, F.lit(None).cast("double"))
+            rows = rows.withColumn(name, F.lit(None).cast(_LIMIT))
 
-    def everybody(user: str | None, client: str | None) -> Any:
-        return F.lit(fixed.get((user, client))).cast("double")
+    def everybody(user: str | None, client: str | None) -> Column:
+        one = fixed.get((user, client))
+        if one is None:
+            return F.lit(None).cast(_LIMIT)
+        return F.struct(F.lit(one.limit).alias("limit"), F.lit(one.of_fleet).alias("of_fleet"))
 
     levels = [
         F.col("_1"),
@@ -132,9 +148,9 @@ def resolved(rows: DataFrame, candidate: Candidate, kind: Kind) -> DataFrame:
     ]
     level = F.coalesce(*(F.when(one.isNotNull(), F.lit(number)) for number, one in enumerate(levels, 1)))
     # With one sort of level configured anywhere the counters are of that sort; else the level that was found decides.
-    per_both = any(user is not None and client is not None for user, client, _ in entries)
-    per_user = any(client is None for _, client, _ in entries)
-    per_client = any(user is None for user, _, _ in entries)
+    per_both = any(one.user is not None and one.client_id is not None for one in entries)
+    per_user = any(one.client_id is None for one in entries)
+    per_client = any(one.user is None for one in entries)
     nobody = F.lit(None).cast("string")
     if per_both + per_user + per_client == 1:
         user = nobody if per_client else F.col("user")
@@ -142,11 +158,16 @@ def resolved(rows: DataFrame, candidate: Candidate, kind: Kind) -> DataFrame:
     else:
         user = F.when(F.coalesce(level, F.lit(9)) < 7, F.col("user"))
         client = F.when(~F.coalesce(level.isin(3, 6), F.lit(False)), F.col("client_id"))
-    limit = F.coalesce(*levels)
+    found = F.coalesce(*levels)
     if candidate.empty_client_id == "kafka":
         # A broker cannot tell an empty client-id from none: what names a client-id does not count.
         nameless = F.coalesce(client == "", F.lit(False))
         of_user = F.when(user.isNotNull(), F.coalesce(F.col("_3"), everybody(DEFAULT_WORD, None)))
-        limit, client = F.when(nameless, of_user).otherwise(limit), F.when(~nameless, client)
-    names = {"limit": limit, "group_user": user, "group_client": client}
+        found, client = F.when(nameless, of_user).otherwise(found), F.when(~nameless, client)
+    names = {
+        "limit": found["limit"],
+        "of_fleet": F.coalesce(found["of_fleet"], F.lit(False)),
+        "group_user": user,
+        "group_client": client,
+    }
     return rows.withColumns(names).drop("_1", "_2", "_3", "_4", "_7")

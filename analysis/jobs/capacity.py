@@ -24,7 +24,7 @@ COLUMNS = (
     *(
         f"{kind.value}_{name}"
         for kind in BYTE_KINDS
-        for name in ("limit", "limit_mode", "group_user", "group_client_id")
+        for name in ("limit", "fleet_limit", "limit_mode", "group_user", "group_client_id")
     ),
 )
 DAY_S, HOUR_S = 86_400, 3600
@@ -66,27 +66,42 @@ def run(context: Context) -> Report:
         F.max("day").alias("last_day"),
     )
     since_ms = context.intake.quality.last_ms - HOUR_S * 1000
-    limits = (
+    of_sidecars = (
         by_kind(
             rows.where(F.col("end_ms") > since_ms),
             ["cluster_id", "sidecar", "end_ms"],
             BYTE_KINDS,
             limit="{kind}_limit",
+            fleet_limit="{kind}_fleet_limit",
             mode="{kind}_limit_mode",
             group_user="{kind}_group_user",
             group_client="{kind}_group_client_id",
         )
         .where("limit IS NOT NULL AND mode = 'enforce'")
-        # A limit is shared by the clients of its group, and every sidecar enforces it for itself.
+        # A limit is shared by the clients of its group.
         .groupBy("cluster_id", "kind", "sidecar", "group_user", "group_client")
-        .agg(F.max_by("limit", "end_ms").alias("limit"))
+        .agg(
+            F.max_by("limit", "end_ms").alias("limit"),
+            F.max_by("fleet_limit", "end_ms").alias("fleet_limit"),
+            F.max("end_ms").alias("end_ms"),
+        )
+    )
+    of_sidecars = context.kept(of_sidecars, "limits")
+    # Every sidecar enforces it for itself, unless it is the fleet's: that is promised once.
+    of_fleet = F.col("fleet_limit").isNotNull()
+    promised = (
+        of_sidecars.withColumn("counter", F.when(~of_fleet, F.col("sidecar")))
+        .groupBy("cluster_id", "kind", "counter", "group_user", "group_client")
+        .agg(F.max_by(F.coalesce("fleet_limit", "limit"), "end_ms").alias("limit"), F.max(of_fleet).alias("of_fleet"))
         .groupBy("cluster_id", "kind")
         .agg(
             F.sum("limit").alias("limits_bytes_per_s"),
             F.count("*").alias("limits"),
-            F.count_distinct("sidecar").alias("sidecars"),
+            F.sum(F.col("of_fleet").cast("long")).alias("fleet_limits"),
         )
     )
+    sidecars = of_sidecars.groupBy("cluster_id", "kind").agg(F.count_distinct("sidecar").alias("sidecars"))
+    limits = promised.join(sidecars, ["cluster_id", "kind"])
     known = context.options.get("capacity") or {}
     capacity = F.coalesce(
         *(F.when(F.col("kind") == kind, F.lit(float(value))) for kind, value in known.items()),
@@ -103,6 +118,7 @@ def run(context: Context) -> Report:
             "cluster_id",
             "kind",
             "limits",
+            "fleet_limits",
             "sidecars",
             "limits_bytes_per_s",
             "capacity_bytes_per_s",
@@ -151,7 +167,7 @@ def _tell(tables: Mapping[str, DataFrame]) -> Story:
         [Plot("Daily peaks", plots.lines(series, "bytes per second", bytes_per_s=True, level=levels))],
         notes=[
             "Limits are summed over groups and sidecars: each sidecar lets a group use the whole "
-            "limit. Those seen in the last "
+            "limit, unless it is one of the whole fleet, which counts once. Those seen in the last "
             "hour of the input count; shadow limits do not.",
             "The forecast is a straight line through the daily peaks, towards the capacity where one "
             "was given, else towards "
@@ -171,8 +187,9 @@ def _findings(row: Any) -> list[str]:
             if row["oversubscription"] is not None
             else f"{row['limits_bytes_per_s'] / max(row['peak_bytes_per_s'], 1):.2g} times the peak"
         )
+        fleets = f", {row['fleet_limits']:,} of them of the whole fleet," if row["fleet_limits"] else ""
         text.append(
-            f"{name} {several(row['limits'], 'limit')} on {several(row['sidecars'], 'sidecar')} promise "
+            f"{name} {several(row['limits'], 'limit')} on {several(row['sidecars'], 'sidecar')}{fleets} promise "
             f"{size(row['limits_bytes_per_s'])}/s, {against}."
         )
     if row["days"] < FEWEST_DAYS:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import yaml
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, cluster
+from analysis.columns import CLIENT, bucket, cluster, grain_for
 from analysis.kinds import MEASURES, by_kind
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.rows import MOST_ROWS, some_rows
@@ -22,7 +24,7 @@ from quota.record import MAX_NAME_CHARACTERS
 KINDS = (Kind.PRODUCE, Kind.FETCH, Kind.REQUEST)
 COLUMNS = (
     *(MEASURES[kind].column for kind in KINDS),
-    *(f"{kind.value}_{name}" for kind in KINDS for name in ("rate_p95", "limit")),
+    *(f"{kind.value}_{name}" for kind in KINDS for name in ("rate_p95", "limit", "fleet_limit")),
     *(f"throttle_{kind.value}_seconds" for kind in KINDS),
 )
 NEED_PERCENTILE = 0.99
@@ -32,6 +34,8 @@ WINDOW_LIKE_S = 15.0
 """Up to this length an interval's mean is as good as Kafka's window of some 11 s; in longer ones peaks are averaged
 away.
 """
+LEAST_GRAIN_S = 10
+"""What all sidecars of a fleet use together is added up over so many seconds, about as long as Kafka's window."""
 DAYS_HIGH, DAYS_MEDIUM, RECORDS_HIGH = 14, 3, 1000
 SAME = 0.1
 """Recommendations this close to the limit in force change nothing."""
@@ -42,36 +46,39 @@ def run(context: Context) -> Report:
     headroom = float(context.options.get("headroom", 0.25))
     rows = context.records.withColumn("cluster_id", cluster())
     when = F.timestamp_seconds(F.col("end_ms") / 1000)
+    alone = rows.select(
+        *CLIENT, "end_ms", F.lit(False).alias("of_fleet"), *(column for kind in KINDS for column in _of_a_record(kind))
+    )
+    whole = _of_the_fleet(rows, grain_for(LEAST_GRAIN_S, context.intake.quality.interval_s))
     # Days first, so that a client with many sidecars is not one long list on one machine; and all kinds in one row, for
     # what costs most is to bring the rows of a client's hour together.
     days = (
-        rows.withColumns(
+        alone.unionByName(whole)
+        .withColumns(
             {
                 "weekend": F.dayofweek(when).isin(1, 7),
                 "hour": F.hour(when),
                 "day": F.floor(F.col("end_ms") / 86_400_000),
             }
         )
-        .groupBy(*CLIENT, "weekend", "hour", "day")
-        .agg(
-            F.count("*").alias("records"),
-            F.max("end_ms").alias("end_ms"),
-            *(column for kind in KINDS for column in _of_a_day(kind)),
-        )
+        .groupBy(*CLIENT, "of_fleet", "weekend", "hour", "day")
+        .agg(F.max("end_ms").alias("end_ms"), *(column for kind in KINDS for column in _of_a_day(kind)))
     )
     slots = (
         by_kind(
             days,
-            [*CLIENT, "weekend", "hour", "day", "records", "end_ms"],
+            [*CLIENT, "of_fleet", "weekend", "hour", "day", "end_ms"],
             KINDS,
+            records="records_{kind}",
             need="need_{kind}",
             held="held_{kind}",
             current="current_{kind}",
         )
-        .groupBy(*CLIENT, "kind", "weekend", "hour")
+        .where("records > 0")
+        .groupBy(*CLIENT, "kind", "of_fleet", "weekend", "hour")
         .agg(
             F.max("need").alias("need"),
-            F.sum("records").alias("records"),
+            F.sum("records").cast("long").alias("records"),
             F.sum("held").alias("held"),
             F.max_by("current", "end_ms").alias("current"),
             F.max("end_ms").alias("end_ms"),
@@ -79,7 +86,7 @@ def run(context: Context) -> Report:
             F.max("day").alias("last_day"),
         )
     )
-    clients = slots.groupBy(*CLIENT, "kind").agg(
+    clients = slots.groupBy(*CLIENT, "kind", "of_fleet").agg(
         F.max("need").alias("need"),
         F.max_by("hour", "need").alias("busiest_hour"),
         F.max_by("weekend", "need").alias("busiest_on_weekends"),
@@ -87,7 +94,11 @@ def run(context: Context) -> Report:
         F.sum("held").alias("delayed_seconds"),
         F.max_by("current", "end_ms").alias("current"),
         (F.max("last_day") - F.min("first_day") + 1).alias("days"),
+        F.max("end_ms").alias("end_ms"),
     )
+    # Where a limit has become the fleet's, or has ceased to be, what it is now counts.
+    now = Window.partitionBy(*CLIENT, "kind").orderBy(F.col("end_ms").desc(), F.col("of_fleet").desc())
+    clients = clients.withColumn("_place", F.row_number().over(now)).where("_place = 1")
     # Who was delayed would have taken more: what was measured is then the limit, not the need.
     wanted = F.greatest(F.col("need"), F.when(F.col("delayed_seconds") > 0, F.col("current")))
     least = F.coalesce(*(F.when(F.col("kind") == kind.value, F.lit(value)) for kind, value in LEAST.items()))
@@ -107,7 +118,8 @@ def run(context: Context) -> Report:
         .otherwise("low")
     )
     advice = advice.where("need > 0").select(
-        *CLIENT, "kind", "current", "recommended", change.alias("change"), confidence.alias("confidence"),
+        *CLIENT, "kind", F.when(F.col("of_fleet"), "fleet").otherwise("instance").alias("scope"),
+        "current", "recommended", change.alias("change"), confidence.alias("confidence"),
         "need", "busiest_hour", "busiest_on_weekends", "delayed_seconds", "days", "records",
     )  # fmt: skip
     return Report(
@@ -118,16 +130,59 @@ def run(context: Context) -> Report:
     )
 
 
+def _is_of_fleet(kind: Kind) -> Column:
+    """Whether a record's limit is the fleet's. A kind without a limit goes with the client's other kinds, for an entry
+    has one scope."""
+    others = reduce(or_, (F.col(f"{one.value}_fleet_limit").isNotNull() for one in KINDS))
+    return F.col(f"{kind.value}_fleet_limit").isNotNull() | (F.col(f"{kind.value}_limit").isNull() & others)
+
+
+def _rate(kind: Kind) -> Column:
+    """What a record's client needed on its sidecar."""
+    mean = MEASURES[kind].rate(F.greatest("duration_s", F.lit(0.001)))
+    p95 = F.col(f"{kind.value}_rate_p95")
+    return F.when(F.col("duration_s") > WINDOW_LIKE_S, F.greatest(mean, p95)).otherwise(mean)
+
+
+def _of_a_record(kind: Kind) -> list[Column]:
+    """Rate, time held and limit of the client on one sidecar; null where the limit is the fleet's."""
+    mine, name = ~_is_of_fleet(kind), kind.value
+    return [
+        F.when(mine, _rate(kind)).alias(f"rate_{name}"),
+        F.when(mine, F.col(f"throttle_{name}_seconds")).alias(f"seconds_{name}"),
+        F.when(mine, F.col(f"{name}_limit")).alias(f"limit_{name}"),
+    ]
+
+
+def _of_the_fleet(rows: DataFrame, grain: int) -> DataFrame:
+    """The same columns of all sidecars together, per time bucket, of clients whose limit is the fleet's."""
+    some = rows.where(reduce(or_, (F.col(f"{kind.value}_fleet_limit").isNotNull() for kind in KINDS)))
+    sums = [F.max("end_ms").alias("end_ms")]
+    for kind in KINDS:
+        mine, name = _is_of_fleet(kind), kind.value
+        sums += [
+            F.sum(F.when(mine, _rate(kind) * F.col("duration_s") / grain)).alias(f"rate_{name}"),
+            F.sum(F.when(mine, F.col(f"throttle_{name}_seconds"))).alias(f"seconds_{name}"),
+            F.max(F.when(mine, F.col(f"{name}_fleet_limit"))).alias(f"limit_{name}"),
+        ]
+    return (
+        some.withColumn("bucket", bucket(grain))
+        .groupBy(*CLIENT, "bucket")
+        .agg(*sums)
+        .drop("bucket")
+        .withColumn("of_fleet", F.lit(True))
+    )
+
+
 def _of_a_day(kind: Kind) -> list[Column]:
     """What a client needed, how long it was held, and its last limit."""
-    measure = MEASURES[kind]
-    mean = measure.rate(F.greatest("duration_s", F.lit(0.001)))
-    p95, limit = F.col(f"{kind.value}_rate_p95"), f"{kind.value}_limit"
-    rate = F.when(F.col("duration_s") > WINDOW_LIKE_S, F.greatest(mean, p95)).otherwise(mean)
+    name = kind.value
+    limit = f"limit_{name}"
     return [
-        F.percentile_approx(rate, NEED_PERCENTILE, 1000).alias(f"need_{kind.value}"),
-        F.sum(f"throttle_{kind.value}_seconds").alias(f"held_{kind.value}"),
-        F.max_by(limit, F.struct("end_ms", limit)).alias(f"current_{kind.value}"),
+        F.count(f"rate_{name}").alias(f"records_{name}"),
+        F.percentile_approx(f"rate_{name}", NEED_PERCENTILE, 1000).alias(f"need_{name}"),
+        F.sum(f"seconds_{name}").alias(f"held_{name}"),
+        F.max_by(limit, F.struct("end_ms", limit)).alias(f"current_{name}"),
     ]
 
 
@@ -142,7 +197,7 @@ def _tell(tables: Mapping[str, DataFrame], headroom: float) -> Story:
     frame = tables["recommendations"]
     counts = {row["change"]: row["count"] for row in some_rows(frame.groupBy("change").count())}
     rows = some_rows(frame.orderBy(F.col("need").desc(), *CLIENT, "kind"))
-    usable = [row for row in rows if _nameable(row)]
+    usable = _of_one_scope([row for row in rows if _nameable(row)])
     rest = sum(counts.values()) - len(usable)
     findings = [
         f"{several(sum(counts.values()), 'limit')} for {several(frame.select(*CLIENT).distinct().count(), 'client')}: "
@@ -166,7 +221,8 @@ def _tell(tables: Mapping[str, DataFrame], headroom: float) -> Story:
         findings.append(
             f"{rest:,} recommendations are only in the table, not in the values: beyond the "
             f"{MOST_ROWS:,} largest, or names that "
-            "were cut in the records or cannot be written in an entry."
+            "were cut in the records or cannot be written in an entry, or of one scope beside a limit of the other: an "
+            "entry has one scope."
         )
     shown = {
         f"{row['user']} / {row['client_id']} {row['kind']}": {
@@ -187,7 +243,9 @@ def _tell(tables: Mapping[str, DataFrame], headroom: float) -> Story:
         notes=[
             "Need: per hour of the day, apart for weekends, the highest 99th percentile of a day; "
             "the largest of them counts. "
-            f"The recommendation is {headroom:.0%} above it, rounded up to two digits. It is for one sidecar.",
+            f"The recommendation is {headroom:.0%} above it, rounded up to two digits. It is for one sidecar; where "
+            "the limit in force is the whole fleet's (scope fleet), need and recommendation are of all of them "
+            "together.",
             f"Confidence is high from {DAYS_HIGH} days without delays on, medium from {DAYS_MEDIUM} days on, else low.",
             "Partition mutations are too rare for percentiles and get no recommendation.",
         ],
@@ -202,14 +260,21 @@ def _nameable(row: Any) -> bool:
     return all(name != "<default>" and len(name) < MAX_NAME_CHARACTERS for name in names)
 
 
+def _of_one_scope(rows: list[Any]) -> list[Any]:
+    """Without those that cannot be in a client's entry, as others of its limits are the fleet's."""
+    of_fleet = {tuple(row[name] for name in CLIENT) for row in rows if row["scope"] == "fleet"}
+    return [row for row in rows if row["scope"] == "fleet" or tuple(row[name] for name in CLIENT) not in of_fleet]
+
+
 def _values(rows: list[Any], headroom: float) -> dict[str, str]:
     """A values patch per cluster; `values.yaml` where there is one cluster only."""
     clusters: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
     for row in rows:
+        scope = {"scope": "fleet"} if row["scope"] == "fleet" else {}
         entries = clusters.setdefault(row["cluster_id"], {})
         key = (row["user"], row["client_id"])
         # Without a client-id the entry is about the user: an entry cannot name an empty client-id.
-        entry = entries.setdefault(key, {"user": key[0]} | ({"client-id": key[1]} if key[1] else {}))
+        entry = entries.setdefault(key, {"user": key[0]} | ({"client-id": key[1]} if key[1] else {}) | scope)
         value = row["recommended"]
         entry[MEASURES[Kind(row["kind"])].limit_name] = int(value) if value == int(value) else round(value, 6)
     day = datetime.now(UTC).strftime("%Y-%m-%d")
@@ -237,6 +302,7 @@ def _diff(rows: list[Any]) -> str:
             continue
         days = "weekends" if row["busiest_on_weekends"] else "weekdays"
         why = f"needs {_amount(row, 'need')} on {days} at {row['busiest_hour']:02d} h UTC"
+        why += " on all sidecars together" if row["scope"] == "fleet" else ""
         why += f", was delayed {span(row['delayed_seconds'])}" if row["delayed_seconds"] > 0 else ""
         name = f"{row['user']!r} {row['client_id']!r} {MEASURES[Kind(row['kind'])].limit_name}"
         if row["current"] is not None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
 from analysis.columns import CLIENT, bucket, cluster, moment, seen, together
+from analysis.kinds import MEASURES, by_kind
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.rows import over_time, some_rows
 from analysis.words import several, share, size, who
+from quota.entity import Kind
 
 COLUMNS = (
     "produce_bytes",
@@ -23,6 +25,11 @@ COLUMNS = (
     "produce_rate_max",
     "fetch_rate_max",
     "client_library",
+    *(
+        f"{kind.value}_{name}"
+        for kind in Kind
+        for name in ("limit", "fleet_limit", "group_user", "group_client_id", "group_utilisation_peak")
+    ),
 )
 _SUMS = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations", "requests")
 KINDS = ("produce", "fetch")
@@ -42,6 +49,7 @@ def run(context: Context) -> Report:
         F.max("fetch_rate_max").alias("fetch_rate_max"),
         F.min("start_ms").alias("first_ms"),
         F.max("end_ms").alias("last_ms"),
+        *(column for kind in Kind for column in _limit_of(kind)),
     )
     buckets = context.kept(buckets, "buckets")
     shares = F.array(*(F.lit(percent / 100) for percent in PERCENTILES))
@@ -92,9 +100,68 @@ def run(context: Context) -> Report:
                 [(F.col("produce_bytes") + F.col("fetch_bytes")).desc(), *CLIENT],
                 left_out=_ONLY_IN_FILES,
             ),
+            "limits": Table(
+                _limits(buckets, grain), "Limits, by how much of them was used", [F.col("used_share").desc(), *_GROUP]
+            ),
             "hours": Table(hours, "Hours", [F.col("hour")], shown=0),
         },
         lambda tables: _tell(tables, grain),
+    )
+
+
+_GROUP: Final = ("cluster_id", "kind", "group_user", "group_client")
+
+
+def _limit_of(kind: Kind) -> list[Column]:
+    """Of a client in a bucket: its limit, whose it is, and how much of it a sidecar saw used. Only numbers and truths,
+    for the names of a group are the client's own where they play a part."""
+    name = kind.value
+    return [
+        F.max(F.coalesce(f"{name}_fleet_limit", f"{name}_limit")).alias(f"{name}_limit"),
+        F.max(F.col(f"{name}_fleet_limit").isNotNull()).alias(f"{name}_of_fleet"),
+        F.max(F.col(f"{name}_group_user").isNotNull()).alias(f"{name}_by_users"),
+        F.max(F.col(f"{name}_group_client_id").isNotNull()).alias(f"{name}_by_clients"),
+        F.max(f"{name}_group_utilisation_peak").alias(f"{name}_peak"),
+    ]
+
+
+def _limits(buckets: DataFrame, grain: int) -> DataFrame:
+    """Per limit and those who share it, the most that was used of it.
+
+    Of a sidecar's own limit as that sidecar saw it, in the quota's window; of a fleet's limit what all sidecars used
+    together, per bucket.
+    """
+    named = by_kind(
+        buckets,
+        [*CLIENT, "bucket"],
+        limit="{kind}_limit",
+        of_fleet="{kind}_of_fleet",
+        by_users="{kind}_by_users",
+        by_clients="{kind}_by_clients",
+        peak="{kind}_peak",
+        amount="{column}",
+    ).where("limit IS NOT NULL")
+    scale = F.coalesce(*(F.when(F.col("kind") == kind.value, F.lit(MEASURES[kind].scale)) for kind in Kind))
+    sums = (
+        named.withColumns(
+            {
+                "group_user": F.when(F.col("by_users") > 0, F.col("user")),
+                "group_client": F.when(F.col("by_clients") > 0, F.col("client_id")),
+                "scope": F.when(F.col("of_fleet") > 0, "fleet").otherwise("instance"),
+            }
+        )
+        .groupBy(*_GROUP, "scope", "bucket")
+        .agg(
+            F.max("limit").alias("limit"),
+            F.max("peak").alias("peak"),
+            F.sum(F.col("amount") * scale / grain).alias("rate"),
+        )
+    )
+    of_fleet = F.col("scope") == "fleet"
+    return sums.groupBy(*_GROUP, "scope").agg(
+        F.max_by("limit", "bucket").alias("limit"),
+        F.max(F.when(of_fleet, F.col("rate"))).alias("highest_rate"),
+        F.max(F.when(of_fleet, F.col("rate") / F.col("limit")).otherwise(F.col("peak"))).alias("used_share"),
     )
 
 
@@ -128,6 +195,14 @@ def _tell(tables: Mapping[str, DataFrame], grain: int) -> Story:
             f"The busiest hour began {busiest['hour']:%Y-%m-%d %H:%M} UTC: "
             f"{size((busiest['produce_bytes'] + busiest['fetch_bytes']) / HOUR_S)}/s on average."
         )
+    full = tables["limits"].where("used_share >= 1")
+    number = full.count()
+    if number:
+        fleets = full.where("scope = 'fleet'").count()
+        findings.append(
+            f"{number:,} of {several(tables['limits'].count(), 'limit')} {'was' if number == 1 else 'were'} used up at "
+            f"some time, {fleets:,} of them of the whole fleet."
+        )
     series = {name: [(row["hour"], row[f"{name}_bytes"] / step_s) for row in hours] for name in KINDS}
     largest = {who(row): {kind: float(row[f"{kind}_bytes"]) for kind in ("produce", "fetch")} for row in top}
     return Story(
@@ -139,6 +214,9 @@ def _tell(tables: Mapping[str, DataFrame], grain: int) -> Story:
         notes=[
             f"Percentiles are of the client's rate on all sidecars together, per {grain} s in which it was there; an "
             "interval counts where its middle is. The one-second maximum is of one sidecar.",
+            "Of a limit of scope instance, used share is the highest that any one sidecar saw, in the quota's own "
+            f"window; of one of scope fleet it is what all sidecars of the cluster used together in {grain} s, over "
+            "the fleet's limit.",
             "A client is a user and a client-id in one cluster, whichever sidecars or pods its "
             "connections went through.",
         ],

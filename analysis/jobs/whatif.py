@@ -25,8 +25,10 @@ from quota.entity import Kind
 COLUMNS = tuple(name for kind in Kind for name in (MEASURES[kind].column, f"throttle_{kind.value}_seconds"))
 CLIENT = ("cluster_id", "instance", "user", "client_id")
 NAMED = ("cluster_id", "group_user", "group_client")
-GROUP = ("cluster_id", "instance", "group_user", "group_client")
-"""A counter: each sidecar counts for itself, as it does in life."""
+GROUP = ("cluster_id", "counter", "group_user", "group_client")
+"""A counter: each sidecar counts for itself (`counter` is its instance), as it does in life; but where the limit is the
+fleet's, all of them count together (null).
+"""
 ROWS_PER_TASK = 500_000
 """Intervals that one task replays; of one group it takes all."""
 TASKS_PER_CORE = 4
@@ -68,7 +70,7 @@ def families(candidates: Mapping[str, Candidate]) -> list[Family]:
     found: dict[object, list[str]] = {}
     for name, one in candidates.items():
         for kind in Kind:
-            keys = frozenset(entry[:2] for entry in one.entries(kind))
+            keys = frozenset((entry.user, entry.client_id, entry.of_fleet) for entry in one.entries(kind))
             if keys:
                 counted = Family(kind, (name,), (one,)).rule
                 found.setdefault((kind, keys, counted, one.empty_client_id), []).append(name)
@@ -112,7 +114,12 @@ def _clients(rows: DataFrame, kinds: set[Kind]) -> DataFrame:
     """What all questions about whole groups are answered from: one row per client of each sidecar, in one scan."""
     seconds = F.greatest("duration_s", F.lit(0.001))
     least = F.least(seconds, F.greatest(F.floor(F.col("duration_s") + HALF_UP), F.lit(1)))
-    sums = [F.sum("duration_s").alias("seconds"), F.count("*").alias("records")]
+    sums = [
+        F.sum("duration_s").alias("seconds"),
+        F.count("*").alias("records"),
+        F.min("start_ms").alias("first_ms"),
+        F.max("end_ms").alias("last_ms"),
+    ]
     for kind in sorted(kinds):
         amount = _amount(kind)
         sums += [
@@ -128,19 +135,22 @@ def _members(clients: DataFrame, found: Sequence[Family]) -> DataFrame:
     """Per family those clients that have a limit in it, with their counters and their limits."""
 
     def of(number: int, family: Family) -> DataFrame:
-        rows = clients
+        rows = clients.withColumn("counter", F.lit(None).cast("string"))
         for place, candidate in enumerate(family.candidates):
             rows = resolved(rows, candidate, family.kind).withColumnRenamed("limit", f"_limit_{place}")
+        rows = rows.withColumn("counter", F.when(~F.col("of_fleet"), F.col("instance")))
         kind = family.kind.value
         limits = F.array(*(f"_limit_{place}" for place in range(len(family.candidates))))
         return rows.where("_limit_0 IS NOT NULL").select(
             F.lit(number).alias("family"),
             *GROUP,
-            "user",
-            "client_id",
+            *(name for name in CLIENT if name not in GROUP),
+            "of_fleet",
             limits.alias("limits"),
             "seconds",
             "records",
+            "first_ms",
+            "last_ms",
             *(F.col(f"{kind}_{name}").alias(name) for name in ("density", "peak", "used", "held")),
         )
 
@@ -151,22 +161,28 @@ def _moved_clocks(context: Context) -> DataFrame | None:
     """Sidecars whose clocks were set back: intervals of theirs overlap, and no bound holds."""
     if not context.intake.quality.clock_steps:
         return None
-    return context.intake.instances.where("clock_steps > 0").select("instance", F.lit(True).alias("moved"))
+    return context.intake.instances.where("clock_steps > 0").select(
+        F.col("instance").alias("counter"), F.lit(True).alias("moved")
+    )
 
 
 def _groups(members: DataFrame, found: Sequence[Family], moved: DataFrame | None) -> DataFrame:
     """One row per counter, with a number (`gid`), and whether it is worth a replay (`chosen`)."""
     groups = members.groupBy("family", *GROUP).agg(
         F.max("limits").alias("limits"),
+        F.first("of_fleet").alias("of_fleet"),
+        F.count_distinct("instance").alias("sidecars"),
         F.count("*").alias("members"),
-        *(F.sum(name).alias(name) for name in ("seconds", "records", "density", "peak", "used", "held")),
+        # Of sidecars that were there at the same time, each second counts once.
+        F.least(F.sum("seconds"), (F.max("last_ms") - F.min("first_ms")) / 1000).alias("seconds"),
+        *(F.sum(name).alias(name) for name in ("records", "density", "peak", "used", "held")),
     )
     may = F.lit(False)
     for number, family in enumerate(found):
         mine = family.may_be_over(F.col("density"), F.col("used"), F.array_min("limits"))
         may |= (F.col("family") == number) & mine
     if moved is not None:
-        groups = groups.join(F.broadcast(moved), "instance", "left")
+        groups = groups.join(F.broadcast(moved), "counter", "left")
         may |= F.col("moved").isNotNull()
     same = Window.partitionBy("family", *NAMED)
     # How long clients of one counter were there together is known only by a look at each interval; it matters where
@@ -186,14 +202,18 @@ def _replayed(
     assert number is not None
     same = [F.col(name).eqNullSafe(F.col(f"_{name}")) for name in ("family", *GROUP)]
     names = chosen.select(*(F.col(name).alias(f"_{name}") for name in ("family", *GROUP)), "gid")
-    keys = members.join(names, same).select(*CLIENT, "family", "gid")
+    keys = members.join(names, same).select(*CLIENT, "family", "of_fleet", "gid")
     amount = F.coalesce(*(F.when(F.col("family") == number, _amount(one.kind)) for number, one in enumerate(found)))
     empty = {
         name: F.lit(None).cast(kind).alias(name) for name, kind in (column.split(" ") for column in ROWS.split(", "))
     }
     intervals = rows.join(F.broadcast(keys), [*CLIENT]).select(
-        "gid", empty["rule"], empty["limits"], "start_ms", "duration_s", amount.alias("amount")
+        "gid", "of_fleet", "start_ms", "duration_s", amount.alias("amount")
     )
+    if any(entry.of_fleet for one in found for entry in one.candidates[0].entries(one.kind)):
+        mine = intervals.where("NOT of_fleet").drop("of_fleet")
+        intervals = mine.unionByName(_added_up(intervals.where("of_fleet")))
+    intervals = intervals.select("gid", empty["rule"], empty["limits"], "start_ms", "duration_s", "amount")
     heads = chosen.select(
         "gid", F.col("family").alias("rule"), "limits", empty["start_ms"], empty["duration_s"], empty["amount"]
     )
@@ -202,6 +222,34 @@ def _replayed(
     ship_code(groups.sparkSession)
     together = heads.unionByName(intervals).repartition(tasks, "gid")
     return context.kept(together.mapInArrow(folded([one.rule for one in found]), RESULT), "replayed")
+
+
+def _added_up(intervals: DataFrame) -> DataFrame:
+    """Intervals of many sidecars, which overlap as they like -> those between which the sum of their rates changes.
+
+    Each is spread evenly over its seconds, which begin at whole seconds (sidecars' clocks are not that exact). Where an
+    interval begins the sum rises by its rate, where it ends it falls; added up by second, a fleet has no more of these
+    than one sidecar would have, however many there are, and no task gets all its records.
+    """
+    begin = F.floor(F.col("start_ms") / 1000 + HALF_UP)
+    end = F.greatest(F.floor(F.col("start_ms") / 1000 + F.col("duration_s") + HALF_UP), begin + 1)
+    each = F.col("amount") / (end - begin)
+    ends = F.array(
+        F.struct(begin.alias("second"), each.alias("rate"), F.lit(1).alias("number")),
+        F.struct(end.alias("second"), (-each).alias("rate"), F.lit(-1).alias("number")),
+    )
+    edges = intervals.select("gid", F.explode(ends).alias("_one")).select("gid", "_one.*")
+    edges = edges.groupBy("gid", "second").agg(F.sum("rate").alias("rate"), F.sum("number").alias("number"))
+    in_order = Window.partitionBy("gid").orderBy("second")
+    spans = edges.select(
+        "gid",
+        (F.col("second") * 1000).alias("start_ms"),
+        (F.lead("second").over(in_order) - F.col("second")).cast("double").alias("duration_s"),
+        F.sum("rate").over(in_order).alias("rate"),
+        F.sum("number").over(in_order).alias("number"),
+    )
+    amount = F.greatest(F.col("rate"), F.lit(0.0)) * F.col("duration_s")
+    return spans.where("number > 0").select("gid", "start_ms", "duration_s", amount.alias("amount"))
 
 
 def _outcome(groups: DataFrame, replayed: DataFrame, found: Sequence[Family]) -> DataFrame:
@@ -217,7 +265,8 @@ def _outcome(groups: DataFrame, replayed: DataFrame, found: Sequence[Family]) ->
             .groupBy("place", *NAMED)
             .agg(
                 F.max("limit").alias("limit"),
-                F.count("*").alias("sidecars"),
+                F.when(F.max("of_fleet"), "fleet").otherwise("instance").alias("scope"),
+                F.sum("sidecars").alias("sidecars"),
                 F.coalesce(F.sum("seconds_over"), F.lit(0)).cast("double").alias("seconds_over"),
                 F.sum(F.coalesce("seconds_seen", "seconds")).alias("seconds_seen"),
                 (F.coalesce(F.max("longest_ms"), F.lit(0)) / 1000).alias("longest_delay_s"),
@@ -233,6 +282,7 @@ def _outcome(groups: DataFrame, replayed: DataFrame, found: Sequence[Family]) ->
                 F.lit(family.kind.value).alias("kind"),
                 *NAMED,
                 "limit",
+                "scope",
                 "seconds_over",
                 F.coalesce(ratio(F.col("seconds_over"), F.col("seconds_seen")), F.lit(0.0)).alias("time_over_share"),
                 "longest_delay_s",
@@ -253,6 +303,7 @@ def _group_table(outcome: DataFrame, left_out: Sequence[str]) -> Table:
 
 def _candidate_table(outcome: DataFrame, names: Sequence[str], at_most: float) -> Table:
     """Side by side, in the order in which they were named."""
+    counters = F.when(F.col("scope") == "fleet", F.lit(1)).otherwise(F.col("sidecars"))
     over, too_long = F.col("seconds_over") > 0, F.col("time_over_share") > at_most
     sums = outcome.groupBy("candidate").agg(
         F.count("*").alias("groups"),
@@ -262,7 +313,7 @@ def _candidate_table(outcome: DataFrame, names: Sequence[str], at_most: float) -
         ratio(F.sum("seconds_over"), F.sum("seconds_seen")).alias("time_over_share"),
         F.max("longest_delay_s").alias("longest_delay_s"),
         *(
-            F.sum(F.when(F.col("kind") == kind.value, F.col("limit") * F.col("sidecars"))).alias(
+            F.sum(F.when(F.col("kind") == kind.value, F.col("limit") * counters)).alias(
                 f"{kind.value}_limits_bytes_per_s"
             )
             for kind in (Kind.PRODUCE, Kind.FETCH)
@@ -280,6 +331,7 @@ def _cheapest_table(outcome: DataFrame, at_most: float) -> Table:
         F.max("limit").alias("highest_tried"),
         F.min("limit").alias("lowest_tried"),
         F.max("peak_interval_rate").alias("peak_interval_rate"),
+        F.max("scope").alias("scope"),
         F.max("sidecars").alias("sidecars"),
     )
     return Table(
@@ -289,6 +341,7 @@ def _cheapest_table(outcome: DataFrame, at_most: float) -> Table:
             F.col("one.limit").alias("cheapest_limit"),
             F.col("one.candidate").alias("candidate"),
             F.col("one.time_over_share").alias("time_over_share"),
+            "scope",
             "lowest_tried",
             "highest_tried",
             "peak_interval_rate",
@@ -336,6 +389,8 @@ def _tell(tables: Mapping[str, DataFrame], names: Sequence[str], at_most: float)
             "Window and delay are Kafka's own (KIP-13, KIP-124, KIP-599 without refusals, by the algorithm "
             "that the candidate names), without pacing and without a cap; "
             "shadow entries are tried as if they were enforced.",
+            "A limit of scope fleet is tried against what all sidecars of a cluster used together, as if it were one "
+            "counter: an instance's share may be less than it could use for some seconds, which is not in here.",
             "The extreme is the highest rate in the window (of partitions, the least tokens) while the group was over "
             "its limit. Where several clients share a limit that they never come near on a sidecar, the peak of an "
             "interval is the sum of their own peaks: it was at most that.",

@@ -177,7 +177,11 @@ def summary_json(file: str, config: Config, table: QuotaTable) -> dict[str, Any]
         "alter": config.quota_settings.alter,
         "overlay": config.quota_settings.overlay,
         "warnings": [warning.as_json() for warning in all_warnings(config)],
-        "quotas": [entry_json(entry) | {"level": level_of(entry).label} for entry in table.entries],
+        "quotas": [
+            entry_json(entry)
+            | {"scope": "fleet" if table.of_fleet(entry) else "instance", "level": level_of(entry).label}
+            for entry in table.entries
+        ],
         "connection_limits": [connection_entry_json(entry) for entry in table.connections.entries],
         "windows": {
             "num": config.window_num,

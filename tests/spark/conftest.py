@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.brokers import kafka, kafka_secure, topic
 from tests.support.spark_archive import quick_jvm
+from tests.support.spark_tools import DAY_MS, T0_MS, Make, write
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
+
+    from quota.record import Row
 
 __all__ = ["kafka", "kafka_secure", "spark", "topic"]
 
@@ -34,3 +40,21 @@ def spark() -> Iterator[SparkSession]:
     session = open_session("local[2]", "1g", small)
     yield session
     session.stop()
+
+
+@pytest.fixture
+def report(spark: SparkSession, tmp_path: Path) -> Make:
+    """report(name, records, **options) -> what is told, and where the files are. The page must be in order."""
+
+    from analysis.runner import make
+
+    def made(name: str, rows: list[Row], **options: Any) -> tuple[str, Path]:
+        write(tmp_path / "in", rows)
+        now_ms = T0_MS + 30 * DAY_MS
+        told = make(spark, name, str(tmp_path / "in"), str(tmp_path / "out"), 60, options, quiet=True, now_ms=now_ms)
+        page = (tmp_path / "out" / name / "report.html").read_text()
+        assert not re.search(r"<script|<link|(src|href)=.https?:", page)  # needs nothing but itself
+        assert "<evil>" not in page
+        return told, tmp_path / "out" / name
+
+    return made

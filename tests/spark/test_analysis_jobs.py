@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,41 +12,17 @@ from analysis.columns import grain_for
 from analysis.levels import Candidate
 from analysis.owners import to_owners
 from analysis.prices import to_prices
-from analysis.runner import make
 from config.load import load_bytes
 from config.table import entries
 from deploy.cli.main import app
 from deploy.kubernetes.chart import CHART
 from tests.support.chart_tools import configuration, documents, render_text
-from tests.support.spark_tools import DAY_MS, T0_MS, record, table, write
+from tests.support.spark_tools import Make, record, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
     from quota.record import Row
 
-    Make = Callable[..., tuple[str, Path]]
-
 MB = 1_000_000
-
-
-@pytest.fixture
-def report(spark: SparkSession, tmp_path: Path) -> Make:
-    """report(name, records, **options) -> what is told, and where the files are. The page must be in order."""
-
-    def made(name: str, rows: list[Row], **options: Any) -> tuple[str, Path]:
-        write(tmp_path / "in", rows)
-        now_ms = T0_MS + 30 * DAY_MS
-        told = make(spark, name, str(tmp_path / "in"), str(tmp_path / "out"), 60, options, quiet=True, now_ms=now_ms)
-        page = (tmp_path / "out" / name / "report.html").read_text()
-        assert not re.search(r"<script|<link|(src|href)=.https?:", page)  # needs nothing but itself
-        assert "<evil>" not in page
-        return told, tmp_path / "out" / name
-
-    return made
 
 
 def test_rates_are_taken_over_no_less_than_an_interval(report: Make) -> None:

@@ -34,6 +34,12 @@ QUOTAS = {
 - {user: <default>, request_percentage: 25, controller_mutation_rate: 1}
 - {client-id: b, producer_byte_rate: 1300}
 - {client-id: <default>, producer_byte_rate: 1700}""",
+    "limits of a fleet beside others": """
+- {user: u1, producer_byte_rate: 400, scope: instance}
+- {user: u2, client-id: a, producer_byte_rate: 800, request_percentage: 10}
+- {user: <default>, producer_byte_rate: 900, controller_mutation_rate: 1, scope: instance}
+- {user: <default>, client-id: b, producer_byte_rate: 1000}
+fleet: {id: f, default_scope: fleet}""",
     "an empty client-id as a broker has it": """
 - {user: u1, client-id: <default>, producer_byte_rate: 600, controller_mutation_rate: 0.5}
 - {user: u1, producer_byte_rate: 900}
@@ -58,7 +64,7 @@ def test_limits_and_counters_are_those_of_the_table(name: str, spark: SparkSessi
         found = {(row["user"], row["client_id"]): row for row in resolved(frame, candidate, kind).collect()}
         for one, other in itertools.combinations_with_replacement(CLIENTS, 2):
             mine, right = found[one], table.resolve(kind, *one)
-            assert mine["limit"] == right.limit, (kind, one)
+            assert (mine["limit"], mine["of_fleet"]) == (right.limit, table.of_fleet(right.entry)), (kind, one)
             same = table.resolve(kind, *other).group == right.group
             names = ("group_user", "group_client")
             if right.limit is not None:

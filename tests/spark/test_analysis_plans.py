@@ -39,9 +39,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "obedience": {},
     "slo": {"target": 0.99},
 }
-SCANS = {"capacity": 2, "chargeback": 2, "whatif": 2}
+SCANS = {"capacity": 2, "chargeback": 2, "recommend": 2, "whatif": 2}
 """How often a job goes through the records; 1 where nothing is said. Those of the last hour again; burst, and
-idle; what can be over its limit, again."""
+idle; limits of the fleet, apart; what can be over its limit, again."""
 WITH_REPEATS = {"usage": 1}
 """And how often without a look for repeats: for the libraries' names."""
 PARTITIONS = 8

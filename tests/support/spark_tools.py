@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from quota.record import Row, build, to_line
 from tests.support.spark_archive import quick_jvm
 
+Make = Callable[..., tuple[str, Path]]
+"""make(name, records, **options) -> what a report tells, and where its files are."""
 DAY_MS = 86_400_000
 T0_MS = 1_760_918_400_000
 """2025-10-20 00:00:00 UTC, a Monday."""
