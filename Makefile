@@ -122,7 +122,7 @@ classes: $(VENV)/.dev
 # pytest's 5 says that PYTEST_ARGS chose none of its tests: an error only where they chose none of the others either.
 test: check classes ## check, then the unit tests, then every other test with real brokers and real clients
 	@unit=0; $(UNIT) $(PYTEST_ARGS) || unit=$$?; [ $$unit = 0 ] || [ $$unit = 5 ] || exit $$unit; \
-		rest=0; $(REST) $(PYTEST_ARGS) || $(ALONE) || rest=$$?; [ $$rest = 0 ] || { [ $$rest = 5 ] && [ $$unit = 0 ]; }
+		rest=0; $(REST) $(PYTEST_ARGS) || rest=$$?; [ $$rest = 0 ] || { [ $$rest = 5 ] && [ $$unit = 0 ]; }
 
 test-unit: $(VENV)/.dev ## The unit tests alone: no processes, no network, no waiting (under a minute)
 	@$(UNIT) $(PYTEST_ARGS)
@@ -138,20 +138,12 @@ coverage: $(VENV)/.dev ## Lines and branches that tests reach, by package, and a
 	@$(BIN)/python -m tests.coverage_report $(VENV)/coverage/report.json --rooms "$(COVERAGE_ROOMS)"
 
 test-integration: $(VENV)/.dev classes ## All tests but the unit tests: sockets, processes, brokers, Spark
-	@$(REST) $(PYTEST_ARGS) || $(ALONE)
+	@$(REST) $(PYTEST_ARGS)
 
 # By folder, so that only those files are imported, and by marker as well, so that a file in PYTEST_ARGS runs once.
 UNIT = $(BIN)/python -m pytest -n 2 --dist worksteal -o testpaths=tests/unit -m unit
 REST = $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder -m 'not unit' \
 	-o testpaths='tests/loopback tests/system tests/broker tests/spark'
-
-# In CI, up to three tests of these thousands that failed beside the others run once more with nothing beside them, and have to
-# pass there; pytest names them. No unit test has that. It goes when five whole runs in a row were green without it.
-FAILED = $(BIN)/python -c 'import json; print(len(json.load(open(".pytest_cache/v/cache/lastfailed"))))'
-ALONE = { code=$$?; if [ $$code -eq 1 ] && [ -n "$${CI:-}" ] && [ "$$($(FAILED))" -le 3 ]; then \
-	echo "· what failed, once more, by itself" && timeout --signal=INT --kill-after=20 240 \
-	$(BIN)/python -m pytest --verbose --last-failed --last-failed-no-failures none -m 'not unit' \
-	-o testpaths='tests/loopback tests/system tests/broker tests/spark'; else (exit $$code); fi; }
 
 test-chart: $(VENV)/.dev ## The chart and the webhook, without a cluster (a part of test-integration)
 	@$(BIN)/python -m pytest -n 2 tests/system/test_chart.py tests/system/test_chart_analysis.py tests/system/test_webhook.py $(PYTEST_ARGS)

@@ -82,12 +82,19 @@ def _share(one: Sidecar) -> float:
     return 0.0 if group is None or group["fleet"] is None else float(group["fleet"]["share"])
 
 
+def _reading(one: Sidecar) -> tuple[float, float]:
+    """When (a busy machine may take its time for the answer), and how many bytes have gone through until then."""
+    asked = time.monotonic()
+    amount = _amount(one)
+    return (asked + time.monotonic()) / 2, amount
+
+
 def _rates(fleet: list[Sidecar], seconds: float) -> list[float]:
     """What goes through each, over the limit, measured for so long."""
-    start, before = time.monotonic(), [_amount(one) for one in fleet]
+    before = [_reading(one) for one in fleet]
     time.sleep(seconds)
-    elapsed = time.monotonic() - start
-    return [(_amount(one) - was) / elapsed / LIMIT for one, was in zip(fleet, before, strict=True)]
+    after = [_reading(one) for one in fleet]
+    return [(sent - was) / (at - began) / LIMIT for (began, was), (at, sent) in zip(before, after, strict=True)]
 
 
 def _until(what: Callable[[], bool], seconds: float = 20.0) -> None:

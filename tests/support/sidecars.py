@@ -78,20 +78,25 @@ class Sidecar:
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of all samples of this name whose labels include these; 0 if there is none."""
-        from prometheus_client.parser import text_string_to_metric_families
-
-        return sum(
-            sample.value
-            for family in text_string_to_metric_families(self.metrics())
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
+        return sample_sum(self.metrics(), name, **labels)
 
     def broker_addresses(self) -> set[tuple[str, int]]:
         """Where clients may connect: the bootstrap listener and one listener per broker."""
         ports = yaml.safe_load(self.config.read_text())["listen"]["broker_ports"]
         first, last = map(int, ports.split("-"))
         return {("127.0.0.1", port) for port in (self.port, *range(first, last + 1))}
+
+
+def sample_sum(exposition: str, name: str, **labels: str) -> float:
+    """As `Sidecar.metric`, of one text of /metrics: for values that have to be of the same moment."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(exposition)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
 
 
 @contextmanager
