@@ -34,6 +34,7 @@ JOBS = {
     "slo": "how much of its time and requests each team was held, against a target (--target, --owners)",
     "compact": "many small files of records into few large ones per day and cluster, for all other reports",
     "changes": "what each change of a quota did, a day before and after",
+    "forecast": "when each limit and each cluster's capacity will be reached (--horizon, --capacity)",
     "anomalies": "who uses what they never used, or far more than ever (--recent)",
     "all": "all of these for which there is what they need, and a page that begins with what they found",
     "stream": "rollups per minute and alerts, from a topic or a directory, until it is stopped",
@@ -82,13 +83,14 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="KIND=BYTES",
-        help="capacity: what clusters can do, per second",
+        help="capacity, forecast: what clusters can do, per second",
     )
     whole.add_argument("--owners", metavar="FILE", help="teams (YAML): tables of clients say whose they are")
     whole.add_argument(
         "--target", type=_percent, default=99.0, metavar="PERCENT", help="slo: not held for so much (99)"
     )
     whole.add_argument("--recent", type=_days_long, default=7.0, metavar="DAYS", help="anomalies: since when (7)")
+    whole.add_argument("--horizon", type=_horizon, default=90, metavar="DAYS", help="forecast: so far ahead (90)")
     whole.add_argument("--settle", type=float, default=2.0, metavar="H", help="compact: hours after a day's end (2)")
     whole.add_argument("--keep-days", type=int, metavar="N", help="compact: delete what is older from the output")
     whole.add_argument("--delete-input", action="store_true", help="compact: delete files that have been taken over")
@@ -120,7 +122,7 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] in ("pyspark", "py4j", "matplotlib", "jinja2", "yaml"):
+        if (error.name or "").split(".")[0] in ("pyspark", "py4j", "matplotlib", "jinja2", "yaml", "statsmodels"):
             return _complain(f"reports need the package {error.name}, which is not installed: {INSTALL}", FAILED)
         raise
 
@@ -274,7 +276,12 @@ def _own_options(name: str, options: argparse.Namespace) -> dict[str, Any]:
     if name == "chargeback":
         from analysis.prices import load_prices
 
-        return {"prices": load_prices(options.prices)}
+        prices = load_prices(options.prices)
+        if prices.payer == "team" and options.owners is None:
+            raise WrongUseError(
+                f"{options.prices}: payer: got 'team', which needs --owners FILE: whose clients they are"
+            )
+        return {"prices": prices}
     if name == "whatif":
         return {"candidates": _candidates(options.candidate, options.sweep), "at_most": options.at_most / 100}
     if name == "slo":
@@ -291,7 +298,7 @@ def _own_options(name: str, options: argparse.Namespace) -> dict[str, Any]:
             capacity[kind] = 0.0
         if kind not in ("produce", "fetch") or not capacity[kind] > 0:
             raise WrongUseError(f"--capacity {kind}={value}: expected produce=BYTES or fetch=BYTES, per second")
-    return {"headroom": options.headroom, "capacity": capacity}
+    return {"headroom": options.headroom, "capacity": capacity, "horizon_days": options.horizon}
 
 
 def _candidates(files: Sequence[str], sweep: Sequence[float] | None) -> dict[str, Candidate]:
@@ -346,6 +353,13 @@ def _days_long(text: str) -> float:
     value = float(text)
     if not 0 < value <= 366:
         raise argparse.ArgumentTypeError("expected days, such as 7")
+    return value
+
+
+def _horizon(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 730:
+        raise argparse.ArgumentTypeError("expected whole days, from 1 to 730")
     return value
 
 

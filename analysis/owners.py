@@ -34,15 +34,16 @@ class Owners:
 
     entries: tuple[Owner, ...]
 
-    def column(self) -> Column:
-        """The team of a row with `user` and `client_id`."""
+    def column(self, user: str = "user", client_id: str = "client_id") -> Column:
+        """The team of a row, by the columns that have its user and client-id. A name that is null is taken as empty."""
+        columns = {"user": user, "client_id": client_id}
         team = F.lit(NO_TEAM)
         for one in reversed(self.entries):
             fits = F.lit(True)
             for name in ("user", "client_id"):
                 pattern = getattr(one, name)
                 if pattern is not None:
-                    fits &= F.col(name).rlike(f"^{expression(pattern)}\\z")
+                    fits &= F.coalesce(columns[name], F.lit("")).rlike(f"^{expression(pattern)}\\z")
             team = F.when(fits, F.lit(one.team)).otherwise(team)
         return team
 

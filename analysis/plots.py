@@ -53,9 +53,30 @@ def lines(
     if len(times) == 1:  # left to itself the axis would span years
         bounds: Any = (times[0] - HALF_A_DAY, times[0] + HALF_A_DAY)
         axes.set_xlim(*bounds)
-    locator = AutoDateLocator()  # type: ignore[no-untyped-call]
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
+    _dates(axes)
+    return _finish(figure, axes, label, bytes_per_s)
+
+
+def outlook(
+    seen: SERIES,
+    ahead: Sequence[tuple[datetime, float, float, float]],
+    label: str,
+    *,
+    bytes_per_s: bool,
+    level: float | None,
+) -> str:
+    """Days that were, and days ahead (mean, and the bounds around it), towards `level`."""
+    figure = _figure()
+    axes = figure.add_subplot()
+    days: Any = [when for when, _ in sorted(seen)]
+    axes.plot(days, [value for _, value in sorted(seen)], label="was", color=COLOURS[0], linewidth=1.4)
+    after: Any = [row[0] for row in ahead]
+    axes.plot(after, [row[1] for row in ahead], label="forecast", color=COLOURS[1], linewidth=1.4)
+    low, high = [row[2] for row in ahead], [row[3] for row in ahead]
+    axes.fill_between(after, low, high, color=COLOURS[1], alpha=0.25, linewidth=0)
+    if level is not None:
+        axes.axhline(level, color="#c1121f", linestyle="--", linewidth=1.1, label="limit")
+    _dates(axes)
     return _finish(figure, axes, label, bytes_per_s)
 
 
@@ -87,6 +108,12 @@ def bars(
     if len(parts) > 1:
         axes.legend(frameon=False, fontsize=9, ncols=min(len(parts), 5), loc="lower left", bbox_to_anchor=(0, 1))
     return _svg(figure)
+
+
+def _dates(axes: Any) -> None:
+    locator = AutoDateLocator()  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
 
 
 def _finish(figure: Figure, axes: object, label: str, bytes_per_s: bool) -> str:

@@ -11,7 +11,12 @@ from typing import Any
 from analysis.errors import WrongUseError
 from analysis.yaml_files import read_yaml
 
-PAYERS = {"user": "the principal", "client_id": "the client-id", "namespace": "the Kubernetes namespace of the sidecar"}
+PAYERS = {
+    "user": "the principal",
+    "client_id": "the client-id",
+    "namespace": "the Kubernetes namespace of the sidecar",
+    "team": "the team, as --owners says",
+}
 
 
 @dataclass(frozen=True, slots=True)

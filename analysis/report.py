@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
 
 from analysis.files import kept, write_csv
 from analysis.intake import Intake
@@ -40,13 +41,18 @@ class Context:
 class Table:
     """A result on its way out. `order`: how people want to see it."""
 
-    frame: DataFrame
+    frame: DataFrame | Callable[[Mapping[str, DataFrame]], DataFrame]
+    """Or how it is made of the tables before it, as they were written."""
     caption: str
     order: Sequence[Column | str] = ()
     shown: int = 20
     """How many rows the page shows; 0: none, the table is for plots and for whoever has the files."""
     left_out: Sequence[str] = ()
     """Columns that only the files have: more than a page is wide."""
+    summed: Sequence[str] = ()
+    """Columns of which there are sums by team, where teams are known."""
+    per: Sequence[str] = ()
+    """And by these columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,24 +91,46 @@ class Report:
 
 
 def with_teams(report: Report, owners: Owners | None) -> Report:
-    """The report with a column `team` in each table of clients."""
+    """The report with a column `team` in each table of clients, or of those who share a limit, and sums by team."""
     if owners is None:
         return report
+    tables: dict[str, Table] = {}
+    for name, table in report.tables.items():
+        tables[name] = _told(table, owners)
+        if table.summed:
+            tables["teams"] = _of_teams(name, table)
+    return replace(report, tables=tables)
 
-    def told(table: Table) -> Table:
-        names = table.frame.columns
-        if TEAM in names or not {"user", "client_id"} <= set(names):
-            return table
-        return replace(table, frame=table.frame.select(owners.column().alias(TEAM), *names))
 
-    return replace(report, tables={name: told(table) for name, table in report.tables.items()})
+def _told(table: Table, owners: Owners) -> Table:
+    """The table with the team of each row."""
+    if not isinstance(table.frame, DataFrame):
+        return table
+    names = table.frame.columns
+    for user, client in (("user", "client_id"), ("group_user", "group_client")):
+        if TEAM not in names and {user, client} <= set(names):
+            return replace(table, frame=table.frame.select(owners.column(user, client).alias(TEAM), *names))
+    return table
+
+
+def _of_teams(name: str, table: Table) -> Table:
+    def sums(tables: Mapping[str, DataFrame]) -> DataFrame:
+        return (
+            tables[name]
+            .groupBy(TEAM, *table.per)
+            .agg(F.count("*").alias("rows"), *(F.sum(one).alias(one) for one in table.summed))
+        )
+
+    order: list[Column | str] = [*table.per, F.col(table.summed[0]).desc_nulls_last(), TEAM]
+    return Table(sums, f"Teams: sums of “{table.caption}”", order)
 
 
 def written(report: Report, directory: str) -> dict[str, DataFrame]:
     """Write every table as Parquet and CSV; returns them as read back, so that nothing is computed twice."""
-    back = {}
+    back: dict[str, DataFrame] = {}
     for name, table in report.tables.items():
-        frame = kept(table.frame, f"{directory}/{name}.parquet")
+        frame = table.frame if isinstance(table.frame, DataFrame) else table.frame(back)
+        frame = kept(frame, f"{directory}/{name}.parquet")
         write_csv(frame, f"{directory}/{name}.csv", table.order)
         back[name] = frame.orderBy(*table.order) if table.order else frame
     return back

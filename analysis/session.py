@@ -63,13 +63,13 @@ def open_session(
 
 
 ROOT = Path(__file__).resolve().parents[1]
-SHIPPED = ("analysis/__init__.py", "analysis/replay/*.py", "quota/*.py")
-"""What Python on executors runs: beside it they need NumPy and PyArrow."""
+SHIPPED = ("analysis/__init__.py", "analysis/replay/*.py", "analysis/trend/*.py", "quota/*.py")
+"""What Python on executors runs: beside it they need NumPy and PyArrow, and for forecasts statsmodels."""
 
 
 def ship_code(spark: SparkSession) -> None:
-    """Give executors the modules that a replay runs there; they need not have kquota."""
-    archive = Path(SparkFiles.getRootDirectory()) / "kquota-replay.zip"
+    """Give executors the modules that replays and forecasts run there; they need not have kquota."""
+    archive = Path(SparkFiles.getRootDirectory()) / "kquota-executor.zip"
     if archive.exists():
         return
     with zipfile.ZipFile(archive, "w") as file:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from quota.record import UNITS
+
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
 
@@ -33,6 +35,16 @@ def share(value: float | None) -> str:
 def who(row: Any) -> str:
     """A client as ``user / client-id``."""
     return f"{row['user']} / {row['client_id'] or '(no client-id)'}"
+
+
+def group_name(user: str | None, client_id: str | None) -> str:
+    """Those who share a limit; a name that is None plays no part."""
+    return " / ".join(one or "(none)" for one in (user, client_id) if one is not None) or "(everybody)"
+
+
+def rate(kind: str, value: float) -> str:
+    """A rate or a limit of this kind of quota, in its unit."""
+    return f"{size(value)}/s" if kind in ("produce", "fetch") else f"{value:g} {UNITS[kind]}"
 
 
 def several(count: int, noun: str) -> str:

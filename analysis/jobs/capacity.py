@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from analysis import plots
 from analysis.columns import bucket, cluster, moment, ratio
 from analysis.kinds import BYTE_KINDS, MEASURES, by_kind
+from analysis.limits import OF_PROMISES, of_sidecars, promised
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.rows import some_rows
 from analysis.words import several, share, size
@@ -21,11 +22,7 @@ COLUMNS = (
     "instance",
     "pod",
     *(MEASURES[kind].column for kind in BYTE_KINDS),
-    *(
-        f"{kind.value}_{name}"
-        for kind in BYTE_KINDS
-        for name in ("limit", "fleet_limit", "limit_mode", "group_user", "group_client_id")
-    ),
+    *OF_PROMISES,
 )
 DAY_S, HOUR_S = 86_400, 3600
 FEWEST_DAYS = 3
@@ -66,42 +63,7 @@ def run(context: Context) -> Report:
         F.max("day").alias("last_day"),
     )
     since_ms = context.intake.quality.last_ms - HOUR_S * 1000
-    of_sidecars = (
-        by_kind(
-            rows.where(F.col("end_ms") > since_ms),
-            ["cluster_id", "sidecar", "end_ms"],
-            BYTE_KINDS,
-            limit="{kind}_limit",
-            fleet_limit="{kind}_fleet_limit",
-            mode="{kind}_limit_mode",
-            group_user="{kind}_group_user",
-            group_client="{kind}_group_client_id",
-        )
-        .where("limit IS NOT NULL AND mode = 'enforce'")
-        # A limit is shared by the clients of its group.
-        .groupBy("cluster_id", "kind", "sidecar", "group_user", "group_client")
-        .agg(
-            F.max_by("limit", "end_ms").alias("limit"),
-            F.max_by("fleet_limit", "end_ms").alias("fleet_limit"),
-            F.max("end_ms").alias("end_ms"),
-        )
-    )
-    of_sidecars = context.kept(of_sidecars, "limits")
-    # Every sidecar enforces it for itself, unless it is the fleet's: that is promised once.
-    of_fleet = F.col("fleet_limit").isNotNull()
-    promised = (
-        of_sidecars.withColumn("counter", F.when(~of_fleet, F.col("sidecar")))
-        .groupBy("cluster_id", "kind", "counter", "group_user", "group_client")
-        .agg(F.max_by(F.coalesce("fleet_limit", "limit"), "end_ms").alias("limit"), F.max(of_fleet).alias("of_fleet"))
-        .groupBy("cluster_id", "kind")
-        .agg(
-            F.sum("limit").alias("limits_bytes_per_s"),
-            F.count("*").alias("limits"),
-            F.sum(F.col("of_fleet").cast("long")).alias("fleet_limits"),
-        )
-    )
-    sidecars = of_sidecars.groupBy("cluster_id", "kind").agg(F.count_distinct("sidecar").alias("sidecars"))
-    limits = promised.join(sidecars, ["cluster_id", "kind"])
+    limits = promised(context.kept(of_sidecars(rows, since_ms), "limits"))
     known = context.options.get("capacity") or {}
     capacity = F.coalesce(
         *(F.when(F.col("kind") == kind, F.lit(float(value))) for kind, value in known.items()),

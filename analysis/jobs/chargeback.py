@@ -12,8 +12,9 @@ from pyspark.sql import functions as F
 from analysis import plots
 from analysis.columns import bucket, cluster, moment
 from analysis.kinds import BYTE_KINDS, by_kind
+from analysis.owners import Owners
 from analysis.prices import PriceModel
-from analysis.report import Context, Plot, Report, Story, Table
+from analysis.report import TEAM, Context, Plot, Report, Story, Table
 from analysis.rows import some_rows
 from analysis.words import several, share
 
@@ -40,7 +41,7 @@ def run(context: Context) -> Report:
     grain = min(context.grain_s, HOUR_S)
     rows = context.records.withColumns(
         {
-            "payer": F.coalesce(model.payer, F.lit("(none)")),
+            "payer": _payer(model, context.options.get("owners")),
             "cluster_id": cluster(),
             "bucket": bucket(grain),
             "hour_s": bucket(HOUR_S),
@@ -104,6 +105,13 @@ def run(context: Context) -> Report:
         },
         lambda tables: _tell(tables, model, grain),
     )
+
+
+def _payer(model: PriceModel, owners: Owners | None) -> Column:
+    if model.payer == TEAM:
+        assert owners is not None  # told before a JVM is started
+        return owners.column()
+    return F.coalesce(model.payer, F.lit("(none)"))
 
 
 def _used(rows: DataFrame, model: PriceModel, grain: int) -> DataFrame:

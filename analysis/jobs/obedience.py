@@ -44,7 +44,12 @@ def run(context: Context) -> Report:
             "libraries": Table(
                 libraries, "Client libraries", [F.col("mutes").desc(), F.col("library"), F.col("version")]
             ),
-            "clients": Table(deaf, "Clients that went on sending", [F.col("mutes_ignored").desc(), *CLIENT]),
+            "clients": Table(
+                deaf,
+                "Clients that went on sending",
+                [F.col("mutes_ignored").desc(), *CLIENT],
+                summed=("mutes_ignored", "mutes"),
+            ),
         },
         _tell,
     )

@@ -125,7 +125,11 @@ def run(context: Context) -> Report:
     return Report(
         "Recommended quotas",
         "Which quota does every client need, and what would change?",
-        {"recommendations": Table(advice, "Recommendations", [*CLIENT, "kind"], shown=40)},
+        {
+            "recommendations": Table(
+                advice, "Recommendations", [*CLIENT, "kind"], shown=40, summed=("recommended", "current"), per=("kind",)
+            )
+        },
         lambda tables: _tell(tables, headroom),
     )
 

@@ -85,7 +85,12 @@ def run(context: Context) -> Report:
         "Who was slowed down, by which quota, and how much time did it cost?",
         {
             "causes": Table(by_cause, "Causes", [F.col("delayed_seconds").desc(), F.col("cause")]),
-            "clients": Table(clients, "Clients that were delayed", [F.col("delayed_seconds").desc(), *CLIENT]),
+            "clients": Table(
+                clients,
+                "Clients that were delayed",
+                [F.col("delayed_seconds").desc(), *CLIENT],
+                summed=("delayed_seconds", "held_seconds", "requests_delayed"),
+            ),
             "hours": Table(hours, "Hours", [F.col("hour")], shown=0),
         },
         _tell,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
 from analysis.columns import CLIENT, bucket, cluster, moment, seen, together
-from analysis.kinds import MEASURES, by_kind
+from analysis.limits import GROUP, OF_USE, by_group, in_bucket
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.rows import over_time, some_rows
 from analysis.words import several, share, size, who
@@ -25,11 +25,7 @@ COLUMNS = (
     "produce_rate_max",
     "fetch_rate_max",
     "client_library",
-    *(
-        f"{kind.value}_{name}"
-        for kind in Kind
-        for name in ("limit", "fleet_limit", "group_user", "group_client_id", "group_utilisation_peak")
-    ),
+    *OF_USE,
 )
 _SUMS = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations", "requests")
 KINDS = ("produce", "fetch")
@@ -49,7 +45,7 @@ def run(context: Context) -> Report:
         F.max("fetch_rate_max").alias("fetch_rate_max"),
         F.min("start_ms").alias("first_ms"),
         F.max("end_ms").alias("last_ms"),
-        *(column for kind in Kind for column in _limit_of(kind)),
+        *(column for kind in Kind for column in in_bucket(kind)),
     )
     buckets = context.kept(buckets, "buckets")
     shares = F.array(*(F.lit(percent / 100) for percent in PERCENTILES))
@@ -99,9 +95,10 @@ def run(context: Context) -> Report:
                 "Clients, by bytes",
                 [(F.col("produce_bytes") + F.col("fetch_bytes")).desc(), *CLIENT],
                 left_out=_ONLY_IN_FILES,
+                summed=_SUMS,
             ),
             "limits": Table(
-                _limits(buckets, grain), "Limits, by how much of them was used", [F.col("used_share").desc(), *_GROUP]
+                _limits(buckets, grain), "Limits, by how much of them was used", [F.col("used_share").desc(), *GROUP]
             ),
             "hours": Table(hours, "Hours", [F.col("hour")], shown=0),
         },
@@ -109,59 +106,16 @@ def run(context: Context) -> Report:
     )
 
 
-_GROUP: Final = ("cluster_id", "kind", "group_user", "group_client")
-
-
-def _limit_of(kind: Kind) -> list[Column]:
-    """Of a client in a bucket: its limit, whose it is, and how much of it a sidecar saw used. Only numbers and truths,
-    for the names of a group are the client's own where they play a part."""
-    name = kind.value
-    return [
-        F.max(F.coalesce(f"{name}_fleet_limit", f"{name}_limit")).alias(f"{name}_limit"),
-        F.max(F.col(f"{name}_fleet_limit").isNotNull()).alias(f"{name}_of_fleet"),
-        F.max(F.col(f"{name}_group_user").isNotNull()).alias(f"{name}_by_users"),
-        F.max(F.col(f"{name}_group_client_id").isNotNull()).alias(f"{name}_by_clients"),
-        F.max(f"{name}_group_utilisation_peak").alias(f"{name}_peak"),
-    ]
-
-
 def _limits(buckets: DataFrame, grain: int) -> DataFrame:
-    """Per limit and those who share it, the most that was used of it.
-
-    Of a sidecar's own limit as that sidecar saw it, in the quota's window; of a fleet's limit what all sidecars used
-    together, per bucket.
-    """
-    named = by_kind(
-        buckets,
-        [*CLIENT, "bucket"],
-        limit="{kind}_limit",
-        of_fleet="{kind}_of_fleet",
-        by_users="{kind}_by_users",
-        by_clients="{kind}_by_clients",
-        peak="{kind}_peak",
-        amount="{column}",
-    ).where("limit IS NOT NULL")
-    scale = F.coalesce(*(F.when(F.col("kind") == kind.value, F.lit(MEASURES[kind].scale)) for kind in Kind))
-    sums = (
-        named.withColumns(
-            {
-                "group_user": F.when(F.col("by_users") > 0, F.col("user")),
-                "group_client": F.when(F.col("by_clients") > 0, F.col("client_id")),
-                "scope": F.when(F.col("of_fleet") > 0, "fleet").otherwise("instance"),
-            }
-        )
-        .groupBy(*_GROUP, "scope", "bucket")
+    """Per limit and those who share it, the most that was used of it."""
+    return (
+        by_group(buckets, grain)
+        .groupBy(*GROUP, "scope")
         .agg(
-            F.max("limit").alias("limit"),
-            F.max("peak").alias("peak"),
-            F.sum(F.col("amount") * scale / grain).alias("rate"),
+            F.max_by("limit", "bucket").alias("limit"),
+            F.max("rate").alias("highest_rate"),
+            F.max("used_share").alias("used_share"),
         )
-    )
-    of_fleet = F.col("scope") == "fleet"
-    return sums.groupBy(*_GROUP, "scope").agg(
-        F.max_by("limit", "bucket").alias("limit"),
-        F.max(F.when(of_fleet, F.col("rate"))).alias("highest_rate"),
-        F.max(F.when(of_fleet, F.col("rate") / F.col("limit")).otherwise(F.col("peak"))).alias("used_share"),
     )
 
 

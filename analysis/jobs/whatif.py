@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
@@ -19,7 +20,7 @@ from analysis.replay.intervals import most_in_window
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.rows import some_rows
 from analysis.session import ship_code
-from analysis.words import several, share, size, span
+from analysis.words import group_name, rate, several, share, span
 from quota.entity import Kind
 
 COLUMNS = tuple(name for kind in Kind for name in (MEASURES[kind].column, f"throttle_{kind.value}_seconds"))
@@ -298,7 +299,15 @@ def _outcome(groups: DataFrame, replayed: DataFrame, found: Sequence[Family]) ->
 
 def _group_table(outcome: DataFrame, left_out: Sequence[str]) -> Table:
     order: list[Column | str] = [F.col("seconds_over").desc(), "candidate", "kind", *NAMED]
-    return Table(outcome.drop("seconds_seen"), "Groups that share a limit", order, shown=SHOWN, left_out=left_out)
+    return Table(
+        outcome.drop("seconds_seen"),
+        "Groups that share a limit",
+        order,
+        shown=SHOWN,
+        left_out=left_out,
+        summed=("seconds_over", "delayed_in_truth_s"),
+        per=("candidate", "kind"),
+    )
 
 
 def _candidate_table(outcome: DataFrame, names: Sequence[str], at_most: float) -> Table:
@@ -370,9 +379,8 @@ def _tell(tables: Mapping[str, DataFrame], names: Sequence[str], at_most: float)
         if freed:
             findings.append(f"{several(freed, 'group')} that were delayed in truth would not have been.")
     shown = {
-        f"{_name(row)} {row['kind']}" + (f", {row['candidate']}" if len(names) > 1 else ""): {
-            "min": row["seconds_over"] / 60
-        }
+        f"{group_name(row['group_user'], row['group_client'])} {row['kind']}"
+        + (f", {row['candidate']}" if len(names) > 1 else ""): {"min": row["seconds_over"] / 60}
         for row in top
     }
     return Story(
@@ -414,20 +422,11 @@ def _compared(tables: Mapping[str, DataFrame], at_most: float) -> list[str]:
     return findings
 
 
-def _told(row: object) -> str:
-    seconds, part, longest = row["seconds_over"], row["time_over_share"], row["longest_delay_s"]  # type: ignore[index]
-    kind = row["kind"]  # type: ignore[index]
+def _told(row: Any) -> str:
+    seconds, part, longest = row["seconds_over"], row["time_over_share"], row["longest_delay_s"]
+    kind = row["kind"]
+    name, limit = group_name(row["group_user"], row["group_client"]), rate(kind, row["limit"])
     return (
-        f"{_name(row)} ({kind}, {_limit(row)}): over it for {span(seconds)}, {share(part)} of its time; the longest "
+        f"{name} ({kind}, {limit}): over it for {span(seconds)}, {share(part)} of its time; the longest "
         f"delay would have been {span(longest)}."
     )
-
-
-def _name(row: object) -> str:
-    user, client = row["group_user"], row["group_client"]  # type: ignore[index]
-    return " / ".join(one or "(none)" for one in (user, client) if one is not None) or "(everybody)"
-
-
-def _limit(row: object) -> str:
-    value, kind = row["limit"], row["kind"]  # type: ignore[index]
-    return f"{size(value)}/s" if kind in ("produce", "fetch") else f"{value:g} {MEASURES[Kind(kind)].unit}"

@@ -348,7 +348,38 @@ def test_slo_by_team(report: Make) -> None:
     ]  # fmt: skip
     assert "1 of 2 teams missed the target" in told
     _, out = report("throttling", rows, owners=owners)
+    assert [(row["team"], *floats(row, "rows", "delayed_seconds")) for row in table(out, "teams")] == [
+        ("shop", 1, 25.0), ("rest", 1, pytest.approx(0.1)),
+    ]  # fmt: skip
     assert [(row["team"], row["client_id"]) for row in table(out, "clients")] == [("shop", "a1"), ("rest", "b")]
+
+
+def test_sums_by_team(report: Make) -> None:
+    owners = to_owners(
+        {"owners": [{"team": "shop", "user": "shop*"}, {"team": "data", "client-id": "etl"}]}, "owners.yaml"
+    )
+    rows = [
+        record(1, 0, user="shop-1", produce_bytes=3 * MB, requests=1),
+        record(2, 0, user="shop-2", produce_bytes=2 * MB, requests=1),
+        record(3, 0, user="app", client_id="etl", produce_bytes=10 * MB),
+        record(4, 0, user="app", produce_bytes=MB),
+    ]
+    _, out = report("usage", rows, owners=owners)
+    assert [(row["team"], *floats(row, "rows", "produce_bytes", "requests")) for row in table(out, "teams")] == [
+        ("data", 1, 10 * MB, 0), ("shop", 2, 5 * MB, 2), ("(no team)", 1, MB, 0),
+    ]  # fmt: skip
+    # A group that is named by its user alone is its user's team's.
+    by_user = Candidate([{"user": "<default>", "producer_byte_rate": 0.25e6}])
+    _, out = report("whatif", rows, candidates={"c": by_user}, owners=owners)
+    assert {row["group_user"]: row["team"] for row in table(out, "groups")} == {
+        "shop-1": "shop", "shop-2": "shop", "app": "(no team)",
+    }  # fmt: skip
+    assert [(row["team"], row["rows"]) for row in table(out, "teams")] == [("(no team)", "1"), ("shop", "2")]
+    prices = to_prices({"currency": "EUR", "payer": "team", "prices": {"produce_gb": 1000}}, "prices.yaml")
+    _, out = report("chargeback", rows, prices=prices, owners=owners)
+    assert {row["payer"]: float(row["total"]) for row in table(out, "bill")} == {
+        "data": 10, "shop": 5, "(no team)": 1,
+    }  # fmt: skip
 
 
 def test_anomalies(report: Make) -> None:

@@ -1,0 +1,257 @@
+"""`forecast`: when each limit, and each cluster's capacity, will be reached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from analysis import plots
+from analysis.columns import CLIENT, HOUR_S, bucket, cluster, moment, ratio
+from analysis.kinds import BYTE_KINDS, MEASURES, by_kind
+from analysis.limits import GROUP, OF_PROMISES, OF_USE, by_group, in_bucket, of_sidecars, promised
+from analysis.report import Context, Plot, Report, Story, Table
+from analysis.rows import some_rows
+from analysis.session import ship_code
+from analysis.trend.arrow import RESULT, foretold
+from analysis.trend.weekly import CERTAINTY, FEWEST_DAYS
+from analysis.words import group_name, rate, several, share
+from quota.entity import Kind
+
+COLUMNS = ("instance", "pod", *(MEASURES[kind].column for kind in Kind), *dict.fromkeys((*OF_USE, *OF_PROMISES)))
+DAY_S = 86_400
+WEEK = 7
+NEARLY = 0.95
+"""A limit of which so much was used in the last week has been reached: who is held by it uses no more."""
+NAMES = (*GROUP, "scope")
+PLOTTED = 4
+SERIES_PER_TASK = 500
+STATES = ("reached", "expected", "possible", "not in sight", "not known", "no limit")
+"""What can be said of a limit, the most pressing first."""
+WHOLE = "cluster"
+"""The scope of a cluster's own series."""
+
+
+def run(context: Context) -> Report:
+    """Option `horizon_days`: so far ahead. Option `capacity`: kind -> bytes/s that the clusters can really do."""
+    horizon: int = context.options.get("horizon_days", 90)
+    quality = context.intake.quality
+    # Days of which the input has not all say nothing of their peaks; an hour may be missing.
+    first_day = int((quality.first_ms / 1000 + DAY_S - HOUR_S) // DAY_S)
+    last_day = int((quality.last_ms / 1000 + HOUR_S) // DAY_S) - 1
+    grain = context.grain_s
+    rows = context.records.withColumns(
+        {"cluster_id": cluster(), "bucket": bucket(grain), "sidecar": F.coalesce("pod", "instance")}
+    )
+    buckets = rows.groupBy(*CLIENT, "bucket").agg(
+        *(F.sum(MEASURES[kind].column).alias(MEASURES[kind].column) for kind in Kind),
+        *(column for kind in Kind for column in in_bucket(kind)),
+    )
+    buckets = context.kept(buckets, "buckets")
+    limits = promised(context.kept(of_sidecars(rows, quality.last_ms - HOUR_S * 1000), "promised"))
+    used = by_group(buckets, grain).unionByName(_of_clusters(buckets, limits, grain, context.options))
+    day = F.floor(F.col("bucket") / DAY_S).cast("long")
+    peaks = (
+        used.withColumn("day", day)
+        .where(F.col("day").between(first_day, last_day))
+        .groupBy(*NAMES, "day")
+        .agg(F.max("rate").alias("peak"), F.max_by("limit", "bucket").alias("limit"))
+        .where("peak IS NOT NULL")
+    )
+    peaks = context.kept(peaks, "peaks")
+    series = peaks.groupBy(*NAMES).agg(
+        F.max_by("limit", "day").alias("limit"),
+        F.max(F.when(F.col("day") > last_day - WEEK, F.col("peak"))).alias("peak_last_week"),
+        (F.lit(last_day + 1) - F.min("day")).alias("days"),
+        F.collect_list("day").alias("_days"),
+        F.collect_list("peak").alias("_peaks"),
+    )
+    series = context.kept(series.withColumn("series", F.monotonically_increasing_id()), "series")
+    ahead = context.kept(_ahead(series, last_day, horizon), "ahead")
+    found = _judged(series, ahead, last_day)
+    pressing = F.array_position(F.array(*map(F.lit, STATES)), F.col("state"))
+    order: list[Column | str] = [pressing, F.col("expected_on").asc_nulls_last(), F.col("used_share").desc()]
+    left_out = ("growth_per_day", "held_out_days")
+    of_cluster = F.col("scope") == WHOLE
+    days = peaks.select(*NAMES, moment(F.col("day") * DAY_S).alias("day"), F.col("peak").alias("rate"))
+    foreseen = ahead.join(series.select("series", *NAMES), "series").select(
+        *NAMES, moment(F.col("day") * DAY_S).alias("day"), "mean", "low", "high"
+    )
+    return Report(
+        "Forecast",
+        f"When will each limit and each cluster's capacity be reached, within the next {horizon} days?",
+        {
+            "clusters": Table(
+                found.where(of_cluster).drop("group_user", "group_client", "scope"), "Clusters",
+                [*order, "cluster_id", "kind"], left_out=left_out,
+            ),
+            "limits": Table(
+                found.where(~of_cluster), "Limits", [*order, *GROUP], shown=40, left_out=left_out
+            ),
+            "days": Table(days, "Daily peaks", [*NAMES, "day"], shown=0),
+            "ahead": Table(foreseen, "Days ahead", [*NAMES, "day"], shown=0),
+        },
+        lambda tables: _tell(tables, horizon),
+    )  # fmt: skip
+
+
+def _of_clusters(buckets: DataFrame, limits: DataFrame, grain: int, options: Mapping[str, Any]) -> DataFrame:
+    """What all clients of a cluster used together, towards its capacity, or else what limits in force promise."""
+    known = options.get("capacity") or {}
+    sums = buckets.groupBy("cluster_id", "bucket").agg(
+        *(F.sum(MEASURES[kind].column).alias(MEASURES[kind].column) for kind in BYTE_KINDS)
+    )
+    each = by_kind(sums, ["cluster_id", "bucket"], BYTE_KINDS, amount="{column}").withColumn(
+        "rate", F.col("amount") / grain
+    )
+    capacity = F.coalesce(
+        *(F.when(F.col("kind") == kind, F.lit(float(value))) for kind, value in known.items()), "limits_bytes_per_s"
+    )
+    nobody = F.lit(None).cast("string")
+    return (
+        each.join(limits.select("cluster_id", "kind", "limits_bytes_per_s"), ["cluster_id", "kind"], "left")
+        .withColumn("limit", capacity)
+        .select(
+            "cluster_id", "kind", nobody.alias("group_user"), nobody.alias("group_client"),
+            F.lit(WHOLE).alias("scope"), "bucket", "limit", "rate", ratio(F.col("rate"), capacity).alias("used_share"),
+        )
+    )  # fmt: skip
+
+
+def _ahead(series: DataFrame, last_day: int, horizon: int) -> DataFrame:
+    spark = series.sparkSession
+    ship_code(spark)
+    tasks = max(spark.sparkContext.defaultParallelism, series.count() // SERIES_PER_TASK + 1)
+    rows = series.select("series", F.col("_days").alias("days"), F.col("_peaks").alias("peaks"))
+    return rows.repartition(tasks, "series").mapInArrow(foretold(last_day, horizon), RESULT)
+
+
+def _judged(series: DataFrame, ahead: DataFrame, last_day: int) -> DataFrame:
+    """One row per series: whether and when its limit will be reached, and how good such a forecast has been."""
+    over = {"expected_on": "mean", "earliest": "high", "latest": "low"}
+    limits = series.select("series", "limit")
+    sums = (
+        ahead.join(limits, "series")
+        .groupBy("series")
+        .agg(
+            *(F.min(F.when(F.col(name) >= F.col("limit"), F.col("day"))).alias(day) for day, name in over.items()),
+            F.max("growth").alias("growth_per_day"),
+            F.max("held_out").alias("held_out_days"),
+            F.max("error_share").alias("error_share"),
+            F.max("covered_share").alias("covered_share"),
+        )
+    )
+    used = ratio(F.col("peak_last_week"), F.col("limit"))
+    state = (
+        F.when(F.col("limit").isNull(), "no limit")
+        .when(used >= NEARLY, "reached")
+        .when(F.col("growth_per_day").isNull(), "not known")
+        .when(F.col("expected_on").isNotNull(), "expected")
+        .when(F.col("earliest").isNotNull(), "possible")
+        .otherwise("not in sight")
+    )
+    found = series.join(sums, "series", "left").withColumns({"used_share": used, "state": state})
+    dates = [
+        F.when(F.col("state").isin("expected", "possible"), F.date_from_unix_date(F.col(name).cast("int"))).alias(name)
+        for name in over
+    ]
+    return found.select(
+        *NAMES, "limit", "peak_last_week", "used_share", "state", *dates, "growth_per_day", "days",
+        "held_out_days", "error_share", "covered_share",
+    )  # fmt: skip
+
+
+def _tell(tables: Mapping[str, DataFrame], horizon: int) -> Story:
+    clusters, limits = some_rows(tables["clusters"], 12), tables["limits"]
+    counts = {row["state"]: row["count"] for row in some_rows(limits.groupBy("state").count())}
+    findings = [text for row in clusters if (text := _told(row))]
+    findings.append(
+        f"{counts.get('reached', 0):,} of {several(sum(counts.values()), 'limit')} were reached in the last week, "
+        f"{counts.get('expected', 0):,} are expected to be within {horizon} days, and {counts.get('possible', 0):,} "
+        "more may be."
+    )
+    soon = some_rows(limits.where("state = 'expected'"), 4)
+    findings += [_told(row) for row in soon]
+    unknown = counts.get("not known", 0)
+    if unknown:
+        findings.append(
+            f"Of {several(unknown, 'limit')} there are less than {FEWEST_DAYS} days: too few for a forecast."
+        )
+    tested = tables["clusters"].unionByName(limits, allowMissingColumns=True)
+    test = tested.where("held_out_days IS NOT NULL").agg(
+        F.count("*").alias("series"),
+        F.median("error_share").alias("error"),
+        (F.sum(F.col("covered_share") * F.col("held_out_days")) / F.sum("held_out_days")).alias("covered"),
+    ).head()  # fmt: skip
+    assert test is not None
+    if test["series"]:
+        findings.append(
+            f"Back-test: the last one or two weeks of {test['series']:,} series, foretold from the weeks before, were "
+            f"missed by {share(test['error'])} in the median, and {share(test['covered'])} of the days lay within "
+            f"bounds of {share(CERTAINTY)}."
+        )
+    pictures = [
+        _picture(tables, row) for row in [*soon, *clusters][:PLOTTED] if row["state"] not in ("not known", "no limit")
+    ]
+    return Story(
+        findings,
+        pictures,
+        notes=[
+            "Forecasts are of daily peaks: a line, scaled by what each day of the week usually is to the others, "
+            "fitted by least squares. Days that the input does not have whole are left out; without a record a client "
+            "used nothing.",
+            f"Expected on: the first day whose forecast is at the limit. Between earliest and latest it lies with "
+            f"{share(CERTAINTY)}, if everything goes on as before; what is planned, a forecast does not know.",
+            f"Reached: {share(NEARLY)} of the limit or more were used in the last seven days. Who is held by a limit "
+            "uses no more than it, so what they would have used is not known.",
+            "A sidecar's own limit (scope instance) is held against the sidecar that used most of it, in the quota's "
+            "own window; a fleet's limit, and a cluster's capacity, against what all sidecars used together in a time "
+            "bucket. Without --capacity a cluster is held against the sum of the limits in force.",
+            "Error share and covered share are of the back-test: the mean error over the mean peak, and the share of "
+            f"the held-out days within their bounds ({share(CERTAINTY)} would be right). With less than eight weeks of "
+            "records fewer lie within them than should.",
+        ],
+    )
+
+
+def _told(row: Any) -> str:
+    """One series in a sentence; of a cluster without any goal nothing."""
+    name, kind = _name(row), row["kind"]
+    what = f"{name}, {kind}" + (f" ({rate(kind, row['limit'])})" if row["limit"] else "")
+    if row["state"] == "reached":
+        return f"{what}: {share(row['used_share'])} of it were used in the last week."
+    if row["state"] == "expected":
+        bounds = f"from {row['earliest']}" + (f" to {row['latest']}" if row["latest"] else " on, or later than seen")
+        return f"{what}: expected to be reached on {row['expected_on']} ({share(CERTAINTY)}: {bounds})."
+    if row["state"] == "possible":
+        return f"{what}: may be reached from {row['earliest']} on."
+    if row["state"] == "not in sight":
+        return f"{what}: not in sight; {share(row['used_share'])} of it were used in the last week."
+    return ""
+
+
+def _name(row: Any) -> str:
+    if "scope" not in row:  # of the table of clusters
+        return str(row["cluster_id"] or "The cluster")
+    return group_name(row["group_user"], row["group_client"])
+
+
+def _picture(tables: Mapping[str, DataFrame], row: Any) -> Plot:
+    """The days of a series, and those ahead."""
+    names = {name: row[name] for name in NAMES if name in row}
+    if "scope" not in row:
+        names |= {"scope": WHOLE, "group_user": None, "group_client": None}
+    mine = F.lit(True)
+    for name, value in names.items():
+        mine &= F.col(name).eqNullSafe(F.lit(value))
+    seen = [(one["day"], one["rate"]) for one in some_rows(tables["days"].where(mine).orderBy(F.col("day").desc()))]
+    ahead = [
+        (one["day"], one["mean"], one["low"], one["high"])
+        for one in some_rows(tables["ahead"].where(mine).orderBy("day"))
+    ]
+    bytes_per_s = Kind(row["kind"]) in BYTE_KINDS
+    label = "bytes per second" if bytes_per_s else MEASURES[Kind(row["kind"])].unit
+    svg = plots.outlook(seen, ahead, label, bytes_per_s=bytes_per_s, level=row["limit"])
+    return Plot(f"{_name(row)}, {row['kind']}: daily peaks, and the days ahead", svg)

@@ -1,0 +1,128 @@
+"""Limits that records tell of, and how much of them was used: of each sidecar's own ones, and of those of a fleet."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from analysis.columns import CLIENT
+from analysis.kinds import BYTE_KINDS, MEASURES, by_kind
+from quota.entity import Kind
+
+OF_USE = tuple(
+    f"{kind.value}_{name}"
+    for kind in Kind
+    for name in ("limit", "fleet_limit", "group_user", "group_client_id", "group_utilisation_peak")
+)
+"""Columns of records that :func:`in_bucket` needs."""
+OF_PROMISES = tuple(
+    f"{kind.value}_{name}"
+    for kind in BYTE_KINDS
+    for name in ("limit", "fleet_limit", "limit_mode", "group_user", "group_client_id")
+)
+"""Columns of records that :func:`of_sidecars` needs."""
+GROUP: Final = ("cluster_id", "kind", "group_user", "group_client")
+"""Who shares a limit. A group's name that is null plays no part."""
+
+
+def in_bucket(kind: Kind) -> list[Column]:
+    """Of a client in a time bucket: its limit, whose it is, and how much of it a sidecar saw used. Only numbers and
+    truths, as the names of a group are the client's own where they play a part."""
+    name = kind.value
+    return [
+        F.max(F.coalesce(f"{name}_fleet_limit", f"{name}_limit")).alias(f"{name}_limit"),
+        F.max(F.col(f"{name}_fleet_limit").isNotNull()).alias(f"{name}_of_fleet"),
+        F.max(F.col(f"{name}_group_user").isNotNull()).alias(f"{name}_by_users"),
+        F.max(F.col(f"{name}_group_client_id").isNotNull()).alias(f"{name}_by_clients"),
+        F.max(f"{name}_group_utilisation_peak").alias(f"{name}_peak"),
+    ]
+
+
+def by_group(buckets: DataFrame, grain: int) -> DataFrame:
+    """Clients' buckets (:func:`in_bucket`, and what was used) -> one row per limit, those who share it, and bucket:
+    `scope`, `limit`, `rate` and `used_share`.
+
+    Of a sidecar's own limit (scope `instance`) both are what the sidecar that used most of it saw in the quota's own
+    window; of a fleet's (scope `fleet`) they are of what all sidecars used together in the bucket.
+    """
+    named = by_kind(
+        buckets,
+        [*CLIENT, "bucket"],
+        limit="{kind}_limit",
+        of_fleet="{kind}_of_fleet",
+        by_users="{kind}_by_users",
+        by_clients="{kind}_by_clients",
+        peak="{kind}_peak",
+        amount="{column}",
+    ).where("limit IS NOT NULL")
+    scale = F.coalesce(*(F.when(F.col("kind") == kind.value, F.lit(MEASURES[kind].scale)) for kind in Kind))
+    sums = (
+        named.withColumns(
+            {
+                "group_user": F.when(F.col("by_users") > 0, F.col("user")),
+                "group_client": F.when(F.col("by_clients") > 0, F.col("client_id")),
+                "scope": F.when(F.col("of_fleet") > 0, "fleet").otherwise("instance"),
+            }
+        )
+        .groupBy(*GROUP, "scope", "bucket")
+        .agg(
+            F.max("limit").alias("limit"),
+            F.max("peak").alias("peak"),
+            F.sum(F.col("amount") * scale / grain).alias("rate"),
+        )
+    )
+    of_fleet = F.col("scope") == "fleet"
+    return sums.select(
+        *GROUP,
+        "scope",
+        "bucket",
+        "limit",
+        F.when(of_fleet, F.col("rate")).otherwise(F.col("peak") * F.col("limit")).alias("rate"),
+        F.when(of_fleet, F.col("rate") / F.col("limit")).otherwise(F.col("peak")).alias("used_share"),
+    )
+
+
+def of_sidecars(rows: DataFrame, since_ms: int) -> DataFrame:
+    """Enforced limits of bytes that were in force on each sidecar since then (`rows`: records with `sidecar`)."""
+    return (
+        by_kind(
+            rows.where(F.col("end_ms") > since_ms),
+            ["cluster_id", "sidecar", "end_ms"],
+            BYTE_KINDS,
+            limit="{kind}_limit",
+            fleet_limit="{kind}_fleet_limit",
+            mode="{kind}_limit_mode",
+            group_user="{kind}_group_user",
+            group_client="{kind}_group_client_id",
+        )
+        .where("limit IS NOT NULL AND mode = 'enforce'")
+        # A limit is shared by the clients of its group.
+        .groupBy("cluster_id", "kind", "sidecar", "group_user", "group_client")
+        .agg(
+            F.max_by("limit", "end_ms").alias("limit"),
+            F.max_by("fleet_limit", "end_ms").alias("fleet_limit"),
+            F.max("end_ms").alias("end_ms"),
+        )
+    )
+
+
+def promised(limits: DataFrame) -> DataFrame:
+    """What :func:`of_sidecars` says, added up per cluster and kind: `limits_bytes_per_s`, `limits`, `fleet_limits` and
+    `sidecars`."""
+    # Every sidecar enforces it for itself, unless it is the fleet's: that is promised once.
+    of_fleet = F.col("fleet_limit").isNotNull()
+    sums = (
+        limits.withColumn("counter", F.when(~of_fleet, F.col("sidecar")))
+        .groupBy("cluster_id", "kind", "counter", "group_user", "group_client")
+        .agg(F.max_by(F.coalesce("fleet_limit", "limit"), "end_ms").alias("limit"), F.max(of_fleet).alias("of_fleet"))
+        .groupBy("cluster_id", "kind")
+        .agg(
+            F.sum("limit").alias("limits_bytes_per_s"),
+            F.count("*").alias("limits"),
+            F.sum(F.col("of_fleet").cast("long")).alias("fleet_limits"),
+        )
+    )
+    sidecars = limits.groupBy("cluster_id", "kind").agg(F.count_distinct("sidecar").alias("sidecars"))
+    return sums.join(sidecars, ["cluster_id", "kind"])
