@@ -221,14 +221,7 @@ def rss_mb(pid: int) -> float:
 
 def sample(proxy: Sidecar, began_s: float) -> Sample:
     """Look once."""
-    from prometheus_client.parser import text_string_to_metric_families
-
-    values = {
-        one.name: one.value
-        for family in text_string_to_metric_families(proxy.metrics())
-        for one in family.samples
-        if not one.labels
-    }
+    values = {one.name: one.value for one in proxy.samples() if not one.labels}
     return Sample(
         round(time.monotonic() - began_s, 1),
         round(rss_mb(proxy.pid), 2),
@@ -336,14 +329,8 @@ def _shuffled(dice: random.Random) -> list[tuple[str, str]]:
 
 
 def _by_reason(proxy: Sidecar) -> dict[str, float]:
-    from prometheus_client.parser import text_string_to_metric_families
-
-    return {
-        one.labels["reason"]: one.value
-        for family in text_string_to_metric_families(proxy.metrics())
-        for one in family.samples
-        if one.name == "kquota_connections_closed_total"
-    }
+    closed = (one for one in proxy.samples() if one.name == "kquota_connections_closed_total")
+    return {one.labels["reason"]: one.value for one in closed}
 
 
 # --- for people

@@ -6,7 +6,6 @@ import re
 import time
 
 from confluent_kafka import Producer
-from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.kafka import KafkaCluster
 from tests.corpus.job import wait_for
@@ -38,11 +37,10 @@ def ignored(running: Sidecar) -> float:
 def libraries(running: Sidecar) -> dict[str, dict[str, float]]:
     """By library: what its metrics say, over all its versions."""
     found: dict[str, dict[str, float]] = {}
-    for family in text_string_to_metric_families(running.metrics()):
-        if what := re.fullmatch(r"kquota_library_(\w+)", family.name):
-            for sample in family.samples:
-                of = found.setdefault(sample.labels["library"], {})
-                of[what[1]] = of.get(what[1], 0.0) + sample.value
+    for sample in running.samples():
+        if what := re.fullmatch(r"kquota_library_(\w+?)(_total)?", sample.name):
+            of = found.setdefault(sample.labels["library"], {})
+            of[what[1]] = of.get(what[1], 0.0) + sample.value
     return found
 
 

@@ -103,10 +103,7 @@ def test_delegation_tokens_are_charged_to_their_owner(kafka_secure: KafkaCluster
 
 def seen_users(running: Sidecar) -> set[str]:
     """Users that have been charged anything."""
-    from prometheus_client.parser import text_string_to_metric_families
-
-    families = text_string_to_metric_families(running.metrics())
-    return {sample.labels["user"] for family in families for sample in family.samples if "user" in sample.labels}
+    return {sample.labels["user"] for sample in running.samples() if "user" in sample.labels}
 
 
 def new_delegation_token(kafka: KafkaCluster, folder: Path) -> tuple[str, str]:

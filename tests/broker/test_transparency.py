@@ -160,18 +160,8 @@ def run_corpus(cluster: KafkaCluster, items: list[str], folder: Path) -> Run:
             connected_python={(host, port) for host, port in found["through"]["connected"]},
             brokers={(node.host, node.port) for node in cluster.nodes},
             sidecar=proxy.broker_addresses(),
-            metrics=_samples(proxy.metrics()),
+            metrics={(one.name, next(iter(one.labels.values()), "")): one.value for one in proxy.samples()},
         )
-
-
-def _samples(text: str) -> dict[tuple[str, str], float]:
-    from prometheus_client.parser import text_string_to_metric_families
-
-    return {
-        (sample.name, next(iter(sample.labels.values()), "")): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
 
 
 def _start(bootstrap: str, mark: str, cluster: KafkaCluster, items: list[str], folder: Path) -> subprocess.Popen[bytes]:

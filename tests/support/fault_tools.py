@@ -228,14 +228,7 @@ class Held:
 
 def held(proxy: Sidecar) -> Held:
     """At this moment; the connection that asks is part of it."""
-    from prometheus_client.parser import text_string_to_metric_families
-
-    samples = {
-        sample.name: sample.value
-        for family in text_string_to_metric_families(proxy.metrics())
-        for sample in family.samples
-        if not sample.labels
-    }
+    samples = {sample.name: sample.value for sample in proxy.samples() if not sample.labels}
     descriptors = len(list(Path(f"/proc/{proxy.pid}/fd").iterdir()))
     return Held(
         descriptors - 2 * int(samples["kquota_pipes_open"]),

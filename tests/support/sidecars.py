@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 import yaml
+from prometheus_client.samples import Sample
 
 from deploy.kafka import GuardedProcess
 from deploy.kafka.ports import free_ports
@@ -76,6 +77,10 @@ class Sidecar:
         """The text of /metrics."""
         return httpx.get(self.admin + "/metrics", timeout=10).raise_for_status().text
 
+    def samples(self) -> Iterator[Sample]:
+        """All samples of /metrics."""
+        return samples_of(self.metrics())
+
     def metric(self, name: str, **labels: str) -> float:
         """The sum of all samples of this name whose labels include these; 0 if there is none."""
         return sample_sum(self.metrics(), name, **labels)
@@ -87,14 +92,19 @@ class Sidecar:
         return {("127.0.0.1", port) for port in (self.port, *range(first, last + 1))}
 
 
-def sample_sum(exposition: str, name: str, **labels: str) -> float:
-    """As `Sidecar.metric`, of one text of /metrics: for values that have to be of the same moment."""
+def samples_of(exposition: str) -> Iterator[Sample]:
+    """All samples of a text of /metrics."""
     from prometheus_client.parser import text_string_to_metric_families
 
+    for family in text_string_to_metric_families(exposition):
+        yield from family.samples
+
+
+def sample_sum(exposition: str, name: str, **labels: str) -> float:
+    """As `Sidecar.metric`, of one text of /metrics: for values that have to be of the same moment."""
     return sum(
         sample.value
-        for family in text_string_to_metric_families(exposition)
-        for sample in family.samples
+        for sample in samples_of(exposition)
         if sample.name == name and labels.items() <= sample.labels.items()
     )
 
