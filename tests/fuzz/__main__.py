@@ -9,8 +9,10 @@ if any target has a finding; its input is left in the corpus directory, and `--r
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -123,6 +125,8 @@ def _child(name: str, arguments: list[str]) -> None:
         return
     with atheris.instrument_imports(include=list(INSTRUMENTED), enable_loader_override=False):
         from tests.fuzz.targets import find
+    # libFuzzer's timer for slow inputs goes on until the end, and is deadly once Python has put its handler away.
+    atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
     atheris.Setup([sys.argv[0], *arguments], find(name).run)
     atheris.Fuzz()
 

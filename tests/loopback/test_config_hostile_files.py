@@ -603,7 +603,8 @@ async def test_followed_files_on_a_file_system_that_does_not_answer(
             silent.answers.set()
             await until(lambda: stuck.successful)
             nursery.cancel_scope.cancel()
-    (error,) = [entry["error"] for entry in logs if entry["log_level"] == "error"]
+    # What answers at once may take longer than that, too, on a machine with more to do than it can.
+    (error,) = [entry["error"] for entry in logs if entry["log_level"] == "error" and str(path) in entry["error"]]
     assert error == f"listen.tls {path}: no answer from the file system within 0.05 s"
 
 

@@ -98,6 +98,7 @@ def test_check_as_json(good: str, bad: str) -> None:
         "producer_byte_rate": 10_000_000,
         "controller_mutation_rate": 5,
         "mode": "shadow",
+        "scope": "instance",
         "level": "user+client-id",
     }
     result = kquota("check", "--config", bad, "--json")
