@@ -16,8 +16,12 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+
+from deploy.kafka.jars import cache_dir
 
 ROOT = Path(__file__).resolve().parents[1]
 TREE = ROOT / "build/sanitized"
@@ -27,6 +31,8 @@ TESTS = ("tests/loopback/test_lane.py", "tests/loopback/test_pairs.py", "tests/l
 EXIT_CODE = 86
 """Of a process that a sanitizer has ended."""
 BUILD_LIMIT_S = 900.0
+KEPT = 4
+"""Builds in the cache."""
 
 
 def runtime() -> Path | None:
@@ -53,13 +59,18 @@ def environment(library: Path) -> dict[str, str]:
 
 
 def _compiled_from() -> str:
-    """SHA-256 over all that the compiled code is made of."""
-    sources = [ROOT / "setup.py", *sorted(ROOT.glob("proxy/**/*.p[yx]*")), *sorted(ROOT.glob("quota/*.p[yx]*"))]
-    return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in sources)).hexdigest()
+    """SHA-256 over all that the compiled code is made of, and what it is made with."""
+    locks = [ROOT / "setup.py", ROOT / "deploy/image/build.txt"]
+    sources = [*locks, *sorted(ROOT.glob("proxy/**/*.p[yx]*")), *sorted(ROOT.glob("quota/*.p[yx]*"))]
+    compiler = subprocess.run(["gcc", "--version"], capture_output=True, check=True).stdout
+    made_with = hashlib.sha256(compiler + sys.version.encode()).digest()
+    return hashlib.sha256(
+        made_with + b"".join(hashlib.sha256(path.read_bytes()).digest() for path in sources)
+    ).hexdigest()
 
 
 def build() -> Path:
-    """The copy, as the sources are now; compiled again only if they have changed."""
+    """The copy, as the sources are now; compiled only if neither it nor the cache outside the project has that."""
     stamp = TREE / "compiled-from"
     key = _compiled_from()
     if not stamp.exists() or stamp.read_text() != key:
@@ -73,6 +84,9 @@ def build() -> Path:
         )
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, TREE / name)
+    kept = cache_dir() / "sanitized" / key
+    if not stamp.exists() and kept.exists():
+        shutil.copytree(kept, TREE, dirs_exist_ok=True)
     if not stamp.exists():
         subprocess.run(
             [str(BUILDER), "setup.py", "--quiet", "build_ext", "--inplace", "--force"],
@@ -82,7 +96,22 @@ def build() -> Path:
             timeout=BUILD_LIMIT_S,
         )
         stamp.write_text(key)
+        _keep(kept)
     return TREE
+
+
+def _keep(kept: Path) -> None:
+    """What has been compiled, for later checkouts of the same sources; the oldest of it goes."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=kept.parent))
+    for path in (*TREE.glob("quota/_compiled/*"), *TREE.glob("proxy/**/_*.so"), TREE / "compiled-from"):
+        target = scratch / path.relative_to(TREE)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, target)
+    with suppress(OSError):  # another run was quicker
+        scratch.rename(kept)
+    for old in sorted(kept.parent.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def run(library: Path, *argv: str, timeout_s: float | None = None, **more: str) -> subprocess.CompletedProcess[str]:
