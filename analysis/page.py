@@ -1,13 +1,19 @@
-"""The page of a report: one HTML file that needs nothing else to be read, no script and no network."""
+"""The page of a report: one HTML file that needs nothing else to be read, and no network. Its script sorts tables."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, NumericType
 
@@ -27,11 +33,18 @@ class _Head:
 
 
 @dataclass(frozen=True, slots=True)
+class _Cell:
+    text: str
+    sort: str | None
+    """By what it is sorted, where that is not its text; empty for nothing, which comes last."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Shown:
     name: str
     caption: str
     heads: list[_Head]
-    rows: list[list[str]]
+    rows: list[list[_Cell]]
     more: bool
     left_out: list[str]
 
@@ -98,10 +111,23 @@ def render_index(entries: Sequence[Entry], failed: Mapping[str, str]) -> str:
     )
 
 
+SCRIPTS = ("sortable/sortable.min.js", "tables.js")
+
+
+@cache
+def _script() -> tuple[str, str]:
+    """The page's script, and its hash as a content security policy names it: browsers run nothing else."""
+    folder = Path(__file__).with_name("templates")
+    text = "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    return text, "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
 def _template(name: str) -> Template:
     environment = Environment(
         loader=PackageLoader("analysis"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
+    text, digest = _script()
+    environment.globals.update(script=Markup(text), script_hash=digest)
     return environment.get_template(name)
 
 
@@ -109,8 +135,18 @@ def _shown(name: str, table: Table, frame: DataFrame) -> _Shown:
     rows = some_rows(frame, table.shown + 1)
     fields = [field for field in frame.schema.fields if field.name not in table.left_out]
     heads = [_Head(_words(field.name), isinstance(field.dataType, NumericType | BooleanType)) for field in fields]
-    cells = [[visible(cell(field.name, row[field.name])) for field in fields] for row in rows[: table.shown]]
+    cells = [
+        [
+            _Cell(visible(cell(field.name, row[field.name])), _sorted_by(row[field.name]) if head.number else None)
+            for field, head in zip(fields, heads, strict=True)
+        ]
+        for row in rows[: table.shown]
+    ]
     return _Shown(name, table.caption, heads, cells, len(rows) > table.shown, [_words(one) for one in table.left_out])
+
+
+def _sorted_by(value: Any) -> str:
+    return "" if value is None else repr(float(value))
 
 
 def _apart(svg: str, number: int) -> str:

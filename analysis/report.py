@@ -45,8 +45,10 @@ class Table:
     """Or how it is made of the tables before it, as they were written."""
     caption: str
     order: Sequence[Column | str] = ()
-    shown: int = 20
-    """How many rows the page shows; 0: none, the table is for plots and for whoever has the files."""
+    shown: int = 200
+    """How many rows the page has, to be sorted and filtered there; 0: none, the table is for plots and for whoever has
+    the files.
+    """
     left_out: Sequence[str] = ()
     """Columns that only the files have: more than a page is wide."""
     summed: Sequence[str] = ()

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from quota.record import UNITS
-
-_SIZES = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
+from quota.entity import Kind
+from quota.readable import readable_rate, readable_size, readable_span
 
 
 def size(value: float) -> str:
-    """Bytes with a decimal prefix: 1500000 -> ``1.5 MB``."""
-    unit = 0
-    value = float(value)
-    while abs(value) >= 999.95 and unit < len(_SIZES) - 1:
-        value /= 1000
-        unit += 1
-    return f"{value:.3g} {_SIZES[unit]}"
+    """Bytes with three digits: ``1.5 MB``."""
+    return readable_size(value)
 
 
 def span(seconds: float) -> str:
-    """A length of time: ``45 s``, ``12 min``, ``3.5 h``, ``30 d``."""
-    for length, unit, most in ((1, "s", 120), (60, "min", 7200), (3600, "h", 172_800)):
-        if abs(seconds) < most:
-            return f"{seconds / length:.3g} {unit}"
-    return f"{seconds / 86_400:.3g} d"
+    """A length of time: ``45 s``, ``12 min``, ``3 h 30 min``, ``30 d``."""
+    return readable_span(seconds * 1000)
 
 
 def share(value: float | None) -> str:
@@ -43,8 +34,8 @@ def group_name(user: str | None, client_id: str | None) -> str:
 
 
 def rate(kind: str, value: float) -> str:
-    """A rate or a limit of this kind of quota, in its unit."""
-    return f"{size(value)}/s" if kind in ("produce", "fetch") else f"{value:g} {UNITS[kind]}"
+    """A rate or a limit of this kind of quota, in the words of `kquota explain`."""
+    return readable_rate(Kind(kind), value)
 
 
 def several(count: int, noun: str) -> str:

@@ -85,18 +85,6 @@ def parse_duration_ms(text: str, *, bare_unit: str | None) -> int:
     return int(exact)
 
 
-def readable_bytes(value: float) -> str:
-    """``2000000`` -> ``2 MB``, ``4194304`` -> ``4 MiB``: decimal units, but binary where only these are even."""
-    if value >= 1024 and value == int(value) and int(value) % 1024 == 0 and int(value) % 1000:
-        for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-            if int(value) % 1024**power == 0:
-                return f"{int(value) // 1024**power} {unit}"
-    for power, unit in ((5, "PB"), (4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
-        if abs(value) >= 1000**power:
-            return f"{round(value / 1000**power, 3):g} {unit}"
-    return f"{round(value, 1):g} B"
-
-
 def readable_ms(value_ms: float) -> str:
     """``30000`` -> ``30 s``, ``250`` -> ``250 ms``."""
     return f"{value_ms / 1000:g} s" if value_ms >= 1000 else f"{value_ms:g} ms"

@@ -86,7 +86,6 @@ def run(context: Context) -> Report:
                 found,
                 "What is new, hour by hour",
                 [F.col("anomaly").desc(), F.col("highest_hour").desc(), *CLIENT, "use"],
-                shown=40,
             )
         },
         lambda tables: _tell(tables, since_s - quality.first_ms / 1000),

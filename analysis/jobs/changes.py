@@ -11,7 +11,7 @@ from analysis.columns import CLIENT, HOUR_S, bucket, cluster, moment, ratio
 from analysis.kinds import MEASURES
 from analysis.report import Context, Report, Story, Table
 from analysis.rows import some_rows
-from analysis.words import several, share, size, who
+from analysis.words import rate, several, share, who
 from quota.entity import Kind
 
 SEEN_S = 86_400
@@ -86,7 +86,7 @@ def run(context: Context) -> Report:
     return Report(
         "Changes of quotas",
         "What did each change of a quota do: what was used, and how long were clients held, a day before and after?",
-        {"changes": Table(found, "Changes", order, shown=40)},
+        {"changes": Table(found, "Changes", order)},
         _tell,
     )
 
@@ -126,4 +126,4 @@ def _limit(row: object, name: str) -> str:
     value, kind = row[name], row["kind"]  # type: ignore[index]
     if value is None:
         return "no limit" if name.startswith("limit") else "nothing"
-    return f"{size(value)}/s" if kind in ("produce", "fetch") else f"{value:.3g} {MEASURES[Kind(kind)].unit}"
+    return rate(kind, value)

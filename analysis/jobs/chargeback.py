@@ -100,7 +100,7 @@ def run(context: Context) -> Report:
         "Chargeback",
         f"What does every {model.payer} owe, in {model.currency}?",
         {
-            "bill": Table(payers, f"The bill, in {model.currency}", [F.col("total").desc(), "payer"], shown=30),
+            "bill": Table(payers, f"The bill, in {model.currency}", [F.col("total").desc(), "payer"]),
             "hours": Table(billed, "The bill, hour by hour", ["hour", "payer"], shown=0),
         },
         lambda tables: _tell(tables, model, grain),

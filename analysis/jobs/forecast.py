@@ -88,7 +88,7 @@ def run(context: Context) -> Report:
                 [*order, "cluster_id", "kind"], left_out=left_out,
             ),
             "limits": Table(
-                found.where(~of_cluster), "Limits", [*order, *GROUP], shown=40, left_out=left_out
+                found.where(~of_cluster), "Limits", [*order, *GROUP], left_out=left_out
             ),
             "days": Table(days, "Daily peaks", [*NAMES, "day"], shown=0),
             "ahead": Table(foreseen, "Days ahead", [*NAMES, "day"], shown=0),

@@ -17,7 +17,7 @@ from analysis.columns import CLIENT, bucket, cluster, grain_for
 from analysis.kinds import MEASURES, by_kind
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.rows import MOST_ROWS, some_rows
-from analysis.words import several, size, span
+from analysis.words import rate, several, span
 from quota.entity import Kind
 from quota.record import MAX_NAME_CHARACTERS
 
@@ -127,7 +127,7 @@ def run(context: Context) -> Report:
         "Which quota does every client need, and what would change?",
         {
             "recommendations": Table(
-                advice, "Recommendations", [*CLIENT, "kind"], shown=40, summed=("recommended", "current"), per=("kind",)
+                advice, "Recommendations", [*CLIENT, "kind"], summed=("recommended", "current"), per=("kind",)
             )
         },
         lambda tables: _tell(tables, headroom),
@@ -316,5 +316,4 @@ def _diff(rows: list[Any]) -> str:
 
 
 def _amount(row: Any, name: str) -> str:
-    value = row[name]
-    return f"{value:.3g} %" if row["kind"] == Kind.REQUEST.value else f"{size(value)}/s"
+    return rate(row["kind"], row[name])

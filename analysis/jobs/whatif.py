@@ -35,7 +35,6 @@ ROWS_PER_TASK = 500_000
 TASKS_PER_CORE = 4
 """At least: so that none has much more to do than the others."""
 HALF_UP = 0.5
-SHOWN = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +302,6 @@ def _group_table(outcome: DataFrame, left_out: Sequence[str]) -> Table:
         outcome.drop("seconds_seen"),
         "Groups that share a limit",
         order,
-        shown=SHOWN,
         left_out=left_out,
         summed=("seconds_over", "delayed_in_truth_s"),
         per=("candidate", "kind"),
@@ -359,7 +357,6 @@ def _cheapest_table(outcome: DataFrame, at_most: float) -> Table:
         f"The cheapest limit that was tried under which each group is held for no more than {share(at_most)} of its "
         "time",
         [F.col("cheapest_limit").desc_nulls_first(), "kind", *NAMED],
-        shown=SHOWN,
     )
 
 

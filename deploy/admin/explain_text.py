@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from config.units import readable_bytes
 from deploy.common.text import columns, readable_limit, safe
 from quota.counters import OVERFLOW
 from quota.entity import Kind
+from quota.readable import readable_rate as _short
+from quota.readable import readable_size, three_digits
+from quota.readable import readable_span as _span
 from quota.visible import visible
 
 NEAR: Final = 0.9
@@ -181,7 +183,7 @@ def _set_in(origin: str | None) -> str:
 
 def _refused_because(one: dict[str, Any]) -> str:
     if one["reason"].endswith("_rate"):
-        return f"{_three_digits(one['observed']):g}/s made of {one['limit']:g}/s"
+        return f"{three_digits(one['observed']):g}/s made of {one['limit']:g}/s"
     return f"{one['observed']:g} open of {one['limit']:g}"
 
 
@@ -415,36 +417,10 @@ def _rate(kind: Kind, observed: float, now: dict[str, Any]) -> str:
     return f"{-now['tokens']:.1f} overdrawn" if now["tokens"] < 0 else f"{now['tokens']:.1f} tokens left"
 
 
-def _short(kind: Kind, rate: float) -> str:
-    """A measured rate, for which three digits are enough."""
-    if kind in _BYTES:
-        return f"{readable_bytes(_three_digits(rate))}/s"
-    return f"{_three_digits(rate):g} %" if kind is Kind.REQUEST else f"{_three_digits(rate):g}/s"
-
-
 def _amount(kind: Kind, amount: float) -> str:
     if kind in _BYTES:
-        return readable_bytes(_three_digits(amount))
+        return readable_size(amount)
     return f"{_span(amount)} of broker time" if kind is Kind.REQUEST else f"{amount:g} partitions"
-
-
-def _three_digits(value: float) -> float:
-    return float(f"{value:.3g}")
-
-
-def _span(value_ms: float) -> str:
-    """``250 ms``, ``12.3 s``, ``4 min 10 s``, ``2 h 5 min``, ``11 d 14 h``."""
-    if value_ms < 1000:
-        return f"{value_ms:.0f} ms"
-    seconds = value_ms / 1000
-    if seconds < 120:
-        return f"{seconds:.1f} s".replace(".0 s", " s")
-    whole = round(seconds)
-    if whole < 7200:
-        return f"{whole // 60} min {whole % 60} s".replace(" 0 s", "")
-    if whole < 172_800:
-        return f"{whole // 3600} h {whole % 3600 // 60} min".replace(" 0 min", "")
-    return f"{whole // 86_400} d {whole % 86_400 // 3600} h".replace(" 0 h", "")
 
 
 def _clock(moment: str, now: str) -> str:

@@ -10,11 +10,12 @@ from config.model import Config
 from config.overlay import load_overlay
 from config.problems import Problem
 from config.types import HostPort
-from config.units import readable_bytes, readable_ms
+from config.units import readable_ms
 from deploy.cli.surroundings import warnings_of_surroundings
 from deploy.common.text import columns, readable_limit, readable_name, safe
 from quota.connections import ConnectionEntry
 from quota.entity import ANONYMOUS, DEFAULT, Kind, Level, Name
+from quota.readable import readable_bytes
 from quota.table import RATE_FIELD, Entry, QuotaTable
 
 MOST_ROWS = 60

@@ -17,10 +17,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from config.units import readable_bytes
 from deploy.cli.ask import ask
 from deploy.common.text import safe, say
 from quota.entity import Kind
+from quota.readable import readable_size
 from quota.visible import visible
 
 SORTS = ("use", "throttled", "rate", "name")
@@ -148,7 +148,7 @@ def chosen(found: Sequence[Row], text: str, sort: str) -> list[Row]:
 def amount(kind: Kind, value: float, *, limit: bool = False) -> str:
     """A rate or a limit with its unit; for mutations what is left in the bucket."""
     if kind in (Kind.PRODUCE, Kind.FETCH):
-        return f"{readable_bytes(float(f'{value:.3g}'))}/s"
+        return f"{readable_size(value)}/s"
     if kind is Kind.REQUEST:
         return f"{value:.3g} %"
     return f"{value:g}/s" if limit else f"{value:.1f} left"

@@ -8,8 +8,8 @@ from typing import Any
 
 import typer
 
-from config.units import readable_bytes
 from quota.entity import DEFAULT, Kind, Name
+from quota.readable import readable_bytes
 from quota.visible import visible
 
 UNITS = {Kind.PRODUCE: "bytes/s", Kind.FETCH: "bytes/s", Kind.REQUEST: "% of a thread", Kind.MUTATION: "partitions/s"}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
+from importlib import resources
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from analysis.runner import Asked, make, make_all
 from tests.support.browser import accessible, browser
 from tests.support.spark_tools import DAY_MS, T0_MS, record, write
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,6 +70,72 @@ def test_no_column_is_cut_off(pages: dict[str, Path], dark: bool) -> None:
                 if width == 1300:
                     assert driver.execute_script(CUT) == [], name
                 accessible(driver)
+
+
+def test_tables_are_sorted_and_filtered_without_network_by_keyboard(pages: dict[str, Path]) -> None:
+    """And nothing but the page's own script may run: browsers are told its hash, and that nothing is to be loaded."""
+    from selenium.webdriver.common.keys import Keys
+
+    with browser(1300) as driver:
+        driver.get(pages["usage"].as_uri())
+
+        def column(number: int, name: str) -> list[str]:
+            rows = driver.find_elements("css selector", f'table[data-name="{name}"] tbody tr:not([hidden])')
+            return [row.find_elements("tag name", "td")[number].text for row in rows]
+
+        table = "Clients, by bytes"
+        heads = driver.find_elements("css selector", f'table[data-name="{table}"] th')
+        names = [head.text for head in heads]
+        by_size, by_client = names.index("produce bytes"), names.index("client id")
+        as_written = column(by_size, table)
+        assert len(as_written) == 12
+        button = heads[by_size].find_element("tag name", "button")
+        assert (button.aria_role, button.accessible_name) == ("button", "produce bytes")
+        driver.execute_script("arguments[0].focus()", button)
+
+        def pressed(key: str) -> list[str]:
+            driver.switch_to.active_element.send_keys(key)
+            sort = driver.execute_script("return arguments[0].getAttribute('aria-sort')", heads[by_size])
+            # The script sorts a millisecond later.
+            until(lambda: sorted_by(column(by_size, table), reverse=sort == "descending"))
+            return column(by_size, table)
+
+        falling = pressed(Keys.ENTER)
+        assert heads[by_size].get_attribute("aria-sort") == "descending"
+        assert sorted(falling) == sorted(as_written)
+        rising = pressed(Keys.SPACE)
+        assert heads[by_size].get_attribute("aria-sort") == "ascending"
+        assert rising == falling[::-1]
+        field = driver.find_element("css selector", "input[type=search]")
+        assert field.accessible_name == f"Filter: {table}"
+        field.send_keys("TEAM-1 b5-10")  # in any case, each word anywhere in the row
+        assert column(by_client, table) == [f"{LONG_NAME}-10"]
+        status = field.find_element("xpath", "../following-sibling::output")
+        assert (status.text, status.aria_role) == ("1 of 12 rows", "status")
+        accessible(driver)
+        field.send_keys(Keys.CONTROL, "a", Keys.BACKSPACE)
+        assert len(column(by_client, table)) == 12
+        assert status.text == ""
+        driver.execute_script(
+            "const one = document.createElement('script'); one.textContent = 'window.ran = 1';document.body.append(one)"
+        )
+        assert driver.execute_script("return window.ran") is None
+        (complaint,) = driver.get_log("browser")
+        assert "Content Security Policy" in complaint["message"]
+
+
+def sorted_by(texts: list[str], *, reverse: bool) -> bool:
+    """Whether sizes are in order, which as texts they are not."""
+    powers = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+    values = [float(number) * powers[unit] for number, unit in (text.split() for text in texts)]
+    return values == sorted(values, reverse=reverse)
+
+
+def test_the_script_is_the_one_that_was_published() -> None:
+    folder = resources.files("analysis") / "templates/sortable"
+    origin = json.loads((folder / "origin.json").read_text())
+    assert hashlib.sha256((folder / "sortable.min.js").read_bytes()).hexdigest() == origin["sha256"]
+    assert "released into the public domain" in (folder / "LICENSE.txt").read_text()
 
 
 def test_nothing_is_drawn_where_none_stands_out(pages: dict[str, Path]) -> None:

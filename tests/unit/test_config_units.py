@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from config.units import parse_duration_ms, parse_size, readable_bytes, readable_ms, similar_size
+from config.units import parse_duration_ms, parse_size, readable_ms, similar_size
+from quota.readable import readable_bytes
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_no_durations(text: str, bare_unit: str | None) -> None:
         (1_024, "1 KiB"),
         (10**9, "1 GB"),
         (123_456_789, "123.457 MB"),
-        (2**63 - 1, "9223.37 PB"),
+        (2**63 - 1, "9.223 EB"),
         (1234.56, "1.235 kB"),
     ],
 )
