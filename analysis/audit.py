@@ -62,16 +62,22 @@ def words(rows: DataFrame) -> DataFrame:
             F.max(F.col("end_ms") - F.col("first_ms")).alias("longest_ms"),
         )
     )
+    return together_words(by_pod.withColumnRenamed("pod", "pod_min").withColumn("pod_max", F.col("pod_min")))
+
+
+def together_words(parts: DataFrame) -> DataFrame:
+    """Words that were made of parts of the records -> those of all of them. A clock that went back between two parts is
+    not noticed."""
     return (
-        by_pod.groupBy("reason", "instance", "word")
+        parts.groupBy("reason", "instance", "word")
         .agg(
             *together(),
             F.bit_or("mask").alias("mask"),
             F.min("first").alias("first"),
             F.max("last").alias("last"),
             F.sum("clock_steps").alias("clock_steps"),
-            F.min("pod").alias("pod_min"),
-            F.max("pod").alias("pod_max"),
+            F.min("pod_min").alias("pod_min"),
+            F.max("pod_max").alias("pod_max"),
             F.max("longest_ms").alias("longest_ms"),
         )
         .withColumn("duplicates", F.col("records") - F.bit_count("mask"))

@@ -12,12 +12,14 @@ from urllib.parse import unquote
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from analysis.audit import words
 from analysis.columns import cluster
 from analysis.days import EVERY_DAY, Days
 from analysis.errors import WrongUseError
 from analysis.files import delete, file_system, kept
 from analysis.intake import parse
-from analysis.store import Day, Store, days_below
+from analysis.rollups import STEPS, coarser, with_library
+from analysis.store import WORDS, Day, Store, days_below
 from analysis.words import several, size
 from quota.record import FIELDS, IDENTITY
 
@@ -27,6 +29,8 @@ SHRINKS = 0.6
 """Sorted by client and packed by zstd, records take so much of what they take in a staging file."""
 ROW_GROUP_BYTES = 32 * 1024 * 1024
 """A reader that wants one client passes over row groups by their least and greatest name."""
+ROLLED = 6
+"""Rollups have about so many times fewer rows than records of ten seconds."""
 NAMES = [field.name for field in FIELDS]
 
 
@@ -113,9 +117,15 @@ def _day(
     _sorted(fit, parts).write.mode("overwrite").partitionBy("cluster").options(
         compression="zstd", **{"parquet.block.size": str(ROW_GROUP_BYTES)}
     ).parquet(f"{staging}/made")
-    records = spark.read.parquet(f"{staging}/made").count() if _has_files(spark, f"{staging}/made") else 0
+    records = 0
+    if _has_files(spark, f"{staging}/made"):
+        made = spark.read.parquet(f"{staging}/made")
+        records = made.count()
+        _rolled_up(made, staging, max(parts // ROLLED, 1))
     count = store.place_files(f"{staging}/made", day, generation + 1)
-    store.commit(Day(day, generation + 1, records, count, there))
+    for name in (*STEPS, WORDS) if records else ():
+        store.place_files(f"{staging}/{name}", day, generation + 1, name)
+    store.commit(Day(day, generation + 1, records, count, there, rollups=True))
     store.tidy(day, generation + 1)
     if settings.delete_input:
         for file in files:
@@ -134,6 +144,21 @@ def _sorted(rows: DataFrame, parts: int) -> DataFrame:
     order = ("cluster", "user", "client_id")
     once = rows.dropDuplicates(list(IDENTITY)).withColumn("cluster", cluster())
     return once.repartitionByRange(parts, *order).sortWithinPartitions(*order, "start_ms")
+
+
+def _rolled_up(made: DataFrame, staging: str, parts: int) -> None:
+    """Sums per client and minute, hour and day, each made of the one before; and which records they are of."""
+    order = ("cluster", "user", "client_id", "bucket")
+    sums = with_library(made, STEPS["minute"])
+    for name, step_s in STEPS.items():
+        if name != "minute":
+            sums = coarser(sums, step_s)
+        rows = sums.withColumn("cluster", F.col("cluster_id"))
+        rows = rows.repartitionByRange(parts, *order[:-1]).sortWithinPartitions(*order)
+        rows.write.mode("overwrite").option("compression", "zstd").partitionBy("cluster").parquet(f"{staging}/{name}")
+        sums = made.sparkSession.read.schema(sums.schema).parquet(f"{staging}/{name}")
+    found = words(made.withColumn("reason", F.lit(None).cast("string")))
+    found.coalesce(parts).write.mode("overwrite").option("compression", "zstd").parquet(f"{staging}/{WORDS}")
 
 
 def _parts(store: Store, day: str, file_bytes: int) -> int:

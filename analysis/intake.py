@@ -7,9 +7,9 @@ Parquet already are read as they lie. Nothing is dropped without a count, and no
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import reduce
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import cast
 
 from pyspark.errors import AnalysisException
@@ -22,7 +22,7 @@ from analysis.columns import together
 from analysis.days import EVERY_DAY, Days
 from analysis.errors import ReportError, WrongUseError
 from analysis.files import as_rows, kept, some_file, without_files
-from analysis.store import Store, days_below
+from analysis.store import WORDS, Store, days_below
 from analysis.words import several
 from quota.record import FIELDS, IDENTITY, SCHEMA_VERSION, Field, spark_ddl
 
@@ -119,6 +119,8 @@ class Intake:
     """One row per instance: records, missing, duplicates, clock steps, first and last time."""
     aside: DataFrame | None
     """Rows set aside: reason, file, what it said. Repeats are not among them; they are counted only."""
+    rollups: Callable[[str], DataFrame | None] | None = None
+    """Sums of just these records per client and bucket, where a store has them: `minute`, `hour` or `day`."""
 
 
 def parse(lines: DataFrame, now_ms: int | None = None) -> DataFrame:
@@ -181,12 +183,14 @@ def read(
     now_ms: int | None = None,
     unreadable: Sequence[str] = (),
     days: Days = EVERY_DAY,
+    rolled: bool = False,
 ) -> Intake:
     """Read usage records from a file, a directory (with all below it) or a glob; JSON lines or Parquet.
 
     `columns`: what the job wants besides :data:`BASE`. `staging`: a directory for the parsed records. `unreadable`:
     files that are passed over, by address (:func:`analysis.files.unreadable_file`). `days`: of others, neither
-    directories `date=…` are read nor records used.
+    directories `date=…` are read nor records used. `rolled`: the job takes rollups in place of records, where the
+    store has them of all these days.
     Raises WrongUseError when there are no files, ReportError when they hold no usable record.
     """
     wanted = list(dict.fromkeys((*BASE, *columns)))
@@ -218,7 +222,15 @@ def read(
             F.lit("unreadable_file").alias("reason"), "file", F.lit(None).cast("string").alias("raw")
         )
         aside = whole if aside is None else aside.unionByName(whole)
-    found = kept(audit.words(rows), f"{staging}/words")
+    rollups: Callable[[str], DataFrame | None] | None = None
+    parts = store.rollup(WORDS, days) if rolled and store.exists() and not unreadable else None
+    if parts is not None:
+        found = kept(audit.together_words(parts), f"{staging}/words")
+        # Of records that are there twice, as while a day is replaced, sums count both.
+        if not found.where("duplicates > 0").count():
+            rollups = partial(store.rollup, days=days)
+    if rollups is None:
+        found = kept(audit.words(rows), f"{staging}/words")
     counts = audit.reasons(found)
     fit = rows.where(F.col("reason").isNull()).select(*wanted)
     if not counts.get(None):
@@ -227,7 +239,8 @@ def read(
             f"--input {pattern}: no usable record in {sum(counts.values()):,} rows ({told or 'all empty'})"
             + (f", {several(len(unreadable), 'file')} {UNREADABLE}" if unreadable else "")
         )
-    return _audited(fit, found, f"{staging}/instances", counts, aside, tuple(unreadable))
+    intake = _audited(fit, found, f"{staging}/instances", counts, aside, tuple(unreadable))
+    return replace(intake, rollups=rollups)
 
 
 def _from_parquet(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -16,7 +17,7 @@ OF_USE = tuple(
     for kind in Kind
     for name in ("limit", "fleet_limit", "group_user", "group_client_id", "group_utilisation_peak")
 )
-"""Columns of records that :func:`in_bucket` needs."""
+"""Columns of records that :func:`of_limits` needs."""
 OF_PROMISES = tuple(
     f"{kind.value}_{name}"
     for kind in BYTE_KINDS
@@ -27,21 +28,21 @@ GROUP: Final = ("cluster_id", "kind", "group_user", "group_client")
 """Who shares a limit. A group's name that is null plays no part."""
 
 
-def in_bucket(kind: Kind) -> list[Column]:
-    """Of a client in a time bucket: its limit, whose it is, and how much of it a sidecar saw used. Only numbers and
-    truths, as the names of a group are the client's own where they play a part."""
+def of_limits(kind: Kind) -> dict[str, Callable[[], Column]]:
+    """Of a client's record its limit, whose that is, and how much of it a sidecar saw used; of several the greatest is
+    taken. Only numbers and truths, as the names of a group are the client's own where they play a part."""
     name = kind.value
-    return [
-        F.max(F.coalesce(f"{name}_fleet_limit", f"{name}_limit")).alias(f"{name}_limit"),
-        F.max(F.col(f"{name}_fleet_limit").isNotNull()).alias(f"{name}_of_fleet"),
-        F.max(F.col(f"{name}_group_user").isNotNull()).alias(f"{name}_by_users"),
-        F.max(F.col(f"{name}_group_client_id").isNotNull()).alias(f"{name}_by_clients"),
-        F.max(f"{name}_group_utilisation_peak").alias(f"{name}_peak"),
-    ]
+    return {
+        f"{name}_limit": lambda: F.coalesce(f"{name}_fleet_limit", f"{name}_limit"),
+        f"{name}_of_fleet": lambda: F.col(f"{name}_fleet_limit").isNotNull(),
+        f"{name}_by_users": lambda: F.col(f"{name}_group_user").isNotNull(),
+        f"{name}_by_clients": lambda: F.col(f"{name}_group_client_id").isNotNull(),
+        f"{name}_peak": lambda: F.col(f"{name}_group_utilisation_peak"),
+    }
 
 
 def by_group(buckets: DataFrame, grain: int) -> DataFrame:
-    """Clients' buckets (:func:`in_bucket`, and what was used) -> one row per limit, those who share it, and bucket:
+    """Clients' buckets (:func:`of_limits`, and what was used) -> one row per limit, those who share it, and bucket:
     `scope`, `limit`, `rate` and `used_share`.
 
     Of a sidecar's own limit (scope `instance`) both are what the sidecar that used most of it saw in the quota's own

@@ -9,9 +9,11 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from analysis.columns import CLIENT, cluster
 from analysis.files import kept, write_csv
 from analysis.intake import Intake
 from analysis.owners import Owners
+from analysis.rollups import STEPS, coarser, of_records, step_for
 
 TEAM = "team"
 
@@ -27,6 +29,21 @@ class Context:
     """Directory for what is computed once and used several times; gone when the report is done."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    def libraries(self) -> DataFrame:
+        """The library of each client; of several the last one in the alphabet."""
+        rollup = None if self.intake.rollups is None else self.intake.rollups("day")
+        if rollup is not None:
+            return rollup.groupBy(*CLIENT).agg(F.max("library").alias("library"))
+        # Apart from sums, for it is a string: among them it would have Spark sort all records. Of few columns, and
+        # without a look for repeats, which change nothing here.
+        return (
+            self.intake.fit.withColumn("cluster_id", cluster())
+            .groupBy(*CLIENT, F.col("client_library").alias("library"))
+            .count()
+            .groupBy(*CLIENT)
+            .agg(F.max("library").alias("library"))
+        )
+
     def kept(self, frame: DataFrame, name: str) -> DataFrame:
         """Compute it now, once: what several results are made of."""
         return kept(frame, f"{self.staging}/{name}")
@@ -35,6 +52,14 @@ class Context:
     def records(self) -> DataFrame:
         """The usable records."""
         return self.intake.records
+
+    def in_buckets(self, step_s: int, names: Sequence[str]) -> DataFrame:
+        """One row per client and bucket (:mod:`analysis.rollups`), of the store's rollups where they suffice."""
+        step = step_for(step_s)
+        rollup = self.intake.rollups(step) if self.intake.rollups is not None and step is not None else None
+        if rollup is None or step is None:
+            return of_records(self.records, step_s, names)
+        return (rollup if STEPS[step] == step_s else coarser(rollup, step_s)).select(*CLIENT, "bucket", *names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,7 @@ def _made(
             now_ms=asked.now_ms,
             unreadable=unreadable,
             days=asked.days,
+            rolled=getattr(job, "ROLLED", False),
         )
         grain = grain_for(asked.grain_s, intake.quality.interval_s)
         if grain != asked.grain_s:

@@ -1,12 +1,15 @@
 """Where compacted records lie, and how a day there is replaced by a newer one without a moment without it.
 
     STORE/records/date=2026-08-01/cluster=east/g000002-….parquet   the records, sorted by client
+    STORE/rollups/minute/date=2026-08-01/cluster=east/g000002-….parquet   sums per client and minute; also hour, day
+    STORE/rollups/words/date=2026-08-01/g000002-….parquet          which records those are of (analysis.audit.words)
     STORE/_compacted/date=2026-08-01.g000002.json                  what they were made of; the highest number counts
     STORE/set-aside/date=2026-08-01/                               rows that are no records
     STORE/_compacted/lock                                          whoever is at work
 
 Files of a new generation lie beside those of the old one before its state is written, and those of the old one are
-deleted after that. So at any moment all records are there, some of them twice; readers drop repeats by their id.
+deleted after that. So at any moment all records are there, some of them twice; readers drop repeats by their id. Of
+rollups, which have no ids, only those of the generation that counts are read.
 """
 
 from __future__ import annotations
@@ -21,10 +24,14 @@ from typing import Any, cast
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from analysis.days import Days
 from analysis.errors import ReportError
 from analysis.files import delete, file_system, read_text, write_text
+from analysis.rollups import STEPS
 from quota.record import spark_ddl
 
+WORDS = "words"
+"""The rollup that says which records the others are of."""
 STALE_MS = 2 * 3_600_000
 """A lock that nobody has touched for so long belonged to a run that was killed. It is touched with each day."""
 
@@ -39,6 +46,8 @@ class Day:
     files: int
     read: tuple[int, int]
     """How many files, and bytes, there were to be read when it was made."""
+    rollups: bool = False
+    """Whether there are rollups of it: not of days that an earlier version made."""
 
 
 class Store:
@@ -53,6 +62,11 @@ class Store:
         """Where reports read."""
         return f"{self.place}/records"
 
+    @property
+    def rollups(self) -> str:
+        """Where sums of them lie."""
+        return f"{self.place}/rollups"
+
     def exists(self) -> bool:
         """Whether there is one."""
         system, path = file_system(self.spark, f"{self.place}/_compacted")
@@ -64,6 +78,15 @@ class Store:
         schema = cast(StructType, StructType.fromDDL(f"{wide}, date STRING, cluster STRING"))
         return self.spark.read.schema(schema).parquet(self.records)
 
+    def rollup(self, name: str, days: Days) -> DataFrame | None:
+        """The rollups `name` of these days; None where there are none of some day that has records."""
+        states = [state for state in self.days().values() if state.date in days and state.records]
+        if not states or not all(state.rollups for state in states):
+            return None
+        level = "" if name == WORDS else "*/"
+        places = [f"{self.rollups}/{name}/date={one.date}/{level}{_prefix(one.generation)}*.parquet" for one in states]
+        return self.spark.read.parquet(*places)
+
     def days(self) -> dict[str, Day]:
         """The newest state of each day."""
         found: dict[str, Day] = {}
@@ -74,18 +97,18 @@ class Store:
                 found[values["date"]] = Day(**{**values, "read": tuple(values["read"])})
         return found
 
-    def place_files(self, made: str, day: str, generation: int) -> int:
-        """Move the files that lie below `made` (by cluster) to their day; returns how many."""
+    def place_files(self, made: str, day: str, generation: int, rollup: str | None = None) -> int:
+        """Move the files below `made`, which lie there by cluster but for words, to their day; returns how many."""
+        root = self.records if rollup is None else f"{self.rollups}/{rollup}"
+        clusters = [f"/{name}" for name in self._names(made) if name.startswith("cluster=")]
         count = 0
-        for cluster in self._names(made):
-            if not cluster.startswith("cluster="):
-                continue
-            target = f"{self.records}/date={day}/{cluster}"
+        for cluster in [""] if rollup == WORDS else clusters:
+            target = f"{root}/date={day}{cluster}"
             system, path = file_system(self.spark, target)
             system.mkdirs(path)
-            for name in self._names(f"{made}/{cluster}"):
+            for name in self._names(f"{made}{cluster}"):
                 if name.endswith(".parquet"):
-                    source = file_system(self.spark, f"{made}/{cluster}/{name}")[1]
+                    source = file_system(self.spark, f"{made}{cluster}/{name}")[1]
                     if not system.rename(source, file_system(self.spark, f"{target}/{_prefix(generation)}{name}")[1]):
                         raise ReportError(f"{target}: a file cannot be moved there from {made}")
                     count += 1
@@ -101,18 +124,17 @@ class Store:
 
     def tidy(self, day: str, generation: int) -> None:
         """Delete what is not of this generation: of earlier ones, or left behind by a run that was broken off."""
-        directory = f"{self.records}/date={day}"
-        for cluster in self._names(directory):
-            for name in self._names(f"{directory}/{cluster}"):
-                if not name.startswith(_prefix(generation)):
-                    delete(self.spark, f"{directory}/{cluster}/{name}")
+        for directory in self._of_day(day):
+            for file in _files(self.spark, directory):
+                if not file.rsplit("/", 1)[1].startswith(_prefix(generation)):
+                    delete(self.spark, file)
         for name in self._names(f"{self.place}/_compacted"):
             if name.startswith(f"date={day}.") and f".{_prefix(generation)[:-1]}." not in name:
                 delete(self.spark, f"{self.place}/_compacted/{name}")
 
     def drop(self, day: str) -> None:
         """Delete a day: its records first, so that a run that is broken off deletes the rest."""
-        for place in (f"{self.records}/date={day}", f"{self.place}/set-aside/date={day}"):
+        for place in (*self._of_day(day), f"{self.place}/set-aside/date={day}"):
             delete(self.spark, place)
         for name in self._names(f"{self.place}/_compacted"):
             if name.startswith(f"date={day}."):
@@ -145,6 +167,10 @@ class Store:
         """The work is done."""
         delete(self.spark, f"{self.place}/_compacted/lock")
 
+    def _of_day(self, day: str) -> list[str]:
+        """The directories with a day's records and rollups."""
+        return [f"{self.records}/date={day}", *(f"{self.rollups}/{name}/date={day}" for name in (*STEPS, WORDS))]
+
     def _names(self, directory: str) -> list[str]:
         return sorted(str(status.getPath().getName()) for status in _listed(self.spark, directory))
 
@@ -157,6 +183,15 @@ def _listed(spark: SparkSession, directory: str) -> Iterator[Any]:
     system, path = file_system(spark, directory)
     if system.exists(path):
         yield from system.listStatus(path)
+
+
+def _files(spark: SparkSession, directory: str) -> list[str]:
+    """Files in a directory and in those below it."""
+    found: list[str] = []
+    for status in _listed(spark, directory):
+        place = str(status.getPath().toString())
+        found += _files(spark, place) if status.isDirectory() else [place]
+    return found
 
 
 def days_below(spark: SparkSession, pattern: str) -> dict[str, list[str]]:

@@ -9,10 +9,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, HOUR_S, bucket, cluster, moment, ratio
+from analysis.columns import HOUR_S, cluster, moment, ratio
 from analysis.kinds import BYTE_KINDS, MEASURES, by_kind
-from analysis.limits import GROUP, OF_PROMISES, OF_USE, by_group, in_bucket, of_sidecars, promised
+from analysis.limits import GROUP, OF_PROMISES, OF_USE, by_group, of_sidecars, promised
 from analysis.report import Context, Plot, Report, Story, Table
+from analysis.rollups import LIMITS
 from analysis.rows import some_rows
 from analysis.session import ship_code
 from analysis.trend.arrow import RESULT, foretold
@@ -21,6 +22,7 @@ from analysis.words import group_name, rate, several, share
 from quota.entity import Kind
 
 COLUMNS = ("instance", "pod", *(MEASURES[kind].column for kind in Kind), *dict.fromkeys((*OF_USE, *OF_PROMISES)))
+ROLLED = True
 DAY_S = 86_400
 WEEK = 7
 NEARLY = 0.95
@@ -42,14 +44,9 @@ def run(context: Context) -> Report:
     first_day = int((quality.first_ms / 1000 + DAY_S - HOUR_S) // DAY_S)
     last_day = int((quality.last_ms / 1000 + HOUR_S) // DAY_S) - 1
     grain = context.grain_s
-    rows = context.records.withColumns(
-        {"cluster_id": cluster(), "bucket": bucket(grain), "sidecar": F.coalesce("pod", "instance")}
-    )
-    buckets = rows.groupBy(*CLIENT, "bucket").agg(
-        *(F.sum(MEASURES[kind].column).alias(MEASURES[kind].column) for kind in Kind),
-        *(column for kind in Kind for column in in_bucket(kind)),
-    )
-    buckets = context.kept(buckets, "buckets")
+    amounts = tuple(MEASURES[kind].column for kind in Kind)
+    buckets = context.kept(context.in_buckets(grain, (*amounts, *LIMITS)), "buckets")
+    rows = context.records.withColumns({"cluster_id": cluster(), "sidecar": F.coalesce("pod", "instance")})
     limits = promised(context.kept(of_sidecars(rows, quality.last_ms - HOUR_S * 1000), "promised"))
     used = by_group(buckets, grain).unionByName(_of_clusters(buckets, limits, grain, context.options))
     day = F.floor(F.col("bucket") / DAY_S).cast("long")

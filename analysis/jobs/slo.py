@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, HOUR_S, bucket, cluster, moment, ratio
+from analysis.columns import CLIENT, HOUR_S, moment, ratio
 from analysis.owners import Owners
 from analysis.report import TEAM, Context, Plot, Report, Story, Table
 from analysis.rows import over_time, some_rows
@@ -18,6 +18,7 @@ from quota.record import CAUSES
 _COUNTS = tuple(f"throttle_{cause}_count" for cause in CAUSES)
 _SECONDS = tuple(f"throttle_{cause}_seconds" for cause in CAUSES)
 COLUMNS = (*_COUNTS, *_SECONDS, "requests")
+ROLLED = True
 _SUMS = ("seconds", "held_seconds", "requests", "requests_delayed")
 PLOTTED = 8
 
@@ -25,15 +26,8 @@ PLOTTED = 8
 def run(context: Context) -> Report:
     """Per client and hour first; teams are looked up on clients, not on records."""
     target: float = context.options["target"]
-    rows = context.records.withColumns({"cluster_id": cluster(), "hour_s": bucket(HOUR_S)})
-    delayed = sum((F.col(name) for name in _SECONDS[1:]), F.col(_SECONDS[0]))
-    hourly = rows.groupBy(*CLIENT, "hour_s").agg(
-        F.sum("duration_s").alias("seconds"),
-        # Delays of several connections at the same time are no more than the time itself.
-        F.sum(F.least(delayed, F.col("duration_s"))).alias("held_seconds"),
-        F.sum("requests").alias("requests"),
-        F.sum(sum((F.col(name) for name in _COUNTS[1:]), F.col(_COUNTS[0]))).alias("requests_delayed"),
-    )
+    hourly = context.in_buckets(HOUR_S, ("seconds", "held_seconds", "requests", "requests_delayed"))
+    hourly = hourly.withColumnRenamed("bucket", "hour_s")
     owners: Owners | None = context.options.get("owners")
     hourly = hourly.withColumn(TEAM, F.col("user") if owners is None else owners.column())
     hourly = context.kept(hourly, "hourly")

@@ -9,12 +9,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, bucket, cluster, moment, seen, together
-from analysis.limits import GROUP, OF_USE, by_group, in_bucket
+from analysis.columns import CLIENT, moment, seen, together
+from analysis.limits import GROUP, OF_USE, by_group
 from analysis.report import Context, Plot, Report, Story, Table
+from analysis.rollups import LIMITS
 from analysis.rows import over_time, some_rows
 from analysis.words import several, share, size, who
-from quota.entity import Kind
 
 COLUMNS = (
     "produce_bytes",
@@ -28,6 +28,8 @@ COLUMNS = (
     *OF_USE,
 )
 _SUMS = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations", "requests")
+BUCKETS = (*_SUMS, "records", "produce_rate_max", "fetch_rate_max", "first_ms", "last_ms", *LIMITS)
+ROLLED = True
 KINDS = ("produce", "fetch")
 PERCENTILES = (50, 95, 99)
 HOUR_S = 3600
@@ -36,18 +38,7 @@ HOUR_S = 3600
 def run(context: Context) -> Report:
     """Totals, mean, percentiles of the whole fleet's rate per time bucket, and the highest one-second rate seen."""
     grain = context.grain_s
-    rows = context.records.withColumns({"cluster_id": cluster(), "bucket": bucket(grain)})
-    buckets = rows.groupBy(*CLIENT, "bucket").agg(
-        *(F.sum(name).alias(name) for name in _SUMS),
-        F.sum("duration_s").alias("seconds"),
-        F.count("*").alias("records"),
-        F.max("produce_rate_max").alias("produce_rate_max"),
-        F.max("fetch_rate_max").alias("fetch_rate_max"),
-        F.min("start_ms").alias("first_ms"),
-        F.max("end_ms").alias("last_ms"),
-        *(column for kind in Kind for column in in_bucket(kind)),
-    )
-    buckets = context.kept(buckets, "buckets")
+    buckets = context.kept(context.in_buckets(grain, BUCKETS), "buckets")
     shares = F.array(*(F.lit(percent / 100) for percent in PERCENTILES))
     digests = {kind: F.percentile_approx(F.col(f"{kind}_bytes") / grain, shares, 10_000) for kind in KINDS}
     clients = buckets.groupBy(*CLIENT).agg(
@@ -59,16 +50,7 @@ def run(context: Context) -> Report:
         F.max("fetch_rate_max").alias("fetch_bytes_one_second_max_per_s"),
         *together(),
     )
-    # Apart, for it is a string: among the sums of buckets it would have Spark sort all records. Of few columns, and
-    # without a look for repeats, which change nothing here.
-    libraries = (
-        context.intake.fit.withColumn("cluster_id", cluster())
-        .groupBy(*CLIENT, F.col("client_library").alias("library"))
-        .count()
-        .groupBy(*CLIENT)
-        .agg(F.max("library").alias("library"))
-    )
-    clients = clients.join(libraries, list(CLIENT)).select(
+    clients = clients.join(context.libraries(), list(CLIENT)).select(
         *CLIENT,
         *_SUMS,
         *(f"{kind}_bytes_mean_per_s" for kind in KINDS),

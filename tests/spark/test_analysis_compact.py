@@ -7,7 +7,7 @@ import os
 import re
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from analysis.compact import Settings, compact
 from analysis.days import Days
 from analysis.errors import ReportError, WrongUseError
+from analysis.files import write_text
 from analysis.runner import make
 from analysis.store import STALE_MS, Store
 from tests.support.plan_tools import watched
@@ -139,9 +140,12 @@ def test_reports_of_some_days_read_only_those(spark: SparkSession, raw: Path, tm
     results = {}
     for name, source in (("store", tmp_path / "store"), ("raw", raw)):
         with watched(spark) as seen:
-            told = make(spark, "usage", str(source), str(tmp_path / name), 60, {}, quiet=True, now_ms=NOW_MS, days=days)
+            options = {"capacity": {}}  # a report that takes no rollups
+            told = make(
+                spark, "capacity", str(source), str(tmp_path / name), 60, options, quiet=True, now_ms=NOW_MS, days=days
+            )
         assert "Used: 8 records of 2 instances" in told
-        results[name] = table(tmp_path / name / "usage", "clients")
+        results[name] = table(tmp_path / name / "capacity", "clusters")
         if name == "store":
             scans = [plan for plan in seen.plans if str(tmp_path / "store/records") in plan]
             assert scans
@@ -158,6 +162,72 @@ def test_reports_of_some_days_read_only_those(spark: SparkSession, raw: Path, tm
             spark, "usage", str(raw), str(tmp_path / "no"), 60, {}, quiet=True, now_ms=NOW_MS,
             days=Days(date(2026, 1, 1), None),
         )  # fmt: skip
+
+
+def test_reports_take_rollups_where_they_suffice(spark: SparkSession, raw: Path, tmp_path: Path) -> None:
+    """Of minutes, hours and days; also of days that were written again. What they say is what the records say."""
+    run(spark, raw)
+    late = [
+        record(13, 86_400 + 40, instance="a", cluster_id="east", client_id="y", produce_bytes=4000,
+               throttle_produce_count=2, throttle_produce_seconds=30.0, requests=5, client_library="librdkafka"),
+    ]  # fmt: skip
+    write(raw, late, "pod-a/date=2025-10-21/hour=00/late.jsonl")
+    assert run(spark, raw)[0] == 1
+    options: dict[str, dict[str, Any]] = {"usage": {}, "slo": {"target": 0.99}, "forecast": {"horizon_days": 7}}
+    store = raw.parent / "store"
+
+    def figures(name: str, out: str, **more: Any) -> tuple[dict[str, list[str]], str, list[str]]:
+        """The rows of all tables, what is told, and which directories of the store were read."""
+        with watched(spark) as seen:
+            told = make(
+                spark, name, str(store), str(tmp_path / out), 60, options[name], quiet=True, now_ms=NOW_MS, **more
+            )
+        tables = [path.stem for path in (tmp_path / out / name).glob("*.csv")]
+        assert len(tables) > 2
+        read = re.findall(r"Location: \w+ ?\[([^\]]*)\]", "\n".join(seen.plans))
+        places = {one.strip() for part in read for one in part.split(",") if "/store/" in one}
+        found = {one: sorted(map(str, table(tmp_path / out / name, one))) for one in tables}
+        return found, told.rsplit("\n", 1)[0], sorted(places)
+
+    rolled = {name: figures(name, "rolled") for name in options}
+    for name, (_, _, read) in rolled.items():
+        assert any("/store/rollups/" in one for one in read), name
+        # Of limits in force at the end, records of the last hour.
+        assert any("/store/records" in one for one in read) == (name == "forecast"), read
+    assert "'held_seconds': '10.0'" in rolled["slo"][0]["clients"][0]
+    day = Days(date(2025, 10, 21), date(2025, 10, 21))
+    _, told, read = figures("slo", "one-day", days=day)
+    assert "Used: 9 records of 2 instances" in told
+    assert read
+    assert all("/date=2025-10-21/" in one for one in read)
+    # A grain that minutes do not make up is taken from records.
+    make(spark, "usage", str(store), str(tmp_path / "fine"), 10, {}, quiet=True, now_ms=NOW_MS)
+    assert len(table(tmp_path / "fine/usage", "clients")) == 4
+    # And so is all of a store that an earlier version made.
+    for state in (store / "_compacted").glob("*.json"):
+        values = json.loads(state.read_text())
+        del values["rollups"]
+        write_text(spark, str(state), json.dumps(values))  # with its checksum beside it
+    for name, (tables, told, _) in rolled.items():
+        of_records = figures(name, "of-records")
+        assert (tables, told) == of_records[:2]
+        assert not any("/rollups/" in one for one in of_records[2])
+
+
+def test_rollups_of_minutes_make_up_those_of_hours_and_days(spark: SparkSession, raw: Path) -> None:
+    run(spark, raw)
+    connection, store = duckdb.connect(), raw.parent / "store"
+    sums = {}
+    for name, step_s in {"minute": 60, "hour": 3600, "day": 86_400}.items():
+        files = f"'{store}/rollups/{name}/*/*/*.parquet'"
+        query = f"SELECT count(*), sum(records), sum(produce_bytes), max(bucket % {step_s}) FROM {files}"
+        (sums[name],) = connection.execute(query).fetchall()
+    # 24 records of two clients of two sidecars in two minutes a day, of three days; a thousand bytes each.
+    assert sums == {"minute": (24, 24, 24_000, 0), "hour": (24, 24, 24_000, 0), "day": (12, 24, 24_000, 0)}
+    compact(
+        spark, Settings(str(raw), str(store), keep_days=2), lambda _: None, now_ms=NOW_MS
+    )  # and none is left of days that are deleted
+    assert {path.parent.name for path in store.glob("rollups/*/date=*/*")} <= {"date=2025-10-21", "date=2025-10-22"}
 
 
 def test_only_days_that_are_over_and_only_as_many_as_are_kept(spark: SparkSession, raw: Path) -> None:

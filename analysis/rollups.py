@@ -1,0 +1,92 @@
+"""Rollups: what reports need of records, added up per client and time bucket. The same from records as they come, and
+from the coarser sums that `compact` has made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
+from operator import add
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from analysis.columns import CLIENT, bucket, cluster
+from analysis.limits import of_limits
+from quota.entity import Kind
+from quota.record import CAUSES
+
+STEPS: Final = {"minute": 60, "hour": 3600, "day": 86_400}
+"""What `compact` writes: name -> seconds of a bucket."""
+_COUNTS = tuple(f"throttle_{cause}_count" for cause in CAUSES)
+_SECONDS = tuple(f"throttle_{cause}_seconds" for cause in CAUSES)
+_AMOUNTS = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations", "requests")
+
+
+def _all_of(names: Sequence[str]) -> Column:
+    return reduce(add, map(F.col, names))
+
+
+Made = Callable[[], Column]
+_SUMS: Final[Mapping[str, Made]] = {
+    **{name: partial(F.col, name) for name in (*_AMOUNTS, *_COUNTS, *_SECONDS)},
+    "seconds": lambda: F.col("duration_s"),
+    "records": lambda: F.lit(1),
+    # Delays of several connections at the same time are no more than the time itself.
+    "held_seconds": lambda: F.least(_all_of(_SECONDS), F.col("duration_s")),
+    "requests_delayed": lambda: _all_of(_COUNTS),
+}
+_MOST: Final[Mapping[str, Made]] = {
+    **{name: partial(F.col, name) for name in ("produce_rate_max", "fetch_rate_max")},
+    "last_ms": lambda: F.col("end_ms"),
+    **{name: made for kind in Kind for name, made in of_limits(kind).items()},
+}
+_LEAST: Final[Mapping[str, Made]] = {"first_ms": lambda: F.col("start_ms")}
+LIMITS: Final = tuple(name for kind in Kind for name in of_limits(kind))
+"""Columns with the limits of a client in a bucket (:func:`analysis.limits.by_group`)."""
+NAMES: Final = (*_SUMS, *_MOST, *_LEAST)
+"""All columns of a rollup, besides the client, its bucket and its library."""
+
+
+def of_records(rows: DataFrame, step_s: int, names: Sequence[str] = NAMES) -> DataFrame:
+    """Records -> one row per client and bucket of `step_s` seconds (`bucket`: its start, since 1970).
+
+    An interval counts in the bucket of its middle.
+    """
+    rows = rows.withColumns({"cluster_id": cluster(), "bucket": bucket(step_s)})
+    return rows.groupBy(*CLIENT, "bucket").agg(*_aggregates(names, of_records=True))
+
+
+def with_library(rows: DataFrame, step_s: int) -> DataFrame:
+    """The same, all columns, and the library's name: what `compact` writes."""
+    rows = rows.withColumns({"cluster_id": cluster(), "bucket": bucket(step_s)})
+    return rows.groupBy(*CLIENT, "bucket").agg(
+        *_aggregates(NAMES, of_records=True), F.max("client_library").alias("library")
+    )
+
+
+def coarser(rollup: DataFrame, step_s: int) -> DataFrame:
+    """A rollup of shorter buckets -> one of longer ones, of which the shorter ones are parts."""
+    start = (F.floor(F.col("bucket") / step_s) * step_s).cast("long")
+    return (
+        rollup.withColumn("bucket", start)
+        .groupBy(*CLIENT, "bucket")
+        .agg(*_aggregates(NAMES, of_records=False), F.max("library").alias("library"))
+    )
+
+
+def step_for(step_s: int) -> str | None:
+    """The longest bucket that is written and that makes up one of `step_s` seconds; None if there is none."""
+    fits = [name for name, length in STEPS.items() if step_s % length == 0]
+    return fits[-1] if fits else None
+
+
+def _aggregates(names: Sequence[str], *, of_records: bool) -> list[Column]:
+    functions = ((_SUMS, F.sum), (_MOST, F.max), (_LEAST, F.min))
+    made = {
+        name: function(one() if of_records else F.col(name))
+        for group, function in functions
+        for name, one in group.items()
+    }
+    return [made[name].alias(name) for name in names]
