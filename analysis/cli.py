@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from analysis.days import Days
     from analysis.levels import Candidate
+    from analysis.stream_metrics import StreamMetrics
     from analysis.streaming import Settings
 
 JOBS = {
@@ -103,6 +104,7 @@ def parser() -> argparse.ArgumentParser:
         "--kafka", action="append", default=[], metavar="KEY=VALUE", help="stream: property of Kafka clients"
     )
     whole.add_argument("--kafka-config", metavar="FILE", help="stream: properties of Kafka clients; logins belong here")
+    whole.add_argument("--metrics", metavar="[HOST:]PORT", help="stream: lag, rates and state for Prometheus")
     whole.add_argument("--master", help="Spark master; default: all cores of this machine, or what spark-submit says")
     whole.add_argument("--memory", metavar="SIZE", help="memory of a local Spark, such as 4g (2g)")
     whole.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="Spark's own configuration")
@@ -135,11 +137,12 @@ def _run(options: argparse.Namespace) -> int:
     days = _days(options)
     if options.name == "stream":
         settings = _stream_settings(options)
+        metrics = None if options.metrics is None else _metrics(options.metrics)
         if any(place.startswith("kafka://") for place in (settings.source, settings.alerts or "")):
             conf.setdefault("spark.jars.packages", KAFKA_PACKAGE)
     spark = open_session(options.master, options.memory, conf)
     if options.name == "stream":
-        return _stream(spark, settings, quiet=options.quiet)
+        return _stream(spark, settings, metrics, quiet=options.quiet)
     try:
         if options.name == "compact":
             return _compact(spark, options, days)
@@ -220,7 +223,15 @@ def _stream_settings(options: argparse.Namespace) -> Settings:
     )
 
 
-def _stream(spark: SparkSession, settings: Settings, *, quiet: bool) -> int:
+def _metrics(text: str) -> StreamMetrics:
+    from analysis.stream_metrics import StreamMetrics, listen_address
+
+    metrics = StreamMetrics()
+    metrics.serve(listen_address(text))
+    return metrics
+
+
+def _stream(spark: SparkSession, settings: Settings, metrics: StreamMetrics | None, *, quiet: bool) -> int:
     """Run until the queries end (--once), one fails, or SIGTERM or Ctrl-C comes. Batches are all or nothing, however
     it ends.
     """
@@ -233,7 +244,10 @@ def _stream(spark: SparkSession, settings: Settings, *, quiet: bool) -> int:
     try:
         queries = start(spark, settings, stop)
         follow(
-            queries, (lambda _: None) if quiet else lambda line: print(visible(line), file=sys.stderr, flush=True), stop
+            queries,
+            (lambda _: None) if quiet else lambda line: print(visible(line), file=sys.stderr, flush=True),
+            stop,
+            metrics=metrics,
         )
     finally:
         spark.stop()

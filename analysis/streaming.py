@@ -7,6 +7,7 @@ are no records.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from analysis.columns import CLIENT, cluster
 from analysis.errors import ReportError, WrongUseError
 from analysis.files import make_directory
 from analysis.intake import parse
+from analysis.stream_metrics import StreamMetrics
 from quota.entity import Kind
 from quota.record import CAUSES, IDENTITY
 
@@ -220,9 +222,16 @@ def late_rows(progress: Mapping[str, Any]) -> int:
     return sum(int(one["numRowsDroppedByWatermark"]) for one in progress["stateOperators"])
 
 
-def follow(queries: list[StreamingQuery], say: Any, stop: Event | None = None, *, every_s: float = 1.0) -> None:
+def follow(
+    queries: list[StreamingQuery],
+    say: Any,
+    stop: Event | None = None,
+    *,
+    metrics: StreamMetrics | None = None,
+    every_s: float = 1.0,
+) -> None:
     """Say what the queries do until all have ended, or `stop` is set: then they are ended, what they are at is not
-    written and will be done anew. Raises ReportError when one fails.
+    written and will be done anew. Raises ReportError when one fails. `metrics` are told of each batch.
     """
     stop = stop or Event()
     told: dict[str, int] = {}
@@ -233,6 +242,8 @@ def follow(queries: list[StreamingQuery], say: Any, stop: Event | None = None, *
                 if progress["batchId"] <= told.get(query.name, -1):
                     continue
                 told[query.name] = progress["batchId"]
+                if metrics is not None:
+                    metrics.seen(query.name, json.loads(progress.json))
                 late = late_rows(progress)
                 if progress["numInputRows"] or late:
                     dropped = f", {late} came too late and were dropped" if late else ""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -18,10 +20,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from analysis.errors import WrongUseError
-from analysis.streaming import ROLLUP, Settings, address, late_rows, read_properties, start
+from analysis.stream_metrics import StreamMetrics, lag_messages, listen_address
+from analysis.streaming import ROLLUP, Settings, address, follow, late_rows, read_properties, start
+from deploy.kafka.ports import free_ports
 from quota.record import to_line
 from tests.support.secure_tools import PASSWORDS
 from tests.support.spark_tools import QUICK, T0_MS, json_lines, record, write
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,6 +85,51 @@ def test_repeats_are_dropped_late_records_too_and_minutes_end_by_the_records_clo
     assert run_once(spark, source, output)[1] == 1
     assert minutes(spark, output) == {("c", 0): (3, 1110), ("c", 1): (1, 1), ("c", 4): (1, 0)}
     assert [row["reason"] for row in json_lines(output / "set-aside")] == ["not_a_record"]
+
+
+def test_state_is_bounded_and_metrics_tell_it(spark: SparkSession, tmp_path: Path) -> None:
+    """A month, five days to a batch: no more ids and minutes are kept at its end than after the first ones."""
+    source, output, days, at_once = tmp_path / "in", tmp_path / "out", 30, 5
+    for day in range(days):
+        rows = [
+            record(day * 24 + hour + 1, day * 86_400 + hour * 3600, client_id=f"c{hour % 3}", produce_bytes=1)
+            for hour in range(24)
+        ]
+        write(source, [*rows, rows[0]], f"{day:02}.jsonl")
+        os.utime(source / f"{day:02}.jsonl", (T0_MS / 1000 + day, T0_MS / 1000 + day))  # the order they are read in
+    settings = Settings(str(source), str(output), delay="1 hour", once=True, rows_per_batch=at_once)
+    metrics, told = StreamMetrics(), []
+    queries = start(spark, settings)
+    follow(queries, told.append, metrics=metrics, every_s=0.1)
+    port = metrics.serve(("127.0.0.1", 0))
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        text = answer.read().decode()
+    values = {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line[0] != "#"}
+    rollups = next(query for query in queries if query.name == "rollups")
+    kept = [sum(one["numRowsTotal"] for one in p["stateOperators"]) for p in rollups.recentProgress]
+    assert len(kept) >= days / at_once
+    # What came with the last batch is forgotten by the next one: ids and minutes of ten days at most, of thirty.
+    assert max(kept[2:]) <= max(kept[:2]) <= 2 * 2 * at_once * 24
+    assert values['kquota_stream_input_rows_total{query="rollups"}'] == days * 25
+    assert values['kquota_stream_batches_total{query="rollups"}'] >= days / at_once
+    assert values['kquota_stream_late_rows_total{query="rollups"}'] == 0
+    assert values['kquota_stream_state_rows{query="rollups"}'] == kept[-1]
+    last = (T0_MS + ((days - 1) * 24 + 23) * 3_600_000 + 5000) / 1000  # the middle of the last interval
+    assert values['kquota_stream_watermark_timestamp_seconds{query="rollups"}'] == last - 3600
+    assert not any("lag" in name for name in values)  # of a directory there is none
+    found = minutes(spark, output)
+    assert sum(count for count, _ in found.values()) == days * 24 - 2  # the last hours are still open
+
+
+def test_lag_is_what_is_left_in_the_topic() -> None:
+    kafka = {"latestOffset": {"t": {"0": 900, "1": 40}}, "endOffset": {"t": {"0": 150, "1": 40}}}
+    assert lag_messages({"sources": [kafka]}) == 750
+    assert lag_messages({"sources": [{name: json.dumps(value) for name, value in kafka.items()}]}) == 750
+    assert lag_messages({"sources": [{"latestOffset": None, "endOffset": {"logOffset": 3}}]}) is None
+    assert listen_address("9405") == ("127.0.0.1", 9405)
+    assert listen_address("[::]:9405") == ("::", 9405)
+    with pytest.raises(WrongUseError, match="expected PORT or HOST:PORT"):
+        listen_address("localhost")
 
 
 def test_sigterm_and_ctrl_c_end_it_in_order_and_the_next_start_goes_on(
@@ -170,6 +220,11 @@ class Stream:
         return self.process.wait(START_LIMIT_S)
 
 
+def scraped(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
 @pytest.fixture
 def streams() -> Iterator[list[Stream]]:
     """Whatever is still running at the end is ended."""
@@ -245,13 +300,18 @@ def test_a_kill_9_loses_nothing_and_repeats_nothing(
         "--kafka-config", str(config), "--kafka", "security.protocol=SASL_SSL", "--delay", "2 minutes",
     ]  # fmt: skip
     log = tmp_path / "log"
-    first = Stream(*arguments, "--batch", "150", "--trigger", "100 milliseconds", log=log)
+    (port,) = free_ports(1)
+    more = ("--batch", "150", "--trigger", "100 milliseconds", "--metrics", str(port))
+    first = Stream(*arguments, *more, log=log)
     streams.append(first)
     deadline = time.monotonic() + START_LIMIT_S
     while not committed(tmp_path / "out/rollups"):  # some of it is written, most of it is not
         assert first.process.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)
+    # The rest of the topic is told as lag, and will be after the next batches. (2 001 messages in 14 batches.)
+    lag = until(lambda: re.search(r'^kquota_stream_lag_messages{query="rollups"} (\S+)$', scraped(port), re.MULTILINE))
+    assert 0 < float(lag[1]) < 2001
     first.kill()
     before = minutes(spark, tmp_path / "out")
     assert 0 < len(before) < len(expected), "killed too late to show anything"
