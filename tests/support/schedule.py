@@ -1,7 +1,9 @@
 """Which tests stay together when several processes share them: those of a file, as they share its fixtures.
 
-Two exceptions: all files that use a Spark session are one group, so that one process has one session, and a file whose
-clusters have nothing in common is several groups. Groups begin in the order in which their tests are collected.
+Two exceptions: all files that use a Spark session are three groups, so that three processes have a session and the
+others none (a session and its first queries take some 15 s of a core, all of these files in one process longer than
+everything else beside them), and a file whose clusters have nothing in common is several groups. Groups begin in the
+order in which their tests are collected.
 """
 
 from __future__ import annotations
@@ -13,6 +15,12 @@ from typing import Final
 from xdist.scheduler import LoadScopeScheduling
 
 SESSION: Final = "tests/spark/conftest.py"
+SESSIONS: Final = (
+    ("test_analysis_plans", "test_analysis_levels", "test_analysis_audit", "test_report_csv"),
+    ("test_analysis_jobs", "test_analysis_compact", "test_analysis_fleet"),
+    (),
+)
+"""Files with a Spark session that share one; the last group has all others."""
 NO_SESSION: Final = ("test_analysis_cli", "test_analysis_cluster")
 """Files of the Spark room that start Spark as programs, and have no session."""
 SPLIT: Final = {"test_transparency": re.compile(r"\[(kafka3|kafka_391|kafka)\b")}
@@ -24,7 +32,8 @@ def group_of(nodeid: str) -> str:
     file, _, test = nodeid.partition("::")
     path = Path(file)
     if path.parent.name == "spark" and path.stem not in NO_SESSION:
-        return SESSION
+        shared = (number for number, files in enumerate(SESSIONS) if path.stem in files)
+        return f"{SESSION}::{next(shared, len(SESSIONS) - 1)}"
     part = SPLIT[path.stem].search(test) if path.stem in SPLIT else None
     return f"{file}::{part[1]}" if part else file
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from tests.conftest import LONG, QUARANTINE, ROOMS
-from tests.support.schedule import NO_SESSION, SESSION, SPLIT, group_of
+from tests.support.schedule import NO_SESSION, SESSION, SESSIONS, SPLIT, group_of
 
 TESTS = Path(__file__).resolve().parents[1]
 FILES = sorted(TESTS.rglob("test_*.py"))
@@ -45,5 +45,15 @@ def test_groups_are_files_but_for_spark_sessions_and_clusters_apart() -> None:
         if path.parent.name == "spark":
             group = group_of(f"{path.relative_to(TESTS.parent)}::test_a")
             with_session = re.search(r"spark: SparkSession|report: Make\b", path.read_text())
-            assert (group == SESSION) == bool(with_session), path.name
-    assert {*NO_SESSION, *SPLIT} <= {path.stem for path in FILES}
+            assert group.startswith(SESSION) == bool(with_session), path.name
+    assert group_of("tests/spark/test_analysis_audit.py::test_a") == group_of(
+        "tests/spark/test_analysis_plans.py::test_b"
+    )
+    assert group_of("tests/spark/test_report_pages.py::test_a") == group_of(
+        "tests/spark/test_analysis_stream.py::test_b"
+    )
+    spark = [path for path in FILES if path.parent.name == "spark"]
+    assert len({group_of(f"{path.relative_to(TESTS.parent)}::test_a") for path in spark}) == len(SESSIONS) + len(
+        NO_SESSION
+    )
+    assert {*NO_SESSION, *SPLIT, *(file for files in SESSIONS for file in files)} <= {path.stem for path in FILES}
