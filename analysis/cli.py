@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 JOBS = {
     "usage": "who used how much, how fast",
     "throttling": "who was slowed down, by what, for how long",
-    "chargeback": "what everybody owes, by a price model (--prices)",
+    "chargeback": "what each client owes, by a price model (--prices)",
     "recommend": "a quota for every client, as Helm values and as a diff",
     "capacity": "what has been promised against what is used, and where it is going",
     "noisy": "whose bursts coincide with others' waiting",

@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 
 HOUR_S = 3600
 CLIENT = ("cluster_id", "user", "client_id")
-"""Who somebody is, whichever sidecars the connections went through."""
+"""What identifies a client, whichever sidecars its connections went through."""
 
 
 def cluster() -> Column:

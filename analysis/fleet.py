@@ -52,7 +52,7 @@ class Fleet:
     """Sidecar's application = floor(apps * u^hot): with 3 the largest of 300 has 15 % of all sidecars, with 1 all are
     of one size."""
     lost: float = 0.0005
-    """Of all intervals: nobody got their records."""
+    """Of all intervals: their records were never delivered."""
     repeated: float = 0.0005
     """Of all intervals: their records were delivered twice."""
     seed: int = 1

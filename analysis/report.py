@@ -71,7 +71,7 @@ class Table:
     caption: str
     order: Sequence[Column | str] = ()
     shown: int = 200
-    """How many rows the page has, to be sorted and filtered there; 0: none, the table is for plots and for whoever has
+    """How many rows the page has, to be sorted and filtered there; 0: none, the table is for plots and for readers of
     the files.
     """
     left_out: Sequence[str] = ()

@@ -19,7 +19,7 @@ KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
 _NEEDED = {
     "spark.sql.session.timeZone": "UTC",  # hours and days in reports are UTC
     "spark.sql.ansi.enabled": "true",
-    # Columns that nobody asks for would not be parsed, and a row's errors would depend on who asks.
+    # Columns that no query asks for would not be parsed, and a row's errors would depend on the query.
     "spark.sql.optimizer.enableJsonExpressionOptimization": "false",
     "spark.sql.json.enablePartialResults": "true",
 }

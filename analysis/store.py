@@ -5,7 +5,7 @@
     STORE/rollups/words/date=2026-08-01/g000002-….parquet          which records those are of (analysis.audit.words)
     STORE/_compacted/date=2026-08-01.g000002.json                  what they were made of; the highest number counts
     STORE/set-aside/date=2026-08-01/                               rows that are no records
-    STORE/_compacted/lock                                          whoever is at work
+    STORE/_compacted/lock                                          the run at work
 
 Files of a new generation lie beside those of the old one before its state is written, and those of the old one are
 deleted after that. So at any moment all records are there, some of them twice; readers drop repeats by their id. Of
@@ -33,7 +33,7 @@ from quota.record import spark_ddl
 WORDS = "words"
 """The rollup that says which records the others are of."""
 STALE_MS = 2 * 3_600_000
-"""A lock that nobody has touched for so long belonged to a run that was killed. It is touched with each day."""
+"""A lock that has not been touched for so long belonged to a run that was killed. It is touched with each day."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ def _tell(tables: Mapping[str, DataFrame], history_s: float) -> Story:
             row = first[0]
             findings.append(f"{several(clients, 'client')} {_SAID[name]}, with most of it {who(row)}: {_amount(row)}.")
     if not findings:
-        findings = ["Nobody used anything that they had not used before, nor far more than ever."]
+        findings = ["No client used anything that it had not used before, nor far more than ever."]
     notes = [
         f"What was before is {span(max(history_s, 0.0))} of records. A client that does something once a month is new "
         "in each week; read more days, and it is not.",

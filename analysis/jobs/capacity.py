@@ -110,7 +110,7 @@ def run(context: Context) -> Report:
 def _tell(tables: Mapping[str, DataFrame]) -> Story:
     rows = some_rows(tables["clusters"])
     findings = [text for row in rows[:8] for text in _findings(row)]
-    # The first few clusters, each with all its days: more lines nobody could tell apart.
+    # The first few clusters, each with all its days: more lines could not be told apart.
     shown = {(row["cluster_id"], row["kind"]) for row in rows[:8]}
     few = reduce(or_, ((F.col("cluster_id") == name) & (F.col("kind") == kind) for name, kind in shown), F.lit(False))
     days = some_rows(tables["days"].where(few).orderBy(F.col("day").desc()))

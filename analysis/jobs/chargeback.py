@@ -1,5 +1,5 @@
-"""`chargeback`: what everybody owes, by a price model of your own: usage, bursts, and limits that were kept free for
-them.
+"""`chargeback`: what each client owes, by a price model of your own: usage, bursts, and limits that were kept free for
+it.
 """
 
 from __future__ import annotations
@@ -199,6 +199,6 @@ def _tell(tables: Mapping[str, DataFrame], model: PriceModel, grain: int) -> Sto
             f"hour, per {grain} s.",
             "An idle reservation is a limit in force less what was used, per sidecar and interval. "
             "Only intervals in which a "
-            "client has a record count: nobody pays for a limit while gone. Shadow limits reserve nothing.",
+            "client has a record count: a limit costs nothing while its client is gone. Shadow limits reserve nothing.",
         ],
     )

@@ -21,7 +21,7 @@ NOTABLE_LIFT, NOTABLE_CORRELATION = 1.2, 0.3
 
 
 def run(context: Context) -> Report:
-    """Per client: broker time per request of everybody else in the cluster, in the buckets of its bursts and in the
+    """Per client: broker time per request of all other clients of the cluster, in the buckets of its bursts and in the
     others.
     """
     grain = context.grain_s
@@ -70,7 +70,7 @@ def run(context: Context) -> Report:
     )
     return Report(
         "Noisy neighbours",
-        "Whose bursts coincide with longer broker times of everybody else?",
+        "Whose bursts coincide with longer broker times of all other clients?",
         {
             "neighbours": Table(
                 neighbours, "Clients, by what others see in their bursts", [F.col("lift").desc_nulls_last(), *CLIENT]
@@ -88,7 +88,7 @@ def _tell(tables: Mapping[str, DataFrame], grain: int) -> Story:
         findings = [f"No client was there in {FEWEST_BUCKETS} time buckets beside others: nothing can be said."]
     elif not notable:
         findings = [
-            f"Of {several(judged, 'client')} none stands out: nobody's bursts coincide with broker "
+            f"Of {several(judged, 'client')} none stands out: no client's bursts coincide with broker "
             "times of others that are "
             f"{NOTABLE_LIFT:g} times as long as usual."
         ]

@@ -29,7 +29,7 @@ COLUMNS = (
 )
 NEED_PERCENTILE = 0.99
 LEAST = {Kind.PRODUCE: 1000.0, Kind.FETCH: 1000.0, Kind.REQUEST: 1.0}
-"""Nobody is recommended less."""
+"""No lower limit is ever recommended."""
 WINDOW_LIKE_S = 15.0
 """Up to this length an interval's mean is as good as Kafka's window of some 11 s; in longer ones peaks are averaged
 away.
@@ -213,7 +213,7 @@ def _tell(tables: Mapping[str, DataFrame], headroom: float) -> Story:
     if number:
         (most,) = some_rows(held.orderBy(F.col("delayed_seconds").desc(), *CLIENT), 1)
         findings.append(
-            f"{several(number, 'limit')} delayed somebody, most of all {most['user']} / {most['client_id']} "
+            f"{several(number, 'limit')} delayed a client, most of all {most['user']} / {most['client_id']} "
             f"({span(most['delayed_seconds'])}): there the need is not known, only that it is more than was allowed."
         )
     low = frame.where("confidence = 'low'").count()

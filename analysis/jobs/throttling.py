@@ -103,7 +103,7 @@ def _tell(tables: Mapping[str, DataFrame]) -> Story:
     total = sum(row["delayed_seconds"] for row in causes)
     number = tables["clients"].count()
     if not causes:
-        return Story(["Nobody was throttled in this time."])
+        return Story(["No client was throttled in this time."])
     findings = [
         f"{several(number, 'client')} lost {span(total)} to throttles, in "
         f"{sum(row['requests_delayed'] for row in causes):,} delayed requests.",

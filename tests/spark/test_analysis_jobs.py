@@ -96,7 +96,7 @@ def test_throttling(report: Make) -> None:
 
 def test_nobody_throttled(report: Make) -> None:
     told, _ = report("throttling", [record(1, 0)])
-    assert "Nobody was throttled in this time." in told
+    assert "No client was throttled in this time." in told
 
 
 def test_chargeback(report: Make) -> None:
