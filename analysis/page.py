@@ -24,12 +24,15 @@ from analysis.words import cell, span
 from quota.visible import visible
 
 MOST_LINES = 60
+WHOLE_CHARACTERS = 16
+"""Words of up to so many are not broken, however narrow the column: kinds, levels, names that people give."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Head:
     text: str
-    number: bool
+    style: str
+    """The class of the column's cells: n for numbers, w for words that stay whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +137,17 @@ def _template(name: str) -> Template:
 def _shown(name: str, table: Table, frame: DataFrame) -> _Shown:
     rows = some_rows(frame, table.shown + 1)
     fields = [field for field in frame.schema.fields if field.name not in table.left_out]
-    heads = [_Head(_words(field.name), isinstance(field.dataType, NumericType | BooleanType)) for field in fields]
+    numbers = [isinstance(field.dataType, NumericType | BooleanType) for field in fields]
     cells = [
         [
-            _Cell(visible(cell(field.name, row[field.name])), _sorted_by(row[field.name]) if head.number else None)
-            for field, head in zip(fields, heads, strict=True)
+            _Cell(visible(cell(field.name, row[field.name])), _sorted_by(row[field.name]) if number else None)
+            for field, number in zip(fields, numbers, strict=True)
         ]
         for row in rows[: table.shown]
+    ]
+    heads = [
+        _Head(_words(field.name), "n" if numbers[column] else _style([row[column].text for row in cells]))
+        for column, field in enumerate(fields)
     ]
     return _Shown(name, table.caption, heads, cells, len(rows) > table.shown, [_words(one) for one in table.left_out])
 
@@ -149,13 +156,17 @@ def _sorted_by(value: Any) -> str:
     return "" if value is None else repr(float(value))
 
 
+def _style(texts: list[str]) -> str:
+    return "w" if all(len(word) <= WHOLE_CHARACTERS for text in texts for word in text.split()) else ""
+
+
 def _apart(svg: str, number: int) -> str:
     """The plot with ids that no other one on the page has. (matplotlib names each group, to which nothing refers.)"""
     return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>plot-{number}-", re.sub(r'<g id="[^"]*"', "<g", svg))
 
 
 def _words(name: str) -> str:
-    return name.replace("_", " ")
+    return re.sub(r"\bper s\b", "per\N{NO-BREAK SPACE}s", name.replace("_", " "))
 
 
 def _head(text: str) -> str:

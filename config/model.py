@@ -410,7 +410,8 @@ class Config(_Model):
     limits: Limits = Field(default_factory=Limits)
     drain_timeout_s: Annotated[int, duration_ms(0, _HOUR_MS, "a duration", bare_unit="s")] = Field(
         default=30_000,
-        description="On SIGTERM, how long requests in flight may take to finish.",
+        description="On SIGTERM, how long requests in flight may take to finish. It need not be longer than "
+        "`max_mute`: connections that are throttled end at once.",
         json_schema_extra={"default": 30},
     )
     connections_max_idle_ms: Annotated[int, _milliseconds(24 * _HOUR_MS, least_ms=1000)] = Field(

@@ -210,10 +210,12 @@ class HostPort(NamedTuple):
 def _host_port(value: Any) -> HostPort:
     # host:port or [IPv6]:port, as in Kafka's bootstrap.servers
     match = (
-        re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:/\[\]]+)):(\d{1,5})", value) if isinstance(value, str) else None
+        re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:/\[\]]+)):(\d{1,9})", value) if isinstance(value, str) else None
     )
-    if match is None or not 1 <= int(match[3]) <= 65_535:
+    if match is None:
         raise wrong('host:port, such as "kafka-0.kafka:9092" or "[::1]:9092"')
+    if not 1 <= int(match[3]) <= 65_535:
+        raise wrong("a port from 1 to 65535 behind the host's name")
     return HostPort(match[1] or match[2], int(match[3]))
 
 

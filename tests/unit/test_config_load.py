@@ -254,6 +254,11 @@ def test_one_problem_says_what_was_expected(line: str, expected: str) -> None:
     assert expected in only_problem(MINIMAL + line)
 
 
+def test_a_port_of_a_broker_that_cannot_be_is_what_is_named() -> None:
+    with pytest.raises(ConfigError, match='got "kafka:99999", expected a port from 1 to 65535 behind the host\'s name'):
+        load_bytes("q.yaml", b'upstream: {bootstrap: ["kafka:99999"]}')
+
+
 def test_everything_else_is_told_of_beside_a_repeated_key() -> None:
     quotas = "quotas: [{user: u, producer_byte_rate: 010}, {user: v, producer_byte_rate: 2m}]"
     text = MINIMAL + "log: {}\nlog: {}\nlisen: {port: 1}\n" + quotas
