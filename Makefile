@@ -155,10 +155,11 @@ test-apiserver: $(VENV)/.dev ## The chart and the webhook with a real Kubernetes
 test-kubernetes: $(VENV)/.dev ## The image and the chart on a real Kubernetes node (root, Debian's containerd; the first time builds it: an hour)
 	@echo "· the node's programs, built if need be"; nice $(BIN)/python -m tests.kubernetes.programs
 	@echo "· images, built if need be"; nice $(BIN)/python -m tests.kubernetes.image_store
-	@$(BIN)/python -m pytest --timeout=600 tests/kubernetes/with_*.py $(PYTEST_ARGS)
+	@$(BIN)/python -m tests.kubernetes $(PYTEST_ARGS)
 
 test-kubernetes-short: $(VENV)/.dev ## A part of test-kubernetes: one pod is ready, throttled, given changed quotas, and drained
-	@nice $(BIN)/python -m tests.kubernetes.programs; nice $(BIN)/python -m tests.kubernetes.image_store client kafka kquota kquota-redirect
+	@nice $(BIN)/python -m tests.kubernetes.programs etcd kube-apiserver kubelet kube-controller-manager kube-scheduler kube-proxy coredns
+	@nice $(BIN)/python -m tests.kubernetes.image_store pause client kafka kquota
 	@$(BIN)/python -m pytest --timeout=600 tests/kubernetes/with_short.py $(PYTEST_ARGS)
 
 test-object-store: $(VENV)/.s3 ## Reports from and to an object store: an S3 server on this machine (fetches Hadoop's connector)

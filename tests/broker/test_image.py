@@ -154,7 +154,8 @@ def test_the_build_context_is_what_the_wheel_is_made_of() -> None:
         "deploy/image/sidecar.txt",
     } <= set(names)
     assert not [name for name in names if name.startswith((".git", "tests/", "docs/", ".venv/", "helm/"))]
-    assert not [name for name in names if name.startswith(("deploy/demo", "deploy/kafka"))], "no part of an image"
+    others = ("deploy/demo", "deploy/kafka", "deploy/kubernetes/kustomize", "deploy/kubernetes/values")
+    assert not [name for name in names if name.startswith(others)], "no part of an image"
     assert not [name for name in names if name.endswith((".so", ".c", ".pyc"))], "what this machine compiled"
     built = {"proxy/_lane.c", "proxy/_lane.*.so", "proxy/tls/_openssl.c", "proxy/tls/_openssl.*.so"}
     assert built <= set((ROOT / ".dockerignore").read_text().split())

@@ -10,6 +10,8 @@ from __future__ import annotations
 import fcntl
 import functools
 import hashlib
+import io
+import json
 import os
 import shutil
 import subprocess
@@ -20,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import IO, Any, Final
 
 from deploy.kafka.jars import cache_dir, resolve
 from deploy.kafka.javalog import tool_arguments
@@ -34,8 +36,11 @@ AUTHORITIES: Final = Path("/etc/ssl/certs/ca-certificates.crt")
 CLIENT_PACKAGES: Final = ("confluent-kafka", "kafka-python")
 TARGETS: Final = {"kquota": "kquota", "redirect": "kquota-redirect", "analysis": "kquota-analysis"}
 """The Dockerfile's targets, and what the chart calls the images."""
+DESCRIPTION: Final = "README.md"
+"""The wheel has it as its description, and nothing in an image reads that: a change of it makes no new image here."""
 PAUSE: Final = "localhost/pause:test"
 BASE: Final = "localhost/python:3.11-slim-bookworm"
+SCRATCH: Final = "building-"
 KEPT_OF_EACH: Final = 3
 """Archives of an image that stay in the cache, the newest ones."""
 
@@ -62,6 +67,31 @@ def archive(image: str) -> Path:
     return _project(target)
 
 
+def write_together(images: Iterable[str], to: Path) -> None:
+    """One archive of several images, with each layer once: most of them share the base, which is the largest."""
+    described: list[dict[str, Any]] = []
+    written: set[str] = set()
+    with tarfile.open(to, "w") as out:
+        for image in images:
+            with tarfile.open(archive(image)) as file:
+                (about,) = json.loads(_content(file, "manifest.json").read())
+                described.append(about)
+                for name in (about["Config"], *about["Layers"]):
+                    if name not in written:
+                        written.add(name)
+                        out.addfile(file.getmember(name), _content(file, name))
+        manifest = json.dumps(described).encode()
+        entry = tarfile.TarInfo("manifest.json")
+        entry.size = len(manifest)
+        out.addfile(entry, io.BytesIO(manifest))
+
+
+def _content(file: tarfile.TarFile, name: str) -> IO[bytes]:
+    found = file.extractfile(name)
+    assert found is not None, name
+    return found
+
+
 def size_mb(path: Path) -> float:
     """What the layers of an archive take, unpacked by nothing: containerd keeps them as they are."""
     with tarfile.open(path) as file:
@@ -71,15 +101,16 @@ def size_mb(path: Path) -> float:
 @functools.cache
 def base() -> Path:
     """The stand-in for the Python image, as an archive; buildah knows it as BASE."""
-    key = _sum([RECIPES / "base.Dockerfile", AUTHORITIES], SUITE, *BASE_PACKAGES)
+    sources = [RECIPES / "base.Dockerfile", RECIPES / "docker-clean"]
+    key = _sum([*sources, AUTHORITIES], SUITE, *BASE_PACKAGES)
 
     def fill(folder: Path) -> None:
         include = f"--include={','.join(BASE_PACKAGES)}"
-        mirror = "http://deb.debian.org/debian"
-        _run(["mmdebstrap", "--quiet", "--variant=minbase", include, SUITE, str(folder / "base.tar"), mirror])
+        _run(["mmdebstrap", "--quiet", "--variant=minbase", include, SUITE, str(folder / "base.tar")])
         shutil.copy2(AUTHORITIES, folder / "ca-certificates.crt")
+        shutil.copy2(RECIPES / "docker-clean", folder)
 
-    return _made("base", key, RECIPES / "base.Dockerfile", fill)
+    return _made("base", key, sources[0], fill)
 
 
 @functools.cache
@@ -132,9 +163,10 @@ def _client() -> Path:
 def _project(target: str) -> Path:
     """One target of the project's Dockerfile, with its own .dockerignore."""
     files = [ROOT / name for name in context_files((ROOT / ".dockerignore").read_text())]
-    files = [path for path in files if path.is_file()]
+    files = [path for path in files if path.is_file() and path.name != DESCRIPTION]
 
     def fill(folder: Path) -> None:
+        (folder / DESCRIPTION).write_text("kquota\n")
         for path in files:
             to = folder / path.relative_to(ROOT)
             to.parent.mkdir(parents=True, exist_ok=True)
@@ -151,9 +183,12 @@ def _made(image: str, key: str, recipe: Path, fill: Callable[[Path], None], targ
         os.utime(path)
         return path
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder / ".lock"), tempfile.TemporaryDirectory(dir=folder) as scratch:
+    with _locked(folder / ".lock"), tempfile.TemporaryDirectory(dir=folder, prefix=SCRATCH) as scratch:
         if path.is_file():
             return path
+        for left in folder.glob(f"{SCRATCH}*"):  # by a build that was killed: there is one at a time
+            if left != Path(scratch):
+                shutil.rmtree(left)
         context = Path(scratch, "context")
         context.mkdir()
         fill(context)

@@ -65,8 +65,8 @@ class Release:
         return ready_pod(self.node, self.namespace, selector)
 
     def said(self, pod: dict[str, Any], *more: str) -> list[dict[str, Any]]:
-        """What the application has said."""
-        return log_lines(self.node, self.namespace, name_of_pod(pod), "app", *more)
+        """What the application has said: the pod's first container that is not the sidecar."""
+        return log_lines(self.node, self.namespace, name_of_pod(pod), pod["spec"]["containers"][0]["name"], *more)
 
     def sidecar_log(self, pod: dict[str, Any], *more: str) -> str:
         """What the sidecar has said."""

@@ -113,6 +113,11 @@ class Node:
             time.sleep(0.1)
         self.times_s[name] = time.monotonic() - started
 
+    @property
+    def authority(self) -> Path:
+        """The certificate that clients of the API server trust."""
+        return self._identities / "ca.crt"
+
     def close(self) -> None:
         """Let go of the connection to the API server."""
         if self._client is not None:
@@ -130,7 +135,7 @@ class Node:
         """One request to the API server, as the cluster's administrator."""
         with self.inside():
             if self._client is None:
-                trust = ssl.create_default_context(cafile=str(self._identities / "ca.crt"))
+                trust = ssl.create_default_context(cafile=str(self.authority))
                 trust.load_cert_chain(self._identities / "admin.crt", self._identities / "admin.key")
                 self._client = httpx.Client(verify=trust, timeout=30, base_url=f"https://{ADDRESS}:6443")
             return self._client.get(path, params=query)
@@ -204,8 +209,11 @@ class Node:
 
     def import_images(self, *images: str) -> None:
         """Give containerd images that it does not have yet."""
-        for image in images:
-            self.run(*self._ctr("images", "import", image_store.archive(image)), limit_s=600)
+        if not images:
+            return
+        with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".tar") as together:
+            image_store.write_together(images, Path(together.name))
+            self.run(*self._ctr("images", "import", together.name), limit_s=600)
 
     def kill(self, container_id: str, number: int) -> None:
         """Send a signal to the first process of a container, from outside of it."""

@@ -21,7 +21,6 @@ KUBERNETES: Final = ("kube-apiserver", "kubelet", "kube-controller-manager", "ku
 DEBIAN: Final = {
     "containerd": "containerd", "ctr": "containerd", "runc": "runc", "buildah": "buildah",
     "mmdebstrap": "mmdebstrap", "iptables": "iptables", "nft": "nftables", "ip": "iproute2", "gcc": "gcc",
-    "prometheus": "prometheus",
 }  # fmt: skip
 """Programs that have to be there, and the Debian packages that bring them."""
 CNI: Final = Path("/usr/lib/cni")
@@ -67,6 +66,12 @@ def coredns() -> Path:
     return go_tools.program("coredns", "kquota/tests/go/coredns")
 
 
+def prometheus() -> Path:
+    """Prometheus with discovery by Kubernetes, which Debian's is built without; built if need be."""
+    tags = ("remove_all_sd", "enable_kubernetes_sd")
+    return go_tools.program("prometheus", "github.com/prometheus/prometheus/cmd/prometheus", tags=tags)
+
+
 def node_programs() -> NodePrograms:
     """All of them, built if need be.
 
@@ -86,14 +91,15 @@ def node_programs() -> NodePrograms:
 
 
 def main() -> None:
-    """Build what is not in the cache yet, and say where it is and how long that took."""
+    """Build what is not in the cache yet (all, or those named), and say where it is and how long that took."""
     try:
         insist_on_machine()
     except NoNodeError as error:
         sys.exit(f"error: {error}")
-    for name in ("etcd", *KUBERNETES, "coredns"):
+    others = {"etcd": etcd_program, "coredns": coredns, "prometheus": prometheus}
+    for name in sys.argv[1:] or (*others, *KUBERNETES):
         began = time.monotonic()
-        path = etcd_program() if name == "etcd" else coredns() if name == "coredns" else kubernetes_program(name)
+        path = others[name]() if name in others else kubernetes_program(name)
         print(f"· {path} ({path.stat().st_size / 1e6:.0f} MB, {time.monotonic() - began:.0f} s)", flush=True)
 
 

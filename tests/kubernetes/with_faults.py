@@ -14,7 +14,7 @@ import pytest
 from tests.kubernetes import workloads
 from tests.kubernetes.installed import GRACE_S, RATE, Release, installed, shop_values
 from tests.kubernetes.node import NAME, Node
-from tests.kubernetes.workloads import container_id, is_ready, name_of_pod, statuses
+from tests.kubernetes.workloads import container_id, is_ready, metrics, name_of_pod, statuses
 from tests.support.waiting import until
 
 NAMESPACE: Final = "faults"
@@ -99,15 +99,28 @@ def test_sidecar_that_does_not_answer_is_restarted(node: Node, release: Release,
 
 
 def test_broker_that_is_away_makes_pods_unready_and_restarts_nothing(
-    node: Node, release: Release, pod: dict[str, Any]
+    node: Node, shop: Path, release: Release, pod: dict[str, Any]
 ) -> None:
+    """A pod whose readiness asks /healthz stays in its Services meanwhile."""
+    readiness = QUICK_PROBES["readiness"] | {"path": "/healthz"}
+    steady_values = shop_values(topic="steady", probes=QUICK_PROBES | {"readiness": readiness})
     (broker,) = node.pods("kafka", "app=kafka")
-    node.kill(container_id(broker, "kafka"), signal.SIGSTOP)
-    try:
-        until(lambda: not is_ready(node.pods(NAMESPACE, "app=shop")[0]), limit_s=90)
-        time.sleep(10)  # longer than liveness takes to give up
-    finally:
-        node.kill(container_id(broker, "kafka"), signal.SIGCONT)
+    with installed(node, shop, "steady", steady_values) as steady:
+        other = steady.pod()
+        steady.await_progress(other)
+        node.kill(container_id(broker, "kafka"), signal.SIGSTOP)
+        try:
+            until(lambda: not is_ready(node.pods(NAMESPACE, "app=shop")[0]), limit_s=90)
+            until(lambda: metrics(node, other)["kquota_ready"] == 0, limit_s=90)
+            time.sleep(10)  # longer than liveness takes to give up
+            (now,) = node.pods("steady", "app=shop")
+        finally:
+            node.kill(container_id(broker, "kafka"), signal.SIGCONT)
+        (condition,) = [one for one in now["status"]["conditions"] if one["type"] == "Ready"]
+        before = [one for one in other["status"]["conditions"] if one["type"] == "Ready"]
+        assert [condition] == before  # since the start, without a break
+        assert statuses(steady.pod())["kquota"]["restartCount"] == 0
+        steady.await_progress(other)
     after = release.pod()
     assert statuses(after)["kquota"]["restartCount"] == statuses(pod)["kquota"]["restartCount"]
     release.await_progress(after)
@@ -145,7 +158,7 @@ def test_drain_of_a_node_with_throttled_clients_loses_nothing(
     release.settled_rate(pod, RATE, 0.3)
     with release.following(pod, "app", "kquota") as said:
         began = time.monotonic()
-        node.kubectl("drain", NAME, "--pod-selector=app=shop", "--delete-emptydir-data", "--timeout=120s")
+        node.kubectl("drain", NAME, f"--pod-selector=shop={NAMESPACE}", "--delete-emptydir-data", "--timeout=120s")
         took = time.monotonic() - began
     print(f"drained in {took:.1f} s of {GRACE_S} s: {said['app'][-1]} {said['kquota'][-1]}")
     try:

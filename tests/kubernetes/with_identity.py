@@ -25,6 +25,11 @@ EXPIRY: Final = "kquota_tls_certificate_expiry_timestamp_seconds"
 
 
 @pytest.fixture(scope="module")
+def authority(node: Node) -> Authority:
+    return workloads.authority(node)
+
+
+@pytest.fixture(scope="module")
 def release(node: Node, shop: Path, authority: Authority) -> Iterator[Release]:
     workloads.namespace(node, NAMESPACE)
     apply_secret(node, authority.issue("before", "client.test"), authority)

@@ -1,8 +1,7 @@
-"""Prometheus scrapes the sidecars of pods that the API server knows; the shipped rules raise an alert, and end it."""
+"""Prometheus finds the sidecars by asking the API server for pods; the shipped rules raise an alert, and end it."""
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import yaml
 
 from deploy.kubernetes.chart import CHART
+from tests.kubernetes import programs, workloads
 from tests.kubernetes.installed import Release, installed, shop_values
 from tests.kubernetes.node import ADDRESS, Node
 from tests.kubernetes.with_sidecar import BAD
@@ -31,42 +31,71 @@ def release(node: Node, shop: Path) -> Iterator[Release]:
         yield running
 
 
-def targets(node: Node) -> list[dict[str, Any]]:
-    """What discovery finds in the API server: by pods' annotations, and by the name of a container's port."""
-    found = []
-    for pod in node.get("/api/v1/pods").raise_for_status().json()["items"]:
-        labels = {"namespace": pod["metadata"]["namespace"], "pod": name_of_pod(pod)}
-        address, annotations = pod["status"].get("podIP"), pod["metadata"].get("annotations", {})
-        if address and annotations.get("prometheus.io/scrape") == "true":
-            port, path = (annotations[f"prometheus.io/{name}"] for name in ("port", "path"))
-            more = {"job": "annotation", "__metrics_path__": path}
-            found.append({"targets": [f"{address}:{port}"], "labels": labels | more})
-        # A native sidecar is an init container: whoever looks for ports has to look there as well.
-        containers = pod["spec"]["containers"] + pod["spec"].get("initContainers", [])
-        ports = [port for one in containers for port in one.get("ports", []) if port.get("name") == "metrics"]
-        if address and "kquota.io/config" in pod["metadata"].get("labels", {}):
-            found += [
-                {"targets": [f"{address}:{port['containerPort']}"], "labels": labels | {"job": "port"}}
-                for port in ports
-            ]
-    return found
+def discovery(node: Node, namespaces: list[str]) -> dict[str, Any]:
+    """How Prometheus finds pods: from the API server, as a service account that may look at pods and nothing else."""
+    workloads.namespace(node, "monitoring")
+    rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+    kind = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": "prometheus"}}
+    subject = {"kind": "ServiceAccount", "name": "prometheus", "namespace": "monitoring"}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "prometheus"}
+    node.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": {"name": "prometheus", "namespace": "monitoring"},
+        },
+        kind | {"kind": "ClusterRole", "rules": [rule]},
+        kind | {"kind": "ClusterRoleBinding", "subjects": [subject], "roleRef": role},
+    )
+    token = node.kubectl("create", "token", "prometheus", "--namespace=monitoring").strip()
+    return {
+        "role": "pod",
+        "api_server": f"https://{ADDRESS}:6443",
+        "tls_config": {"ca_file": str(node.authority)},
+        "authorization": {"credentials": token},
+        "namespaces": {"names": namespaces},
+    }
+
+
+def scrape_configs(discovered: dict[str, Any]) -> list[dict[str, Any]]:
+    """By pods' annotations, as Prometheus without the operator is told; and by the port, as the PodMonitor says it."""
+    named = [
+        {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
+        {"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"},
+    ]
+    annotation = "__meta_kubernetes_pod_annotation_prometheus_io"
+    by_annotation = [
+        {"source_labels": [f"{annotation}_scrape"], "action": "keep", "regex": "true"},
+        {"source_labels": [f"{annotation}_path"], "target_label": "__metrics_path__"},
+        {
+            "source_labels": ["__meta_kubernetes_pod_ip", f"{annotation}_port"],
+            "separator": ":",
+            "target_label": "__address__",
+        },
+    ]
+    by_port = [
+        {"source_labels": ["__meta_kubernetes_pod_labelpresent_kquota_io_config"], "action": "keep", "regex": "true"},
+        {"source_labels": ["__meta_kubernetes_pod_container_port_name"], "action": "keep", "regex": "metrics"},
+    ]
+    return [
+        {"job_name": name, "kubernetes_sd_configs": [discovered], "relabel_configs": [*chosen, *named]}
+        for name, chosen in (("annotation", by_annotation), ("port", by_port))
+    ]
 
 
 @pytest.fixture(scope="module")
 def prometheus(node: Node, release: Release) -> Iterator[str]:
-    """Debian's Prometheus. It is built without discovery by Kubernetes: what it follows is written by `targets`."""
     folder = node.folder / "prometheus"
     folder.mkdir(exist_ok=True)
     config = {
         "global": {"scrape_interval": "2s", "evaluation_interval": "2s"},
         "rule_files": [str(RULES)],
-        "scrape_configs": [{"job_name": "pods", "file_sd_configs": [{"files": [f"{folder}/targets.json"]}]}],
+        "scrape_configs": scrape_configs(discovery(node, [NAMESPACE, "kafka"])),
     }
-    (folder / "targets.json").write_text(json.dumps(targets(node)))
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
     node.start(
-        "prometheus", "prometheus", f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data",
-        f"--web.listen-address={ADDRESS}:9090", "--log.level=warn",
+        "prometheus", programs.prometheus(), f"--config.file={folder}/prometheus.yaml",
+        f"--storage.tsdb.path={folder}/data", f"--web.listen-address={ADDRESS}:9090", "--log.level=warn",
     )  # fmt: skip
     yield URL
     node.stop("prometheus", signal.SIGKILL)

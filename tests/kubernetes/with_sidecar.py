@@ -17,7 +17,7 @@ import pytest
 from tests.kubernetes import workloads
 from tests.kubernetes.installed import GRACE_S, RATE, Release, installed, kquota, shop_values
 from tests.kubernetes.node import Node
-from tests.kubernetes.workloads import metrics, name_of_pod, statuses
+from tests.kubernetes.workloads import metrics, name_of_pod, statuses, throttled_s
 from tests.support.waiting import until
 
 NAMESPACE: Final = "shop"
@@ -56,11 +56,7 @@ def test_sidecar_is_started_before_the_application(pod: dict[str, Any]) -> None:
 
 
 def test_application_is_held_to_its_limit(node: Node, release: Release, pod: dict[str, Any]) -> None:
-    def throttled_s() -> float:
-        found = metrics(node, pod)
-        return sum(value for name, value in found.items() if name.startswith("kquota_throttle_seconds_total"))
-
-    until(lambda: throttled_s() > 5, limit_s=90)
+    until(lambda: throttled_s(node, pod) > 5, limit_s=90)
     print(f"{release.settled_rate(pod, RATE):,.0f} of {RATE:,.0f} B/s")
     assert metrics(node, pod)["kquota_ready"] == 1
 

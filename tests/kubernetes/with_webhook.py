@@ -1,68 +1,142 @@
-"""Injection on a real node: pods of charts that know nothing of kquota, by the label of their namespace.
+"""Injection on a real node: pods of charts that know nothing of kquota, by one label of their namespace.
 
-The second half is transparent mode: the application keeps its brokers' addresses, an init container redirects them.
+The webhook makes its own certificate, brings the configuration, and takes quotas of a namespace into it.
 """
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import yaml
 
 from tests.kubernetes import workloads
 from tests.kubernetes.installed import RATE, Release
 from tests.kubernetes.node import Node
-from tests.kubernetes.workloads import BROKER, IMAGES, deployment, job, metrics, name_of_pod, producer, statuses
+from tests.kubernetes.workloads import BROKER, IMAGES, container, deployment, job, name_of_pod, statuses, throttled_s
 from tests.support.waiting import until
 
 SYSTEM: Final = "kquota-system"
 ORDERS: Final = "orders"
-DIRECT: Final = "direct"
+LENIENT: Final = "lenient"
 LABEL: Final = "kquota.io/injection=enabled"
+SECRET: Final = "kquota-webhook-certificate"
+WEBHOOK_POD: Final = "app.kubernetes.io/component=webhook"
+ORDERS_POD: Final = "app.kubernetes.io/name=orders"
+LIMIT_S: Final = 60
+"""Longer than the webhook and the kubelet take to bring a change."""
 
 
-def values(namespace: str, **config: Any) -> dict[str, Any]:
+def values(rate: float = RATE) -> dict[str, Any]:
     return {
         **IMAGES,
-        "config": {"upstream": {"bootstrap": [BROKER]}, "drain_timeout_s": 20} | config,
-        "quotas": [{"client-id": "<default>", "producer_byte_rate": RATE}],
-        "webhook": {"enabled": True, "namespaces": [namespace], "replicas": 2},
+        "config": {"upstream": {"bootstrap": [BROKER]}, "drain_timeout_s": 20},
+        "quotas": [{"client-id": "<default>", "producer_byte_rate": rate}],
+        "webhook": {"enabled": True},
     }
 
 
 @pytest.fixture(scope="module")
 def webhook(node: Node, chart: Path) -> Iterator[Release]:
     workloads.namespace(node, SYSTEM)
-    workloads.namespace(node, ORDERS)
     release = Release(node, chart, SYSTEM, "kquota")
     began = time.monotonic()
-    release.helm("install", values(ORDERS), "--wait", "--timeout=180s")
+    release.helm("install", values(), "--wait", "--timeout=180s")
     print(f"helm install --wait of the webhook: {time.monotonic() - began:.1f} s")
-    node.kubectl("label", "namespace", ORDERS, LABEL)
     yield release
     release.uninstall()
 
 
-def test_deployment_of_another_chart_gets_its_sidecar(node: Node, webhook: Release) -> None:
+@pytest.fixture(scope="module")
+def orders(node: Node, webhook: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
+    """The chart that `helm create` makes, with an image of ours: written by the makers of Helm, not by us."""
+    folder = tmp_path_factory.mktemp("charts")
+    node.helm("create", folder / "orders")
+    workloads.namespace(node, ORDERS)
+    node.kubectl("label", "--overwrite", "namespace", ORDERS, LABEL)
+    release = Release(node, folder / "orders", ORDERS, "orders")
+    release.values = {
+        "image": {"repository": "localhost/client", "tag": "test", "pullPolicy": "Never"},
+        "livenessProbe": None,
+        "readinessProbe": None,
+        "securityContext": workloads.RESTRICTED,
+    }
     began = time.monotonic()
-    node.apply(deployment("orders", producer("orders")), namespace=ORDERS)
-    orders = Release(node, Path(), ORDERS)
-    pod = orders.pod("app=orders")
-    print(f"applied to ready: {time.monotonic() - began:.1f} s")
+    release.helm("install", release.values)
+    release.pod(ORDERS_POD)
+    print(f"helm install of another chart to Ready: {time.monotonic() - began:.1f} s")
+    yield release
+    release.uninstall()
+
+
+def authorities(node: Node) -> set[str]:
+    """What the API server trusts when it calls the webhook."""
+    (configuration,) = [
+        one
+        for one in node.get("/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations").json()["items"]
+        if one["metadata"]["name"].startswith("kquota")
+    ]
+    return {one["clientConfig"].get("caBundle", "") for one in configuration["webhooks"]}
+
+
+def test_one_label_is_enough_for_the_chart_of_others(node: Node, webhook: Release, orders: Release) -> None:
+    pod = orders.pod(ORDERS_POD)
     assert pod["metadata"]["labels"]["kquota.io/injected"]
     assert [one["name"] for one in pod["spec"]["initContainers"]] == ["kquota"]
-    until(lambda: throttled_s(node, pod) > 5, limit_s=90)
-    orders.settled_rate(pod, RATE)
-    webhook.helm("upgrade", values(ORDERS) | {"quotas": [{"client-id": "orders", "producer_byte_rate": 3 * RATE}]})
+    assert [one["name"] for one in pod["spec"]["containers"]] == ["orders"]
+    until(lambda: throttled_s(node, pod) > 5, lambda: orders.sidecar_log(pod), 90)
+    print(f"{orders.settled_rate(pod, RATE):,.0f} of {RATE:,.0f} B/s")
+
+
+def test_the_webhook_keeps_its_own_certificate(node: Node, webhook: Release) -> None:
+    held = node.object("secret", SECRET, SYSTEM)["data"]
+    assert authorities(node) == {held["ca.crt"]}
+    assert b"BEGIN CERTIFICATE" in base64.b64decode(held["tls.crt"])
+
+
+def test_changed_quotas_reach_the_namespace_without_an_upgrade_there(
+    node: Node, webhook: Release, orders: Release
+) -> None:
+    pod = orders.pod(ORDERS_POD)
+    webhook.helm("upgrade", values(3 * RATE))
     orders.settled_rate(pod, 3 * RATE)
-    assert {one["restartCount"] for one in statuses(orders.pod("app=orders")).values()} == {0}
+    webhook.helm("upgrade", values())
+    orders.settled_rate(pod, RATE)
+    after = orders.pod(ORDERS_POD)
+    assert name_of_pod(after) == name_of_pod(pod)
+    assert {one["restartCount"] for one in statuses(after).values()} == {0}
 
 
-def test_job_of_another_chart_completes(node: Node, webhook: Release) -> None:
-    node.apply(job("nightly", producer("orders-nightly", "--records=2000")), namespace=ORDERS)
+def test_quotas_of_a_namespace_lower_its_limits_and_raise_none(node: Node, webhook: Release, orders: Release) -> None:
+    pod = orders.pod(ORDERS_POD)
+
+    def own(rate: float) -> None:
+        quotas = yaml.safe_dump({"quotas": [{"client-id": "<default>", "producer_byte_rate": rate}]})
+        config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "kquota-quotas"}}
+        node.apply(config_map | {"data": {"quotas.yaml": quotas}}, namespace=ORDERS)
+
+    own(RATE / 2)
+    orders.settled_rate(pod, RATE / 2)
+    own(RATE * 2)
+
+    def refused() -> str:
+        where = ["--namespace", ORDERS, "--field-selector=reason=QuotasRefused"]
+        return node.kubectl("get", "events", *where, "--output=jsonpath={.items[*].message}")
+
+    until(refused, lambda: workloads.describe(node, SYSTEM, WEBHOOK_POD), LIMIT_S)
+    assert "would get producer_byte_rate 1000000, the chart's quotas have 500000" in refused(), refused()
+    orders.settled_rate(pod, RATE / 2)
+    node.kubectl("delete", "configmap", "kquota-quotas", "--namespace", ORDERS)
+    orders.settled_rate(pod, RATE)
+    assert {one["restartCount"] for one in statuses(orders.pod(ORDERS_POD)).values()} == {0}
+
+
+def test_job_of_another_chart_completes(node: Node, webhook: Release, orders: Release) -> None:
+    node.apply(job("nightly", workloads.producer("orders-nightly", "--records=2000")), namespace=ORDERS)
     node.kubectl("wait", "--namespace", ORDERS, "job/nightly", "--for=condition=complete", "--timeout=120s")
     (pod,) = node.pods(ORDERS, "app=nightly")
     assert {name: one["state"]["terminated"]["exitCode"] for name, one in statuses(pod).items()} == {
@@ -73,9 +147,37 @@ def test_job_of_another_chart_completes(node: Node, webhook: Release) -> None:
     assert found == {"records": 2000, "missing": [], "repeated": []}
 
 
-def test_pod_that_opts_out_and_other_namespaces_are_left_alone(node: Node, webhook: Release) -> None:
-    plain = deployment("plain", workloads.container("client", ["sleep", "infinity"]), terminationGracePeriodSeconds=1)
-    plain["spec"]["template"]["metadata"]["labels"]["kquota.io/inject"] = "false"
+def sleeping(name: str, labels: dict[str, str] | None = None, annotations: dict[str, str] | None = None) -> Any:
+    """A Deployment of something that does nothing."""
+    made = deployment(name, container("client", ["sleep", "infinity"]), terminationGracePeriodSeconds=1)
+    made["spec"]["template"]["metadata"]["labels"] |= labels or {}
+    made["spec"]["template"]["metadata"]["annotations"] = annotations or {}
+    return made
+
+
+def test_annotations_of_a_pod_set_its_sidecars_memory(node: Node, webhook: Release, orders: Release) -> None:
+    """The limit is the kernel's; what is impossible is refused with a sentence, where people look."""
+    node.apply(sleeping("small", annotations={"kquota.io/memory-limit": "200Mi"}), namespace=ORDERS)
+    pod = workloads.ready_pod(node, ORDERS, "app=small")
+    ask = (
+        "import pathlib; root = pathlib.Path('/sys/fs/cgroup'); found = root / 'memory.max'; "
+        "print((found if found.exists() else root / 'memory/memory.limit_in_bytes').read_text())"
+    )
+    where = ["--namespace", ORDERS, name_of_pod(pod), "--container=kquota"]
+    assert int(node.kubectl("exec", *where, "--", "python3", "-c", ask)) == 200 * 2**20
+    node.apply(sleeping("small", annotations={"kquota.io/memory-limit": "10Gb"}), namespace=ORDERS)
+
+    def events() -> str:
+        chosen = ["--namespace", ORDERS, "--field-selector=reason=FailedCreate"]
+        return node.kubectl("get", "events", *chosen, "--output=jsonpath={.items[*].message}")
+
+    until(lambda: "expected memory as Kubernetes writes it" in events(), events, LIMIT_S)
+    assert "kquota: pod annotation kquota.io/memory-limit" in events()
+    node.kubectl("delete", "deployment", "small", "--namespace", ORDERS)
+
+
+def test_pod_that_opts_out_and_other_namespaces_are_left_alone(node: Node, webhook: Release, orders: Release) -> None:
+    plain = sleeping("plain", labels={"kquota.io/inject": "false"})
     node.apply(plain, namespace=ORDERS)
     pod = workloads.ready_pod(node, ORDERS, "app=plain")
     assert pod["metadata"]["labels"]["kquota.io/injection-skipped"] == "opted-out"
@@ -87,43 +189,29 @@ def test_pod_that_opts_out_and_other_namespaces_are_left_alone(node: Node, webho
         node.kubectl("delete", "deployment", "plain", "--namespace", namespace)
 
 
-def test_without_the_webhook_pods_wait_and_it_comes_back_by_itself(node: Node, webhook: Release) -> None:
-    """failurePolicy Fail: no pod without a sidecar; the webhook's own pods are exempt."""
-    chosen = "app.kubernetes.io/component=webhook"
+def test_while_the_webhook_is_away_each_namespace_has_its_own_policy(
+    node: Node, webhook: Release, orders: Release
+) -> None:
+    """`Fail`: no pod without a sidecar; `Ignore`: pods without. The webhook comes back by itself, as its own pods are
+    exempt, here with a new certificate: its Secret is gone as well."""
+    workloads.namespace(node, LENIENT)
+    node.kubectl("label", "namespace", LENIENT, LABEL, "kquota.io/failure-policy=Ignore")
+    before = authorities(node)
     node.kubectl("scale", "deployment/kquota-webhook", "--namespace", SYSTEM, "--replicas=0")
-    until(lambda: not node.pods(SYSTEM, chosen), limit_s=90)
-    node.kubectl("delete", "pod", "--namespace", ORDERS, "--selector=app=orders", "--timeout=90s")
+    until(lambda: not node.pods(SYSTEM, WEBHOOK_POD), limit_s=90)
+    node.kubectl("delete", "secret", SECRET, "--namespace", SYSTEM)
+    node.apply(sleeping("plain"), namespace=LENIENT)
+    assert "initContainers" not in workloads.ready_pod(node, LENIENT, "app=plain")["spec"]
+    node.kubectl("delete", "pod", "--namespace", ORDERS, f"--selector={ORDERS_POD}", "--timeout=90s")
 
     def refused() -> bool:
         events = node.kubectl("get", "events", "--namespace", ORDERS, "--field-selector=reason=FailedCreate")
         return "failed calling webhook" in events
 
     until(refused, limit_s=60)
-    assert not node.pods(ORDERS, "app=orders")
+    assert not node.pods(ORDERS, ORDERS_POD)
     node.kubectl("scale", "deployment/kquota-webhook", "--namespace", SYSTEM, "--replicas=2")
-    pod = workloads.ready_pod(node, ORDERS, "app=orders")
+    pod = orders.pod(ORDERS_POD)
     assert pod["metadata"]["labels"]["kquota.io/injected"]
-    node.kubectl("delete", "deployment", "orders", "--namespace", ORDERS, "--timeout=90s")
-
-
-def throttled_s(node: Node, pod: dict[str, Any]) -> float:
-    found = metrics(node, pod)
-    return sum(value for name, value in found.items() if name.startswith("kquota_throttle_seconds_total"))
-
-
-def test_transparent_mode_redirects_what_the_application_connects_to(node: Node, chart: Path, webhook: Release) -> None:
-    """The init container needs NET_ADMIN, so the namespace allows it; the application knows the brokers alone."""
-    workloads.namespace(node, DIRECT)
-    node.kubectl("label", "--overwrite", "namespace", DIRECT, "pod-security.kubernetes.io/enforce=privileged")
-    release = Release(node, chart, DIRECT, "direct")
-    settings = values(DIRECT, mode="transparent", transparent={"networks": ["10.98.0.0/24"]})
-    settings["redirect"] = IMAGES["redirect"] | {"ports": [9092], "networks": ["10.98.0.0/24"]}
-    release.helm("install", settings, "--wait", "--timeout=180s")
-    node.kubectl("label", "namespace", DIRECT, LABEL)
-    node.apply(deployment("direct", producer("direct", bootstrap=BROKER)), namespace=DIRECT)
-    pod = release.pod("app=direct")
-    assert [one["name"] for one in pod["spec"]["initContainers"]] == ["kquota-redirect", "kquota"]
-    until(lambda: throttled_s(node, pod) > 5, lambda: release.sidecar_log(pod), 90)
-    release.settled_rate(pod, RATE)
-    node.kubectl("delete", "deployment", "direct", "--namespace", DIRECT, "--timeout=90s")
-    release.uninstall()
+    assert authorities(node) == {node.object("secret", SECRET, SYSTEM)["data"]["ca.crt"]}
+    assert authorities(node) != before

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from typing import Any, Final
 
 from tests.kubernetes.image_store import name_of
 from tests.kubernetes.node import Node
+from tests.support.certificates import Authority
 from tests.support.waiting import until
 
 BROKER: Final = "kafka-0.kafka.kafka:9092"
@@ -71,9 +73,30 @@ def job(name: str, *containers: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def authority(node: Node) -> Authority:
+    """Who signs the broker's certificate, and those of its clients."""
+    folder = node.folder / "authority"
+    folder.mkdir(exist_ok=True)
+    return Authority(folder)
+
+
 def broker(node: Node) -> None:
-    """Kafka in a pod of a StatefulSet, and a pod that reads topics without any quota."""
+    """Kafka in a pod of a StatefulSet, and a pod that reads topics without any quota; made once on each node."""
+    with (node.folder / "broker").open("a+") as made:
+        fcntl.flock(made, fcntl.LOCK_EX)
+        made.seek(0)
+        if not made.read():
+            _make_broker(node)
+            made.write("made")
+
+
+def _make_broker(node: Node) -> None:
     namespace(node, "kafka")
+    issued = authority(node).issue("broker", "kafka-0.kafka.kafka")
+    node.kubectl(
+        "create", "secret", "generic", "kafka-tls", "--namespace=kafka",
+        f"--from-file=keystore.pem={issued.both}", f"--from-file=ca.crt={authority(node).certificate}",
+    )  # fmt: skip
     properties = {
         "process.roles": "broker,controller",
         "node.id": "1",
@@ -106,6 +129,7 @@ def broker(node: Node) -> None:
     server = container(
         "kafka", ["/opt/kafka/bin/kafka-server-start.sh"], "kafka",
         env=[address, {"name": "HEAP", "value": "400m"}, {"name": "LOG_DIR", "value": "/tmp"}],
+        resources={"requests": {"cpu": "500m", "memory": "600Mi"}},
         readinessProbe={"tcpSocket": {"port": 9092}, "periodSeconds": 1, "timeoutSeconds": 5},
         volumeMounts=[{"name": name, "mountPath": path} for name, path in mounts],
     )  # fmt: skip
@@ -233,3 +257,9 @@ def metrics(node: Node, pod: dict[str, Any]) -> dict[str, float]:
     text = node.http(f"http://{pod['status']['podIP']}:9404/metrics").raise_for_status().text
     lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in lines}
+
+
+def throttled_s(node: Node, pod: dict[str, Any]) -> float:
+    """How long the pod's sidecar has throttled its clients, in all."""
+    found = metrics(node, pod)
+    return sum(value for name, value in found.items() if name.startswith("kquota_throttle_seconds_total"))

@@ -27,14 +27,19 @@ class Issued(NamedTuple):
 
 
 class Authority:
-    """An authority that issues certificates into a directory."""
+    """An authority that issues certificates into a directory, the one of before if there was one."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._ca = trustme.CA()
         self.certificate = directory / "authority.pem"
         """The certificate that clients which trust this authority are given."""
-        self._ca.cert_pem.write_to_path(self.certificate)
+        key = directory / "authority.key.pem"
+        if key.exists():
+            self._ca = trustme.CA.from_pem(self.certificate.read_bytes(), key.read_bytes())
+        else:
+            self._ca = trustme.CA()
+            self._ca.cert_pem.write_to_path(self.certificate)
+            self._ca.private_key_pem.write_to_path(key)
 
     def issue(
         self,

@@ -75,15 +75,18 @@ def _environment() -> dict[str, str]:
     return os.environ | {"GOTOOLCHAIN": "local", "GOWORK": "off", "GOFLAGS": "-mod=readonly -buildvcs=false"}
 
 
-def program(module: str, package: str, *ldflags: str) -> Path:
+def program(module: str, package: str, *ldflags: str, tags: Sequence[str] = ()) -> Path:
     """The program `package` as the module in tests/go/`module` pins it: from the cache, else built into it.
 
-    What is in the cache is compared with the sum that was taken when it was built.
+    `tags` are build tags, which leave parts of a program out. What is in the cache is compared with the sum that was
+    taken when it was built.
 
     Raises:
         NoGoError: it cannot be built here, or the one in the cache is not what was built.
     """
-    return _built(module, package, ldflags, "build", "-trimpath", "-ldflags", " ".join(("-s", "-w", *ldflags)))
+    flavour = (*ldflags, *tags)
+    options = ["-trimpath", "-tags", ",".join(tags), "-ldflags", " ".join(("-s", "-w", *ldflags))]
+    return _built(module, package, flavour, "build", *options)
 
 
 def tests_of(module: str, package: str) -> Path:

@@ -7,4 +7,5 @@ COPY clients/ /opt/client/clients/
 ENV PATH=/opt/client/bin:/usr/local/bin:/usr/bin:/bin PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 1000:1000
 WORKDIR /opt/client/clients
-CMD ["sleep", "infinity"]
+# An application, for charts that name no command.
+CMD ["python3", "produce.py", "--topic=orders"]
