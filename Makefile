@@ -5,7 +5,7 @@ SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 # Test files run side by side, each with brokers of its own: most of their time is spent waiting for throttles to end.
-PYTEST_WORKERS ?= 8
+PYTEST_WORKERS ?= 4
 SOAK_MINUTES ?= 30
 BIN := $(VENV)/bin
 # Usage records of the demo, and the reports on them.

@@ -43,6 +43,8 @@ from tests.support.webhook_tools import (
 if TYPE_CHECKING:
     from tests.support.brokers import JavaTool
 
+pytestmark = pytest.mark.timeout(900)
+"""The first test waits for the build: the wheel is compiled, with other tests beside it."""
 UID = 65532
 LIMIT_S = 60.0
 LOCKS = ROOT / "deploy/image"

@@ -60,8 +60,8 @@ def test_usage_adds_up_all_sidecars_against_a_fleet_s_limit(report: Make) -> Non
         "produce", "shop", "", "fleet",
     )  # fmt: skip
     assert floats(fleet, "limit", "highest_rate", "used_share") == [4e6, 5e6, 1.25]
-    assert (own["group_user"], own["scope"], own["highest_rate"]) == ("own", "instance", "")
-    assert floats(own, "limit", "used_share") == [20e6, 0.75]
+    assert (own["group_user"], own["scope"]) == ("own", "instance")
+    assert floats(own, "limit", "highest_rate", "used_share") == [20e6, 15e6, 0.75]  # 15 MB/s are 0.75 * 20 MB/s
     assert "1 of 2 limits was used up at some time, 1 of them of the whole fleet." in told
 
 
