@@ -9,7 +9,7 @@ from functools import partial, reduce
 from operator import add
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F
 
 from analysis.columns import CLIENT, bucket, cluster
@@ -54,16 +54,13 @@ def of_records(rows: DataFrame, step_s: int, names: Sequence[str] = NAMES) -> Da
 
     An interval counts in the bucket of its middle.
     """
-    rows = rows.withColumns({"cluster_id": cluster(), "bucket": bucket(step_s)})
-    return rows.groupBy(*CLIENT, "bucket").agg(*_aggregates(names, of_records=True))
+    return _in_buckets(rows, step_s).agg(*_aggregates(names, of_records=True))
 
 
 def with_library(rows: DataFrame, step_s: int) -> DataFrame:
     """The same, all columns, and the library's name: what `compact` writes."""
-    rows = rows.withColumns({"cluster_id": cluster(), "bucket": bucket(step_s)})
-    return rows.groupBy(*CLIENT, "bucket").agg(
-        *_aggregates(NAMES, of_records=True), F.max("client_library").alias("library")
-    )
+    library = F.max("client_library").alias("library")
+    return _in_buckets(rows, step_s).agg(*_aggregates(NAMES, of_records=True), library)
 
 
 def coarser(rollup: DataFrame, step_s: int) -> DataFrame:
@@ -80,6 +77,10 @@ def step_for(step_s: int) -> str | None:
     """The longest bucket that is written and that makes up one of `step_s` seconds; None if there is none."""
     fits = [name for name, length in STEPS.items() if step_s % length == 0]
     return fits[-1] if fits else None
+
+
+def _in_buckets(rows: DataFrame, step_s: int) -> GroupedData:
+    return rows.withColumns({"cluster_id": cluster(), "bucket": bucket(step_s)}).groupBy(*CLIENT, "bucket")
 
 
 def _aggregates(names: Sequence[str], *, of_records: bool) -> list[Column]:

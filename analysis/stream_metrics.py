@@ -43,7 +43,7 @@ class StreamMetrics:
         state = progress["stateOperators"]
         self._batches.labels(query).inc()
         self._rows.labels(query).inc(progress["numInputRows"])
-        self._late.labels(query).inc(sum(int(one["numRowsDroppedByWatermark"]) for one in state))
+        self._late.labels(query).inc(late_rows(progress))
         self._last.labels(query).set(_seconds(progress["timestamp"]))
         self._duration.labels(query).set(progress["durationMs"].get("triggerExecution", 0) / 1000)
         for gauge, name in ((self._input, "inputRowsPerSecond"), (self._processed, "processedRowsPerSecond")):
@@ -67,6 +67,11 @@ class StreamMetrics:
         except OSError as error:
             raise WrongUseError(f"--metrics {host}:{port}: {error.strerror or error}") from None
         return int(server.server_port)
+
+
+def late_rows(progress: Mapping[str, Any]) -> int:
+    """Rows that one batch dropped because they came too late."""
+    return sum(int(one["numRowsDroppedByWatermark"]) for one in progress["stateOperators"])
 
 
 def lag_messages(progress: Mapping[str, Any]) -> int | None:

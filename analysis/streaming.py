@@ -24,7 +24,7 @@ from analysis.columns import CLIENT, cluster
 from analysis.errors import ReportError, WrongUseError
 from analysis.files import make_directory
 from analysis.intake import parse
-from analysis.stream_metrics import StreamMetrics
+from analysis.stream_metrics import StreamMetrics, late_rows
 from quota.entity import Kind
 from quota.record import CAUSES, IDENTITY
 
@@ -215,11 +215,6 @@ def _writer(frame: DataFrame, settings: Settings, name: str, *, path: bool = Tru
     if path:
         writer = writer.option("path", f"{settings.output}/{name}")
     return writer.trigger(availableNow=True) if settings.once else writer.trigger(processingTime=settings.trigger)
-
-
-def late_rows(progress: Mapping[str, Any]) -> int:
-    """Rows that one batch dropped because they came too late."""
-    return sum(int(one["numRowsDroppedByWatermark"]) for one in progress["stateOperators"])
 
 
 def follow(

@@ -17,14 +17,13 @@ from analysis.rollups import LIMITS
 from analysis.rows import some_rows
 from analysis.session import ship_code
 from analysis.trend.arrow import RESULT, foretold
-from analysis.trend.weekly import CERTAINTY, FEWEST_DAYS
+from analysis.trend.weekly import CERTAINTY, FEWEST_DAYS, WEEK
 from analysis.words import group_name, rate, several, share
 from quota.entity import Kind
 
 COLUMNS = ("instance", "pod", *(MEASURES[kind].column for kind in Kind), *dict.fromkeys((*OF_USE, *OF_PROMISES)))
 ROLLED = True
 DAY_S = 86_400
-WEEK = 7
 NEARLY = 0.95
 """A limit of which so much was used in the last week has been reached: who is held by it uses no more."""
 NAMES = (*GROUP, "scope")

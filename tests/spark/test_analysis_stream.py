@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from analysis.errors import WrongUseError
-from analysis.stream_metrics import StreamMetrics, lag_messages, listen_address
-from analysis.streaming import ROLLUP, Settings, address, follow, late_rows, read_properties, start
+from analysis.stream_metrics import StreamMetrics, lag_messages, late_rows, listen_address
+from analysis.streaming import ROLLUP, Settings, address, follow, read_properties, start
 from deploy.kafka.ports import free_ports
 from quota.record import to_line
 from tests.support.secure_tools import PASSWORDS
