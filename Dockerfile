@@ -4,7 +4,7 @@
 # The base has the Python and the Debian that the tests run on. For a build that can be repeated bit by bit, name it by
 # digest: --build-arg PYTHON_IMAGE=python:3.11-slim-bookworm@sha256:…
 # Every package is pinned and checked against a committed SHA-256 sum (deploy/image/*.txt); none is compiled.
-# Only kquota's own wheel is, in a stage of its own: the data path (modules of quota, proxy/_lane.pyx).
+# Only kquota's own wheel is, in a stage of its own: the data path (modules of quota and proxy).
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 # --- the wheel of this checkout, the only stage with a compiler

@@ -14,10 +14,11 @@ DEMO_REPORTS ?= demo-reports
 REPORT ?= usage
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PINS := pyproject.toml deploy/constraints.txt
-# The lane is compiled by the target for it, and not a second time by pip.
+# The data path is compiled by the target for it, and not a second time by pip.
 INSTALL := KQUOTA_PURE=1 $(PIP) install -c deploy/constraints.txt
-# quota's modules that are compiled as they are, and what tells the compiler of their types.
-COMPILED := $(wildcard quota/*.pxd) $(patsubst %.pxd,%.py,$(wildcard quota/*.pxd))
+# Modules that are compiled as they are, what tells the compiler of their types, and the one of system calls that is C throughout.
+TYPES := $(wildcard quota/*.pxd proxy/*/*.pxd)
+COMPILED := $(TYPES) $(patsubst %.pxd,%.py,$(filter-out proxy/tls/%,$(TYPES))) $(wildcard proxy/*/*.pyx)
 # A checkout runs what is written in it; what measures, or is shown, runs what images have (quota/compiled.py).
 AS_IMAGES := KQUOTA_PURE=0
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
@@ -34,17 +35,17 @@ $(VENV)/.created:
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# What compiles the lane has a place of its own: a change of the lane needs no network, and the venv stays what users have.
+# What compiles has a place of its own: a change of the data path needs no network, and the venv stays what users have.
 $(VENV)/build/.packages: $(VENV)/.created deploy/image/build.txt
 	@$(BIN)/python -m venv --without-pip $(VENV)/build
 	@$(PIP) --python $(VENV)/build/bin/python install --require-hashes --only-binary :all: -r deploy/image/build.txt
 	@touch $@
 
 # Tried again each time as long as there is nothing to compile with: a compiler may come.
-$(VENV)/.lane: $(VENV)/build/.packages setup.py $(wildcard proxy/_*.pyx proxy/*/_*.p[yx][xd]) $(COMPILED)
-	@echo "· compiling the data path (about 45 s; without a C compiler the pure Python one is used)"
+$(VENV)/.lane: $(VENV)/build/.packages setup.py $(COMPILED)
+	@echo "· compiling the data path (about a minute; without a C compiler the pure Python one is used)"
 	@$(VENV)/build/bin/python setup.py --quiet build_ext --inplace --force
-	@if compgen -G 'proxy/_lane.*.so' >/dev/null; then touch $@; fi
+	@if [ -e quota/_compiled/SHA256SUMS ]; then touch $@; fi
 
 $(VENV)/.demo: $(VENV)/.created $(PINS) | $(VENV)/.lane
 	@echo "· installing kquota with the demo's clients (pinned)"
@@ -87,7 +88,7 @@ report: $(VENV)/.analysis ## A Spark report on what the demo's sidecar recorded:
 
 analysis: $(VENV)/.analysis ## What `kquota report` needs: pyspark and what draws the pages (Java 17 or 21 has to be there)
 
-lane: $(VENV)/.lane ## Compile the data path (quota, proxy/_lane, proxy/tls/_openssl), if it has changed; every target that needs kquota does
+lane: $(VENV)/.lane ## Compile the data path (modules of quota and proxy), if it has changed; every target that needs kquota does
 
 check: $(VENV)/.dev $(VENV)/.docs ## Format, lint, types (strict), import rules, generated files up to date, the site without dead links
 	@echo "· ruff format"; $(BIN)/ruff format --check --quiet .
@@ -225,4 +226,4 @@ release-check: $(VENV)/.dev ## What a release would publish: built twice, read b
 	@$(BIN)/python -m tests.release_check $(if $(RELEASE_TAG),--tag $(RELEASE_TAG))
 
 clean: ## Remove .venv and caches of tools (the Kafka cache outside the project stays)
-	rm -rf $(VENV) demo-usage demo-reports .mypy_cache .ruff_cache .pytest_cache .hypothesis .fuzz *.egg-info build proxy/_lane.c proxy/_lane.*.so proxy/tls/_openssl.*.so quota/_compiled
+	rm -rf $(VENV) demo-usage demo-reports .mypy_cache .ruff_cache .pytest_cache .hypothesis .fuzz *.egg-info build quota/_compiled proxy/*/_compiled

@@ -1,8 +1,8 @@
-"""What pyproject.toml cannot say: the data path (modules of quota, proxy/_lane.pyx) is compiled where that is possible.
+"""What pyproject.toml cannot say: the data path (modules of quota and proxy) is compiled where that is possible.
 
-KQUOTA_PURE decides here as it does when kquota runs (proxy/lane.py). Unset or empty: the lane is compiled where a C
-compiler and Python's headers are, and elsewhere left out with a line that says why. "0": it has to be, and the build
-fails where it cannot. Anything else: it is left out.
+KQUOTA_PURE decides here as it does when kquota runs (quota/compiled.py). Unset or empty: the data path is compiled
+where a C compiler and Python's headers are, and elsewhere left as it is with a line that says why. "0": it has to be
+compiled, and the build fails where it cannot. Anything else: it is left as it is.
 """
 
 from __future__ import annotations
@@ -35,38 +35,37 @@ else:
     LINK = ["-Wl,-z,relro,-z,now"]
 
 
-PXD = [*glob.glob("quota/*.pxd"), *glob.glob("proxy/tls/*.pxd")]
+# What has a .pxd beside it is compiled: from the very .py that people read, or from a .pyx for what only C can do (the
+# .py beside that one does the same without). But for these, whose functions are part of those that call them.
+INCLUDED = ("proxy/wire/integers.pxd", "proxy/tls/_calls.pxd")
+TYPES = sorted([*glob.glob("quota/*.pxd"), *glob.glob("proxy/*/*.pxd")])
+# Python's rules stay: bounds are checked, integers are divided as Python does, annotations do not change what a name
+# may be.
+DIRECTIVES = {
+    "language_level": 3,
+    "annotation_typing": False,
+    "boundscheck": True,
+    "cdivision": False,
+    "wraparound": False,
+}
 
 
-def extension(name: str, source: str) -> Extension:
-    """One module to be compiled."""
-    return Extension(
-        name,
-        [source],
-        depends=["setup.py", *PXD],
-        extra_compile_args=COMPILE,
-        extra_link_args=LINK,
-    )
+def extension(types: str) -> Extension:
+    """The module beside a .pxd."""
+    module = types.removesuffix(".pxd")
+    source = f"{module}.pyx" if os.path.exists(f"{module}.pyx") else f"{module}.py"
+    name = module.replace("/", ".")
+    made = Extension(name, [source], depends=TYPES, extra_compile_args=COMPILE, extra_link_args=LINK)
+    made.cython_directives = dict(DIRECTIVES)
+    return made
 
 
-# What has a .pxd beside it is compiled from the very .py that people read. Python's rules stay: bounds are checked,
-# integers are divided as Python does, annotations do not change what a name may be.
-QUOTA = [extension(f"quota.{path[6:-4]}", f"{path[:-4]}.py") for path in sorted(glob.glob("quota/*.pxd"))]
-for each in QUOTA:
-    each.cython_directives = {
-        "language_level": 3,
-        "annotation_typing": False,
-        "boundscheck": True,
-        "cdivision": False,
-        "wraparound": False,
-    }
-PROXY = [extension(path[:-4].replace("/", "."), path) for path in sorted(glob.glob("proxy/**/_*.pyx", recursive=True))]
-EXTENSIONS = [*QUOTA, *PROXY]
+EXTENSIONS = [extension(types) for types in TYPES if types not in INCLUDED]
 SUMS = "quota/_compiled/SHA256SUMS"
-SOURCES = [*PXD, *(one for each in EXTENSIONS for one in each.sources)]
+SOURCES = [*TYPES, *(one for each in EXTENSIONS for one in each.sources)]
 
 
-class BuildLane(build_ext):
+class BuildDataPath(build_ext):
     """Compiles everything or nothing, and says why not. A mistake in its source is an error everywhere."""
 
     def initialize_options(self) -> None:
@@ -75,9 +74,9 @@ class BuildLane(build_ext):
         self.cython_c_in_temp = True
 
     def get_ext_fullpath(self, ext_name: str) -> str:
-        """Modules of quota go to a place of their own. Beside their sources they would hide them: quota/compiled.py."""
+        """In a place of their own. Beside their sources they would hide them: quota/compiled.py."""
         folder, name = os.path.split(super().get_ext_fullpath(ext_name))
-        return os.path.join(folder, "_compiled", name) if ext_name.startswith("quota.") else os.path.join(folder, name)
+        return os.path.join(folder, "_compiled", name)
 
     def run(self) -> None:
         """Compile. The sums of the sources come last: without them nothing of it is used."""
@@ -89,7 +88,7 @@ class BuildLane(build_ext):
             self.remove(in_place)
             if REQUIRED:
                 raise
-            print(f"kquota: the data path stays pure Python, its lane is not compiled: {error}", file=sys.stderr)
+            print(f"kquota: the data path is not compiled, it stays pure Python: {error}", file=sys.stderr)
         else:
             self.write_sums()
             if in_place:
@@ -112,7 +111,7 @@ class BuildLane(build_ext):
     def remove(self, in_place: int) -> None:
         """What was compiled from an earlier source must not be taken for this one."""
         for root in (self.build_lib, *(["."] if in_place else [])):
-            for pattern in ("quota/_compiled/*", "proxy/_*.so", "proxy/*/_*.so"):
+            for pattern in ("quota/_compiled/*", "proxy/*/_compiled/*"):
                 for stale in glob.glob(os.path.join(root, pattern)):
                     os.remove(stale)
 
@@ -131,7 +130,7 @@ class BuildLane(build_ext):
 
 
 if PURE not in ("", "0"):
-    print("kquota: the data path stays pure Python, its lane is not compiled: KQUOTA_PURE is set", file=sys.stderr)
+    print("kquota: the data path is not compiled, it stays pure Python: KQUOTA_PURE is set", file=sys.stderr)
     setup()
 else:
-    setup(ext_modules=EXTENSIONS, cmdclass={"build_ext": BuildLane})
+    setup(ext_modules=EXTENSIONS, cmdclass={"build_ext": BuildDataPath})

@@ -7,4 +7,4 @@ Start reading at :mod:`quota.ledger`; :mod:`quota.entity` and :mod:`quota.table`
 
 from quota.compiled import activate
 
-activate(__path__)
+activate(__path__, __name__)

@@ -5,7 +5,6 @@ Write-only for the data path, which adds to plain integers; read by the exporter
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
 
@@ -27,7 +26,7 @@ class Activity:
     def __init__(self) -> None:
         self.touched = False
         """It has been active since somebody looked; that one sets it back (`Ledger.wake`)."""
-        self.requests: defaultdict[int, int] = defaultdict(int)
+        self.requests: dict[int, int] = {}
         """Requests by API key; -1 for the keys that we do not know."""
         self.connections = 0
         """Open now."""

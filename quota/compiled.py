@@ -1,9 +1,9 @@
-"""Which code the arithmetic runs as: the modules that people read, or the same ones compiled from them (ADR 0027).
+"""Which code the data path runs as: the modules that people read, or the same ones compiled from them (ADR 0028).
 
-Compiled modules lie in a place of their own, `_compiled`, never beside their sources, which they would hide from the
-import. They are used only where each source is still what was compiled, by its SHA-256: whoever edits a module runs
-what is written there. An installed kquota uses them if it has them, unless KQUOTA_PURE is set; a checkout, only where
-KQUOTA_PURE is 0.
+Compiled modules lie in a place of their own, each package's `_compiled`, never beside their sources, which they would
+hide from the import. They are used only where each source is still what was compiled, by its SHA-256: whoever edits a
+module runs what is written there. It is all of them or none: compiled modules know each other's layout. An installed
+kquota uses them if it has them, unless KQUOTA_PURE is set; a checkout, only where KQUOTA_PURE is 0.
 """
 
 import hashlib
@@ -15,34 +15,47 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
-DIRECTORY: Final = Path(__file__).parent / "_compiled"
-SUMS: Final = "SHA256SUMS"
+DIRECTORY: Final = "_compiled"
+SUMS: Final = f"quota/{DIRECTORY}/SHA256SUMS"
 
 WHY_NOT = "quota has not been imported"
 """Why the compiled modules are not used; empty when they are."""
 
 
-def activate(path: MutableSequence[str]) -> None:
-    """Put the compiled modules in front on the package's search path, if they are to be used."""
+def description() -> str:
+    """For people: the start's log line and `kquota --version`."""
+    return f"pure Python: {WHY_NOT}" if WHY_NOT else "compiled"
+
+
+def activate(path: MutableSequence[str], package: str) -> None:
+    """Put a package's compiled modules in front on its search path, if they are to be used. `quota` comes first."""
     global WHY_NOT
-    WHY_NOT = _why_not(os.environ.get("KQUOTA_PURE", ""))
+    if package == "quota":
+        WHY_NOT = _why_not(os.environ.get("KQUOTA_PURE", ""))
     if WHY_NOT:
         return
-    path.insert(0, str(DIRECTORY))
-    try:
-        importlib.import_module("quota.rate")  # which needs no other one
-    except ImportError as error:
-        path.remove(str(DIRECTORY))
-        WHY_NOT = str(error)
+    directory = str(built(package))
+    path.insert(0, directory)
+    if package == "quota":
+        try:
+            importlib.import_module("quota.rate")  # which needs no other one
+        except ImportError as error:
+            path.remove(directory)
+            WHY_NOT = str(error)
+
+
+def built(package: str) -> Path:
+    """Where a package's compiled modules are."""
+    return ROOT / package.replace(".", "/") / DIRECTORY
 
 
 def _why_not(asked: str) -> str:
     if asked not in ("", "0"):
         return "KQUOTA_PURE is set"
-    if asked != "0" and (ROOT / "proxy/_lane.pyx").exists():
+    if asked != "0" and (ROOT / "proxy/io/calls.pyx").exists():
         return "this is a checkout, where KQUOTA_PURE=0 asks for compiled code"
     try:
-        sums = (DIRECTORY / SUMS).read_text().splitlines()
+        sums = (ROOT / SUMS).read_text().splitlines()
     except OSError:
         return "it has not been compiled"
     for line in sums:
@@ -56,6 +69,7 @@ def _why_not(asked: str) -> str:
             return f"{name} is missing"
         if found != digest:
             return f"{name} has changed since it was compiled: make lane"
-        if source.suffix == ".py" and not (DIRECTORY / f"{source.stem}{EXTENSION_SUFFIXES[0]}").exists():
+        compiled = source.parent / DIRECTORY / f"{source.stem}{EXTENSION_SUFFIXES[0]}"
+        if source.suffix == ".py" and not compiled.exists():
             return f"{name} is not compiled for this Python"
     return ""

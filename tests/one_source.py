@@ -49,7 +49,7 @@ def seen(value: Any) -> Any:
 def table(rng: random.Random) -> QuotaTable:
     """Some limits for all clients."""
     rate = rng.choice(RATES)
-    limits = {
+    limits: dict[str, Any] = {
         "producer_byte_rate": rate,
         "consumer_byte_rate": rng.choice([rate, 1000.0]),
         "request_percentage": rng.choice([None, 0.01, 1.0, 200.0]),

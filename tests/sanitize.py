@@ -2,7 +2,7 @@
 
     python -m tests.sanitize [--seconds N]
 
-It runs the tests that drive the compiled code, random operations on a ledger, and the fuzz targets `lane` (mutations
+It runs the tests that drive the compiled code, random operations on a ledger, and the fuzz targets `turns` (mutations
 of recorded traffic) and `tls`. Any report of the sanitizers, and any difference between the compiled code and Python's,
 makes the exit code 1. (Leaks are not looked for: an interpreter leaves much behind when it ends. Tests for those count
 objects.)
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TREE = ROOT / "build/sanitized"
 PACKAGES = ("quota", "proxy", "config", "deploy", "tests")
 BUILDER = Path(sys.prefix) / "build/bin/python"
-TESTS = ("tests/loopback/test_lane.py", "tests/loopback/test_pairs.py", "tests/loopback/test_tls_channel.py")
+TESTS = ("tests/loopback/test_turns.py", "tests/loopback/test_pairs.py", "tests/loopback/test_tls_channel.py")
 EXIT_CODE = 86
 """Of a process that a sanitizer has ended."""
 BUILD_LIMIT_S = 900.0
@@ -133,7 +133,7 @@ def pytest_arguments(files: tuple[str, ...]) -> list[str]:
     return ["-m", "pytest", "-q", *plugins, "-o", "addopts=--import-mode=importlib --strict-markers", *files]
 
 
-FUZZED = ("lane", "tls")
+FUZZED = ("turns", "tls")
 FUZZ = "import sys; from tests.fuzz import blind; blind.main({name!r}, sys.argv[1:])"
 
 

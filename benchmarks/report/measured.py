@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.rig.variants import PROJECT
-from proxy import lane
+from quota import compiled
 
 GIT_LIMIT_S = 20.0
 
@@ -20,7 +20,7 @@ def describe_project() -> dict[str, Any]:
         done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False, timeout=GIT_LIMIT_S)
         return done.stdout.strip()
 
-    known: dict[str, Any] = {"commit": None, "uncommitted_changes": None, "data_path": lane.DESCRIPTION}
+    known: dict[str, Any] = {"commit": None, "uncommitted_changes": None, "data_path": compiled.description()}
     try:
         changed = git("status", "--porcelain", "--untracked-files=no")
         return known | {"commit": git("rev-parse", "--short=12", "HEAD") or None, "uncommitted_changes": bool(changed)}

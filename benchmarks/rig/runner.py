@@ -25,7 +25,7 @@ from benchmarks.suites.plan import CALM_SHARE, RECORD_BYTES, Plan
 from benchmarks.suites.scenarios import FETCH_TOPIC, PRODUCE_TOPIC, SMALL_TOPIC, Context, Scenario, Values
 from deploy.kafka import DEFAULT_VERSION, EmbeddedKafkaError, ExtraListener, KafkaCluster, find_java
 from deploy.kafka.ports import free_ports
-from proxy import lane
+from quota import compiled
 
 Say = Callable[[str], None]
 
@@ -67,7 +67,7 @@ def run(plan: Plan, chosen: Sequence[Variant], todo: Sequence[Scenario], say: Sa
         "samples": [],
         "errors": [],
     }
-    say(f"kquota's data path: {lane.DESCRIPTION}")
+    say(f"kquota's data path: {compiled.description()}")
     todo = possible(todo, skipped, say)
     with ExitStack() as stack:
         idling = stack.enter_context(idle.polling(plan.idle_cores_poll))

@@ -37,13 +37,13 @@ from deploy.sources.quota_file import FileSource
 from deploy.sources.quota_source import QuotaSource
 from deploy.sources.security import Security, load_security
 from deploy.sources.watch import ReloadState, Watcher
-from proxy import lane
 from proxy.handlers.intercept import Interceptors
 from proxy.handlers.mutations import MUTATION_APIS, MutationQuota
 from proxy.handlers.quota_admin import QuotaAdmin
 from proxy.listen.server import Proxy
 from proxy.settings import ProxySettings, SizeLimits, StallLimits, Transparent
 from proxy.wire.apis import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
+from quota import compiled
 from quota.entity import Kind
 from quota.ledger import Ledger
 from quota.table import QuotaTable
@@ -254,7 +254,7 @@ class Sidecar:
             log.info(
                 "kquota is up",
                 version=kquota_version(),
-                lane=lane.DESCRIPTION,
+                lane=compiled.description(),
                 port=self.port,
                 admin=admin,
                 config=str(self.path),

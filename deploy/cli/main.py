@@ -118,9 +118,9 @@ def _print_json(value: Any) -> None:
 def _print_version(wanted: bool) -> None:
     if wanted:
         from deploy.common.version import kquota_version
-        from proxy import lane
+        from quota import compiled
 
-        say(f"kquota {kquota_version()}, Python {platform.python_version()}, data path: {lane.DESCRIPTION}")
+        say(f"kquota {kquota_version()}, Python {platform.python_version()}, data path: {compiled.description()}")
         raise typer.Exit(OK)
 
 

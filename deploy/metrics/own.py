@@ -14,7 +14,7 @@ from deploy.export.exporter import ExportState
 from deploy.metrics.families import by, counter, gauge
 from deploy.sources.quota_source import SourceState
 from deploy.sources.watch import ReloadState
-from proxy.lane import COMPILED
+from quota import compiled
 from quota.connections import Scope
 from quota.entity import Kind
 from quota.ledger import Ledger
@@ -65,7 +65,7 @@ def own_families(status: Status, reloads: ReloadState, ledger: Ledger) -> Iterat
         overflowed.add_metric([kind.value], ledger.counters.overflowed[kind])
     yield from (counters, overflowed)
     build = GaugeMetricFamily("kquota_build_info", "Always 1.", labels=["version", "python", "lane"])
-    lane = "compiled" if COMPILED else "pure"
+    lane = "pure" if compiled.WHY_NOT else "compiled"
     build.add_metric([kquota_version(), platform.python_version(), lane], 1)
     yield build
 

@@ -1,37 +1,31 @@
-"""The two pumps of one connection pair: they wait for what its turns (`proxy.io.turns`) could not do at once.
+"""One connection pair from beginning to end: the tasks that wait for what its turns (`proxy.io.turns`) cannot do.
 
-The client pump is for requests, the broker pump for responses; each waits for the other side's socket to take what was
-read before more is read, so that back-pressure goes through us to whoever is too fast.
+The client pump is for requests, the broker pump for responses. A turn that finds the other side's socket full reads
+nothing more before what it has read is on its way, so that back-pressure goes through us to whoever is too fast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
 from socket import SHUT_RD, socket
-from typing import TYPE_CHECKING
 
 import structlog
 import trio
 
-from proxy.errors import CloseReason, SessionError, UpstreamError, broker_failed, client_failed, first_error
+from proxy.errors import CloseReason, SessionError, UpstreamError, first_error
 from proxy.io.kernel import round_trip_ms
-from proxy.io.reactor import Again, Watch
-from proxy.io.sockets import close, send_now, send_rest
-from proxy.io.turns import Pause, Shared, Turns
-from proxy.lane import lane_for
+from proxy.io.reactor import take
+from proxy.io.rounds import Watch
+from proxy.io.sockets import close
+from proxy.io.turns import Pause, Shared, Turns, endpoint_of
 from proxy.session.session import Session
 from proxy.telemetry.observer import ConnectionInfo
-from proxy.tls.channel import TlsSocket
-
-if TYPE_CHECKING:
-    from proxy._lane import Lane
 
 log = structlog.get_logger("kquota.connection")
 
 
-class Connection(Turns):
+class Connection:
     """A client's connection and its broker connection, which is made when the first request arrives."""
 
     def __init__(
@@ -45,16 +39,22 @@ class Connection(Turns):
         user_source: str = "anonymous",
     ) -> None:
         """`dial()` connects to the broker and returns a non-blocking socket, or raises UpstreamError."""
-        super().__init__(client, session, shared)
+        self.session = session
+        self._client = client
+        self._broker: socket | None = None
+        self._shared = shared
+        self._turns: Turns | None = None
+        self._draining = False
+        self._progress = trio.Event()
+        """Set and replaced when requests have been answered, or a handler has decided, and that is waited for."""
+        self._active_s = trio.current_time()
         self.peer = peer
         self.broker_name = broker_name
         self._dial = dial
         self._user_source = user_source
-        self._watches: list[Watch[Pause]] = []
-        self._lane: Lane | None = None
+        self._watches: list[Watch] = []
         self._scope = trio.CancelScope()
         self.ended = False
-        self._sink_released: trio.Event | None = None
         self._reason: CloseReason | None = None
 
     # ---- from outside -----------------------------------------------------------------------------------------------
@@ -67,8 +67,12 @@ class Connection(Turns):
     def drain(self) -> None:
         """Read no further request; close once everything in flight has been answered."""
         self._draining = True
-        if self._patience is not None or self._is_held:
-            self._client_watch.run()
+        turns = self._turns
+        if turns is None:
+            return
+        turns.draining = True
+        if turns.patience is not None or turns.is_held:
+            turns.client_watch.run()
         elif self.session.client_at_boundary:
             with suppress(OSError):  # wakes the pump if it waits for a request; a half-read one is still taken
                 self._client.shutdown(SHUT_RD)
@@ -82,6 +86,11 @@ class Connection(Turns):
     def sockets(self) -> tuple[socket, socket | None]:
         """The client's and the broker's, to be asked about and nothing else."""
         return self._client, self._broker
+
+    @property
+    def last_activity_s(self) -> float:
+        """When bytes were moved last, in either direction."""
+        return self._active_s if self._turns is None else self._turns.last_activity_s
 
     def info(self) -> ConnectionInfo:
         """What /connections shows."""
@@ -126,14 +135,11 @@ class Connection(Turns):
             log.exception("connection closed by a bug of ours", peer=self.peer, broker=self.broker_name)
         finally:
             self.ended = True
-            self._unmute()
             self.session.close(trio.current_time() * 1000.0)
-            self._splice_up.close()
-            self._splice_down.close()
+            if self._turns is not None:
+                self._turns.close()
             for watch in self._watches:
                 watch.close()
-            if self._lane is not None:
-                self._lane.close()
             close(self._client)
             if self._broker is not None:
                 close(self._broker)
@@ -141,129 +147,70 @@ class Connection(Turns):
 
     async def _serve(self) -> CloseReason:
         reason = CloseReason.CLIENT_CLOSED
-        self._client_watch = self._watch(self._client)
-        if not isinstance(self._client, TlsSocket) or self._client.channel is not None:
-            self._lane = lane_for(self, self._client_watch)
+        shared, client = self._shared, endpoint_of(self._client)
+        turns = Turns(client, self._watch(self._client), self.session, shared, trio.current_time())
+        turns.draining = self._draining
+        turns.on_progress = self._wake
+        self.session.when_decided(turns._progress)
+        self._turns = turns
         async with trio.open_nursery() as nursery:
-            reason = await self._client_pump(nursery)
-            # Its turns are over. Room in its socket is still told of, and responses may be what waits for that.
-            self._client_watch.turn = self._go_on_with_responses
+            reason = await self._client_pump(turns, nursery)
             # No more requests. What is still owed is delivered before the broker hears of the end: a broker that sees
             # the end of input closes at once, answers or not.
             # A client that ended inside a request gets no such patience: its broken request will never be answered.
-            while self._owes_answers() and self._reason is None:
-                await self._answered()
-            # The end of the last response may still wait for room in the client's socket.
-            await self._sink_free()
+            while self._owes_answers(turns) and self._reason is None:
+                await self._answered(turns)
             nursery.cancel_scope.cancel()
         return self._reason or reason
 
-    def _go_on_with_responses(self) -> None:
-        for watch in self._watches[1:]:
-            watch.run()
-
-    def _watch(self, sock: socket) -> Watch[Pause]:
+    def _watch(self, sock: socket) -> Watch:
         try:
-            watch: Watch[Pause] = self._shared.reactor.watch(sock)
+            watch = self._shared.reactor.watch(sock)
         except OSError as error:
             text = f"cannot watch one more socket: {error} (see fs.epoll.max_user_watches)"
             raise SessionError(CloseReason.INTERNAL_ERROR, text) from error
         self._watches.append(watch)
         return watch
 
-    async def _answered(self) -> None:
-        """Wait until the broker pump has passed on some response, or a handler has decided."""
-        self._progress_wanted = True
+    def _wake(self) -> None:
+        self._progress.set()
+        self._progress = trio.Event()
+
+    async def _answered(self, turns: Turns) -> None:
+        """Wait until some response has been passed on, or a handler has decided."""
+        turns.progress_wanted = True
         await self._progress.wait()
 
-    def _owes_answers(self) -> bool:
-        return self._broker is not None and self.session.client_at_boundary and not self.session.quiet
+    def _owes_answers(self, turns: Turns) -> bool:
+        if self._broker is None or not self.session.client_at_boundary:
+            return False
+        return not self.session.quiet or bool(turns.to_client)
 
-    # ---- client -> broker -------------------------------------------------------------------------------------------
-
-    async def _client_pump(self, nursery: trio.Nursery) -> CloseReason:
-        watch = self._client_watch
-        turn = self._client_turn if self._lane is None else self._lane.requests_turn()
+    async def _client_pump(self, turns: Turns, nursery: trio.Nursery) -> CloseReason:
         while True:
-            match await watch.take(turn):
+            match await take(turns.client_watch, turns.client_turn):
                 case Pause.WAITS:
                     if self.session.must_wait:
-                        await self._answered()
-                case Pause.FULL:
-                    data, self._to_broker = self._to_broker, b""
-                    broker = self._broker or await self._connect(nursery)
-                    await send_rest(broker, data, broker_failed)
-                    data = b""  # nothing of what was said is held while we wait: a password least of all
-                    inflight = self.session.inflight
-                    if inflight and inflight[0].local_answer is not None:
-                        await self._send_answers()
-                case Pause.SPLICE_FULL:
-                    assert self._broker is not None
-                    await trio.lowlevel.wait_writable(self._broker)
-                case Pause.ANSWERS:
-                    await self._send_answers()
+                        await self._answered(turns)
+                case Pause.CONNECT:
+                    await self._connect(turns, nursery)
                 case Pause.ENDED:
                     return CloseReason.DRAINED if self._draining else CloseReason.CLIENT_CLOSED
 
-    async def _connect(self, nursery: trio.Nursery) -> socket:
+    async def _connect(self, turns: Turns, nursery: trio.Nursery) -> None:
         try:
             broker = self._broker = await self._dial()
         except UpstreamError as error:
             raise SessionError(
                 CloseReason.UPSTREAM_UNREACHABLE, f"cannot connect to broker {self.broker_name}: {error}"
             ) from error
-        if isinstance(broker, TlsSocket):
-            self._splice_min_bytes = 0  # the kernel can move bytes between plain sockets only
         self.session.round_trip_ms = round_trip_ms(broker)
-        nursery.start_soon(self._broker_pump, broker, self._watch(broker))
-        return broker
+        turns.connected(endpoint_of(broker), self._watch(broker))
+        nursery.start_soon(self._broker_pump, turns)
 
-    async def _send_answers(self) -> None:
-        """Answers made here whose turn has come; otherwise the broker pump sends them after what is older."""
-        while self._sink_taken:
-            await self._sink_free()
-        answers = self.session.ready_answers()
-        left = send_now(self._client, answers, client_failed)
-        if left is not None:
-            self._sink_taken = True
-            await send_rest(self._client, left, client_failed)
-            self._release_sink()
-
-    # ---- whose turn it is to write to the client --------------------------------------------------------------------
-
-    def _release_sink(self) -> None:
-        self._sink_taken = False
-        if self._sink_released is not None:
-            self._sink_released.set()
-            self._sink_released = None
-
-    async def _sink_free(self) -> None:
-        """Wait until somebody has sent what the client's socket did not take at once."""
-        if self._sink_taken:
-            if self._sink_released is None:
-                self._sink_released = trio.Event()
-            await self._sink_released.wait()
-
-    # ---- broker -> client -------------------------------------------------------------------------------------------
-
-    async def _broker_pump(self, broker: socket, watch: Watch[Pause]) -> None:
-        turn: Callable[[], Pause | Again | None] = partial(self._broker_turn, broker, watch)
-        if self._lane is not None and (not isinstance(broker, TlsSocket) or broker.channel is not None):
-            self._lane.connected(broker, watch)
-            turn = self._lane.responses_turn()
-        while True:
-            match await watch.take(turn):
-                case Pause.TAKEN:
-                    await self._sink_free()
-                case Pause.FULL:
-                    data, self._to_client = self._to_client, b""
-                    await send_rest(self._client, data, client_failed)
-                    data = b""
-                    self._release_sink()
-                case Pause.SPLICE_FULL:
-                    await trio.lowlevel.wait_writable(self._client)
-                case _:
-                    self.session.broker_ended()
-                    self._reason = self._reason or CloseReason.BROKER_CLOSED
-                    self._scope.cancel()
-                    return
+    async def _broker_pump(self, turns: Turns) -> None:
+        assert turns.broker_watch is not None
+        await take(turns.broker_watch, turns.broker_turn)
+        self.session.broker_ended()
+        self._reason = self._reason or CloseReason.BROKER_CLOSED
+        self._scope.cancel()

@@ -56,13 +56,12 @@ class Courtesy:
         self.halfway = 0
         """Sockets of connections on which the rest of a large response is to come, or to find room."""
         self.quick_s = float("-inf")
-        """When something came last that was not for one of those (the event loop's clock, as all times here).
-        The compiled loop keeps this itself, as a plain number."""
+        """When something came last that was not for one of those (the event loop's clock, as all times here)."""
 
     def before_wait(self, now_s: float) -> None:
         """The loop is about to wait for whatever comes next."""
         wanted = self.halfway > 0 and now_s - self.quick_s > QUIET_S
-        if wanted is not self.gives_way:
+        if wanted != self.gives_way:
             self.give_way(wanted)
 
     def give_way(self, wanted: bool) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import enum
 import fcntl
 import os
-from collections.abc import Callable
-from socket import socket
 from typing import Final
+
+from proxy.io import calls
 
 PIPE_BYTES: Final = 1 << 20
 """Asked for; the kernel may give less (fs.pipe-max-size, fs.pipe-user-pages-soft)."""
@@ -37,6 +37,8 @@ class Pipe:
 
 class PipePool:
     """Empty pipes to reuse. `pipes_open` counts all that exist, so that tests can see a leak."""
+
+    __slots__ = ("_free", "pipes_open")
 
     def __init__(self) -> None:
         self._free: list[Pipe] = []
@@ -88,53 +90,55 @@ class Step(enum.Enum):
 class Splice:
     """One direction of a connection pair. Holds a pipe only while there are bytes inside."""
 
-    __slots__ = ("_pipe", "_pool", "inside")
+    __slots__ = ("_pipe", "_pool", "inside", "moved")
 
     def __init__(self, pool: PipePool) -> None:
         self._pool = pool
         self._pipe: Pipe | None = None
         self.inside = 0
         """Bytes that were read and have not reached the sink yet: they come before whatever is read next."""
+        self.moved = 0
+        """Bytes that have reached the sink in the last step, also where that has failed."""
 
-    def step(self, source: socket, sink: socket, count: int, on_moved: Callable[[int], None]) -> Step:
-        """Move up to `count` bytes that have not reached `sink` yet, without waiting.
+    def step(self, source_fd: int, sink_fd: int, count: int) -> Step:
+        """Move up to `count` bytes that have not reached the sink yet, without waiting; `moved` have then.
 
-        `on_moved(n)` is called for each part that has. Raises SourceError / SinkError, the OSError as cause.
+        Raises SourceError / SinkError, the OSError as cause.
         """
         pipe, inside = self._pipe, self.inside
+        self.moved = 0
         if pipe is None:
             pipe = self._pool.take()
             if pipe is None:
                 return Step.NO_PIPE
-        source_fd, sink_fd, size = source.fileno(), sink.fileno(), pipe.size_bytes
+        size = pipe.size_bytes
         step = Step.SHARE
         try:
             for _ in range(SHARE):
                 source_empty = False
                 if count > inside and inside < size:
                     try:
-                        got = os.splice(source_fd, pipe.write_fd, min(count - inside, size), flags=_NONBLOCK)
-                    except BlockingIOError:
-                        source_empty = True  # or the pipe has no slot left, if there is something inside
+                        got = calls.splice(source_fd, pipe.write_fd, min(count - inside, size), False)
                     except OSError as error:
                         raise SourceError from error
+                    if got == 0:
+                        step = Step.ENDED
+                        break
+                    if got < 0:
+                        source_empty = True  # or the pipe has no slot left, if there is something inside
                     else:
-                        if got == 0:
-                            step = Step.ENDED
-                            break
                         inside += got
                 if inside:
-                    flags = _NONBLOCK | _MORE if count > inside else _NONBLOCK
                     try:
-                        put = os.splice(pipe.read_fd, sink_fd, inside, flags=flags)
-                    except BlockingIOError:
-                        step = Step.FULL
-                        break
+                        put = calls.splice(pipe.read_fd, sink_fd, inside, count > inside)
                     except OSError as error:
                         raise SinkError from error
+                    if put < 0:
+                        step = Step.FULL
+                        break
                     inside -= put
                     count -= put
-                    on_moved(put)
+                    self.moved += put
                     if count == 0:
                         step = Step.DONE
                         break
@@ -159,8 +163,6 @@ class Splice:
 
 SHARE: Final = 8
 """Rounds of reading and writing before others have their turn."""
-_NONBLOCK: Final[int] = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
-_MORE: Final[int] = os.SPLICE_F_MORE
 
 
 class SourceError(Exception):

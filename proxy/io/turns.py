@@ -1,24 +1,26 @@
 """The turns of one connection pair: all that can be done with requests and responses without waiting.
 
-`proxy.io.reactor` calls a turn when something has come; what has to be waited for, the pumps do
-(`proxy.io.connection`). Both turns use one receive buffer that all connections share: between two waits nothing is
-kept in it.
+`proxy.io.rounds` calls a turn when something has come, or when there is room in a socket that was full; what else has
+to be waited for, the pumps do (`proxy.io.connection`). Both turns use one receive buffer that all connections share:
+between two waits nothing is kept in it.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
-from socket import MSG_MORE, socket
 from typing import Final
 
-import trio
-
-from proxy.errors import broker_failed, client_failed
+from proxy.errors import SessionError, broker_failed, client_failed
+from proxy.io import calls, records
+from proxy.io.endpoint import Endpoint
 from proxy.io.kernel import unread_bytes
+from proxy.io.pairing import Pairing
 from proxy.io.patience import Patience
-from proxy.io.reactor import AGAIN, NEVER, Again, Reactor, Watch
-from proxy.io.sockets import SHARE_S, next_read_bytes, send_now
+from proxy.io.reactor import Reactor
+from proxy.io.rounds import AGAIN, NEVER, Again, Watch
+from proxy.io.sockets import SHARE_S, next_read_bytes
 from proxy.io.splice import PipePool, SinkError, SourceError, Splice, Step
 from proxy.session.exchange import Held
 from proxy.session.framing import Buffer
@@ -29,25 +31,20 @@ from proxy.tls.channel import TlsSocket
 
 TURNS_BEFORE_CHECKPOINT: Final = 8
 """Reads in a row without waiting before other connections get their turn."""
+LARGE_FETCH_BYTES: Final = 262_144
+HEAD_BYTES: Final = 4096
+"""After a fetch response of the size above no more than this is read of the next one at first: it is large as well,
+probably, so that its head is enough here and the kernel moves the rest."""
 
 
 class Pause(enum.Enum):
-    """Why a turn ended: what the pump's task has to wait for before the next one."""
+    """Why a turn ended: what the pump's task has to do before the next one."""
 
     WAITS = enum.auto()
     """Too many requests in flight, or a handler has asked something."""
-    FULL = enum.auto()
-    """The other side's socket is full; `_to_broker` or `_to_client` is the rest."""
-    SPLICE_FULL = enum.auto()
-    """The other side's socket is full; the rest is in the kernel's pipe."""
-    ANSWERS = enum.auto()
-    """An answer made here is due."""
-    TAKEN = enum.auto()
-    """The rest of an answer made here has to reach the client first."""
+    CONNECT = enum.auto()
+    """The first request is here (`to_broker`), and the broker is not connected to yet."""
     ENDED = enum.auto()
-
-
-_AFTER_SPLICE: Final = {Step.EMPTY: None, Step.FULL: Pause.SPLICE_FULL, Step.ENDED: Pause.ENDED}
 
 
 @dataclass(slots=True)
@@ -64,162 +61,234 @@ class Shared:
     complaints: Complaints
 
 
+def endpoint_of(sock: object) -> Endpoint:
+    """How the turns use this socket, plain or TLS."""
+    if isinstance(sock, TlsSocket):
+        return Endpoint(sock, splices=False) if sock.channel is None else records.TlsEndpoint(sock, splices=False)
+    return calls.PlainEndpoint(sock, splices=True)  # type: ignore[arg-type]
+
+
 class Turns:
-    """What one connection pair does when something has come. `Connection` waits for the rest."""
+    """What one connection pair does when something has come."""
 
     __slots__ = (
         "_answers",
-        "_broker",
-        "_client",
-        "_client_watch",
+        "_buffer",
         "_clock",
-        "_draining",
-        "_is_held",
-        "_patience",
-        "_progress",
-        "_progress_wanted",
+        "_exchange",
+        "_pairing",
         "_request_read_bytes",
+        "_requests",
         "_response_read_bytes",
+        "_responses",
+        "_round",
         "_shared",
-        "_sink_taken",
         "_splice_down",
         "_splice_min_bytes",
         "_splice_up",
-        "_to_broker",
-        "_to_client",
+        "broker",
+        "broker_watch",
+        "client",
+        "client_watch",
+        "draining",
+        "is_held",
         "last_activity_s",
+        "on_progress",
+        "patience",
+        "progress_wanted",
         "session",
+        "to_broker",
+        "to_client",
     )
 
-    def __init__(self, client: socket, session: Session, shared: Shared) -> None:
-        self._client = client
+    def __init__(self, client: Endpoint, client_watch: Watch, session: Session, shared: Shared, now_s: float) -> None:
+        self.client = client
+        self.client_watch = client_watch
+        self.broker: Endpoint | None = None
+        self.broker_watch: Watch | None = None
         self.session = session
+        self._exchange, self._requests, self._responses = session.exchange, session.requests, session.responses
         self._shared = shared
-        self._clock = shared.reactor.clock
-        self._client_watch: Watch[Pause]
-        self._broker: socket | None = None
-        self._to_broker = b""
-        self._to_client = b""
+        self._round = shared.reactor.round
+        self._clock = self._round.clock
+        self._buffer = shared.buffer
+        self.to_broker = b""
+        """What the broker's socket had no room for: it comes first."""
+        self.to_client = b""
         self._answers: list[Buffer] = []
-        self._splice_min_bytes = 0 if isinstance(client, TlsSocket) else shared.splice_min_bytes
+        self._splice_min_bytes = shared.splice_min_bytes if client.splices else 0
         self._request_read_bytes = self._response_read_bytes = len(shared.buffer)
         self._splice_up = Splice(shared.pipes)
         self._splice_down = Splice(shared.pipes)
-        self._sink_taken = False
-        self._progress = trio.Event()
-        """Set and replaced when requests have been answered, or a handler has decided, and somebody waits for that."""
-        self._progress_wanted = False
-        self._draining = False
-        self._patience: Patience | None = None
+        self._pairing: Pairing | None = None
+        self.on_progress: Callable[[], None] | None = None
+        """Called, if `progress_wanted`, when requests have been answered or a handler has decided."""
+        self.progress_wanted = False
+        self.draining = False
+        """No further request is read."""
+        self.patience: Patience | None = None
         """Of a mute, while it is watched."""
-        self._is_held = False
+        self.is_held = False
         """The next request waits for what its group owes, and is counted among those."""
-        self.last_activity_s = trio.current_time()
-        session.when_decided(self._wake_client_pump)
+        self.last_activity_s = now_s
+
+    def connected(self, broker: Endpoint, watch: Watch) -> None:
+        """The broker's connection is there."""
+        self.broker, self.broker_watch = broker, watch
+        if not broker.splices:
+            self._splice_min_bytes = 0
+        elif self.client.splices:
+            self._pairing = Pairing(self.client.sock, self.client_watch, self._round)
+
+    def close(self) -> None:
+        """The connection has ended."""
+        self._part()
+        self.unmute()
+        self._splice_up.close()
+        self._splice_down.close()
+        self._pairing = self.on_progress = self.broker_watch = None
 
     # ---- client -> broker -------------------------------------------------------------------------------------------
 
-    def _client_turn(self) -> Pause | Again | None:
-        """All that can be done with the client's requests without waiting (see `Watch.take`)."""
-        session, shared, client, watch = self.session, self._shared, self._client, self._client_watch
-        exchange, frames, splice, clock = session.exchange, session.request_frames, self._splice_up, self._clock
+    def client_turn(self) -> Pause | Again | None:
+        """All that can be done with the client's requests without waiting (see `proxy.io.reactor.take`)."""
+        exchange, requests, responses, watch = self._exchange, self._requests, self._responses, self.client_watch
+        frames, splice, broker = requests.walker, self._splice_up, self.broker
+        if self.to_client:
+            self._flush_client()
+        if self.to_broker and not (self.broker is not None and self._flush_broker()):
+            return None if broker is not None else Pause.CONNECT
+        if responses.answer_due():
+            self._answer()
         others_next = False
         for _ in range(TURNS_BEFORE_CHECKPOINT):
-            now_s = clock()
+            now_s = self._clock.now_s()
             now_ms = now_s * 1000.0
             if exchange.mute_until_ms > now_ms and not splice.inside:
+                self._part()
                 return self._stay_muted(now_s)
-            if self._patience is not None:
-                self._judge_patience(self._patience, now_s)
-                self._unmute()
-            elif self._is_held:
-                self._unmute()
-            if self._draining and session.client_at_boundary:
-                return Pause.ENDED
+            if self.patience is not None:
+                self._judge_patience(self.patience, now_s)
+                self.unmute()
+            elif self.is_held:
+                self.unmute()
+            if self.draining:
+                self._part()
+                if requests.at_boundary:
+                    return Pause.ENDED
             # What there is to wait for, or was read already, has stopped the walk; but a name may be looked up.
             stopped = frames.stopped or exchange.client_waits
-            if stopped and session.must_wait:
+            if stopped and (requests.in_flight_full() or requests.asking() or exchange.client_waits):
+                self._part()
                 return Pause.WAITS
-            broker = self._broker
-            large = frames.skip and watch.readable and session.client_skip >= self._splice_min_bytes > 0
-            if broker is not None and (large or splice.inside):
-                step = self._splice_request(broker, session.client_skip)
+            skip = frames.movable()
+            if broker is not None and ((watch.readable and skip >= self._splice_min_bytes > 0) or splice.inside):
+                step = self._splice_request(broker, skip)
                 if step is Step.DONE or step is Step.SHARE:
                     continue
-                if step is not Step.NO_PIPE:
-                    return _AFTER_SPLICE[step]
-            if stopped and session.has_backlog:
-                buffers = session.resume(now_ms)
+                if step is Step.EMPTY:
+                    watch.readable = False
+                    return None
+                if step is Step.FULL:
+                    self._wait_for_room_at_broker()
+                    return None
+                if step is Step.ENDED:
+                    return Pause.ENDED
+            if stopped and requests.has_backlog():
+                self._part()
+                out: list[Buffer] | None = requests.resume(now_ms)
+                taken = 0
             elif not watch.readable:
                 return None
             else:
+                wanted = self._request_read_bytes
                 try:
-                    received = client.recv_into(shared.buffer, self._request_read_bytes)
-                except BlockingIOError:
-                    watch.readable = False
-                    return None
+                    received = self.client.receive(self._buffer, wanted)
                 except OSError as error:
                     raise client_failed(error) from error
+                if received < 0:
+                    watch.readable = False
+                    return None
                 if received == 0:
                     return Pause.ENDED
                 self.last_activity_s = now_s
-                buffers = session.client_bytes(shared.buffer[:received], now_ms)
-                if received == self._request_read_bytes:
-                    took_s = clock() - now_s
-                    self._request_read_bytes = next_read_bytes(received, took_s, len(shared.buffer))
+                out = requests.take(self._buffer, received, now_ms)
+                taken = frames.taken
+                if received == wanted:
+                    took_s = self._clock.now_s() - now_s
+                    self._request_read_bytes = next_read_bytes(received, took_s, len(self._buffer))
                     others_next = took_s > SHARE_S
-                elif not watch.over:
-                    watch.readable = False
-            if buffers:
+                    if self._pairing is not None:
+                        self._pairing.note_part()
+                else:
+                    if not watch.over:
+                        watch.readable = False
+                    if self._pairing is not None:
+                        self._pairing.note_read(now_s, received, requests.ended_with_produce(), watch.over)
+            if taken if out is None else out:
                 if broker is None:  # it is connected to when the first request comes
-                    self._to_broker = b"".join(buffers)
-                    return Pause.FULL
-                last = not (frames.skip and watch.readable) or session.client_skip < shared.splice_min_bytes
-                left = send_now(broker, buffers, broker_failed, 0 if last else MSG_MORE)
-                if left is not None:
-                    self._to_broker = left
-                    return Pause.FULL
-            inflight = exchange.inflight
-            if inflight and inflight[0].local_answer is not None:
-                return Pause.ANSWERS
-            if not (watch.readable or frames.skip or frames.stopped or self._draining):
+                    self.to_broker = bytes(self._buffer[:taken]) if out is None else b"".join(out)
+                    return Pause.CONNECT
+                more = watch.readable and frames.movable() >= self._splice_min_bytes > 0
+                self.to_broker = _send(broker, self._buffer, taken, out, more, broker_failed)
+                if self.to_broker and not self._flush_broker():
+                    return None
+            if responses.answer_due():
+                self._answer()
+            if not (watch.readable or frames.skip or frames.stopped or self.draining):
                 return None  # as the next round would find
             if others_next:
                 break
         return AGAIN
 
-    def _splice_request(self, broker: socket, count: int) -> Step:
+    def _flush_broker(self) -> bool:
+        """Send what was left over for the broker. False: its socket is full; the turn comes again when it is not."""
+        assert self.broker is not None
+        self.to_broker = _flush(self.broker, self.to_broker, broker_failed)
+        if self.to_broker:
+            self._wait_for_room_at_broker()
+            return False
+        return True
+
+    def _wait_for_room_at_broker(self) -> None:
+        assert self.broker_watch is not None
+        self.broker_watch.room_for = self.client_watch
+
+    def _splice_request(self, broker: Endpoint, count: int) -> Step:
+        splice = self._splice_up
         try:
-            step = self._splice_up.step(self._client, broker, count, self._request_moved)
+            return splice.step(self.client.fd, broker.fd, count)
         except SourceError as error:
             raise client_failed(error.__cause__) from error
         except SinkError as error:
             raise broker_failed(error.__cause__) from error
-        if step is Step.EMPTY:
-            self._client_watch.readable = False
-        return step
+        finally:
+            if splice.moved:
+                self.last_activity_s = now_s = self._clock.now_s()
+                self._requests.moved(splice.moved, now_s * 1000.0)
 
-    def _request_moved(self, part: int) -> None:
-        self.last_activity_s = now_s = self._clock()
-        self.session.client_moved(part, now_s * 1000.0)
+    def _part(self) -> None:
+        """Something else than requests one after the other: they are told of singly again (`proxy.io.pairing`)."""
+        if self._pairing is not None:
+            self._pairing.part()
 
     # ---- mute -------------------------------------------------------------------------------------------------------
 
     def _stay_muted(self, now_s: float) -> Pause | None:
         """A turn before the mute's deadline: read nothing, and come back then. ENDED if the client has gone."""
-        session, watch = self.session, self._client_watch
-        patience, deadline_s = self._patience, session.mute_until_ms / 1000.0
-        held = session.exchange.held
+        session, watch, sock = self.session, self.client_watch, self.client.sock
+        patience, deadline_s = self.patience, self._exchange.mute_until_ms / 1000.0
+        held = self._exchange.held
         if held is not None:
             return self._stay_held(held, deadline_s)
         if patience is None:
             self._shared.counters.connections_muted += 1
-            patience = self._patience = Patience(self._client, now_s, deadline_s)
+            patience = self.patience = Patience(sock, now_s, deadline_s)
         self._judge_patience(patience, now_s)
-        if self._draining and session.client_at_boundary:
+        if self.draining and session.client_at_boundary:
             return Pause.ENDED
         # Requests that the client sent before it closed (acks=0!) are still taken, at their time.
-        if watch.over and not session.has_backlog and not unread_bytes(self._client):
+        if watch.over and not session.has_backlog and not unread_bytes(sock):
             return Pause.ENDED
         watch.come_back(min(deadline_s, patience.look_s))
         return None
@@ -227,123 +296,182 @@ class Turns:
     def _stay_held(self, held: Held, deadline_s: float) -> Pause | None:
         """As `_stay_muted`, while a request waits for what its group owes. The client was not told to wait, so nothing
         is said of its patience."""
-        if not self._is_held:
-            self._unmute()
-            self._is_held = True
+        if not self.is_held:
+            self.unmute()
+            self.is_held = True
             self._shared.counters.connections_waiting += 1
-        watch = self._client_watch
         # A request that has not been forwarded is sent again by its client, on another connection.
-        if self._draining or (watch.over and not held.kept):
+        if self.draining or (self.client_watch.over and not held.kept):
             return Pause.ENDED
-        watch.come_back(deadline_s)
+        self.client_watch.come_back(deadline_s)
         return None
 
     def _judge_patience(self, patience: Patience, now_s: float) -> None:
         if patience.look(now_s):
             self.session.note_mute(patience.mute_ms, ignored=patience.ignored)
 
-    def _unmute(self) -> None:
-        if self._patience is not None:
-            self._patience = None
+    def unmute(self) -> None:
+        """Neither muted nor held any more."""
+        if self.patience is not None:
+            self.patience = None
             self._shared.counters.connections_muted -= 1
-        if self._is_held:
-            self._is_held = False
+        if self.is_held:
+            self.is_held = False
             self._shared.counters.connections_waiting -= 1
 
     # ---- broker -> client -------------------------------------------------------------------------------------------
 
-    def _take_sink(self, rest: bytes) -> Pause:
-        """`rest` comes first, before anybody sends anything else to the client."""
-        self._sink_taken = True
-        self._to_client = rest
-        return Pause.FULL
-
-    def _broker_turn(self, broker: socket, watch: Watch[Pause]) -> Pause | Again | None:
-        """All that can be done with the broker's responses without waiting (see `Watch.take`)."""
-        session, shared, client = self.session, self._shared, self._client
-        frames, splice, clock = session.response_frames, self._splice_down, self._clock
+    def broker_turn(self) -> Pause | Again | None:
+        """All that can be done with the broker's responses without waiting (see `proxy.io.reactor.take`)."""
+        responses, watch, broker = self._responses, self.broker_watch, self.broker
+        assert watch is not None
+        assert broker is not None
+        frames, splice = responses.walker, self._splice_down
+        if self.to_client and not self._flush_client():
+            return None
         for _ in range(TURNS_BEFORE_CHECKPOINT):
-            if self._sink_taken:
-                return Pause.TAKEN
-            large = frames.skip and watch.readable and session.broker_skip >= self._splice_min_bytes > 0
-            if large or splice.inside:
-                step = self._splice_response(broker, watch, session.broker_skip)
+            skip = frames.movable()
+            if (watch.readable and skip >= self._splice_min_bytes > 0) or splice.inside:
+                step = self._splice_response(broker, skip)
                 if step is Step.DONE:
                     self._rest_came(watch)
                     answers, self._answers = self._answers, []
-                    self._wake_client_pump()
-                    if answers:
-                        left = send_now(client, answers, client_failed)
-                        if left is not None:
-                            return self._take_sink(left)
+                    self._progress()
+                    if answers and not self._send_client(0, answers, False):
+                        return None
                     continue
                 if step is Step.SHARE:
                     continue
+                if step is Step.ENDED:
+                    return Pause.ENDED
                 if step is not Step.NO_PIPE:
-                    if step is not Step.ENDED:
-                        self._expect_rest(watch)
-                    return _AFTER_SPLICE[step]
+                    self._expect_rest(watch)
+                    if step is Step.EMPTY:
+                        watch.readable = False
+                    else:
+                        self.client_watch.room_for = watch
+                    return None
             if not watch.readable:
                 return None
-            if watch.rest_s == NEVER:  # the process has no pipe left
+            if watch.rest_s == NEVER:  # all of a large response has come, or the process has no pipe left
                 self._rest_came(watch)
+            wanted = most = self._response_read_bytes
+            if self._splice_min_bytes and not frames.skip and responses.fetched_bytes >= LARGE_FETCH_BYTES:
+                wanted = min(most, HEAD_BYTES)
             try:
-                received = broker.recv_into(shared.buffer, self._response_read_bytes)
-            except BlockingIOError:
-                watch.readable = False
-                return None
+                received = broker.receive(self._buffer, wanted)
             except OSError as error:
                 raise broker_failed(error) from error
+            if received < 0:
+                watch.readable = False
+                return None
             if received == 0:
                 return Pause.ENDED
-            self.last_activity_s = now_s = clock()
-            buffers = session.broker_bytes(shared.buffer[:received], now_s * 1000.0, shared.reactor.since_ms)
+            self.last_activity_s = now_s = self._clock.now_s()
+            out = responses.take(self._buffer, received, now_s * 1000.0, self._round.since_ms)
             took_s = 0.0
-            if received == self._response_read_bytes:
-                took_s = clock() - now_s
-                self._response_read_bytes = next_read_bytes(received, took_s, len(shared.buffer))
-            elif not watch.over:
+            if received == most:
+                took_s = self._clock.now_s() - now_s
+                self._response_read_bytes = next_read_bytes(received, took_s, len(self._buffer))
+            elif received < wanted and not watch.over:
                 watch.readable = False
-            last = not (frames.skip and watch.readable) or session.broker_skip < shared.splice_min_bytes
-            left = send_now(client, buffers, client_failed, 0 if last else MSG_MORE)
-            if self._progress_wanted:
-                self._wake_client_pump()
-            if left is not None:
-                return self._take_sink(left)
+            more = watch.readable and frames.movable() >= self._splice_min_bytes > 0
+            sent = self._send_client(frames.taken, out, more)
+            if self.progress_wanted:
+                self._progress()
+            if not sent:
+                return None
             if not (watch.readable or frames.skip):
                 return None  # as the next round would find
             if took_s > SHARE_S:
                 break
         return AGAIN
 
-    def _splice_response(self, broker: socket, watch: Watch[Pause], count: int) -> Step:
+    def _send_client(self, taken: int, out: list[Buffer] | None, more: bool) -> bool:
+        """Send to the client, with nothing left over. False: its socket is full; the turn comes again later."""
+        if not (taken if out is None else out):
+            return True
+        self.to_client = _send(self.client, self._buffer, taken, out, more, client_failed)
+        return not self.to_client or self._flush_client()
+
+    def _flush_client(self) -> bool:
+        """Send what was left over for the client; as `_send_client`."""
+        self.to_client = _flush(self.client, self.to_client, client_failed)
+        if self.to_client:
+            self.client_watch.room_for = self.client_watch if self.broker_watch is None else self.broker_watch
+            return False
+        if self._responses.answer_due():
+            self._answer()
+        if self.progress_wanted:
+            self._progress()
+        return not self.to_client
+
+    def _answer(self) -> None:
+        """Send the answers made here whose turn has come, unless something older is still to be sent before them."""
+        if not self.to_client and not self._splice_down.inside:
+            answers = list(self._responses.ready_answers())
+            if answers:
+                self._send_client(0, answers, False)
+
+    def _splice_response(self, broker: Endpoint, count: int) -> Step:
+        splice = self._splice_down
         try:
-            step = self._splice_down.step(broker, self._client, count, self._response_moved)
+            return splice.step(broker.fd, self.client.fd, count)
         except SourceError as error:
             raise broker_failed(error.__cause__) from error
         except SinkError as error:
             raise client_failed(error.__cause__) from error
-        if step is Step.EMPTY:
-            watch.readable = False
-        return step
+        finally:
+            if splice.moved:
+                self.last_activity_s = now_s = self._clock.now_s()
+                self._answers.extend(self._responses.moved(splice.moved, now_s * 1000.0))
 
-    def _response_moved(self, part: int) -> None:
-        self.last_activity_s = now_s = self._clock()
-        self._answers.extend(self.session.broker_moved(part, now_s * 1000.0))
-
-    def _expect_rest(self, watch: Watch[Pause]) -> None:
+    def _expect_rest(self, watch: Watch) -> None:
         """The kernel moves a large response, and has not all of it yet."""
-        self._client_watch.expect_rest()
+        self.client_watch.expect_rest()
         watch.expect_rest()
 
-    def _rest_came(self, watch: Watch[Pause]) -> None:
+    def _rest_came(self, watch: Watch) -> None:
         """It has moved all of it, or is not to move the rest."""
-        self._client_watch.rest_came(self.last_activity_s)
+        self.client_watch.rest_came(self.last_activity_s)
         watch.rest_came(self.last_activity_s)
 
-    def _wake_client_pump(self) -> None:
+    def _progress(self) -> None:
         """Room in flight, or nothing owed any more: whoever waits for that looks again."""
-        if self._progress_wanted:
-            self._progress_wanted = False
-            self._progress.set()
-            self._progress = trio.Event()
+        if self.progress_wanted and self.on_progress is not None:
+            self.progress_wanted = False
+            self.on_progress()
+
+
+Failed = Callable[[BaseException | None], SessionError]
+
+
+def _send(
+    endpoint: Endpoint, buffer: memoryview, taken: int, out: list[Buffer] | None, more: bool, failed: Failed
+) -> bytes:
+    """Send `out`, or the first `taken` bytes of the buffer if that is None. Returns a copy of what was not taken."""
+    try:
+        if out is None:
+            sent = endpoint.send(buffer, 0, taken, more)
+            return b"" if sent == taken else bytes(buffer[sent:taken])
+        sent = endpoint.send_all(out, more)
+    except OSError as error:
+        raise failed(error) from error
+    total = 0
+    for part in out:
+        total += len(part)
+    return b"" if sent == total else b"".join(out)[sent:]
+
+
+def _flush(endpoint: Endpoint, left: bytes, failed: Failed) -> bytes:
+    """Send until the socket says that it is full: only then is its room told of. Returns the rest."""
+    done, total = 0, len(left)
+    try:
+        while done < total:
+            sent = endpoint.send(left, done, total, False)
+            if sent == 0:
+                break
+            done += sent
+    except OSError as error:
+        raise failed(error) from error
+    return left[done:] if done else left

@@ -124,7 +124,7 @@ class TransparentConnection(Connection):
             source_failed, sink_failed = broker_failed, client_failed
 
         def moved(count: int) -> None:
-            self.last_activity_s = now_s = trio.current_time()
+            self._active_s = now_s = trio.current_time()
             self._moved[kind] += count
             counters.passthrough_bytes[kind.value] += count
             self._ledger.wake(account)
@@ -132,6 +132,13 @@ class TransparentConnection(Connection):
             if delay_ms:
                 self._ledger.note_throttle(account, kind, delay_ms, at_ms=now_s * 1000.0, amount=count)
                 self._until_ms[kind] = now_s * 1000.0 + delay_ms
+
+        def move(count: int) -> Step:
+            try:
+                return splice.step(source.fileno(), sink.fileno(), count)
+            finally:
+                if splice.moved:
+                    moved(splice.moved)
 
         try:
             while True:
@@ -145,10 +152,10 @@ class TransparentConnection(Connection):
                     continue
                 try:
                     count = CHUNK_BYTES if self._moved[kind] >= HANDSHAKE_BYTES else HANDSHAKE_BYTES
-                    step = splice.step(source, sink, count, moved)
+                    step = move(count)
                     while step is Step.ENDED and splice.inside:  # what was read before the end
                         await trio.lowlevel.wait_writable(sink)
-                        splice.step(source, sink, splice.inside, moved)
+                        move(splice.inside)
                 except SourceError as error:
                     raise source_failed(error.__cause__) from error
                 except SinkError as error:

@@ -28,36 +28,77 @@ MOST_PASSING_BYTES: Final = 16 * 1024 * 1024
 between it and us hold. Without a bound whoever does not log in again would have no limit for that long."""
 
 
-@dataclass(slots=True)
 class Pending:
-    """One request without its answer yet."""
+    """One request without its answer yet; made by `new_pending`.
+
+    `api_version`: the one the client asked for, and so that of the response's layout.
+    `throttle_until_ms`: the end of the mute this request has brought about; what is left of it goes into the response's
+    throttle field. `delay_ms`: the throttle that this end belongs to. `cause`: the quota that it is due to, the one of
+    several that lasts longest. `charged`: what that quota was charged for this request; None when it was delayed before
+    it used anything.
+    `local_answer`: the whole response frame, made here; the broker never saw the request. It still waits for its turn.
+    `replicated_bytes`: the size of a Produce request with acks=all; 0 for all others.
+    `admission`: of a Fetch that the ledger has let through; what it reserved is settled when the response comes.
+    `on_response`: the handler that gets the whole response. `held_bytes`: what is kept of the request or of its answer
+    until it is this one's turn, if that can be large. `asked`: this is a handler's own question, of which the client
+    knows nothing; the answer goes to this function.
+    """
 
     correlation_id: int
     api_key: int
     api_version: int
-    """Version the client asked for, and so the version of the response's layout."""
     account: Account
     sent_ms: float
-    throttle_until_ms: float = 0.0
-    """End of the mute this request has brought about; what is left of it goes into the response's throttle field."""
-    delay_ms: int = 0
-    """The throttle that this end belongs to."""
-    cause: Kind | None = None
-    """The quota that this throttle is due to: the one of several that lasts longest."""
-    charged: float | None = None
-    """What that quota was charged for this request; None when it was delayed before it used anything."""
-    local_answer: bytes | None = None
-    """The whole response frame, made here; the broker never saw the request. It still waits for its turn."""
-    replicated_bytes: int = 0
-    """Size of a Produce request with acks=all; 0 for all others."""
-    admission: Admission | None = None
-    """A Fetch that the ledger has let through: what it reserved is settled when the response comes."""
-    on_response: OnResponse | None = None
-    """The handler that gets the whole response."""
-    held_bytes: int = 0
-    """What is kept of the request or of its answer until it is this one's turn, if that can be large."""
-    asked: Callable[[bytes, float], Outcome] | None = None
-    """This is a handler's own question, of which the client knows nothing; the answer goes to this function."""
+    throttle_until_ms: float
+    delay_ms: int
+    cause: Kind | None
+    charged: float | None
+    local_answer: bytes | None
+    replicated_bytes: int
+    admission: Admission | None
+    on_response: OnResponse | None
+    held_bytes: int
+    asked: Callable[[bytes, float], Outcome] | None
+
+    __slots__ = (
+        "account",
+        "admission",
+        "api_key",
+        "api_version",
+        "asked",
+        "cause",
+        "charged",
+        "correlation_id",
+        "delay_ms",
+        "held_bytes",
+        "local_answer",
+        "on_response",
+        "replicated_bytes",
+        "sent_ms",
+        "throttle_until_ms",
+    )
+
+
+def new_pending(correlation_id: int, api_key: int, api_version: int, account: Account, sent_ms: float) -> Pending:
+    """The entry of a request of `account`, which was read at `sent_ms`."""
+    # Not by calling the class: where that is compiled it would take longer than all that is done here.
+    pending = Pending.__new__(Pending)
+    pending.correlation_id = correlation_id
+    pending.api_key = api_key
+    pending.api_version = api_version
+    pending.account = account
+    pending.sent_ms = sent_ms
+    pending.throttle_until_ms = 0.0
+    pending.delay_ms = 0
+    pending.cause = None
+    pending.charged = None
+    pending.local_answer = None
+    pending.replicated_bytes = 0
+    pending.admission = None
+    pending.on_response = None
+    pending.held_bytes = 0
+    pending.asked = None
+    return pending
 
 
 @dataclass(slots=True)
@@ -77,6 +118,7 @@ class Exchange:
     """A broker answers each connection strictly in the order of its requests, so `inflight` is a queue."""
 
     __slots__ = (
+        "_counted",
         "_passes_again",
         "_passes_from",
         "authenticated",
@@ -111,6 +153,7 @@ class Exchange:
     ) -> None:
         self.ledger = ledger
         self.counters = counters
+        self._counted = counters.requests
         self.translate = translate
         """None: nothing is rewritten."""
         self.interceptors = interceptors
@@ -142,7 +185,7 @@ class Exchange:
         """How many bytes had come from the client when a mute was put off for the first time."""
         self._passes_again = True
         """The second such time of this session is still to come."""
-        self.client_bytes: Callable[[], int] = int
+        self.client_bytes = 0
         """How many bytes have come from the client."""
         self.owed_until_ms = 0.0
         """End of the mute that could not be because of that; it goes on once the client has logged in."""
@@ -151,10 +194,10 @@ class Exchange:
 
     def count_request(self, account: Account, api_key: int) -> None:
         """A request of `account` is forwarded, or answered here."""
-        if api_key not in APIS:
-            api_key = -1
-        self.counters.requests[api_key] += 1
-        account.requests[api_key] += 1
+        key = api_key if api_key in APIS else -1
+        counted, requests = self._counted, account.requests
+        counted[key] = counted.get(key, 0) + 1
+        requests[key] = requests.get(key, 0) + 1
         if not account.touched:
             self.ledger.wake(account)
 
@@ -224,6 +267,8 @@ class Exchange:
         for group in (None if held is None else held.group, self.promised):
             if group is not None:
                 group.pass_held(self)
+        # Who was to be told holds this session: without them nothing is left to the garbage collector.
+        self.wake, self.authenticated, self.logins = _nobody, _no_matter, None
 
     def put_off_ms(self, now_ms: float) -> int:
         """What is left of a mute that has been put off, so that the client can log in again; 0 for none."""
@@ -240,7 +285,7 @@ class Exchange:
         the client goes on sending whatever it is told (librdkafka does), and its timer for the login is late. Behind
         what it sent until that has fired lies the login: all this gets a second chance, half way to the end.
         """
-        taken = self.client_bytes()
+        taken = self.client_bytes
         if self._passes_from is None:
             self._passes_from = taken
         if taken - self._passes_from < MOST_PASSING_BYTES:

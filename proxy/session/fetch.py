@@ -61,10 +61,11 @@ def _topic_key(topic: Any) -> Any:
 class FetchShaper:
     """Fetch sessions of one connection, as far as quotas have touched them."""
 
-    __slots__ = ("_missed",)
+    __slots__ = ("missed",)
 
     def __init__(self) -> None:
-        self._missed: dict[int, _Missed] = {}
+        self.missed: dict[int, _Missed] = {}
+        """By session, whatever requests were answered here; nothing has to be put right while it is empty."""
 
     def take_over(self, fields: FetchFields, body: memoryview | bytearray | None, version: int) -> int | None:
         """Answer this request here instead of forwarding it.
@@ -74,18 +75,18 @@ class FetchShaper:
         broker does the same, FetchSession.scala). None: it must be forwarded, what it says could not be carried over.
         """
         if version < FIRST_SESSION_VERSION or fields.session_epoch <= 0 or fields.session_id == 0:
-            self._missed.pop(fields.session_id, None)
+            self.missed.pop(fields.session_id, None)
             return 0
         if body is None:
             return None
         request = self._parse(body, version)
         if request is None:
             return None
-        missed = self._missed.get(fields.session_id)
+        missed = self.missed.get(fields.session_id)
         if missed is None:
-            if len(self._missed) >= MAX_SESSIONS:
+            if len(self.missed) >= MAX_SESSIONS:
                 return None
-            missed = self._missed[fields.session_id] = _Missed()
+            missed = self.missed[fields.session_id] = _Missed()
         if len(missed.partitions) + len(missed.forgotten) > MAX_MISSED_PARTITIONS:
             return None  # the next ones go to the broker until it has heard of these
         missed.epochs += 1
@@ -96,19 +97,19 @@ class FetchShaper:
         self, fields: FetchFields, body: memoryview | bytearray | None, version: int, max_bytes: int | None
     ) -> bytes | None:
         """New body for a request that goes to the broker, if it must carry what earlier ones said; else None."""
-        if not self._missed:
+        if not self.missed:
             return None
         if fields.session_epoch <= 0:  # the session is closed, or begins anew
-            self._missed.pop(fields.session_id, None)
+            self.missed.pop(fields.session_id, None)
             return None
-        missed = self._missed.get(fields.session_id)
+        missed = self.missed.get(fields.session_id)
         if missed is None or not missed.has_news:
             return None
         request = None if body is None else self._parse(body, version)
         if request is None:
             # What the broker missed cannot be added to this request. It goes on with the client's own epoch: the broker
             # answers INVALID_FETCH_SESSION_EPOCH, and the client says everything again in a new session.
-            del self._missed[fields.session_id]
+            del self.missed[fields.session_id]
             return None
         _merge(missed, request)
         module, _, write = _codec(min(version, NEWEST_BODY_VERSION))
@@ -126,15 +127,10 @@ class FetchShaper:
         write(sink, request)
         return sink.getvalue()
 
-    def patch(self, buf: bytearray | memoryview, fields: FetchFields, max_bytes: int | None) -> None:
-        """Lower max_bytes (and min_bytes with it, as ReplicaManager does) and set the broker's epoch, in place."""
-        if max_bytes is not None and fields.max_bytes is not None and max_bytes < fields.max_bytes:
-            lowered = max(max_bytes, 1)
-            _INT32.pack_into(buf, fields.max_bytes_at, lowered)
-            if fields.min_bytes > lowered:
-                _INT32.pack_into(buf, fields.min_bytes_at, lowered)
-        if self._missed and fields.session_epoch > 0:
-            missed = self._missed.get(fields.session_id)
+    def patch_epoch(self, buf: bytearray | memoryview, fields: FetchFields) -> None:
+        """Set the broker's epoch, in place."""
+        if fields.session_epoch > 0:
+            missed = self.missed.get(fields.session_id)
             if missed is not None:
                 _INT32.pack_into(buf, fields.session_epoch_at, fields.session_epoch - missed.epochs)
 

@@ -5,8 +5,8 @@
               v                   |                 v                   |
     BOUNDARY ---> HEAD (held) ----+--- verdict ---> BODY (forward | drop) ---> BOUNDARY
 
-A `judge` looks at the head of a frame and says what happens to it; the walker counts the rest. Bytes that are forwarded
-as they stand are never copied, but returned as views into the caller's buffer, as few and as long as possible.
+A `FrameJudge` looks at the head of a frame and says what happens to it; the walker counts the rest. Bytes that are
+forwarded as they stand are never copied, but returned as views into the caller's buffer, few and long ones.
 """
 
 from __future__ import annotations
@@ -15,24 +15,34 @@ from collections.abc import Callable, Sequence
 
 Buffer = bytes | bytearray | memoryview
 
-Judge = Callable[[bytearray | memoryview, int, int, list[Buffer]], int]
-"""judge(buf, start, end, out): judge the frame at `start`, of which the bytes up to `end` (or its own end) are there.
-
-Returns 0: more bytes needed, `walker.need` says how many from `start`; or, if it has set `walker.stopped`, the frame is
-to be judged again later, and the walk ends before it.
-n > 0: n bytes dealt with in place; they are forwarded, or dropped if `walker.dropping` was set.
-n < 0: -n bytes are replaced by what was appended to `out`.
-Unless 0, `walker.skip` has been set to the length of the rest of the frame.
-"""
-Complete = Callable[[], Sequence[Buffer]]
-"""complete(): the last byte of a frame has been dealt with. Returns buffers to insert behind it; may set `stopped`."""
 Scrub = Callable[[memoryview], bytes]
+
+
+class FrameJudge:
+    """What a walker asks about each frame. Both directions of a session are one."""
+
+    __slots__ = ()
+
+    def judge(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
+        """Judge the frame at `start`, of which the bytes up to `end` (or its own end) are there.
+
+        Returns 0: more bytes needed, `walker.need` says how many from `start`; or, if it has set `walker.stopped`, the
+        frame is to be judged again later, and the walk ends before it.
+        n > 0: n bytes dealt with in place; they are forwarded, or dropped if `walker.dropping` was set.
+        n < 0: -n bytes are replaced by what was appended to `out`.
+        Unless 0, `walker.skip` has been set to the length of the rest of the frame.
+        """
+        raise NotImplementedError
+
+    def complete(self) -> Sequence[Buffer]:
+        """The last byte of a frame has been dealt with. Returns buffers to insert behind it; may set `stopped`."""
+        raise NotImplementedError
 
 
 class FrameWalker:
     """Framing state of one direction."""
 
-    __slots__ = ("dropping", "held", "need", "scrub", "skip", "stopped")
+    __slots__ = ("dropping", "held", "need", "scrub", "skip", "stopped", "taken")
 
     def __init__(self) -> None:
         self.skip = 0
@@ -47,30 +57,30 @@ class FrameWalker:
         """Length of `held` at which to try again."""
         self.stopped = False
         """Set by `complete` or `judge`: go no further for now."""
+        self.taken = 0
+        """How many bytes the last walk has taken."""
 
-    @property
     def at_boundary(self) -> bool:
         """True between two frames."""
         return self.skip == 0 and self.held is None
 
-    @property
     def movable(self) -> int:
         """Bytes that may go from one socket to the other without passing through here."""
         return 0 if self.dropping or self.scrub is not None else self.skip
 
-    def walk(self, view: memoryview, judge: Judge, complete: Complete) -> tuple[list[Buffer], int]:
-        """Take a writable view of received bytes. Returns what to send on, in order, and how many bytes were taken.
+    def walk(self, side: FrameJudge, view: memoryview, end: int) -> list[Buffer] | None:
+        """Take the first `end` bytes of a writable view. Returns what to send on, in order; None is short for the bytes
+        that were taken, as they stand (nearly always).
 
-        Fewer than all are taken only if `complete` or `judge` set `stopped`. (What `judge` looked at then may be in
-        `held`, and comes before what was not taken.)
+        Fewer than all are `taken` only if the judge has set `stopped`. (What it looked at then may be in `held`, and
+        comes before what was not taken.)
         """
         out: list[Buffer] = []
-        end = len(view)
         position = run = 0  # view[run:position] goes on as it stands
         self.stopped = False
         while position < end:
             if self.skip:
-                take = min(self.skip, end - position)
+                take = self.skip if self.skip < end - position else end - position
                 if self.scrub is not None:
                     out.append(self.scrub(view[position : position + take]))
                 position += take
@@ -84,7 +94,7 @@ class FrameWalker:
                 if len(self.held) < self.need:
                     break
                 held, self.held = self.held, None
-                used = judge(held, 0, len(held), out)
+                used = side.judge(held, 0, len(held), out)
                 if used == 0:
                     self.held = held
                     if self.stopped:
@@ -94,7 +104,7 @@ class FrameWalker:
                     out.append(held)
             else:
                 before = len(out)
-                used = judge(view, position, end, out)
+                used = side.judge(view, position, end, out)
                 if used > 0 and not self.dropping:
                     position += used
                 else:
@@ -111,7 +121,7 @@ class FrameWalker:
             if self.skip == 0 and self.held is None:
                 self.dropping = False
                 self.scrub = None
-                inserted = complete()
+                inserted = side.complete()
                 if inserted:
                     if run < position:
                         out.append(view[run:position])
@@ -119,6 +129,9 @@ class FrameWalker:
                     out.extend(inserted)
                 if self.stopped:
                     break
+        self.taken = position
+        if run == 0 and not out:
+            return None
         if run < position:
             out.append(view[run:position])
-        return out, position
+        return out

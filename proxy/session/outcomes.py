@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.handlers.intercept import Answer, Ask, Forward, Outcome, Wait
-from proxy.session.exchange import Exchange, Pending
+from proxy.session.exchange import Exchange, Pending, new_pending
 from proxy.session.framing import Buffer
 from proxy.wire.messages import framed, request_header, response_frame
 
@@ -21,7 +21,8 @@ def carry_out(
     Whether it still waits for its handler."""
     if isinstance(outcome, Ask):
         asked = (outcome.api_key, outcome.api_version, pending.correlation_id)
-        question = Pending(asked[2], asked[0], asked[1], pending.account, now_ms, asked=outcome.then)
+        question = new_pending(asked[2], asked[0], asked[1], pending.account, now_ms)
+        question.asked = outcome.then
         exchange.inflight.append(question)
         out.append(framed(request_header(*asked, pending.account.identity.client_id) + outcome.body))
         return True

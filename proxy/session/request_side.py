@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from struct import Struct
 from typing import Final
 
 from proxy.errors import CloseReason, SessionError
 from proxy.handlers.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Outcome
-from proxy.session import gate
+from proxy.session import exchange as in_flight
+from proxy.session import gate, login_frames
 from proxy.session.before_login import BeforeLogin
 from proxy.session.exchange import Exchange, Pending
 from proxy.session.fetch import FetchShaper
-from proxy.session.framing import Buffer, FrameWalker
-from proxy.session.login import NOBODY, RAW, copies, logins_of, too_large, wipe
+from proxy.session.framing import Buffer, FrameJudge, FrameWalker
+from proxy.session.login import NOBODY, copies, wipe
 from proxy.session.outcomes import carry_out
 from proxy.session.sizes import (
     FIRST_BYTES,
@@ -23,13 +23,12 @@ from proxy.session.sizes import (
     unreadable,
 )
 from proxy.settings import SizeLimits
-from proxy.wire import requests, responses
+from proxy.wire import integers, requests, responses
 from proxy.wire.apis import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH, api_name, is_known
 from proxy.wire.frames import WireError
-from proxy.wire.sasl import MAX_SASL_BYTES, SASL_APIS, SASL_AUTHENTICATE
+from proxy.wire.sasl import SASL_APIS
 from proxy.wire.software import client_software
 from quota.entity import Kind
-from quota.group import Admission
 from quota.ledger import Account
 
 MAX_HELD_REQUEST_BYTES: Final = 65_536
@@ -41,28 +40,36 @@ MAX_TRACKED_CLIENT_IDS: Final = 8
 """Client ids remembered for /connections; a connection has one in practice."""
 ACKS_ALL: Final = -1
 
-_INT16: Final = Struct(">h")
+# Members of the enum by names of this module: to look one up through the enum takes longer than what is done with it.
+PRODUCED: Final = Kind.PRODUCE
+FETCHED: Final = Kind.FETCH
 
 
-class RequestSide:
+class RequestSide(FrameJudge):
     """Requests of one client connection. Knows nothing of sockets and clocks."""
 
     __slots__ = (
         "_account",
-        "_admitted",
         "_backlog",
-        "_completing",
+        "_charged",
+        "_charged_bytes",
+        "_charged_pending",
+        "_client_id",
         "_exchange",
         "_joined",
+        "_max_frame_bytes",
+        "_max_header_bytes",
         "_max_in_flight",
+        "_missed",
         "_now_ms",
+        "_produce_bytes",
+        "_raw",
         "_saw_request",
         "_shaper",
         "_sizes",
         "_unsent",
         "_waiting",
         "before",
-        "bytes_total",
         "client_ids",
         "established",
         "software",
@@ -77,33 +84,42 @@ class RequestSide:
         self.user = user
         """Who is charged; see `identify`."""
         self._sizes = sizes
+        self._max_frame_bytes, self._max_header_bytes = sizes.max_frame_bytes, sizes.max_header_bytes
         self._max_in_flight = max_in_flight
         self.walker = FrameWalker()
         self._now_ms = 0.0
         self._backlog: bytearray | None = None
         """Requests that had been read together with the one that brought about the mute."""
-        self._completing: tuple[Account, int, Pending | None] | None = None
-        """Produce request whose last byte is still to come: account, bytes, its pending entry (None for acks=0)."""
+        self._charged: Account | None = None
+        """Who is charged when the last byte of a Produce request has come, while there is one under way;"""
+        self._charged_bytes = 0
+        """its size;"""
+        self._charged_pending: Pending | None = None
+        """its entry among those in flight, None for acks=0."""
+        self._produce_bytes = 0
+        """Size of the latest Produce request."""
         self._unsent: Pending | None = None
         """Request whose last byte is still to come."""
         self._account: Account | None = None
+        """The client that sent the last request,"""
+        self._client_id = ""
+        """and its client-id."""
+        self._raw = False
+        """The walk began with a raw SASL message, which has no request header."""
         self._joined: dict[str, Account] = {}
         """Clients that count this connection as theirs, by client-id: this user's among `client_ids`."""
         self._saw_request = False
         self.before = BeforeLogin(exchange, self.walker, login_expected)
         """Requests before the login are charged to nobody, as by a broker."""
         self._shaper = FetchShaper()
-        self._admitted: Admission | None = None
-        """What the ledger has said about the fetch that is judged next, if it was asked before (`_lane`)."""
+        self._missed = self._shaper.missed
         self._waiting: tuple[bytes, bytes, Pending] | None = None
         """Request (header, body) whose handler has not decided yet."""
         self.client_ids: list[str] = []
         self.software: str | None = None
         """Client library and version, from ApiVersions v3+."""
-        self.bytes_total = 0
         self.established = False
         """A request has come that is not one of those with which connections begin."""
-        exchange.client_bytes = lambda: self.bytes_total
 
     @property
     def under_way(self) -> bool:
@@ -118,11 +134,10 @@ class RequestSide:
 
     def end(self, now_ms: float) -> None:
         """The connection ends. What has been forwarded of a Produce request that will never be whole is charged."""
-        completing, self._completing = self._completing, None
-        if completing is not None:
-            account, size_bytes, _ = completing
-            exchange = self._exchange
-            exchange.ledger.charge_no_throttle(account, Kind.PRODUCE, max(size_bytes - self.walker.skip, 0), now_ms)
+        account, self._charged, self._charged_pending = self._charged, None, None
+        if account is not None:
+            come = max(self._charged_bytes - self.walker.skip, 0)
+            self._exchange.ledger.charge_no_throttle(account, PRODUCED, come, now_ms)
         self.close()
 
     def close(self) -> None:
@@ -156,7 +171,9 @@ class RequestSide:
         if wanted and not before.needless():
             return None
         self._account = account = exchange.ledger.account(self.user, client_id)
-        client_id = account.identity.client_id  # very long ones are shortened there; nothing holds them whole
+        self._client_id = client_id = (
+            account.identity.client_id
+        )  # very long ones are shortened there; nothing holds them whole
         if client_id not in self._joined and len(self._joined) < MAX_TRACKED_CLIENT_IDS:
             self._join(client_id, account)
         return account
@@ -168,12 +185,10 @@ class RequestSide:
         if client_id not in self.client_ids and len(self.client_ids) < MAX_TRACKED_CLIENT_IDS:
             self.client_ids.append(client_id)
 
-    @property
     def has_backlog(self) -> bool:
         """True if requests that were already read have to be judged before more is read."""
         return self._backlog is not None or self._exchange.outcome is not None
 
-    @property
     def asking(self) -> bool:
         """True while a request waits for its handler: for the answer to a question of its, or for what it waits for."""
         return self._waiting is not None and self._exchange.outcome is None
@@ -181,16 +196,23 @@ class RequestSide:
     @property
     def at_boundary(self) -> bool:
         """True between two requests, all of which have been judged."""
-        return self.walker.at_boundary and self._waiting is None and not self.before.holds
+        return self.walker.at_boundary() and self._waiting is None and not self.before.holds
 
-    @property
     def in_flight_full(self) -> bool:
         """True while too many requests wait for their answer, or those that do take too much memory."""
         exchange = self._exchange
         return len(exchange.inflight) >= self._max_in_flight or exchange.held_bytes > MAX_HELD_IN_FLIGHT_BYTES
 
+    def ended_with_produce(self) -> int:
+        """Size of the Produce request with which the last read has ended; 0 if it ended otherwise."""
+        inflight, walker = self._exchange.inflight, self.walker
+        if not inflight or walker.skip or walker.held is not None or walker.stopped:
+            return 0
+        latest: Pending = inflight[len(inflight) - 1]
+        return self._produce_bytes if latest.api_key == PRODUCE else 0
+
     def resume(self, now_ms: float) -> list[Buffer]:
-        """Go on with the requests in the backlog; as `take`."""
+        """Go on with the requests in the backlog. Returns the buffers to send to the broker, in order."""
         out: list[Buffer] = []
         exchange = self._exchange
         outcome, exchange.outcome = exchange.outcome, None
@@ -198,108 +220,120 @@ class RequestSide:
             self._now_ms = now_ms
             (head, body, pending), self._waiting = self._waiting, None
             self._act(outcome, head, body, pending, out)
-            self._complete()
+            self.complete()
             if self.walker.stopped:
                 return out
         backlog, self._backlog = self._backlog, None
-        return out if backlog is None else out + self._walk(memoryview(backlog), now_ms, backlog)
+        if backlog is not None:
+            view = memoryview(backlog)
+            walked = self._walk(view, len(view), now_ms, backlog)
+            out += [view[: self.walker.taken]] if walked is None else walked
+        return out
 
-    def take(self, view: memoryview, now_ms: float) -> list[Buffer]:
-        """Take bytes read from the client; returns the buffers to send to the broker, in order."""
-        self.bytes_total += len(view)
-        out = self._walk(view, now_ms)
-        logins = self._exchange.logins
+    def take(self, view: memoryview, end: int, now_ms: float) -> list[Buffer] | None:
+        """Take the first `end` bytes of a view, which were read from the client. Returns the buffers to send to the
+        broker, in order; None for the first `walker.taken` bytes as they stand."""
+        exchange = self._exchange
+        exchange.client_bytes += end
+        out = self._walk(view, end, now_ms, None)
+        logins = exchange.logins
         if logins is not None and logins.active:
-            out = copies(out)
-            wipe(view)
+            out = copies([view[: self.walker.taken]] if out is None else out)
+            wipe(view[:end])
         return out
 
     def moved(self, count: int, now_ms: float) -> None:
         """`count` bytes of the body went to the broker without passing through `take`."""
-        self.bytes_total += count
+        self._exchange.client_bytes += count
         self.walker.skip -= count
         if self.walker.skip == 0:
             self._now_ms = now_ms
-            self._complete()
+            self.complete()
 
-    def _walk(self, view: memoryview, now_ms: float, backlog: bytearray | None = None) -> list[Buffer]:
+    def _walk(self, view: memoryview, end: int, now_ms: float, backlog: bytearray | None) -> list[Buffer] | None:
         """`backlog` is where the bytes of `view` are kept, if they are kept already."""
         self._now_ms = now_ms
         logins = self._exchange.logins
-        judge = self._judge if logins is None or not logins.watch.raw else self._judge_raw
+        self._raw = logins is not None and logins.watch.raw
         walker = self.walker
-        out, taken = walker.walk(view, judge, self._complete)
+        out = walker.walk(self, view, end)
+        taken = walker.taken
         if walker.stopped and walker.held is not None:
-            self._backlog, walker.held = walker.held + view[taken:], None
-        elif taken < len(view):
+            self._backlog, walker.held = walker.held + view[taken:end], None
+        elif taken < end:
             # Nothing is copied each time that a request which waits is judged again.
-            self._backlog = bytearray(view[taken:]) if taken or backlog is None else backlog
+            self._backlog = bytearray(view[taken:end]) if taken or backlog is None else backlog
         return out
 
-    def _complete(self) -> tuple[()]:
+    def complete(self) -> tuple[()]:
         """The last byte of a request has been read: charge what is charged then, and mute."""
         now_ms, exchange = self._now_ms, self._exchange
         if self._unsent is not None:
             self._unsent.sent_ms = now_ms
             self._unsent = None
-        completing, self._completing = self._completing, None
-        if completing is not None:
-            account, size_bytes, pending = completing
-            delay_ms = exchange.ledger.charge(account, Kind.PRODUCE, size_bytes, now_ms)
+        account = self._charged
+        if account is not None:
+            pending, size_bytes = self._charged_pending, self._charged_bytes
+            self._charged = self._charged_pending = None
+            delay_ms = exchange.ledger.charge(account, PRODUCED, size_bytes, now_ms)
             if delay_ms > 0:
                 if pending is None:
-                    exchange.mute(account, Kind.PRODUCE, delay_ms, now_ms, size_bytes)
+                    exchange.mute(account, PRODUCED, delay_ms, now_ms, size_bytes)
                 else:
-                    exchange.impose(pending, Kind.PRODUCE, delay_ms, now_ms, size_bytes)
+                    exchange.impose(pending, PRODUCED, delay_ms, now_ms, size_bytes)
         self.walker.stopped = (  # no further request may be judged now
             exchange.mute_until_ms > now_ms
-            or len(exchange.inflight) >= self._max_in_flight
-            or exchange.held_bytes > MAX_HELD_IN_FLIGHT_BYTES
+            or self.in_flight_full()
             or self._waiting is not None
             or exchange.client_waits
         )
         return ()
 
+    def judge(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
+        """Judge what begins at `start`: a request, or in a login a raw message (see `FrameJudge.judge`)."""
+        return login_frames.judge_raw(self, buf, start, end, out) if self._raw else self._judge(buf, start, end, out)
+
     def _judge(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
-        """Judge the request at `start` (see `framing.Judge`)."""
+        """Judge the request at `start`."""
         state, now_ms = self.walker, self._now_ms
         try:
-            header = requests.parse_request_header(buf, start, end, self._sizes.max_frame_bytes)
-            if (end if header is None else header.body) - start > self._sizes.max_header_bytes:
+            header = requests.parse_request_header(buf, start, end, self._max_frame_bytes)
+            if (end if header is None else header.body) - start > self._max_header_bytes:
                 raise header_too_large(start, end, header, self._sizes)
             if header is not None and not self.established:
                 self.established = is_established(header, self._sizes)
         except WireError as error:
-            raise self._client_malformed(buf, start, end, error) from error
+            raise self.malformed(buf, start, end, error) from error
         here = end - start
         if header is None:
             state.need = bytes_wanted(buf, start, here)
             return 0
         total = 4 + header.size
-        here = min(here, total)
+        if here > total:
+            here = total
         self._saw_request = True
         api_key, version = header.api_key, header.api_version
         client_id = header.client_id
         account = self._account
-        if account is None or client_id != account.identity.client_id:
+        if account is None or client_id != self._client_id:
             account = self._client(api_key, client_id)
         if account is None:
-            pending = Pending(header.correlation_id, api_key, version, NOBODY, now_ms)
+            pending = in_flight.new_pending(header.correlation_id, api_key, version, NOBODY, now_ms)
             return self.before.ask(pending, bytes(buf[start : start + here]), total, self._take_again, out)
         exchange, whole = self._exchange, here == total
         if account is not NOBODY and not gate.lets_through(exchange, account, header, buf, start + here, whole, now_ms):
             state.stopped = True
             return 0
-        pending = Pending(header.correlation_id, api_key, version, account, now_ms)
+        pending = in_flight.new_pending(header.correlation_id, api_key, version, account, now_ms)
         answered = True
         if api_key == PRODUCE:
             try:
                 acks = requests.produce_acks(buf, header.body, start + here, version)
             except WireError as error:
-                raise self._client_malformed(buf, start, end, error) from error
+                raise self.malformed(buf, start, end, error) from error
             if acks is None:
                 if here == total:
-                    raise self._client_malformed(
+                    raise self.malformed(
                         buf,
                         start,
                         end,
@@ -308,9 +342,11 @@ class RequestSide:
                 state.need = min(total, 2 * here)
                 return 0
             answered = acks != 0
+            self._produce_bytes = total
             if acks == ACKS_ALL:
                 pending.replicated_bytes = header.size
-            self._completing = (account, header.size, pending if answered else None)
+            self._charged, self._charged_bytes = account, header.size
+            self._charged_pending = pending if answered else None
         elif api_key == FETCH:
             wanted = total if total <= MAX_HELD_REQUEST_BYTES else header.body - start + FETCH_HEAD_BYTES
             if here < wanted:
@@ -329,11 +365,11 @@ class RequestSide:
             self.software = client_software(buf, header.body, start + total, version)
             account.software = self.software or account.software
         elif api_key in SASL_APIS and header.known:
-            return self._login(buf, start, here, total, header, pending, out)
+            return login_frames.judge_request(self, buf, start, here, header, pending, out)
         elif api_key in self._exchange.interceptors and header.known:
             if total > MAX_INTERCEPTED_BYTES:
                 text = f"{api_name(api_key)} request of {header.size} bytes; at most {MAX_INTERCEPTED_BYTES} are held"
-                raise self._client_malformed(buf, start, end, WireError("request_too_large", text))
+                raise self.malformed(buf, start, end, WireError("request_too_large", text))
             if here < total:
                 state.need = total
                 return 0
@@ -351,45 +387,6 @@ class RequestSide:
         """The request that begins with `head`, and was held, comes before what was read after it."""
         self._backlog = bytearray(head) + (self._backlog or b"")
 
-    def _login(
-        self,
-        buf: bytearray | memoryview,
-        start: int,
-        here: int,
-        total: int,
-        header: requests.RequestHeader,
-        pending: Pending,
-        out: list[Buffer],
-    ) -> int:
-        """A request of a login: taken whole, passed on, and nothing of it is kept but a name."""
-        if header.size > MAX_SASL_BYTES:
-            raise self._client_malformed(buf, start, start + here, too_large(header.size))
-        logins = logins_of(self._exchange)
-        logins.watch.begin()
-        if here < total:
-            self.walker.need = total
-            return 0
-        if not logins.refused:
-            pending.account = NOBODY
-        self._exchange.count_request(pending.account, pending.api_key)
-        self._exchange.inflight.append(pending)
-        logins.request(header, memoryview(buf)[header.body : start + total], pending)
-        out.append(bytes(buf[start : start + total]))
-        self.walker.skip = 0
-        return -total
-
-    def _judge_raw(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
-        """Judge the raw SASL message at `start`, which has no request header (see `framing.Judge`)."""
-        logins = logins_of(self._exchange)
-        # An earlier frame of the same read was a request again: all behind it are.
-        frame = logins.raw_frame(self.walker, buf, start, end) if logins.watch.raw else None
-        if frame is None:
-            return 0 if logins.watch.raw else self._judge(buf, start, end, out)
-        if logins.watch.awaiting:
-            self._exchange.inflight.append(Pending(0, SASL_AUTHENTICATE, RAW, NOBODY, self._now_ms))
-        out.append(frame)
-        return -len(frame)
-
     def _fetch(
         self,
         buf: bytearray | memoryview,
@@ -406,11 +403,11 @@ class RequestSide:
         try:
             fields = requests.parse_fetch(buf, header.body, start + here, version)
         except WireError as error:
-            raise self._client_malformed(buf, start, start + here, error) from error
+            raise self.malformed(buf, start, start + here, error) from error
         if fields is None:
             if is_known(FETCH, version):
                 cut = WireError("request_malformed", f"a Fetch request of {total - 4} bytes has no topics")
-                raise self._client_malformed(buf, start, start + here, cut)
+                raise self.malformed(buf, start, start + here, cut)
             if exchange.translate is not None:
                 raise SessionError(
                     CloseReason.UNSUPPORTED_VERSION,
@@ -422,21 +419,19 @@ class RequestSide:
                 return 0
             self._forward_fetch(pending, total - here)
             return here
-        body = buf[header.body : start + here] if here == total <= MAX_HELD_REQUEST_BYTES else None
         wanted = fields.max_bytes if fields.max_bytes is not None else gate.MAX_INT32
-        admission, self._admitted = self._admitted, None
-        if admission is None:
-            admission = exchange.ledger.admit(account, Kind.FETCH, wanted, now_ms)
+        admission = exchange.ledger.admit(account, FETCHED, wanted, now_ms)
         if admission.throttle_ms > 0:
+            body = buf[header.body : start + here] if here == total <= MAX_HELD_REQUEST_BYTES else None
             session_id = self._shaper.take_over(fields, body, version)
             if session_id is None:
-                exchange.hold(Kind.FETCH, None, admission.throttle_ms, now_ms)
+                exchange.hold(FETCHED, None, admission.throttle_ms, now_ms)
                 self.walker.stopped = True
                 return 0
             delay_ms = admission.throttle_ms
             self._forward_fetch(pending, total - here)
             pending.local_answer = responses.empty_fetch_response(version, header.correlation_id, delay_ms, session_id)
-            exchange.impose(pending, Kind.FETCH, delay_ms, now_ms)
+            exchange.impose(pending, FETCHED, delay_ms, now_ms)
             exchange.counters.fetches_answered += 1
             self.walker.dropping = True
             return here
@@ -445,18 +440,22 @@ class RequestSide:
         max_bytes = admission.max_bytes
         if max_bytes is not None and max_bytes < wanted:
             exchange.counters.fetches_shaped += 1
-        merged = self._shaper.forward(fields, body, version, max_bytes)
-        if merged is not None:
+        if self._missed:
             # The requests answered here before this one never reached the broker: this one carries their news too.
-            head = bytearray(buf[start : header.body])
-            head[0:4] = (len(head) - 4 + len(merged)).to_bytes(4, "big")
-            _INT16.pack_into(head, 6, responses.fetch_version_upstream(version))
-            out.append(bytes(head) + merged)
-            return -here
-        self._shaper.patch(buf, fields, max_bytes)
+            body = buf[header.body : start + here] if here == total <= MAX_HELD_REQUEST_BYTES else None
+            merged = self._shaper.forward(fields, body, version, max_bytes)
+            if merged is not None:
+                head = bytearray(buf[start : header.body])
+                head[0:4] = (len(head) - 4 + len(merged)).to_bytes(4, "big")
+                integers.put_int16(head, 6, responses.fetch_version_upstream(version))
+                out.append(bytes(head) + merged)
+                return -here
+            self._shaper.patch_epoch(buf, fields)
+        if max_bytes is not None:
+            requests.lower_fetch(buf, fields, max_bytes)
         upstream_version = responses.fetch_version_upstream(version) if exchange.translate is not None else version
         if upstream_version != version:
-            _INT16.pack_into(buf, start + 6, upstream_version)
+            integers.put_int16(buf, start + 6, upstream_version)
         return here
 
     def _forward_fetch(self, pending: Pending, rest_bytes: int) -> None:
@@ -482,7 +481,7 @@ class RequestSide:
         try:
             outcome = exchange.interceptors[api_key].request(request, self._now_ms)
         except WireError as error:
-            raise self._client_malformed(buf, start, start + total, error) from error
+            raise self.malformed(buf, start, start + total, error) from error
         self._act(outcome, bytes(buf[start + 4 : header.body]), body, pending, out)
         return -total
 
@@ -492,6 +491,6 @@ class RequestSide:
         if not carry_out(self._exchange, outcome, head, body, pending, out, self._now_ms):
             self._waiting = None
 
-    def _client_malformed(self, buf: bytearray | memoryview, start: int, end: int, error: WireError) -> SessionError:
+    def malformed(self, buf: bytearray | memoryview, start: int, end: int, error: WireError) -> SessionError:
         """Name what the client really speaks if its very first bytes tell."""
         return unreadable(error, b"" if self._saw_request else bytes(buf[start : min(end, start + FIRST_BYTES)]))

@@ -111,17 +111,18 @@ class RequestTime:
         `came_ms`: since when that response may have been there (`proxy.io.reactor`); None: since now.
         `replicated_bytes`: the size of a Produce request with acks=all, 0 for all others.
         """
-        free_ms = self.free_ms
+        free_ms, handover_ms, least_ms = self.free_ms, HANDOVER_MS, LEAST_MS
+        came = now_ms if came_ms is None else came_ms
         if free_ms > sent_ms:
             start_ms = free_ms
-            unused_ms = HANDOVER_MS
+            unused_ms = handover_ms
         else:
             start_ms = sent_ms
-            unused_ms = self.round_trip_ms + HANDOVER_MS
-        busy = (now_ms if came_ms is None else came_ms) - start_ms - unused_ms
-        if busy < LEAST_MS:
+            unused_ms = self.round_trip_ms + handover_ms
+        busy = came - start_ms - unused_ms
+        if busy < least_ms:
             elapsed = now_ms - start_ms
-            busy = LEAST_MS if elapsed >= LEAST_MS else elapsed if elapsed > 0.0 else 0.0
+            busy = least_ms if elapsed >= least_ms else elapsed if elapsed > 0.0 else 0.0
         if replicated_bytes:
             most = self.baseline_ms + replicated_bytes * MS_PER_BYTE
             return busy if busy < most else most

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
-from struct import Struct
 from typing import Final
 
 from proxy.errors import CloseReason, SessionError
 from proxy.handlers.intercept import MAX_INTERCEPTED_BYTES
 from proxy.session.exchange import Exchange, Pending
-from proxy.session.framing import Buffer, FrameWalker
+from proxy.session.framing import Buffer, FrameJudge, FrameWalker
 from proxy.session.login import NOBODY, RAW, copies, wipe
-from proxy.wire import responses
-from proxy.wire.apis import FETCH, JOIN_GROUP, SHARE_FETCH, SYNC_GROUP, api_name, is_known
+from proxy.wire import integers, responses, throttle
+from proxy.wire.apis import FETCH, JOIN_GROUP, SHARE_FETCH, SYNC_GROUP, api_name, version_range
 from proxy.wire.frames import WireError
 from proxy.wire.messages import response_frame
 from proxy.wire.sasl import MAX_SASL_BYTES
@@ -29,68 +29,97 @@ THROTTLE_HEAD_BYTES: Final = 16
 """Enough of a response to hold a throttle field that comes first."""
 _FLEXIBLE_HEADER: Final = 1
 """A response header of version 1 is one byte longer: its (empty) tagged fields."""
+_FETCH_FIRST_FLEXIBLE: Final = 12
+_FETCH_MAX: Final = (version_range(FETCH) or (0, 0))[1]
+_NOTHING: Final[tuple[Buffer, ...]] = ()
 
-_SIZE_AND_CORRELATION: Final = Struct(">ii")
+# Members of the enum by names of this module: to look one up through the enum takes longer than what is done with it.
+BUSY: Final = Kind.REQUEST
+FETCHED: Final = Kind.FETCH
 
 
-class ResponseSide:
+class ResponseSide(FrameJudge):
     """Responses to one client connection. Knows nothing of sockets and clocks."""
 
-    __slots__ = ("_came_ms", "_exchange", "_max_response_bytes", "_now_ms", "_timed", "bytes_total", "walker")
+    __slots__ = (
+        "_came_ms",
+        "_exchange",
+        "_latency",
+        "_max_response_bytes",
+        "_now_ms",
+        "_raw",
+        "_timed",
+        "bytes_total",
+        "fetched_bytes",
+        "walker",
+    )
 
     def __init__(self, exchange: Exchange, max_response_bytes: int) -> None:
         self._exchange = exchange
+        self._latency = exchange.counters.upstream_latency
         self._max_response_bytes = max_response_bytes
         self.walker = FrameWalker()
         self._now_ms = 0.0
         self._came_ms = 0.0
+        self._raw = False
+        """The walk began with a raw SASL message, which has no response header."""
         self._timed: Pending | None = None
         """The latest request whose time has been charged; its response may be judged again, with more of it there."""
         self.bytes_total = 0
+        self.fetched_bytes = 0
+        """Size of the latest Fetch response."""
 
-    def take(self, view: memoryview, now_ms: float, came_ms: float | None = None) -> list[Buffer]:
-        """Take bytes read from the broker, which may have been there since `came_ms` (None: just now); returns the
-        buffers to send to the client, in order."""
-        self.bytes_total += len(view)
+    def take(self, view: memoryview, end: int, now_ms: float, came_ms: float) -> list[Buffer] | None:
+        """Take the first `end` bytes of a view, which were read from the broker and may have been there since
+        `came_ms`. Returns the buffers to send to the client, in order; None for all these bytes as they stand."""
+        self.bytes_total += end
         self._now_ms = now_ms
-        self._came_ms = now_ms if came_ms is None else came_ms
+        self._came_ms = came_ms
         logins = self._exchange.logins
         if logins is None or not logins.active:
-            out, _ = self.walker.walk(view, self._judge, self._complete)
-            return out
-        out, _ = self.walker.walk(view, self._judge_raw if self._raw_comes() else self._judge, self._complete)
-        out = copies(out)
-        wipe(view)
+            self._raw = False
+            return self.walker.walk(self, view, end)
+        self._raw = self._raw_comes()
+        out = self.walker.walk(self, view, end)
+        out = copies([view[:end]] if out is None else out)
+        wipe(view[:end])
         return out
 
-    def moved(self, count: int, now_ms: float) -> list[Buffer]:
+    def moved(self, count: int, now_ms: float) -> Sequence[Buffer]:
         """`count` bytes of a response went to the client without passing through `take`; as `ready_answers`."""
         self.bytes_total += count
         self.walker.skip -= count
-        if not self.walker.at_boundary:
-            return []
+        if not self.walker.at_boundary():
+            return _NOTHING
         self._now_ms = self._came_ms = now_ms
-        return self._complete()
+        return self.complete()
 
     def close(self, now_ms: float) -> None:
         """No more comes. Of a fetch response, charged whole when it began, the part that never came is given back."""
         pending, missing = self._timed, self.walker.skip
         if missing and pending is not None and pending.api_key in (FETCH, SHARE_FETCH):
-            self._exchange.ledger.refund(pending.account, Kind.FETCH, missing, now_ms)
+            self._exchange.ledger.refund(pending.account, FETCHED, missing, now_ms)
         self.walker.skip = 0
 
-    def ready_answers(self) -> list[Buffer]:
-        """Answers made here whose turn has come: nothing older is owed and no response is half sent."""
-        return self._ready() if self.walker.at_boundary else []
+    def answer_due(self) -> bool:
+        """Whether the oldest request in flight was answered here."""
+        inflight = self._exchange.inflight
+        if not inflight:
+            return False
+        pending: Pending = inflight[0]
+        return pending.local_answer is not None
 
-    def _complete(self) -> list[Buffer]:
+    def ready_answers(self) -> Sequence[Buffer]:
+        """Answers made here whose turn has come: nothing older is owed and no response is half sent."""
+        return self._ready() if self.walker.at_boundary() else _NOTHING
+
+    def complete(self) -> Sequence[Buffer]:
         """The last byte of a response has come: from now on the broker has time for the next request."""
         exchange = self._exchange
         # Unless it has muted us: then from the end of that (see `Exchange.broker_throttled`).
         came_ms, mute_ms = self._came_ms, exchange.broker_mute_until_ms
         exchange.request_time.free_ms = came_ms if came_ms > mute_ms else mute_ms
-        inflight = exchange.inflight
-        return self._ready() if inflight and inflight[0].local_answer is not None else []
+        return self._ready() if self.answer_due() else _NOTHING
 
     def _ready(self) -> list[Buffer]:
         out: list[Buffer] = []
@@ -105,15 +134,18 @@ class ResponseSide:
             out.append(answer)
         return out
 
+    def judge(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
+        """Judge what begins at `start`: a response, or in a login a raw message (see `FrameJudge.judge`)."""
+        return self._judge_raw(buf, start, end, out) if self._raw else self._judge(buf, start, end, out)
+
     def _judge(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
-        """Judge the response at `start` (see `framing.Judge`)."""
+        """Judge the response at `start`."""
         state, exchange, now_ms = self.walker, self._exchange, self._now_ms
         here = end - start
         if here < 8:
             state.need = 8
             return 0
-        size: int
-        size, correlation_id = _SIZE_AND_CORRELATION.unpack_from(buf, start)
+        size, correlation_id = integers.int32(buf, start), integers.int32(buf, start + 4)
         if not 4 <= size <= self._max_response_bytes:
             raise SessionError(
                 CloseReason.BROKER_MALFORMED,
@@ -127,7 +159,7 @@ class ResponseSide:
                 f"the broker sent a response (correlation id {correlation_id}) that nobody asked for",
                 kind="broker_unasked_response",
             )
-        pending = inflight[0]
+        pending: Pending = inflight[0]
         if pending.correlation_id != correlation_id:
             raise SessionError(
                 CloseReason.BROKER_MALFORMED,
@@ -135,7 +167,8 @@ class ResponseSide:
                 kind="broker_correlation_id",
             )
         total = 4 + size
-        here = min(here, total)
+        if here > total:
+            here = total
         api_key, version = pending.api_key, pending.api_version
         if pending is not self._timed:
             self._charge_time(pending)
@@ -143,33 +176,41 @@ class ResponseSide:
             return self._hand_over(buf, start, here, total, pending, out)
         throttle_ms = self._throttle_ms(pending) if pending.throttle_until_ms else 0
         used = here
-        if exchange.translate is not None and api_key != SHARE_FETCH and responses.needs_rewrite(api_key, version):
+        if (
+            exchange.translate is not None
+            and api_key != SHARE_FETCH
+            and not responses.is_plain(api_key, version, buf, start, start + here)
+            and responses.needs_rewrite(api_key, version)
+        ):
             used = self._rewrite(buf, start, here, total, pending, throttle_ms, out)
             if used == 0:
                 return 0
         elif throttle_ms > 0 or api_key in (FETCH, SHARE_FETCH):
-            wanted = total if responses.needs_whole_frame(api_key, version) else min(total, THROTTLE_HEAD_BYTES)
+            wanted = total
+            if total > THROTTLE_HEAD_BYTES and not throttle.needs_whole_frame(api_key, version):
+                wanted = THROTTLE_HEAD_BYTES
             if here < wanted <= MAX_HELD_RESPONSE_BYTES:
                 state.need = wanted
                 return 0
         inflight.popleft()
         if api_key not in WAITING_APIS:
-            exchange.counters.upstream_latency.add(self._latency_ms(pending) / 1000.0)
+            self._latency.add(self._latency_ms(pending) / 1000.0)
         elif api_key == FETCH:
+            self.fetched_bytes = total
             # Kafka charges 4 + the body. `size` is header + body, the header 4 bytes (v0) or 5 (v1).
-            self._charge_fetch(pending, size - (_FLEXIBLE_HEADER if version >= 12 else 0))
+            self._charge_fetch(pending, size - (_FLEXIBLE_HEADER if version >= _FETCH_FIRST_FLEXIBLE else 0))
             throttle_ms = self._throttle_ms(pending)
         elif api_key == SHARE_FETCH:
             self._charge_fetch(pending, size - _FLEXIBLE_HEADER)
             throttle_ms = self._throttle_ms(pending)
-        told_ms = responses.read_throttle(buf, start, start + here, api_key, version)
+        told_ms = throttle.read_throttle(buf, start, start + here, api_key, version)
         if told_ms > 0:
             exchange.broker_throttled(pending, told_ms, now_ms)
         if pending.cause is not None:
             exchange.note(pending)
         state.skip = total - here
         if throttle_ms > 0 and used > 0:
-            responses.patch_throttle(buf, start, start + here, api_key, version, throttle_ms)
+            throttle.patch_throttle(buf, start, start + here, api_key, version, throttle_ms)
         if api_key == SHARE_FETCH and exchange.translate is not None:
             return self._scrub_share_fetch(version, buf[start : start + here], total, out)
         return used
@@ -182,7 +223,7 @@ class ResponseSide:
         return exchange.logins is not None and exchange.logins.watch.raw
 
     def _judge_raw(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
-        """Judge the raw SASL message at `start`, which has no response header (see `framing.Judge`)."""
+        """Judge the raw SASL message at `start`, which has no response header."""
         exchange, here = self._exchange, end - start
         if here < 4:
             self.walker.need = 4
@@ -230,11 +271,11 @@ class ResponseSide:
         if busy_ms <= 0.0:
             return  # exempt: neither charged nor checked
         if pending.asked is not None:
-            exchange.ledger.charge_no_throttle(pending.account, Kind.REQUEST, busy_ms, now_ms)
+            exchange.ledger.charge_no_throttle(pending.account, BUSY, busy_ms, now_ms)
             return  # the client's own request is still to come
-        delay_ms = exchange.ledger.charge(pending.account, Kind.REQUEST, busy_ms, now_ms)
+        delay_ms = exchange.ledger.charge(pending.account, BUSY, busy_ms, now_ms)
         if delay_ms > 0:
-            exchange.impose(pending, Kind.REQUEST, delay_ms, now_ms, busy_ms)
+            exchange.impose(pending, BUSY, delay_ms, now_ms, busy_ms)
 
     def _throttle_ms(self, pending: Pending) -> int:
         """What is left of the throttle that a request has brought about."""
@@ -351,11 +392,11 @@ class ResponseSide:
         exchange, now_ms = self._exchange, self._now_ms
         account, admission = pending.account, pending.admission
         assert admission is not None  # requests of those APIs are admitted before they are forwarded
-        exchange.ledger.settle(account, Kind.FETCH, admission, amount_bytes, now_ms)
-        if pending.api_key == SHARE_FETCH or not is_known(FETCH, pending.api_version):
-            delay_ms = exchange.ledger.check(account, Kind.FETCH, now_ms)
+        exchange.ledger.settle(account, FETCHED, admission, amount_bytes, now_ms)
+        if pending.api_key == SHARE_FETCH or pending.api_version > _FETCH_MAX:
+            delay_ms = exchange.ledger.check(account, FETCHED, now_ms)
             if delay_ms > 0:
-                exchange.impose(pending, Kind.FETCH, delay_ms, now_ms, amount_bytes)
+                exchange.impose(pending, FETCHED, delay_ms, now_ms, amount_bytes)
 
 
 def _scrub(scrubber: ShareFetchScrubber, data: bytearray | memoryview) -> bytes:

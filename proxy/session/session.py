@@ -34,6 +34,7 @@ from typing import Final
 from proxy.auth.sasl import DEFAULT_CLAIM, Login
 from proxy.handlers.intercept import NO_INTERCEPTORS, Interceptors
 from proxy.session.exchange import AddressTranslator, Exchange
+from proxy.session.framing import Buffer
 from proxy.session.request_side import RequestSide
 from proxy.session.response_side import ResponseSide
 from proxy.settings import DEFAULT_SIZES, SizeLimits
@@ -45,24 +46,16 @@ from quota.ledger import Ledger
 class Session:
     """The two directions of one client connection and its broker connection.
 
-    The shell calls `client_bytes` / `broker_bytes` with what it read and sends what is returned to the other side;
+    The shell calls `requests.take` / `responses.take` with what it read and sends what is returned to the other side;
     while `client_skip` / `broker_skip` is positive it may move that many bytes itself (splice) and report them by
-    `client_moved` / `broker_moved`.
+    `moved`. `client_bytes` and what follows do the same for callers that want views.
     """
 
     __slots__ = (
-        "_requests",
-        "_responses",
-        "broker_bytes",
-        "broker_moved",
-        "client_bytes",
-        "client_moved",
         "exchange",
         "inflight",
-        "ready_answers",
-        "request_frames",
-        "response_frames",
-        "resume",
+        "requests",
+        "responses",
     )
 
     def __init__(
@@ -86,38 +79,52 @@ class Session:
         """
         exchange = Exchange(ledger, counters, translate, interceptors)
         self.exchange: Final = exchange
-        self._requests = RequestSide(exchange, user, sizes, max_in_flight, login_expected)
+        self.requests: Final = RequestSide(exchange, user, sizes, max_in_flight, login_expected)
         exchange.claim = claim
-        self._responses = ResponseSide(exchange, sizes.max_response_bytes)
-        self.inflight = exchange.inflight
-        self.request_frames: Final = self._requests.walker
-        self.response_frames: Final = self._responses.walker
-        """Where both streams stand. For the shell, which looks at them and at `exchange` for every read and lets be."""
-        # The sides' own methods, not wrapped: these are called for every read.
-        self.client_bytes = self._requests.take
-        """client_bytes(view, now_ms): take bytes read from the client (a writable view, heads are patched in place).
-        Returns the buffers to send to the broker. Raises SessionError if the bytes are not Kafka's protocol."""
-        self.client_moved = self._requests.moved
-        """client_moved(count, now_ms)"""
-        self.resume = self._requests.resume
-        """resume(now_ms): go on with the backlog after a mute; as `client_bytes`."""
-        self.broker_bytes = self._responses.take
-        """broker_bytes(view, now_ms, came_ms=None): take bytes read from the broker, which may have been there since
-        `came_ms` (None: just now). Returns the buffers to send to the client.
-        Raises SessionError if they answer nothing, or cannot be read where they must be rewritten."""
-        self.broker_moved = self._responses.moved
-        """broker_moved(count, now_ms): returns answers as `ready_answers`."""
-        self.ready_answers = self._responses.ready_answers
-        """ready_answers(): answers made here whose turn has come."""
+        self.responses: Final = ResponseSide(exchange, sizes.max_response_bytes)
+        """Both directions. For the turns, which call them and look at them and at `exchange` for every read."""
+        self.inflight: Final = exchange.inflight
+
+    def client_bytes(self, view: memoryview, now_ms: float) -> list[Buffer]:
+        """Take bytes read from the client (a writable view, heads are patched in place). Returns the buffers to send to
+        the broker. Raises SessionError if the bytes are not Kafka's protocol."""
+        out = self.requests.take(view, len(view), now_ms)
+        taken = self.requests.walker.taken
+        return out if out is not None else [view[:taken]] if taken else []
+
+    def client_moved(self, count: int, now_ms: float) -> None:
+        """`count` bytes from the client went to the broker without being looked at."""
+        self.requests.moved(count, now_ms)
+
+    def resume(self, now_ms: float) -> list[Buffer]:
+        """Go on with the backlog after a mute; as `client_bytes`."""
+        return self.requests.resume(now_ms)
+
+    def broker_bytes(self, view: memoryview, now_ms: float, came_ms: float | None = None) -> list[Buffer]:
+        """Take bytes read from the broker, which may have been there since `came_ms` (None: just now). Returns the
+        buffers to send to the client. Raises SessionError if they answer nothing, or cannot be read where they must be
+        rewritten."""
+        out = self.responses.take(view, len(view), now_ms, now_ms if came_ms is None else came_ms)
+        taken = self.responses.walker.taken
+        return out if out is not None else [view[:taken]] if taken else []
+
+    def broker_moved(self, count: int, now_ms: float) -> list[Buffer]:
+        """`count` bytes from the broker went to the client without being looked at. Returns answers as
+        `ready_answers`."""
+        return list(self.responses.moved(count, now_ms))
+
+    def ready_answers(self) -> list[Buffer]:
+        """Answers made here whose turn has come."""
+        return list(self.responses.ready_answers())
 
     @property
     def user(self) -> str:
         """Who is charged for the requests that come now."""
-        return self._requests.user
+        return self.requests.user
 
     def identify(self, user: str) -> None:
         """The client has proved to be somebody: requests from now on are charged to `user`, those before it are not."""
-        self._requests.identify(user)
+        self.requests.identify(user)
         if self.exchange.client_waits:
             self.exchange.client_waits = False
             self.exchange.wake()
@@ -131,7 +138,7 @@ class Session:
 
     def broker_ended(self) -> None:
         """The broker has closed the connection. Raises SessionError if there is more to say about that."""
-        self._requests.before.broker_ended()
+        self.requests.before.broker_ended()
 
     def hold(self) -> None:
         """Take nothing from the client before `identify` is called."""
@@ -154,42 +161,42 @@ class Session:
     @property
     def client_skip(self) -> int:
         """Bytes from the client that may be moved to the broker without being looked at."""
-        return self._requests.walker.movable
+        return self.requests.walker.movable()
 
     @property
     def broker_skip(self) -> int:
         """Bytes from the broker that may be moved to the client without being looked at."""
-        return self._responses.walker.movable
+        return self.responses.walker.movable()
 
     @property
     def client_at_boundary(self) -> bool:
         """True between two requests: a good place to stop reading."""
-        return self._requests.at_boundary
+        return self.requests.at_boundary
 
     @property
     def response_begun(self) -> bool:
         """True in the middle of a response."""
-        return not self._responses.walker.at_boundary
+        return not self.responses.walker.at_boundary()
 
     @property
     def under_way(self) -> bool:
         """True once a client may stay as long as it likes: it has logged in where the listener wants that, or else sent
         a request, be it ApiVersions alone."""
-        return self._requests.under_way
+        return self.requests.under_way
 
     def pass_unread(self) -> None:
         """The connection's bytes are nobody's to read (TLS that is passed through): no first request is waited for."""
-        self._requests.established = True
+        self.requests.established = True
 
     @property
     def has_backlog(self) -> bool:
         """True if requests that were already read wait to be judged; call `resume` before reading more."""
-        return self._requests.has_backlog
+        return self.requests.has_backlog()
 
     @property
     def must_wait(self) -> bool:
         """True while the client is not read before something else has happened: FULL, ASKING or LOGIN."""
-        return self._requests.in_flight_full or self._requests.asking or self.exchange.client_waits
+        return self.requests.in_flight_full() or self.requests.asking() or self.exchange.client_waits
 
     def when_decided(self, wake: Callable[[], None]) -> None:
         """`wake()` is called when a handler that waited for something has decided: look at `must_wait` again."""
@@ -198,22 +205,22 @@ class Session:
     @property
     def quiet(self) -> bool:
         """True if no answer is owed and none is under way."""
-        return not self.inflight and self._responses.walker.at_boundary
+        return not self.inflight and self.responses.walker.at_boundary()
 
     @property
     def client_ids(self) -> list[str]:
         """Client ids seen on this connection (a bounded number of them)."""
-        return self._requests.client_ids
+        return self.requests.client_ids
 
     @property
     def software(self) -> str | None:
         """Client library and version, from ApiVersions v3+."""
-        return self._requests.software
+        return self.requests.software
 
     def note_mute(self, mute_ms: float, *, ignored: bool) -> None:
         """A mute of `mute_ms` is nearly over, in whose second half the client went on sending, or did not."""
         self.exchange.counters.libraries.note(self.software, mute_ms, ignored=ignored)
-        account = self._requests.account
+        account = self.requests.account
         if account is not None:
             account.note_mute(ignored=ignored)
             self.exchange.ledger.wake(account)
@@ -221,19 +228,19 @@ class Session:
     @property
     def client_bytes_total(self) -> int:
         """Bytes received from the client."""
-        return self._requests.bytes_total
+        return self.exchange.client_bytes
 
     @property
     def broker_bytes_total(self) -> int:
         """Bytes sent to the client."""
-        return self._responses.bytes_total
+        return self.responses.bytes_total
 
     def close(self, now_ms: float) -> None:
         """The connection ends: what admitted fetches had reserved is free again, and what of a response never came."""
         exchange = self.exchange
         exchange.close()
-        self._requests.end(now_ms)
-        self._responses.close(now_ms)
+        self.requests.end(now_ms)
+        self.responses.close(now_ms)
         for pending in exchange.inflight:
             exchange.note(pending)
             if pending.admission is not None:

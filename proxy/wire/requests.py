@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
+from proxy.wire import integers
 from proxy.wire.apis import (
     FETCH,
     HEADERS,
@@ -29,10 +30,8 @@ MAX_HEADER_BYTES: Final = 40 * 1024
 MAX_HEADER_TAGS: Final = 1000
 """Nobody has defined one yet. Twenty thousand empty ones fit into a header and would be walked over one by one."""
 
-_FIXED: Final = struct.Struct(
-    ">iIih"
-)  # size, api_key and api_version as one number, correlation_id, client id's length
-_FIXED_BYTES: Final = _FIXED.size  # 14
+_FIXED_BYTES: Final = 14
+"""size, api_key and api_version, correlation_id, client id's length"""
 _NO_CLIENT_ID: Final = struct.Struct(">ihhi")
 _NO_CLIENT_ID_BYTES: Final = _NO_CLIENT_ID.size  # 12
 
@@ -49,22 +48,34 @@ class RequestHeader:
 
     __slots__ = ("api_key", "api_version", "body", "client_id", "correlation_id", "known", "size")
 
-    def __init__(
-        self, size: int, api_key: int, api_version: int, correlation_id: int, client_id: str, body: int, known: bool
-    ) -> None:
-        self.size = size
-        self.api_key = api_key
-        self.api_version = api_version
-        self.correlation_id = correlation_id
-        self.client_id = client_id
-        self.body = body
-        self.known = known
+    size: int
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str
+    body: int
+    known: bool
 
     def __repr__(self) -> str:
         return (
             f"RequestHeader({api_name(self.api_key)} v{self.api_version}, correlation_id={self.correlation_id}, "
             f"client_id={self.client_id!r}, size={self.size}, body={self.body})"
         )
+
+
+def _header(
+    size: int, api_key: int, api_version: int, correlation_id: int, client_id: str, body: int, known: bool
+) -> RequestHeader:
+    # Not by calling the class: where that is compiled it would take longer than all that is done here.
+    header = RequestHeader.__new__(RequestHeader)
+    header.size = size
+    header.api_key = api_key
+    header.api_version = api_version
+    header.correlation_id = correlation_id
+    header.client_id = client_id
+    header.body = body
+    header.known = known
+    return header
 
 
 def parse_request_header(
@@ -77,12 +88,15 @@ def parse_request_header(
     """
     if end - frame < _FIXED_BYTES:
         return _parse_short(buf, frame, end, max_frame_bytes)
-    size, key_and_version, correlation_id, length = _FIXED.unpack_from(buf, frame)
+    size = integers.int32(buf, frame)
     if not 10 <= size <= max_frame_bytes:
         return _parse_short(buf, frame, end, max_frame_bytes)
-    header_version = HEADERS.get(key_and_version)
+    api_key, api_version = integers.int16(buf, frame + 4), integers.int16(buf, frame + 6)
+    headers, names = HEADERS, _client_ids
+    header_version = headers.get(api_key << 16 | api_version)
     if header_version is None:
         return _parse_unknown(buf, frame, end)
+    correlation_id, length = integers.int32(buf, frame + 8), integers.int16(buf, frame + 12)
     pos = frame + _FIXED_BYTES
     if header_version == 0:
         return _parse_short(buf, frame, end, max_frame_bytes)
@@ -92,8 +106,8 @@ def parse_request_header(
             raise _cut_header(size)
         if body > end:
             return None
-        raw = bytes(buf[pos:body])
-        client_id = _client_ids.get(raw)
+        raw = integers.piece(buf, pos, body)
+        client_id = names.get(raw)
         if client_id is None:
             client_id = _decode_client_id(raw)
         pos = body
@@ -106,14 +120,14 @@ def parse_request_header(
             raise _cut_header(size)
         if pos >= end:
             return None
-        if buf[pos] == 0:  # no tagged fields: nobody has defined any for this header yet
+        if integers.uint8(buf, pos) == 0:  # no tagged fields: nobody has defined any for this header yet
             pos += 1
         else:
             after = _skip_header_tags(buf, pos, frame, end, size)
             if after is None:
                 return None
             pos = after
-    return RequestHeader(size, key_and_version >> 16, key_and_version & 0xFFFF, correlation_id, client_id, pos, True)
+    return _header(size, api_key, api_version, correlation_id, client_id, pos, True)
 
 
 def _parse_short(buf: Buffer, frame: int, end: int, max_frame_bytes: int) -> RequestHeader | None:
@@ -127,7 +141,7 @@ def _parse_short(buf: Buffer, frame: int, end: int, max_frame_bytes: int) -> Req
         return None
     _, api_key, api_version, correlation_id = _NO_CLIENT_ID.unpack_from(buf, frame)
     if request_header_version(api_key, api_version) == 0:
-        return RequestHeader(size, api_key, api_version, correlation_id, "", frame + _NO_CLIENT_ID_BYTES, True)
+        return _header(size, api_key, api_version, correlation_id, "", frame + _NO_CLIENT_ID_BYTES, True)
     if size < _FIXED_BYTES - FRAME_PREFIX_BYTES:
         raise _cut_header(size)
     return None
@@ -150,7 +164,7 @@ def _parse_unknown(buf: Buffer, frame: int, end: int) -> RequestHeader | None:
         return None
     raw = bytes(buf[pos:body])
     client_id = _client_ids.get(raw) or _decode_client_id(raw)
-    return RequestHeader(size, api_key, api_version, correlation_id, client_id, body, False)
+    return _header(size, api_key, api_version, correlation_id, client_id, body, False)
 
 
 def _cut_header(size: int) -> WireError:
@@ -209,9 +223,9 @@ def produce_acks(buf: Buffer, body: int, end: int, version: int) -> int | None:
     if version >= 9:  # compact: length + 1, 0 is null
         if body >= end:
             return None
-        length = buf[body]
+        length = integers.uint8(buf, body)
         if length < 0x80:
-            pos = body + (length or 1)
+            pos = body + (length if length else 1)
         else:
             length, pos = read_uvarint(buf, body, end)
             if pos == -2:
@@ -224,16 +238,15 @@ def produce_acks(buf: Buffer, body: int, end: int, version: int) -> int | None:
     elif version >= 3:
         if body + 2 > end:
             return None
-        length = INT16.unpack_from(buf, body)[0]
+        length = integers.int16(buf, body)
         if length < -1:
             raise WireError("request_malformed", f"the transactional id's length is {length}")
-        pos = body + 2 + max(length, 0)
+        pos = body + 2 + (length if length > 0 else 0)
     else:
         pos = body
     if pos + 2 > end:
         return None
-    acks: int = INT16.unpack_from(buf, pos)[0]
-    return acks
+    return integers.int16(buf, pos)
 
 
 class FetchFields:
@@ -249,26 +262,35 @@ class FetchFields:
         "session_epoch_at", "session_id", "session_id_at",
     )  # fmt: skip
 
-    def __init__(self, replica_id: int, max_wait_ms: int, min_bytes: int, min_bytes_at: int) -> None:
-        self.replica_id = replica_id
-        self.max_wait_ms = max_wait_ms
-        self.min_bytes = min_bytes
-        self.min_bytes_at = min_bytes_at
-        self.max_bytes: int | None = None
-        self.max_bytes_at = -1
-        self.session_id = 0
-        self.session_id_at = -1
-        self.session_epoch = -1
-        self.session_epoch_at = -1
-        self.rest = min_bytes_at + 4
+    replica_id: int
+    max_wait_ms: int
+    min_bytes: int
+    min_bytes_at: int
+    max_bytes: int | None
+    max_bytes_at: int
+    session_id: int
+    session_id_at: int
+    session_epoch: int
+    session_epoch_at: int
+    rest: int
 
 
-_FETCH_0: Final = struct.Struct(">iii")  # replica_id, max_wait_ms, min_bytes
-_FETCH_3: Final = struct.Struct(">iiii")  # ..., max_bytes (and from version 4 isolation_level, int8)
-_FETCH_7: Final = struct.Struct(">iiiibii")  # ..., max_bytes, isolation_level, session_id, session_epoch
-_FETCH_15: Final = struct.Struct(
-    ">iiibii"
-)  # max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch
+def _fetch_fields(replica_id: int, max_wait_ms: int, min_bytes: int, min_bytes_at: int) -> FetchFields:
+    fields = FetchFields.__new__(FetchFields)
+    fields.replica_id = replica_id
+    fields.max_wait_ms = max_wait_ms
+    fields.min_bytes = min_bytes
+    fields.min_bytes_at = min_bytes_at
+    fields.max_bytes = None
+    fields.max_bytes_at = -1
+    fields.session_id = 0
+    fields.session_id_at = -1
+    fields.session_epoch = -1
+    fields.session_epoch_at = -1
+    fields.rest = min_bytes_at + 4
+    return fields
+
+
 _SHARE_FETCH: Final = struct.Struct(">iiii")  # share_session_epoch, max_wait_ms, min_bytes, max_bytes
 
 _PRODUCE_MAX: Final = (version_range(PRODUCE) or (0, 0))[1]
@@ -279,39 +301,34 @@ def parse_fetch(buf: Buffer, body: int, end: int, version: int) -> FetchFields |
     """The fields of a Fetch request that bound its answer; None: more bytes are needed, or the version is unknown."""
     if not 0 <= version <= _FETCH_MAX:
         return None
-    if version >= 15:
-        if body + 21 > end:
-            return None
-        wait, least, most, _, session_id, epoch = _FETCH_15.unpack_from(buf, body)
-        fields = FetchFields(-1, wait, least, body + 4)
-    elif version >= 7:
-        if body + 25 > end:
-            return None
-        replica, wait, least, most, _, session_id, epoch = _FETCH_7.unpack_from(buf, body)
-        fields = FetchFields(replica, wait, least, body + 8)
-    elif version >= 3:
-        if body + 16 + (version >= 4) > end:
-            return None
-        replica, wait, least, most = _FETCH_3.unpack_from(buf, body)
-        fields = FetchFields(replica, wait, least, body + 8)
-        fields.max_bytes = most
-        fields.max_bytes_at = body + 12
-        fields.rest = body + 16 + (version >= 4)
-        return fields
-    else:
-        if body + 12 > end:
-            return None
-        replica, wait, least = _FETCH_0.unpack_from(buf, body)
-        return FetchFields(replica, wait, least, body + 8)
-    at = fields.min_bytes_at
-    fields.max_bytes = most
-    fields.max_bytes_at = at + 4
-    fields.session_id = session_id
-    fields.session_id_at = at + 9
-    fields.session_epoch = epoch
-    fields.session_epoch_at = at + 13
-    fields.rest = at + 17
+    # replica_id (up to version 14), max_wait_ms, min_bytes, max_bytes (from 3 on), isolation_level (int8, from 4 on),
+    # session_id and session_epoch (from 7 on)
+    wait_at = body if version >= 15 else body + 4
+    rest = wait_at + (21 if version >= 7 else 13 if version >= 4 else 12 if version == 3 else 8)
+    if rest > end:
+        return None
+    replica_id = -1 if version >= 15 else integers.int32(buf, body)
+    at = wait_at + 4
+    fields = _fetch_fields(replica_id, integers.int32(buf, wait_at), integers.int32(buf, at), at)
+    if version >= 3:
+        fields.max_bytes = integers.int32(buf, at + 4)
+        fields.max_bytes_at = at + 4
+    if version >= 7:
+        fields.session_id = integers.int32(buf, at + 9)
+        fields.session_id_at = at + 9
+        fields.session_epoch = integers.int32(buf, at + 13)
+        fields.session_epoch_at = at + 13
+    fields.rest = rest
     return fields
+
+
+def lower_fetch(buf: bytearray | memoryview, fields: FetchFields, max_bytes: int) -> None:
+    """Lower max_bytes (and min_bytes with it, as ReplicaManager does) in place, if the request asks for more."""
+    if fields.max_bytes is not None and max_bytes < fields.max_bytes:
+        lowered = max_bytes if max_bytes > 1 else 1
+        integers.put_int32(buf, fields.max_bytes_at, lowered)
+        if fields.min_bytes > lowered:
+            integers.put_int32(buf, fields.min_bytes_at, lowered)
 
 
 def parse_share_fetch(buf: Buffer, body: int, end: int, version: int) -> FetchFields | None:
@@ -329,7 +346,7 @@ def parse_share_fetch(buf: Buffer, body: int, end: int, version: int) -> FetchFi
     if pos + 16 + (8 if version else 0) > end:
         return None
     epoch, wait, least, most = _SHARE_FETCH.unpack_from(buf, pos)
-    fields = FetchFields(-1, wait, least, pos + 8)
+    fields = _fetch_fields(-1, wait, least, pos + 8)
     fields.max_bytes = most
     fields.max_bytes_at = pos + 12
     fields.session_epoch = epoch

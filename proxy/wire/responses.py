@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
 
-from proxy.wire import schema
+from proxy.wire import integers, schema, throttle
 from proxy.wire.apis import (
     API_VERSIONS,
     FETCH,
@@ -45,7 +45,6 @@ from proxy.wire.throttle import (
     by_version,
     needs_whole_frame,
     patch_throttle,
-    plain_produce,
     read_throttle,
     response_header_bytes,
     throttle_offset,
@@ -146,7 +145,17 @@ def carries_addresses(api_key: int, version: int) -> bool:
 
 def needs_rewrite(api_key: int, version: int) -> bool:
     """Whether `rewrite` must see this response in rewrite mode. True also for unknown versions, which it refuses."""
-    return api_key in _REWRITTEN_APIS and _NEEDS_REWRITE.get(api_key << 16 | version, True)
+    needs = _NEEDS_REWRITE
+    found = needs.get(api_key << 16 | version)
+    return api_key in _REWRITTEN_APIS if found is None else found
+
+
+def is_plain(api_key: int, version: int, buf: Buffer, start: int, end: int) -> bool:
+    """Whether this is one of the commonest responses, which are there whole and have nothing that `rewrite` changes."""
+    if api_key != PRODUCE or not 0 <= version <= _PRODUCE_MAX or end - start < 9:
+        return False
+    frame_end = start + 4 + integers.int32(buf, start)
+    return frame_end <= end and throttle.plain_produce(buf, start, frame_end, version) >= 0
 
 
 def _check_known(api_key: int, version: int) -> None:
@@ -178,14 +187,9 @@ def rewrite_addresses(
     """
     if end - start < 9:
         return NeedMore(9)
-    frame_end = start + 4 + INT32.unpack_from(buf, start)[0]
-    if (
-        api_key == PRODUCE
-        and frame_end <= end
-        and plain_produce(buf, start, frame_end, version) >= 0
-        and version in _KNOWN_PRODUCE
-    ):
+    if is_plain(api_key, version, buf, start, end):
         return None
+    frame_end = start + 4 + integers.int32(buf, start)
     if not carries_addresses(api_key, version):
         return None
     walker = Walker(buf, end, frame_end)
@@ -196,7 +200,7 @@ def rewrite_addresses(
     return _replace(walker, buf, start, frame_end, translate)
 
 
-_KNOWN_PRODUCE: Final = range(schema.APIS[PRODUCE][1], schema.APIS[PRODUCE][2] + 1)
+_PRODUCE_MAX: Final = schema.APIS[PRODUCE][2]
 _TAGS_ONLY: Final[Program] = ((TAGS, ()),)
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Final, TypeAlias
 
-from proxy.wire import schema
+from proxy.wire import integers, schema
 from proxy.wire.apis import API_VERSIONS, PRODUCE, response_header_version
 from proxy.wire.frames import WireError
-from proxy.wire.primitives import INT16, INT32, SKIP, TAGS, Buffer, Program
+from proxy.wire.primitives import SKIP, TAGS, Buffer, Program
 from proxy.wire.walk import Short, Walker
 
 UNSUPPORTED_VERSION: Final = 35
@@ -46,6 +46,8 @@ def _throttle_offsets() -> dict[int, int]:
 
 
 _THROTTLE_AT: Final = _throttle_offsets()
+_FLEXIBLE: Final = {known: response_header_version(known >> 16, known & 0xFFFF) != 0 for known in _THROTTLE_AT}
+"""Whether there are tagged fields in the header of a response of those."""
 _THROTTLE_WALKS: Final = by_version(schema.THROTTLE_WALKS)
 
 
@@ -79,7 +81,9 @@ def throttle_offset(api_key: int, version: int) -> int | None:
 
 def needs_whole_frame(api_key: int, version: int) -> bool:
     """Whether the throttle field comes behind fields of varying length (Produce, ApiVersions, delegation tokens)."""
-    return _THROTTLE_AT.get(api_key << 16 | version) == _WALK
+    offsets = _THROTTLE_AT
+    at = offsets.get(api_key << 16 | version)
+    return at is not None and at == _WALK
 
 
 def patch_throttle(frame: WritableBuffer, start: int, end: int, api_key: int, version: int, throttle_ms: int) -> bool:
@@ -90,33 +94,33 @@ def patch_throttle(frame: WritableBuffer, start: int, end: int, api_key: int, ve
     pos = _throttle_position(frame, start, end, api_key, version)
     if pos < 0:
         return False
-    if throttle_ms > INT32.unpack_from(frame, pos)[0]:
-        INT32.pack_into(frame, pos, throttle_ms)
+    if throttle_ms > integers.int32(frame, pos):
+        integers.put_int32(frame, pos, throttle_ms)
     return True
 
 
 def read_throttle(frame: Buffer, start: int, end: int, api_key: int, version: int) -> int:
     """The throttle_time_ms in a response; 0 where there is no such field, or none within reach."""
-    if api_key == PRODUCE and start + 4 + INT32.unpack_from(frame, start)[0] == end and end - start >= 13:
+    if api_key == PRODUCE and start + 4 + integers.int32(frame, start) == end and end - start >= 13:
         # Nearly always nothing, and then a look at the last bytes tells. (They could also be those of a node's rack,
         # behind the field: then, too, what they hide is a broker's throttle beside an error, of no great interest.)
         last = end - 1 if version >= _PRODUCE_FIRST_FLEXIBLE else end
-        if INT32.unpack_from(frame, last - 4)[0] == 0:
+        if integers.int32(frame, last - 4) == 0:
             return 0
     pos = _throttle_position(frame, start, end, api_key, version)
-    return max(INT32.unpack_from(frame, pos)[0], 0) if pos >= 0 else 0
+    return max(integers.int32(frame, pos), 0) if pos >= 0 else 0
 
 
 def _throttle_position(frame: Buffer, start: int, end: int, api_key: int, version: int) -> int:
     """Index of the field, all four bytes of it within reach, or -1."""
-    at = _THROTTLE_AT.get(api_key << 16 | version)
+    offsets, flexible = _THROTTLE_AT, _FLEXIBLE
+    known = api_key << 16 | version
+    at = offsets.get(known)
     if at is None or end - start < 8:
         return -1
-    frame_end = start + 4 + INT32.unpack_from(frame, start)[0]
+    frame_end = start + 4 + integers.int32(frame, start)
     limit = min(end, frame_end)
-    if at != _WALK and (
-        response_header_version(api_key, version) == 0 or (limit - start > 8 and frame[start + 8] == 0)
-    ):
+    if at != _WALK and (not flexible[known] or (limit - start > 8 and integers.uint8(frame, start + 8) == 0)):
         pos = start + at
     else:
         pos = _find_throttle(frame, start, limit, frame_end, api_key, version, at)
@@ -129,11 +133,7 @@ def _find_throttle(frame: Buffer, start: int, limit: int, frame_end: int, api_ke
         pos = plain_produce(frame, start, frame_end, version)
         if pos >= 0:
             return pos
-    if (
-        api_key == API_VERSIONS
-        and limit - start >= 10
-        and INT16.unpack_from(frame, start + 8)[0] == UNSUPPORTED_VERSION
-    ):
+    if api_key == API_VERSIONS and limit - start >= 10 and integers.int16(frame, start + 8) == UNSUPPORTED_VERSION:
         return -1  # such a response always has the layout of version 0, which lacks the field
     walker = Walker(frame, limit, frame_end)
     try:
@@ -160,19 +160,19 @@ def plain_produce(frame: Buffer, start: int, frame_end: int, version: int) -> in
     if frame_end - start < 52:
         return -1
     # A compact string shorter than 127 bytes: one byte says length + 1, so that byte is also the whole field's length.
-    name_bytes = frame[start + 10] if version < _PRODUCE_FIRST_TOPIC_ID else 16
+    name_bytes = integers.uint8(frame, start + 10) if version < _PRODUCE_FIRST_TOPIC_ID else 16
     partitions = start + 10 + name_bytes
     tail = partitions + 31
     if (
         tail + 9 == frame_end
-        and frame[start + 8] == 0
-        and frame[start + 9] == 2
-        and frame[partitions] == 2
-        and frame[tail] == 1
-        and frame[tail + 1] == 0
-        and frame[tail + 2] == 0
-        and frame[tail + 3] == 0
-        and frame[tail + 8] == 0
+        and integers.uint8(frame, start + 8) == 0
+        and integers.uint8(frame, start + 9) == 2
+        and integers.uint8(frame, partitions) == 2
+        and integers.uint8(frame, tail) == 1
+        and integers.uint8(frame, tail + 1) == 0
+        and integers.uint8(frame, tail + 2) == 0
+        and integers.uint8(frame, tail + 3) == 0
+        and integers.uint8(frame, tail + 8) == 0
         and name_bytes < 0x80
     ):
         return tail + 4

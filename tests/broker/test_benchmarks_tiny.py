@@ -13,7 +13,7 @@ from benchmarks.report import tables as report
 from benchmarks.rig import affinity, variants
 from benchmarks.rig.tls import CIPHER_SUITE
 from benchmarks.suites.plan import TINY
-from proxy import lane
+from quota import compiled
 
 BY_TLS = (
     *("tls-broker-small", "tls-broker-together", "tls-broker-connects"),
@@ -33,8 +33,8 @@ def test_a_tiny_run_measures_kquota_beside_direct(tmp_path: Path, capsys: pytest
     result = report.load(file)
     assert result["errors"] == [], out
     assert code == 0
-    assert result["project"]["data_path"] == lane.DESCRIPTION
-    assert f"kquota's data path: {lane.DESCRIPTION}" in out
+    assert result["project"]["data_path"] == compiled.description()
+    assert f"kquota's data path: {compiled.description()}" in out
     samples = {(sample["scenario"], sample["variant"]): sample["values"] for sample in result["samples"]}
     apart = set() if affinity.missing() else {"produce-apart", "fetch-apart"}
     assert result["skipped"].keys() == {"produce-apart", "fetch-apart"} - apart

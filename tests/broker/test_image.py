@@ -148,8 +148,7 @@ def test_the_build_context_is_what_the_wheel_is_made_of() -> None:
     assert {
         "pyproject.toml",
         "setup.py",
-        "proxy/_lane.pyx",
-        "proxy/tls/_openssl.pyx",
+        "proxy/io/calls.pyx",
         "LICENSE",
         "deploy/cli/main.py",
         "quota/ledger.py",
@@ -159,8 +158,7 @@ def test_the_build_context_is_what_the_wheel_is_made_of() -> None:
     others = ("deploy/demo", "deploy/kafka", "deploy/kubernetes/kustomize", "deploy/kubernetes/values")
     assert not [name for name in names if name.startswith(others)], "no part of an image"
     assert not [name for name in names if name.endswith((".so", ".c", ".pyc"))], "what this machine compiled"
-    built = {"proxy/_lane.c", "proxy/_lane.*.so", "proxy/tls/_openssl.c", "proxy/tls/_openssl.*.so"}
-    assert built <= set((ROOT / ".dockerignore").read_text().split())
+    assert {"**/_compiled"} <= set((ROOT / ".dockerignore").read_text().split())
 
 
 def _locked(name: str) -> dict[str, str]:
@@ -265,21 +263,26 @@ def test_the_commands_of_the_image_work(image: Builder) -> None:
 
 def test_the_images_lane_is_compiled_from_these_sources(image: Builder) -> None:
     packages = next(image.root("kquota").glob("opt/kquota/lib/python3*/site-packages"))
-    lane = {path.name for path in packages.glob("proxy/_lane*")}
-    assert lane == {f"_lane{EXTENSION_SUFFIXES[0]}", "_lane.pyi"}, "neither C code nor source"
-    tls = {path.name for path in packages.glob("proxy/tls/_*") if path.name != "__init__.py" and path.is_file()}
-    assert tls == {f"_openssl{EXTENSION_SUFFIXES[0]}", "_openssl.pyi"}
-    arithmetic = {path.name for path in packages.glob("quota/_compiled/*")}
-    assert arithmetic == {"SHA256SUMS", *(f"{one.stem}{EXTENSION_SUFFIXES[0]}" for one in ROOT.glob("quota/*.pxd"))}
-    assert not list(packages.glob("quota/*.pxd"))
+    found = {str(path.relative_to(packages)) for path in packages.glob("**/_compiled/*.so")}
+    types = [*ROOT.glob("quota/*.pxd"), *ROOT.glob("proxy/*/*.pxd")]
+    modules = [one for one in types if one.name not in ("integers.pxd", "_calls.pxd")]
+    assert found == {
+        str((one.parent / "_compiled" / f"{one.stem}{EXTENSION_SUFFIXES[0]}").relative_to(ROOT)) for one in modules
+    }
+    assert not [
+        path
+        for name in ("pxd", "pyx", "c")
+        for package in ("quota", "proxy")
+        for path in packages.glob(f"{package}/**/*.{name}")
+    ]
     (metadata,) = packages.glob("kquota-*.dist-info/METADATA")
     assert "Requires-Dist: trio" in metadata.read_text()
     assert "cython" not in metadata.read_text().lower(), "only the build needs it"
     assert not list(packages.glob("[Cc]ython*"))
-    code = "from proxy import lane; print(lane.COMPILED, lane.WHY_NOT)"
-    assert _run(image, "python3", "-c", code).stdout == "True \n"
+    code = "from quota import compiled; print(compiled.description())"
+    assert _run(image, "python3", "-c", code).stdout == "compiled\n"
     pure = _run(image, "python3", "-c", code, environment={"KQUOTA_PURE": "1"})
-    assert pure.stdout == "False KQUOTA_PURE is set\n"
+    assert pure.stdout == "pure Python: KQUOTA_PURE is set\n"
 
 
 def test_the_stages_other_than_the_wheels_cannot_compile(image: Builder) -> None:

@@ -120,9 +120,9 @@ def _pieces(data: bytes, cut: int) -> Iterator[bytes]:
 
 def _held(session: Session) -> int:
     """Bytes that a session keeps between two reads."""
-    sides = (session._requests, session._responses)
+    sides = (session.requests, session.responses)
     held = sum(len(side.walker.held or b"") for side in sides)
-    return held + len(session._requests._backlog or b"")
+    return held + len(session.requests._backlog or b"")
 
 
 def _feed(session: Session, data: bytes, cut: int, limit_bytes: int = SMALL_HELD_BYTES) -> tuple[bytes, str | None]:
@@ -579,4 +579,4 @@ def broken(data: bytes) -> None:
 
 BROKEN = Target("broken", broken, lambda: [b"seed"], (), 16)
 
-from tests.fuzz import file_targets, identity_targets, lane_targets, tls_targets  # noqa: E402, F401 - they need what is above
+from tests.fuzz import file_targets, identity_targets, tls_targets, turns_targets  # noqa: E402, F401 - they need what is above

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from proxy import lane
+from quota import compiled
 
 
-@pytest.fixture(params=["compiled", "pure"])
-def data_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Proxies of this process with their compiled lane, and without: the test runs once with each."""
-    kind: str = request.param
-    if kind == "pure":
-        monkeypatch.setattr("proxy.io.connection.lane_for", lambda *_: None)
-        monkeypatch.setattr("proxy.io.reactor.loop_for", lambda *_: None)
-    elif not lane.COMPILED:
-        pytest.skip(f"the lane is not compiled: {lane.WHY_NOT}")  # in CI tests/system/test_lane_build.py fails then
-    return kind
+@pytest.fixture
+def data_path() -> str:
+    """What this process's data path runs as. (tests/loopback/test_pure.py runs what matters as the other one.)"""
+    return "pure" if compiled.WHY_NOT else "compiled"

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from deploy.kafka.ports import free_ports
 from proxy.io import courtesy
 from proxy.io.courtesy import QUIET_S, Courtesy
+from proxy.io.reactor import take
 from proxy.listen.server import Proxy
 from proxy.settings import ProxySettings
 from quota.ledger import Ledger
@@ -173,7 +174,6 @@ def client(port: int, policy: Callable[[], int]) -> int:
         return policy()
 
 
-@pytest.mark.usefixtures("data_path")
 async def test_the_rest_of_a_large_response_interrupts_nobody_and_what_follows_does_again() -> None:
     port, first = free_ports(2)
     loop_thread = threading.get_native_id()
@@ -200,7 +200,6 @@ async def test_the_rest_of_a_large_response_interrupts_nobody_and_what_follows_d
     assert (broker.of_tasks, afterwards, policy()) == (os.SCHED_OTHER,) * 3
 
 
-@pytest.mark.usefixtures("data_path")
 def test_with_something_else_about_everything_is_as_usual() -> None:
     async def main() -> None:
         loop_thread = threading.get_native_id()
@@ -208,7 +207,7 @@ def test_with_something_else_about_everything_is_as_usual() -> None:
             with serving(nursery, nested=True) as reactor, pair() as (large, to_large), pair() as (small, to_small):
                 readers = [Reader(sock, reactor.watch(sock)) for sock in (large, small)]
                 for reader in readers:
-                    nursery.start_soon(reader.watch.take, reader.turn)
+                    nursery.start_soon(take, reader.watch, reader.turn)
 
                 def drive() -> tuple[set[int], bool]:
                     """Both for twice the time after which the loop would give way, then the large one alone."""

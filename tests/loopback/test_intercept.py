@@ -10,7 +10,7 @@ import trio
 
 from proxy.errors import CloseReason, SessionError
 from proxy.handlers.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Answer, Ask, Forward, Outcome, Reply, Wait
-from proxy.session.exchange import Exchange, Pending
+from proxy.session.exchange import Exchange, Pending, new_pending
 from proxy.session.session import Session
 from proxy.telemetry.observer import Counters
 from proxy.wire.frames import WireError
@@ -276,7 +276,7 @@ async def test_through_the_shell_a_wait_holds_up_its_own_connection_only() -> No
 
 def pending(of: Ledger) -> tuple[Exchange, Pending]:
     account = of.account("ANONYMOUS", "c")
-    return Exchange(of, Counters(), None), Pending(1, 0, 7, account, 0.0)
+    return Exchange(of, Counters(), None), new_pending(1, 0, 7, account, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -9,23 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import trio
 
 from deploy.kafka.ports import free_ports
-from proxy import lane
+from proxy.io.pairing import FIRST_TRY, PAIR_BYTES
 from proxy.listen.server import Proxy
 from proxy.settings import ProxySettings
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.support.session_tools import produce, produce_response
 
-pytestmark = pytest.mark.skipif(not lane.COMPILED, reason=f"the lane is not compiled: {lane.WHY_NOT}")
-
 PATIENCE_S = 20.0
 SIZE_BYTES = 1_000
-FIRST_TRY, PAIR_BYTES = 16, 32_768
-"""As in proxy/_lane.pyx."""
 ROUND_BYTES = len(produce_response(0))
 
 
@@ -34,7 +29,7 @@ class Client:
     """A producer's connection, and what its sidecar does with it."""
 
     connection: socket.socket
-    lane_of: Callable[[], Any]
+    pairing_of: Callable[[], Any]
     sent: int = 0
     answered: int = 0
     rest: bytes = b""
@@ -55,7 +50,7 @@ class Client:
     @property
     def waits_for_bytes(self) -> int:
         """More than how many bytes the kernel is to tell of; 0: of any."""
-        return int(self.lane_of().waits_for_bytes)
+        return int(self.pairing_of().waits_for_bytes)
 
     def until_paired(self, size_bytes: int = SIZE_BYTES) -> None:
         """Requests 50 µs apart, three under way, until the sidecar waits for two of this size."""
@@ -102,14 +97,14 @@ async def through_sidecar(script: Callable[[Client], None]) -> None:
         settings = ProxySettings("127.0.0.1", port, range(first, first + 1), (listener.getsockname()[:2],))
         proxy = Proxy(settings, Ledger(QuotaTable()))
 
-        def lane_of() -> Any:
+        def pairing_of() -> Any:
             (connection,) = proxy._connections
-            return connection._lane
+            return connection._turns._pairing
 
         def run() -> None:
             with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                client = Client(connection, lane_of)
+                client = Client(connection, pairing_of)
                 client.send()
                 client.take()
                 script(client)
@@ -166,8 +161,8 @@ async def test_who_waits_for_each_answer_is_tried_less_and_less_often() -> None:
         for _ in range(300):
             client.send()
             client.take()
-        assert client.lane_of().apart in (16, 34, 70, 142, 286)
-        assert client.lane_of().apart <= 286
+        assert client.pairing_of().apart in (16, 34, 70, 142, 286)
+        assert client.pairing_of().apart <= 286
 
     await through_sidecar(script)
 
@@ -179,7 +174,7 @@ async def test_requests_of_more_than_32_kb_do_not_wait() -> None:
             client.take(client.sent - 3)
             assert client.waits_for_bytes == 0
         client.take()
-        assert client.lane_of().apart == FIRST_TRY  # not even tried
+        assert client.pairing_of().apart == FIRST_TRY  # not even tried
 
     await through_sidecar(script)
 

@@ -28,8 +28,6 @@ from tests.support.scripted_broker import (
 )
 from tests.support.session_tools import METADATA, encode, kio_message, produce, produce_response, request, response
 
-pytestmark = pytest.mark.usefixtures("data_path")
-
 
 async def test_drain_refuses_new_clients_and_lets_requests_in_flight_finish() -> None:
     go = trio.Event()

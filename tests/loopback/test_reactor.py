@@ -15,9 +15,8 @@ import trio
 import trio.lowlevel
 from trio.testing import MockClock
 
-from proxy.io.reactor import AGAIN, LATE_AT_ONCE, Again, Reactor, Watch
-
-pytestmark = pytest.mark.usefixtures("data_path")
+from proxy.io.reactor import Reactor, take
+from proxy.io.rounds import AGAIN, LATE_AT_ONCE, Again, Watch
 
 LONG_S = 20.0
 """Nothing here takes that long unless it waits for something that does not come."""
@@ -34,7 +33,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 class Reader:
     """Reads up to five bytes at a time until the end."""
 
-    def __init__(self, ours: socket.socket, watch: Watch[str]) -> None:
+    def __init__(self, ours: socket.socket, watch: Watch) -> None:
         self.ours = ours
         self.watch = watch
         self.read: list[bytes] = []
@@ -92,7 +91,7 @@ def test_what_comes_is_read_until_the_end_also_if_that_comes_with_the_last_bytes
                 ends: list[str] = []
 
                 async def read() -> None:
-                    ends.append(await reader.watch.take(reader.turn))
+                    ends.append(await take(reader.watch, reader.turn))
 
                 async with trio.open_nursery() as readers:
                     readers.start_soon(read)
@@ -122,7 +121,7 @@ def test_an_error_reaches_the_task_that_waits_and_nobody_else(nested: bool) -> N
 
                 async def read(reader: Reader) -> None:
                     try:
-                        seen.append(await reader.watch.take(reader.turn))
+                        seen.append(await take(reader.watch, reader.turn))
                     except ValueError as error:
                         seen.append(str(error))
 
@@ -146,8 +145,8 @@ def test_whoever_has_much_to_read_lets_others_in_between(nested: bool) -> None:
             with serving(nursery, nested=nested) as reactor, pair() as (ours, theirs), pair() as (other, to_other):
                 much, little = Reader(ours, reactor.watch(ours)), Reader(other, reactor.watch(other))
                 async with trio.open_nursery() as inner:
-                    inner.start_soon(much.watch.take, much.turn)
-                    inner.start_soon(little.watch.take, little.turn)
+                    inner.start_soon(take, much.watch, much.turn)
+                    inner.start_soon(take, little.watch, little.turn)
                     await trio.sleep(0.01)
                     theirs.sendall(b"x" * 50_000)  # 10 000 turns
                     to_other.sendall(b"now")
@@ -168,7 +167,7 @@ def test_tasks_timers_threads_and_trios_own_sockets_go_on(nested: bool) -> None:
         async with trio.open_nursery() as nursery:
             with serving(nursery, nested=nested) as reactor, pair() as (ours, theirs):
                 reader = Reader(ours, reactor.watch(ours))
-                nursery.start_soon(reader.watch.take, reader.turn)
+                nursery.start_soon(take, reader.watch, reader.turn)
 
                 async def everything() -> None:
                     begin_s = trio.current_time()
@@ -208,7 +207,7 @@ def test_a_woken_task_does_not_wait_for_the_next_timer(nested: bool) -> None:
                 reader = Reader(ours, reactor.watch(ours))
                 nursery.start_soon(trio.to_thread.run_sync, lambda: (time.sleep(0.02), theirs.close()))
                 begin_s = trio.current_time()
-                assert await reader.watch.take(reader.turn) == "end"
+                assert await take(reader.watch, reader.turn) == "end"
                 return trio.current_time() - begin_s
 
     took_s = in_trio(main)
@@ -220,8 +219,8 @@ def test_a_turn_comes_back_at_its_time_and_the_last_word_counts(nested: bool) ->
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             with serving(nursery, nested=nested) as reactor, pair() as (ours, _theirs), pair() as (other, _far):
-                watch: Watch[str] = reactor.watch(ours)
-                closed: Watch[str] = reactor.watch(other)
+                watch: Watch = reactor.watch(ours)
+                closed: Watch = reactor.watch(other)
                 begin_s = trio.current_time()
                 called_s: list[float] = []
 
@@ -242,10 +241,10 @@ def test_a_turn_comes_back_at_its_time_and_the_last_word_counts(nested: bool) ->
                     waits.set()
                     return None
 
-                nursery.start_soon(closed.take, once)
+                nursery.start_soon(take, closed, once)
                 await waits.wait()
                 closed.close()
-                assert await watch.take(turn) == "enough"
+                assert await take(watch, turn) == "enough"
                 assert called_s[0] < 0.1 <= called_s[1]
                 assert called_s[2] >= 0.15
                 watch.close()
@@ -264,8 +263,8 @@ def test_many_that_come_back_together_let_sockets_be_read_in_between(nested: boo
                 all_back = trio.Event()
                 at_s = LONG_S + trio.current_time()
                 ours, theirs = stack.enter_context(pair())
-                reader: Watch[str] = reactor.watch(ours)
-                watches: list[Watch[str]] = []
+                reader: Watch = reactor.watch(ours)
+                watches: list[Watch] = []
 
                 def read() -> str | None:
                     with contextlib.suppress(BlockingIOError):
@@ -286,13 +285,13 @@ def test_many_that_come_back_together_let_sockets_be_read_in_between(nested: boo
                 for number in range(many):
                     watches.append(reactor.watch(stack.enter_context(pair())[0]))
                     stack.callback(watches[-1].close)
-                    nursery.start_soon(watches[-1].take, partial(muted, number))
+                    nursery.start_soon(take, watches[-1], partial(muted, number))
                 for _ in range(3):
                     await trio.lowlevel.checkpoint()  # now all wait
                 at_s = trio.current_time()
                 for watch in watches:
                     watch.come_back(at_s)
-                found = await reader.take(read)
+                found = await take(reader, read)
                 assert 1 <= int(found.split()[1]) <= 2 * LATE_AT_ONCE
                 await all_back.wait()
                 reader.close()
@@ -305,13 +304,13 @@ async def test_whoever_waits_can_be_cancelled_and_wait_again() -> None:
         with serving(nursery, nested=True) as reactor, pair() as (ours, theirs):
             reader = Reader(ours, reactor.watch(ours))
             with trio.move_on_after(0.01) as scope:
-                await reader.watch.take(reader.turn)
+                await take(reader.watch, reader.turn)
             assert scope.cancelled_caught
             theirs.sendall(b"late")
             await trio.sleep(0.01)
             assert reader.read == []  # nobody waited for it
             theirs.close()
-            assert await reader.watch.take(reader.turn) == "end"
+            assert await take(reader.watch, reader.turn) == "end"
             assert reader.read == [b"late"]
 
 
@@ -325,7 +324,7 @@ async def test_a_closed_watch_and_a_number_used_again_are_not_mixed_up() -> None
                     reader = Reader(ours, reactor.watch(ours))
                     theirs.sendall(b"abc")
                     theirs.close()
-                    assert await reader.watch.take(reader.turn) == "end"
+                    assert await take(reader.watch, reader.turn) == "end"
                     assert reader.read == [b"abc"]
                     reader.watch.close()
             assert len(numbers) == 1
@@ -357,12 +356,12 @@ async def test_a_busy_event_loop_is_behind_and_an_idle_one_is_not() -> None:
             for _ in range(200):
                 before_s = trio.current_time()
                 await trio.sleep(0.005)  # the loop waits: what is ready afterwards came after that
-                if reactor.since_ms / 1000 > before_s:
+                if reactor.round.since_ms / 1000 > before_s:
                     seen.add("idle")
-                told_ms = reactor.since_ms
+                told_ms = reactor.round.since_ms
                 time.sleep(0.005)  # noqa: ASYNC251 - the loop is held up
                 await trio.lowlevel.checkpoint()
-                if reactor.since_ms < told_ms + 4:
+                if reactor.round.since_ms < told_ms + 4:
                     seen.add("busy")
                 if len(seen) == 2:
                     break
@@ -383,7 +382,7 @@ async def test_what_trio_was_to_find_ready_may_be_used_up_by_then() -> None:
             with serving(nursery, nested=True) as reactor, pair() as (full, drain), pair() as (ours, theirs):
                 fill(full)
                 nursery.start_soon(trio.lowlevel.wait_writable, full)
-                watch: Watch[str] = reactor.watch(ours)
+                watch: Watch = reactor.watch(ours)
                 seen: list[bytes] = []
 
                 def turn() -> str | None:
@@ -400,7 +399,7 @@ async def test_what_trio_was_to_find_ready_may_be_used_up_by_then() -> None:
                     theirs.sendall(b"second")
 
                 async with trio.open_nursery() as inner:
-                    inner.start_soon(watch.take, turn)
+                    inner.start_soon(take, watch, turn)
                     await trio.sleep(0.01)
                     drain.setblocking(False)
                     with contextlib.suppress(BlockingIOError):

@@ -6,7 +6,6 @@ import random
 import socket
 import threading
 
-import pytest
 import trio
 
 from deploy.kafka.ports import free_ports
@@ -15,8 +14,6 @@ from proxy.settings import ProxySettings
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.support.session_tools import produce, produce_response
-
-pytestmark = pytest.mark.usefixtures("data_path")
 
 REQUESTS, REQUEST_BYTES = 150, 100_001
 

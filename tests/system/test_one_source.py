@@ -1,4 +1,5 @@
-"""The arithmetic compiled and as Python: the same answers and the same state, whatever is done to a ledger."""
+"""The data path compiled and as Python: the same answers and the same state, whatever is done to a ledger; and its
+tests once more as Python. (Whatever two peers send: tests/loopback/test_turns.py.)"""
 
 from __future__ import annotations
 
@@ -54,3 +55,14 @@ def test_the_arithmetics_tests_pass_with_the_python_code_too() -> None:
     files = [f"tests/unit/test_{name}.py" for name in names]
     plain = ["-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=--import-mode=importlib --strict-markers"]
     assert " passed" in run("1", "-m", "pytest", "-q", *plain, *files)
+
+
+LOOPBACK = ("courtesy", "pairs", "proxy_cost", "proxy_mutes", "proxy_shell", "reactor", "splice_order")
+
+
+def test_the_loops_tests_pass_with_the_python_code_too() -> None:
+    files = [f"tests/loopback/test_{name}.py" for name in LOOPBACK]
+    plain = ["-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=--import-mode=importlib --strict-markers"]
+    said = run("1", "-m", "pytest", "-q", *plain, *files)
+    assert " passed" in said
+    assert "skipped" not in said

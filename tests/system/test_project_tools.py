@@ -63,7 +63,7 @@ def test_the_hooks_mend_what_is_committed(tmp_path: Path) -> None:
 
 
 def test_a_release_is_built_installed_and_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """`make release-check`, without compiling: tests/system/test_lane_build.py and the image's tests do that."""
+    """`make release-check`, without compiling: tests/system/test_compiled_build.py and the image's tests do that."""
     monkeypatch.setenv("KQUOTA_PURE", "1")
     sdist, wheel, *bills, sums = release_check.check(ROOT, tmp_path / "dist")
     with tarfile.open(sdist) as packed:

@@ -25,9 +25,9 @@ def library() -> Path:
 
 def test_the_sanitizers_are_at_work(library: Path) -> None:
     """What runs below is instrumented, and a report ends it."""
-    code = "from proxy import lane, _lane; print(lane.COMPILED, _lane.__file__)"
+    code = "from quota import compiled; from proxy.io import turns; print(compiled.description(), turns.__file__)"
     done = sanitize.run(library, "-c", code)
-    assert done.stdout == f"True {next(sanitize.TREE.glob('proxy/_lane.*.so'))}\n", done.stderr
+    assert done.stdout == f"compiled {next(sanitize.TREE.glob('proxy/io/_compiled/turns.*.so'))}\n", done.stderr
     for built in sanitize.TREE.glob("*/**/*.so"):
         symbols = built.read_bytes()
         assert b"__asan_report_load8" in symbols, built

@@ -245,7 +245,7 @@ def test_clients_that_are_forgotten_within_an_interval_are_told_of_together() ->
     watched = Watched(max_clients=2)
     for index in range(5):
         watched.charge(f"c{index}", Kind.PRODUCE, 100 + index)
-        watched.ledger.account("u", f"c{index}").requests[0] += 1
+        watched.ledger.account("u", f"c{index}").requests[0] = 1
         if index == 2:
             watched.tick()
     watched.tick()

@@ -1,5 +1,5 @@
-"""One connection pair, driven step by step over sockets of its own: by the compiled lane, or by the Python code that it
-stands for; and all that one can see of it afterwards."""
+"""One connection pair, driven step by step over sockets of its own as its pumps and the event loop would drive it; and
+all that one can see of it afterwards."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy import lane
 from proxy.errors import SessionError
-from proxy.io.reactor import AGAIN, Reactor, Watch
+from proxy.io.reactor import Reactor
+from proxy.io.rounds import AGAIN, Clock, Watch
 from proxy.io.splice import PipePool
-from proxy.io.turns import Pause, Shared, Turns
+from proxy.io.turns import Pause, Shared, Turns, endpoint_of
 from proxy.session.exchange import Pending
 from proxy.session.session import Session
 from proxy.telemetry.complaints import Complaints
@@ -41,7 +41,11 @@ def book_of(ledger: Ledger, now_ms: float) -> Any:
         for account in ledger.accounts()
     )
     groups = [window_of(group) for group in ledger.groups() if isinstance(group, WindowGroup)]
-    return accounts, groups, ledger.reservations, ledger.snapshot(now_ms)
+    return accounts, groups, ledger.reservations, [_snapshot(one) for one in ledger.snapshot(now_ms)]
+
+
+def _snapshot(one: Any) -> Any:
+    return [(name, getattr(one, name)) for name in one.__slots__ if name not in ("shadow", "candidate")]
 
 
 def window_of(group: WindowGroup) -> Any:
@@ -55,28 +59,18 @@ def window_of(group: WindowGroup) -> Any:
 
 
 @dataclass
-class Clock:
+class FakeTime:
     now_s: float = 1000.0
 
     def __call__(self) -> float:
         return self.now_s
 
 
-class TurnsAlone(Turns):
-    """Without the pumps of `proxy.io.connection`."""
-
-    def _release_sink(self) -> None:
-        self._sink_taken = False
-
-
 @dataclass
 class Driven:
-    """One connection pair, driven as its pumps would drive it. The far ends are the client and the broker."""
+    """One connection pair. The far ends are the client and the broker."""
 
-    compiled: bool
-    waits_here: bool
-    """The lane waits for room in a full socket itself. (That there is some is told with each turn here.)"""
-    clock: Clock
+    time: FakeTime
     ledger: Ledger
     stack: ExitStack
     rewrite: bool = True
@@ -93,7 +87,8 @@ class Driven:
         client, self.client_far = self._pair()
         broker, self.broker_far = self._pair()
         self.reactor = reactor = Reactor()
-        reactor.clock = self.clock
+        self.stack.callback(reactor.round.close)
+        reactor.round.clock = Clock(self.time)
         self.counters = Counters()
         self.pool = PipePool()
         self.stack.callback(self.pool.close)
@@ -106,25 +101,11 @@ class Driven:
             translate=translate if self.rewrite else None,
             max_in_flight=self.max_in_flight,
         )
-        self.turns = turns = TurnsAlone(client, self.session, shared)
-        self.stack.callback(turns._splice_up.close)
-        self.stack.callback(turns._splice_down.close)
-        self.client_watch: Watch[Pause] = Watch(reactor, client.fileno())
-        turns._client_watch = self.client_watch
-        self.broker_watch: Watch[Pause] = Watch(reactor, broker.fileno())
-        turns._broker = broker
-        self.client_turn: Any = turns._client_turn
-        self.broker_turn: Any = lambda: turns._broker_turn(broker, self.broker_watch)
-        self.lane: Any = None
-        if self.compiled:
-            self.lane = one = lane.lane_for(turns, self.client_watch)
-            assert one is not None
-            self.stack.callback(one.close)
-            one.connected(broker, self.broker_watch)
-            assert not one.waits_here  # there is no loop
-            one.waits_here = self.waits_here
-            self.client_turn, self.broker_turn = one.requests_turn(), one.responses_turn()
-        self.client, self.broker = client, broker
+        self.client_watch = Watch(reactor.round, client.fileno())
+        self.broker_watch = Watch(reactor.round, broker.fileno())
+        self.turns = Turns(endpoint_of(client), self.client_watch, self.session, shared, self.time())
+        self.stack.callback(self.turns.close)
+        self.turns.connected(endpoint_of(broker), self.broker_watch)
 
     def _pair(self) -> tuple[socket.socket, socket.socket]:
         near, far = socket.socketpair()
@@ -170,54 +151,28 @@ class Driven:
         self.drain()
 
     def _turn_of_client(self) -> bool:
-        turns, watch = self.turns, self.client_watch
-        watch.readable = True
-        result = self.client_turn()
-        self.drain()
-        match result:
-            case None | Pause.WAITS:
-                return self.lane is not None and self.lane.up_waits
-            case Pause.FULL:
-                data, turns._to_broker = turns._to_broker, b""
-                self._send_all(self.broker, data)
-            case Pause.ANSWERS:
-                self._send_all(self.client, b"".join(self.session.ready_answers()))
-            case Pause.ENDED:
-                self.ended = "ended"
-        return True
+        return self._turn(self.turns.client_turn, self.client_watch, self.broker_watch)
 
     def _turn_of_broker(self) -> bool:
-        turns, watch = self.turns, self.broker_watch
-        watch.readable = True
         if self.came_now:
-            self.reactor.since_ms = self.clock() * 1000.0
-        result = self.broker_turn()
-        self.drain()
-        match result:
-            case None:
-                return self.lane is not None and self.lane.down_waits
-            case Pause.FULL:
-                data, turns._to_client = turns._to_client, b""
-                turns._sink_taken = False
-                self._send_all(self.client, data)
-            case Pause.ENDED:
-                self.ended = "ended"
-            case other:
-                assert other in (AGAIN, Pause.SPLICE_FULL)
-        return True
+            self.reactor.round.since_ms = self.time() * 1000.0
+        return self._turn(self.turns.broker_turn, self.broker_watch, self.client_watch)
 
-    def _send_all(self, sock: socket.socket, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            try:
-                view = view[sock.send(view) :]
-            except BlockingIOError:
-                self.drain()
+    def _turn(self, turn: Any, watch: Watch, other: Watch) -> bool:
+        """One turn. Whether there may be more to do."""
+        watch.readable = True
+        result = turn()
+        self.drain()
+        if result is Pause.ENDED:
+            self.ended = "ended"
+        assert result in (None, AGAIN, Pause.WAITS, Pause.ENDED)
+        full, other.room_for = other.room_for is not None, None  # there is room now
+        return result is AGAIN or full
 
     def state(self) -> Any:
         """Whatever one can see of it."""
         session, turns = self.session, self.turns
-        exchange, asks, answers = session.exchange, session._requests, session._responses
+        exchange, asks, answers = session.exchange, session.requests, session.responses
         time = exchange.request_time
         counters = self.counters
         return {
@@ -226,29 +181,30 @@ class Driven:
             "ended": self.ended,
             "walkers": [
                 (walker.skip, walker.dropping, walker.held, walker.stopped, walker.scrub is not None)
-                for walker in (session.request_frames, session.response_frames)
+                for walker in (asks.walker, answers.walker)
             ],
             "exchange": (
                 exchange.mute_until_ms, exchange.held_bytes, exchange.broker_mute_until_ms, exchange.client_waits,
+                exchange.client_bytes,
             ),
             "in flight": [pending_of(one) for one in exchange.inflight],
             "requests": (
-                asks.bytes_total, asks.client_ids, asks.software, asks._saw_request, asks.established, asks._backlog,
-                None if asks._completing is None else (asks._completing[1], asks._completing[2] is not None),
+                asks.client_ids, asks.software, asks._saw_request, asks.established, asks._backlog,
+                None if asks._charged is None else (asks._charged_bytes, asks._charged_pending is not None),
                 asks._unsent is not None,
             ),
             "responses": answers.bytes_total,
             "time": (time.free_ms, time._recent, time._at, time.baseline_ms),
             "turns": (
-                turns._to_broker, turns._to_client, turns._sink_taken, turns._answers, turns._request_read_bytes,
-                turns._response_read_bytes, turns.last_activity_s, turns._patience is not None,
+                turns.to_broker, turns.to_client, turns._answers, turns._request_read_bytes,
+                turns._response_read_bytes, turns.last_activity_s, turns.patience is not None,
             ),
             "counters": (
                 dict(counters.requests), counters.upstream_latency.counts, counters.upstream_latency.sum_s,
                 counters.fetches_answered, counters.fetches_shaped, counters.addresses_rewritten,
                 counters.connections_muted,
             ),
-            "book": book_of(self.ledger, self.clock() * 1000.0),
+            "book": book_of(self.ledger, self.time() * 1000.0),
         }  # fmt: skip
 
 
@@ -256,20 +212,22 @@ def admission_of(one: Admission) -> Any:
     return one.throttle_ms, one.max_bytes, one.reserved, one.paced_ms
 
 
+PENDING = (
+    "correlation_id", "api_key", "api_version", "sent_ms", "throttle_until_ms", "delay_ms", "cause", "charged",
+    "local_answer", "replicated_bytes", "held_bytes",
+)  # fmt: skip
+
+
 def pending_of(one: Pending) -> Any:
-    fields = {name: getattr(one, name) for name in Pending.__slots__}
+    fields = {name: getattr(one, name) for name in PENDING}
     fields["account"] = one.account.identity
     fields["admission"] = None if one.admission is None else admission_of(one.admission)
+    fields["asked"], fields["on_response"] = one.asked is not None, one.on_response is not None
     return fields
 
 
 @contextmanager
-def both(
-    table: QuotaTable, *, waits_here: bool, smooth: bool = True, **more: Any
-) -> Iterator[tuple[Clock, Driven, Driven]]:
-    clock = Clock()
+def driven(table: QuotaTable, *, smooth: bool = True, **more: Any) -> Iterator[tuple[FakeTime, Driven]]:
+    time = FakeTime()
     with ExitStack() as stack:
-        compiled, pure = (
-            Driven(way, waits_here, clock, Ledger(table, smooth=smooth), stack, **more) for way in (True, False)
-        )
-        yield clock, compiled, pure
+        yield time, Driven(time, Ledger(table, smooth=smooth), stack, **more)

@@ -1,0 +1,98 @@
+"""System calls of the data path that say by their result that they would have to wait, not by an exception.
+
+This is how they are made where kquota is not compiled; `calls.pyx` makes the same ones in C. They belong to one thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import time
+from typing import Final
+
+from proxy.io.endpoint import Endpoint
+
+MAX_EVENTS: Final = 256
+_LONGEST_WAIT_S: Final = 2e6
+monotonic_s = time.perf_counter
+"""CLOCK_MONOTONIC in seconds."""
+
+
+class PlainEndpoint(Endpoint):
+    """A TCP or Unix socket."""
+
+    __slots__ = ()
+
+
+def splice(source_fd: int, sink_fd: int, count: int, more: bool) -> int:
+    """splice(2) without waiting: how many bytes; 0 at the source's end, -1 if nothing can be moved now."""
+    flags = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE | (os.SPLICE_F_MORE if more else 0)
+    try:
+        return os.splice(source_fd, sink_fd, count, flags=flags)
+    except BlockingIOError:
+        return -1
+
+
+class Poller:
+    """An epoll instance. `wait` is the only call that waits, and lets other threads run meanwhile."""
+
+    __slots__ = ("_epoll", "_events", "fd")
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self.fd = self._epoll.fileno()
+        self._events: list[tuple[int, int]] = []
+
+    def register(self, fd: int, events: int) -> None:
+        """Watch a descriptor. Raises OSError."""
+        self._epoll.register(fd, events)
+
+    def unregister(self, fd: int) -> None:
+        """Watch it no more. Raises OSError."""
+        self._epoll.unregister(fd)
+
+    def wait(self, timeout_s: float) -> int:
+        """Wait for events, `timeout_s` at most: how many there are, for `fd_of` and `flags_of`."""
+        self._events = self._epoll.poll(min(timeout_s, _LONGEST_WAIT_S), MAX_EVENTS)
+        return len(self._events)
+
+    def fd_of(self, event: int) -> int:
+        """The descriptor of one of the events."""
+        return self._events[event][0]
+
+    def flags_of(self, event: int) -> int:
+        """What has happened to it: EPOLLIN and so on."""
+        return self._events[event][1]
+
+    def close(self) -> None:
+        """The end of it."""
+        self._epoll.close()
+
+
+class Ticker:
+    """A timer that a `Poller` can watch. `fd` is -1 where the kernel has none to give."""
+
+    __slots__ = ("_libc", "fd")
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None)
+        self.fd: int = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def every(self, period_ns: int) -> bool:
+        """Tick every so many nanoseconds (below a second) from now on; 0: no more. False: that cannot be."""
+        period = (ctypes.c_long * 4)(0, period_ns, 0, period_ns)
+        return self.fd >= 0 and self._libc.timerfd_settime(self.fd, 0, period, None) == 0
+
+    def ticked(self) -> bool:
+        """Whether it has ticked since this was asked last. (It is told again only once this has been asked.)"""
+        try:
+            return bool(os.read(self.fd, 8))
+        except BlockingIOError:
+            return False
+
+    def close(self) -> None:
+        """The end of it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

@@ -1,0 +1,19 @@
+cimport cython
+
+
+cdef class FrameJudge:
+    cpdef Py_ssize_t judge(self, object buf, Py_ssize_t start, Py_ssize_t end, list out) except? -1
+    cpdef object complete(self)
+
+
+cdef class FrameWalker:
+    cdef public long long skip, need, taken
+    cdef public bint dropping, stopped
+    cdef public object scrub
+    cdef public bytearray held
+
+    cpdef bint at_boundary(self) except -1
+    cpdef long long movable(self) except -1
+    @cython.locals(position=cython.Py_ssize_t, run=cython.Py_ssize_t, take=cython.Py_ssize_t, used=cython.Py_ssize_t,
+                   before=cython.Py_ssize_t, out=list)
+    cpdef object walk(self, FrameJudge side, object view, Py_ssize_t end)

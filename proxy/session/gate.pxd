@@ -1,0 +1,17 @@
+cimport cython
+
+from proxy.session.exchange cimport Exchange as ExchangeType, Pending as PendingType
+from proxy.wire cimport requests
+from proxy.wire.requests cimport RequestHeader
+from quota.accounts cimport Account as AccountType, Meter as MeterType
+from quota.group cimport Admission as AdmissionType, Group as GroupType
+from quota.ledger cimport Ledger as LedgerType
+
+
+@cython.locals(api_key=cython.int, ledger=LedgerType, meter=MeterType, group=GroupType, produce=cython.bint,
+               asks=cython.bint, gates=dict, kinds=tuple)
+cpdef bint lets_through(ExchangeType exchange, AccountType account, RequestHeader header, object buf, Py_ssize_t end,
+                        bint whole, double now_ms) except -1
+
+@cython.locals(account=AccountType, admission=AdmissionType)
+cpdef bint admits_unshaped(ExchangeType exchange, PendingType pending, double now_ms) except -1

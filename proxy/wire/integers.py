@@ -1,0 +1,48 @@
+"""Reading and writing integers in a buffer: big-endian, as Kafka has them, at absolute positions.
+
+Compiled modules use the C functions of `integers.pxd` instead, which look into the memory of a memoryview, bytearray or
+bytes without a Python object on the way. Those check bounds as these do: a position that is not in the buffer is an
+error (IndexError or struct.error), never a read beyond it.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from proxy.wire.primitives import Buffer
+
+_INT16: Final = struct.Struct(">h")
+_INT32: Final = struct.Struct(">i")
+
+
+def uint8(buf: Buffer, at: int) -> int:
+    """The byte at `at`."""
+    return buf[at]
+
+
+def int16(buf: Buffer, at: int) -> int:
+    """The signed 16-bit integer at `at`."""
+    value: int = _INT16.unpack_from(buf, at)[0]
+    return value
+
+
+def int32(buf: Buffer, at: int) -> int:
+    """The signed 32-bit integer at `at`."""
+    value: int = _INT32.unpack_from(buf, at)[0]
+    return value
+
+
+def put_int16(buf: bytearray | memoryview, at: int, value: int) -> None:
+    """Write a 16-bit integer at `at`."""
+    _INT16.pack_into(buf, at, value)
+
+
+def put_int32(buf: bytearray | memoryview, at: int, value: int) -> None:
+    """Write a 32-bit integer at `at`."""
+    _INT32.pack_into(buf, at, value)
+
+
+def piece(buf: Buffer, start: int, end: int) -> bytes:
+    """A copy of the bytes from `start` up to `end`, all of which are there."""
+    return bytes(buf[start:end])

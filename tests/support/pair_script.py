@@ -1,0 +1,157 @@
+"""A script for one connection pair, as bytes; and a process that plays it with the Python code, to compare.
+
+The first byte says what the pair is like, then come steps: who speaks or what happens, the pieces' size, the length of
+the bytes that follow (or the milliseconds that pass).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import trio
+from trio.testing import MockClock
+
+from quota import compiled
+from quota.entity import DEFAULT
+from quota.table import Entry, QuotaTable
+from tests.one_source import seen
+from tests.support.pair_tools import Driven, driven
+
+STEP = struct.Struct(">BBH")
+CLIENT, BROKER, PASS, ANSWER = range(4)
+"""Bytes from the client; from the broker; time passes; a frame from the broker, if it is the answer that is due."""
+LIMITS = (None, 1000.0, 50_000.0, 1e12)
+MOST_STEPS = 40
+ROOT = Path(__file__).parents[2]
+
+
+def step(kind: int, data: bytes, cut: int = 0) -> bytes:
+    """One step with bytes."""
+    return STEP.pack(kind, cut, len(data)) + data
+
+
+def shown(value: Any) -> Any:
+    """As both kinds of code show it (`tests.one_source.seen`), long bytes by their digest."""
+    if isinstance(value, bytes | bytearray):
+        return value.hex() if len(value) < 100 else f"{len(value)} {hashlib.sha256(value).hexdigest()}"
+    if isinstance(value, list | tuple):
+        return [shown(one) for one in value]
+    if isinstance(value, dict):
+        return [(str(key), shown(one)) for key, one in value.items()]
+    return seen(value)
+
+
+def play(data: bytes) -> list[dict[str, str]]:
+    """What can be seen after each step."""
+    states: list[dict[str, str]] = []
+
+    async def main() -> None:
+        for state in _states(data):
+            states.append({name: json.dumps(shown(value)) for name, value in state.items()})
+
+    if data:
+        trio.run(main, clock=MockClock())
+    return states
+
+
+def _states(data: bytes) -> Iterator[Any]:
+    flags = data[0]
+    rate = LIMITS[flags & 3]
+    limits: dict[str, Any] = {"producer_byte_rate": rate, "consumer_byte_rate": rate, "request_percentage": 5.0}
+    with driven(
+        QuotaTable([Entry(client_id=DEFAULT, mode="shadow" if flags & 4 else "enforce", **limits)] if rate else []),
+        smooth=bool(flags & 8),
+        rewrite=bool(flags & 16),
+        max_in_flight=2 if flags & 32 else 1024,
+        send_buffer_bytes=4608 if flags & 64 else 1 << 20,
+        came_now=bool(flags & 128),
+    ) as (time, one):
+        at = 1
+        for _ in range(MOST_STEPS):
+            if at + STEP.size > len(data) or one.ended:
+                break
+            kind, cut, length = STEP.unpack_from(data, at)
+            at += STEP.size
+            kind %= 4
+            if kind == PASS:
+                time.now_s += length / 1000.0
+                one.run()
+                yield one.state()
+                continue
+            piece = data[at : at + length]
+            at += length
+            if kind == ANSWER and not _due(one, piece):
+                continue
+            size = max(cut * 8, len(piece) // 16) or len(piece) or 1
+            for start in range(0, len(piece), size):
+                one.feed(one.client_far if kind == CLIENT else one.broker_far, piece[start : start + size])
+                if one.unsent or one.ended:
+                    break
+            yield one.state()
+            if one.unsent:
+                return
+
+
+def _due(one: Driven, frame: bytes) -> bool:
+    """Whether the frame answers the oldest request in flight that was not answered here."""
+    left = [each for each in one.session.inflight if each.local_answer is None]
+    return bool(left) and left[0].correlation_id == int.from_bytes(frame[4:8], "big", signed=True)
+
+
+class Pure:
+    """A process that plays scripts with the Python code."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.pair_script"],
+            cwd=ROOT,
+            env=os.environ | {"KQUOTA_PURE": "1", "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def play(self, data: bytes) -> list[dict[str, str]]:
+        """As `play`."""
+        to, back = self._process.stdin, self._process.stdout
+        assert to is not None
+        assert back is not None
+        to.write(len(data).to_bytes(4, "big") + data)
+        to.flush()
+        states: list[dict[str, str]] = json.loads(back.readline())
+        return states
+
+    def compare(self, data: bytes) -> list[dict[str, str]]:
+        """Play it here and there. Raises AssertionError where something is different; else the states."""
+        ours, theirs = play(data), self.play(data)
+        for number, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
+            different = {name: (mine[name], other[name]) for name in mine if mine[name] != other[name]}
+            assert not different, f"after step {number}: {different}"
+        assert len(ours) == len(theirs)
+        return ours
+
+    def close(self) -> None:
+        """The end of it."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+def main() -> None:
+    """Play what comes in, and write what can be seen."""
+    assert compiled.WHY_NOT == "KQUOTA_PURE is set"
+    while head := sys.stdin.buffer.read(4):
+        print(json.dumps(play(sys.stdin.buffer.read(int.from_bytes(head, "big")))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
