@@ -6,6 +6,8 @@ from quota.accounts cimport Account as AccountType
 from quota.group cimport Admission as AdmissionType
 from quota.ledger cimport Ledger as LedgerType
 
+cdef int _FETCH, _PRODUCE
+
 
 cdef class Pending:
     cdef public long long correlation_id, delay_ms, held_bytes, replicated_bytes

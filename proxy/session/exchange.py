@@ -13,7 +13,7 @@ from proxy.handlers.intercept import NO_INTERCEPTORS, Interceptors, OnResponse, 
 from proxy.session.login import Logins
 from proxy.session.request_time import RequestTime
 from proxy.telemetry.observer import Counters
-from proxy.wire.apis import PRODUCE
+from proxy.wire.apis import FETCH, PRODUCE
 from proxy.wire.schema import APIS
 from quota.entity import Kind
 from quota.group import Admission, Group
@@ -23,6 +23,9 @@ AddressTranslator = Callable[[int, str, int, str], tuple[str, int]]
 """(node id, host, port, "broker" or "controller") -> the (host, port) that clients are told instead."""
 
 
+# Numbers that are compared for each request or response: in compiled code these are C numbers (see the .pxd).
+_PRODUCE: Final = PRODUCE
+_FETCH: Final = FETCH
 MOST_PASSING_BYTES: Final = 16 * 1024 * 1024
 """What may pass unmuted before a client logs in again, twice (`Exchange._may_pass`): more than the socket buffers
 between it and us hold. Without a bound whoever does not log in again would have no limit for that long."""
@@ -194,7 +197,7 @@ class Exchange:
 
     def count_request(self, account: Account, api_key: int) -> None:
         """A request of `account` is forwarded, or answered here."""
-        key = api_key if api_key in APIS else -1
+        key = api_key if api_key in (_PRODUCE, _FETCH) or api_key in APIS else -1
         counted, requests = self._counted, account.requests
         counted[key] = counted.get(key, 0) + 1
         requests[key] = requests.get(key, 0) + 1

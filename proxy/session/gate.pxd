@@ -7,6 +7,8 @@ from quota.accounts cimport Account as AccountType, Meter as MeterType
 from quota.group cimport Admission as AdmissionType, Group as GroupType
 from quota.ledger cimport Ledger as LedgerType
 
+cdef int _FETCH, _PRODUCE
+
 
 @cython.locals(api_key=cython.int, ledger=LedgerType, meter=MeterType, group=GroupType, produce=cython.bint,
                asks=cython.bint, gates=dict, kinds=tuple)

@@ -8,6 +8,9 @@ from proxy.wire.requests cimport FetchFields, RequestHeader
 from quota.accounts cimport Account as AccountType
 from quota.group cimport Admission as AdmissionType
 
+cdef int _API_VERSIONS, _FETCH, _PRODUCE, _SHARE_FETCH
+cdef long long _MAX_HELD_BYTES, _MAX_IN_FLIGHT_BYTES
+
 
 cdef class RequestSide(FrameJudge):
     cdef public ExchangeType _exchange

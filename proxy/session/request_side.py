@@ -39,6 +39,13 @@ FETCH_HEAD_BYTES: Final = 512
 MAX_TRACKED_CLIENT_IDS: Final = 8
 """Client ids remembered for /connections; a connection has one in practice."""
 ACKS_ALL: Final = -1
+# Numbers that are compared for each request or response: in compiled code these are C numbers (see the .pxd).
+_PRODUCE: Final = PRODUCE
+_FETCH: Final = FETCH
+_SHARE_FETCH: Final = SHARE_FETCH
+_API_VERSIONS: Final = API_VERSIONS
+_MAX_HELD_BYTES: Final = MAX_HELD_REQUEST_BYTES
+_MAX_IN_FLIGHT_BYTES: Final = MAX_HELD_IN_FLIGHT_BYTES
 
 # Members of the enum by names of this module: to look one up through the enum takes longer than what is done with it.
 PRODUCED: Final = Kind.PRODUCE
@@ -201,7 +208,7 @@ class RequestSide(FrameJudge):
     def in_flight_full(self) -> bool:
         """True while too many requests wait for their answer, or those that do take too much memory."""
         exchange = self._exchange
-        return len(exchange.inflight) >= self._max_in_flight or exchange.held_bytes > MAX_HELD_IN_FLIGHT_BYTES
+        return len(exchange.inflight) >= self._max_in_flight or exchange.held_bytes > _MAX_IN_FLIGHT_BYTES
 
     def ended_with_produce(self) -> int:
         """Size of the Produce request with which the last read has ended; 0 if it ended otherwise."""
@@ -209,7 +216,7 @@ class RequestSide(FrameJudge):
         if not inflight or walker.skip or walker.held is not None or walker.stopped:
             return 0
         latest: Pending = inflight[len(inflight) - 1]
-        return self._produce_bytes if latest.api_key == PRODUCE else 0
+        return self._produce_bytes if latest.api_key == _PRODUCE else 0
 
     def resume(self, now_ms: float) -> list[Buffer]:
         """Go on with the requests in the backlog. Returns the buffers to send to the broker, in order."""
@@ -326,7 +333,7 @@ class RequestSide(FrameJudge):
             return 0
         pending = in_flight.new_pending(header.correlation_id, api_key, version, account, now_ms)
         answered = True
-        if api_key == PRODUCE:
+        if api_key == _PRODUCE:
             try:
                 acks = requests.produce_acks(buf, header.body, start + here, version)
             except WireError as error:
@@ -347,21 +354,21 @@ class RequestSide(FrameJudge):
                 pending.replicated_bytes = header.size
             self._charged, self._charged_bytes = account, header.size
             self._charged_pending = pending if answered else None
-        elif api_key == FETCH:
-            wanted = total if total <= MAX_HELD_REQUEST_BYTES else header.body - start + FETCH_HEAD_BYTES
+        elif api_key == _FETCH:
+            wanted = total if total <= _MAX_HELD_BYTES else header.body - start + FETCH_HEAD_BYTES
             if here < wanted:
                 state.need = wanted
                 return 0
             return self._fetch(buf, start, here, total, header, pending, out)
-        elif api_key == SHARE_FETCH:
+        elif api_key == _SHARE_FETCH:
             if not gate.admits_unshaped(self._exchange, pending, now_ms):
                 state.stopped = True
                 return 0
-        elif api_key == API_VERSIONS and not header.known:
+        elif api_key == _API_VERSIONS and not header.known:
             # Newer than what we could clamp: the client is told so exactly as a broker would, and comes down (KIP-511).
             pending.local_answer = responses.unsupported_api_versions_response(header.correlation_id)
             state.dropping = True
-        elif api_key == API_VERSIONS and self.software is None and here == total:
+        elif api_key == _API_VERSIONS and self.software is None and here == total:
             self.software = client_software(buf, header.body, start + total, version)
             account.software = self.software or account.software
         elif api_key in SASL_APIS and header.known:
@@ -422,7 +429,7 @@ class RequestSide(FrameJudge):
         wanted = fields.max_bytes if fields.max_bytes is not None else gate.MAX_INT32
         admission = exchange.ledger.admit(account, FETCHED, wanted, now_ms)
         if admission.throttle_ms > 0:
-            body = buf[header.body : start + here] if here == total <= MAX_HELD_REQUEST_BYTES else None
+            body = buf[header.body : start + here] if here == total <= _MAX_HELD_BYTES else None
             session_id = self._shaper.take_over(fields, body, version)
             if session_id is None:
                 exchange.hold(FETCHED, None, admission.throttle_ms, now_ms)
@@ -442,7 +449,7 @@ class RequestSide(FrameJudge):
             exchange.counters.fetches_shaped += 1
         if self._missed:
             # The requests answered here before this one never reached the broker: this one carries their news too.
-            body = buf[header.body : start + here] if here == total <= MAX_HELD_REQUEST_BYTES else None
+            body = buf[header.body : start + here] if here == total <= _MAX_HELD_BYTES else None
             merged = self._shaper.forward(fields, body, version, max_bytes)
             if merged is not None:
                 head = bytearray(buf[start : header.body])

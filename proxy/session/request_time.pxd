@@ -1,5 +1,7 @@
 cimport cython
 
+cdef int _PRODUCE
+
 
 cdef class RequestTime:
     cdef public double free_ms, round_trip_ms

@@ -7,6 +7,8 @@ from proxy.wire cimport integers, responses, throttle
 from quota.accounts cimport Account as AccountType
 from quota.group cimport Admission as AdmissionType
 
+cdef int _FETCH, _FETCH_FIRST_FLEXIBLE, _FETCH_MAX, _FLEXIBLE_HEADER, _HEAD_BYTES, _SHARE_FETCH
+
 
 cdef class ResponseSide(FrameJudge):
     cdef public ExchangeType _exchange

@@ -27,6 +27,10 @@ MAX_HELD_RESPONSE_BYTES: Final = 4 * 1024 * 1024
 Metadata response for 10 000 brokers has 600 KB, a Produce response for 50 000 partitions 2.5 MB.)"""
 THROTTLE_HEAD_BYTES: Final = 16
 """Enough of a response to hold a throttle field that comes first."""
+# Numbers that are compared for each request or response: in compiled code these are C numbers (see the .pxd).
+_FETCH: Final = FETCH
+_SHARE_FETCH: Final = SHARE_FETCH
+_HEAD_BYTES: Final = THROTTLE_HEAD_BYTES
 _FLEXIBLE_HEADER: Final = 1
 """A response header of version 1 is one byte longer: its (empty) tagged fields."""
 _FETCH_FIRST_FLEXIBLE: Final = 12
@@ -178,31 +182,31 @@ class ResponseSide(FrameJudge):
         used = here
         if (
             exchange.translate is not None
-            and api_key != SHARE_FETCH
+            and api_key != _SHARE_FETCH
             and not responses.is_plain(api_key, version, buf, start, start + here)
             and responses.needs_rewrite(api_key, version)
         ):
             used = self._rewrite(buf, start, here, total, pending, throttle_ms, out)
             if used == 0:
                 return 0
-        elif throttle_ms > 0 or api_key in (FETCH, SHARE_FETCH):
+        elif throttle_ms > 0 or api_key in (_FETCH, _SHARE_FETCH):
             wanted = total
-            if total > THROTTLE_HEAD_BYTES and not throttle.needs_whole_frame(api_key, version):
-                wanted = THROTTLE_HEAD_BYTES
+            if total > _HEAD_BYTES and (api_key == _FETCH or not throttle.needs_whole_frame(api_key, version)):
+                wanted = _HEAD_BYTES
             if here < wanted <= MAX_HELD_RESPONSE_BYTES:
                 state.need = wanted
                 return 0
         inflight.popleft()
-        if api_key not in WAITING_APIS:
-            self._latency.add(self._latency_ms(pending) / 1000.0)
-        elif api_key == FETCH:
+        if api_key == _FETCH:
             self.fetched_bytes = total
             # Kafka charges 4 + the body. `size` is header + body, the header 4 bytes (v0) or 5 (v1).
             self._charge_fetch(pending, size - (_FLEXIBLE_HEADER if version >= _FETCH_FIRST_FLEXIBLE else 0))
             throttle_ms = self._throttle_ms(pending)
-        elif api_key == SHARE_FETCH:
+        elif api_key == _SHARE_FETCH:
             self._charge_fetch(pending, size - _FLEXIBLE_HEADER)
             throttle_ms = self._throttle_ms(pending)
+        elif api_key not in WAITING_APIS:
+            self._latency.add(self._latency_ms(pending) / 1000.0)
         told_ms = throttle.read_throttle(buf, start, start + here, api_key, version)
         if told_ms > 0:
             exchange.broker_throttled(pending, told_ms, now_ms)
@@ -211,7 +215,7 @@ class ResponseSide(FrameJudge):
         state.skip = total - here
         if throttle_ms > 0 and used > 0:
             throttle.patch_throttle(buf, start, start + here, api_key, version, throttle_ms)
-        if api_key == SHARE_FETCH and exchange.translate is not None:
+        if api_key == _SHARE_FETCH and exchange.translate is not None:
             return self._scrub_share_fetch(version, buf[start : start + here], total, out)
         return used
 
@@ -393,7 +397,7 @@ class ResponseSide(FrameJudge):
         account, admission = pending.account, pending.admission
         assert admission is not None  # requests of those APIs are admitted before they are forwarded
         exchange.ledger.settle(account, FETCHED, admission, amount_bytes, now_ms)
-        if pending.api_key == SHARE_FETCH or pending.api_version > _FETCH_MAX:
+        if pending.api_key == _SHARE_FETCH or pending.api_version > _FETCH_MAX:
             delay_ms = exchange.ledger.check(account, FETCHED, now_ms)
             if delay_ms > 0:
                 exchange.impose(pending, FETCHED, delay_ms, now_ms, amount_bytes)

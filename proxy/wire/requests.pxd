@@ -2,6 +2,8 @@ cimport cython
 
 from proxy.wire cimport integers
 
+cdef int _FETCH_MAX, _PRODUCE_MAX
+
 
 cdef class RequestHeader:
     cdef public int api_key, api_version

@@ -2,6 +2,8 @@ cimport cython
 
 from proxy.wire cimport integers, throttle
 
+cdef int _FETCH, _FETCH_MAX, _FETCH_MIN, _FETCH_WITHOUT_ENDPOINTS, _PRODUCE, _PRODUCE_MAX
+
 
 @cython.locals(frame_end=cython.Py_ssize_t)
 cpdef bint is_plain(int api_key, int version, object buf, Py_ssize_t start, Py_ssize_t end) except -1

@@ -105,6 +105,12 @@ class NeedMore:
         self.wanted = wanted
 
 
+# Numbers that are compared for each request or response: in compiled code these are C numbers (see the .pxd).
+_PRODUCE: Final = PRODUCE
+_PRODUCE_MAX: Final = schema.APIS[PRODUCE][2]
+_FETCH: Final = FETCH
+_FETCH_MIN: Final = schema.APIS[FETCH][1]
+_FETCH_MAX: Final = schema.APIS[FETCH][2]
 _FETCH_WITHOUT_ENDPOINTS: Final = 15
 
 
@@ -126,7 +132,7 @@ def fetch_version_upstream(version: int) -> int:
     consumer's requests of 15 to 18 have equal bodies, and a response of 15 is a valid response of 16 to 18. Versions
     that are not in the table stay as they are.
     """
-    return _FETCH_WITHOUT_ENDPOINTS if _FETCH_WITHOUT_ENDPOINTS < version <= schema.APIS[FETCH][2] else version
+    return _FETCH_WITHOUT_ENDPOINTS if _FETCH_WITHOUT_ENDPOINTS < version <= _FETCH_MAX else version
 
 
 # ---- addresses -------------------------------------------------------------------------------------------------------
@@ -145,6 +151,8 @@ def carries_addresses(api_key: int, version: int) -> bool:
 
 def needs_rewrite(api_key: int, version: int) -> bool:
     """Whether `rewrite` must see this response in rewrite mode. True also for unknown versions, which it refuses."""
+    if api_key == _FETCH and _FETCH_MIN <= version <= _FETCH_MAX:
+        return False
     needs = _NEEDS_REWRITE
     found = needs.get(api_key << 16 | version)
     return api_key in _REWRITTEN_APIS if found is None else found
@@ -152,7 +160,7 @@ def needs_rewrite(api_key: int, version: int) -> bool:
 
 def is_plain(api_key: int, version: int, buf: Buffer, start: int, end: int) -> bool:
     """Whether this is one of the commonest responses, which are there whole and have nothing that `rewrite` changes."""
-    if api_key != PRODUCE or not 0 <= version <= _PRODUCE_MAX or end - start < 9:
+    if api_key != _PRODUCE or not 0 <= version <= _PRODUCE_MAX or end - start < 9:
         return False
     frame_end = start + 4 + integers.int32(buf, start)
     return frame_end <= end and throttle.plain_produce(buf, start, frame_end, version) >= 0
@@ -200,7 +208,6 @@ def rewrite_addresses(
     return _replace(walker, buf, start, frame_end, translate)
 
 
-_PRODUCE_MAX: Final = schema.APIS[PRODUCE][2]
 _TAGS_ONLY: Final[Program] = ((TAGS, ()),)
 
 

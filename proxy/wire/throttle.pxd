@@ -2,6 +2,8 @@ cimport cython
 
 from proxy.wire cimport integers
 
+cdef int _PRODUCE, _PRODUCE_FIRST_FLEXIBLE, _PRODUCE_FIRST_TOPIC_ID
+
 
 @cython.locals(offsets=dict)
 cpdef bint needs_whole_frame(int api_key, int version) except -1

@@ -19,7 +19,9 @@ UNSUPPORTED_VERSION: Final = 35
 
 WritableBuffer: TypeAlias = bytearray | memoryview
 
+# Numbers that are compared for each request or response: in compiled code these are C numbers (see the .pxd).
 _WALK: Final = -1
+_PRODUCE: Final = PRODUCE
 _PRODUCE_FIRST_FLEXIBLE: Final = schema.APIS[PRODUCE][3]
 _PRODUCE_FIRST_TOPIC_ID: Final = 13
 _BODY: Final[tuple[Program, Program]] = (((SKIP, 8),), ((SKIP, 8), (TAGS, ())))
@@ -101,7 +103,7 @@ def patch_throttle(frame: WritableBuffer, start: int, end: int, api_key: int, ve
 
 def read_throttle(frame: Buffer, start: int, end: int, api_key: int, version: int) -> int:
     """The throttle_time_ms in a response; 0 where there is no such field, or none within reach."""
-    if api_key == PRODUCE and start + 4 + integers.int32(frame, start) == end and end - start >= 13:
+    if api_key == _PRODUCE and start + 4 + integers.int32(frame, start) == end and end - start >= 13:
         # Nearly always nothing, and then a look at the last bytes tells. (They could also be those of a node's rack,
         # behind the field: then, too, what they hide is a broker's throttle beside an error, of no great interest.)
         last = end - 1 if version >= _PRODUCE_FIRST_FLEXIBLE else end
@@ -129,7 +131,7 @@ def _throttle_position(frame: Buffer, start: int, end: int, api_key: int, versio
 
 def _find_throttle(frame: Buffer, start: int, limit: int, frame_end: int, api_key: int, version: int, at: int) -> int:
     """Position of the field, or -1."""
-    if api_key == PRODUCE and limit == frame_end:
+    if api_key == _PRODUCE and limit == frame_end:
         pos = plain_produce(frame, start, frame_end, version)
         if pos >= 0:
             return pos
