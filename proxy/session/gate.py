@@ -23,8 +23,8 @@ MOST_KEPT_MS: Final = 10_000
 # Members of the enum by names of this module: to look one up through the enum takes longer than what is done with it.
 PRODUCED: Final = Kind.PRODUCE
 MUTATED: Final = Kind.MUTATION
-ONLY_REQUEST_TIME: Final = (Kind.REQUEST,)
-PRODUCE_GATES: Final = (Kind.REQUEST, Kind.PRODUCE)
+ONLY_REQUEST_TIME: Final[tuple[Kind, ...]] = (Kind.REQUEST,)
+PRODUCE_GATES: Final[tuple[Kind, ...]] = (Kind.REQUEST, Kind.PRODUCE)
 GATES: Final[dict[int, tuple[Kind, ...]]] = {
     # Connections begin with these, and until a login is over there is no principal to charge.
     **dict.fromkeys((API_VERSIONS, *SASL_APIS), ()),
