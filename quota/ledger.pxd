@@ -16,8 +16,9 @@ cdef class Ledger:
     cpdef long long charge(self, AccountType account, object kind, object amount, double now_ms) except? -1
     @cython.locals(group=Group)
     cpdef object charge_no_throttle(self, AccountType account, object kind, object amount, double now_ms)
-    @cython.locals(group=Group, admission=AdmissionType)
+    @cython.locals(group=Group, window=WindowGroup, admission=AdmissionType)
     cpdef object admit(self, AccountType account, object kind, object wanted, double now_ms)
+    @cython.locals(window=WindowGroup)
     cpdef object settle(self, AccountType account, object kind, AdmissionType admission, object amount, double now_ms)
     @cython.locals(meter=MeterType)
     cdef Group _use(self, AccountType account, object kind, object amount, long long charges, double now_ms)

@@ -205,7 +205,7 @@ class Ledger:
 
         Returns the delay in milliseconds, 0 for none. Mutations are charged the permissive way.
         """
-        meter = account.meters[kind]
+        meter = account.meter(kind)
         meter.amount += amount
         meter.charges += 1
         now = int(now_ms)
@@ -261,7 +261,7 @@ class Ledger:
 
     def pass_held(self, account: Account, kind: Kind, connection: object) -> None:
         """The connection waits no more, or never will again (see :meth:`hold`)."""
-        group = account.meters[kind].group
+        group = account.meter(kind).group
         if group is not None:
             group.pass_held(connection)
 
@@ -274,7 +274,8 @@ class Ledger:
         group = self._group(account, kind, int(now_ms))
         if not isinstance(group, WindowGroup):
             return NOT_LIMITED
-        admission = group.admit(wanted, int(now_ms))
+        window = group  # compiled code knows the type of this name
+        admission = window.admit(wanted, int(now_ms))
         if admission.group is not None:
             self.reservations += 1
         return admission
@@ -283,7 +284,8 @@ class Ledger:
         """Charge an admitted fetch with the size of its response; 0 when there will be none."""
         if isinstance(admission.group, WindowGroup):
             self.reservations -= 1
-            admission.group.settle(admission, amount)
+            window = admission.group
+            window.settle(admission, amount)
         if amount:
             self.charge_no_throttle(account, kind, amount, now_ms)
 
@@ -302,7 +304,7 @@ class Ledger:
         remembered of it for explanations. `held`: the request waited so long before it was forwarded, because of what
         its group owed, and no response tells of it. For metrics and people only."""
         self.wake(account)
-        meter = account.meters[kind]
+        meter = account.meter(kind)
         group = meter.group
         for usage in (meter,) if group is None else (meter, group.usage):
             usage.throttled += 1
@@ -371,14 +373,14 @@ class Ledger:
         return 0.0 if group is None else group.observed(int(now_ms))
 
     def _use(self, account: Account, kind: Kind, amount: float, charges: int, now_ms: float) -> Group | None:
-        meter = account.meters[kind]
+        meter = account.meter(kind)
         meter.amount += amount
         meter.charges += charges
         account.last_ms = int(now_ms)
         return self._group(account, kind, int(now_ms))
 
     def _group(self, account: Account, kind: Kind, now: int) -> Group | None:
-        meter = account.meters[kind]
+        meter = account.meter(kind)
         if meter.generation != self.generation:
             self._resolve(account, kind, meter, now)
         return meter.group

@@ -309,7 +309,7 @@ class _Use:
         """All of it is in a row now."""
         seen.amounts = tuple(meter.amount for meter in account.meters.values())
         seen.totals = _totals(account)
-        seen.requests = dict(account.requests)
+        seen.requests = account.requests
 
     def put(self, row: Row) -> Row:
         """Put it into a row."""

@@ -44,8 +44,9 @@ def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Ite
     yield by(
         "kquota_parse_errors", "Connections closed over bytes that are not Kafka's.", "kind", counters.parse_errors
     )
-    apis = {API_NAMES.get(key, "unknown"): 0 for key in counters.requests}
-    for key, count in counters.requests.items():
+    requests = counters.requests
+    apis = {API_NAMES.get(key, "unknown"): 0 for key in requests}
+    for key, count in requests.items():
         apis[API_NAMES.get(key, "unknown")] += count
     yield by("kquota_requests", "Requests received, by API.", "api", apis)
     yield counter("kquota_upstream_connects", "Connections made to brokers.", counters.upstream_connects)

@@ -7,15 +7,15 @@ System calls that cannot wait are made without giving up the interpreter, which 
 import os
 import select
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.math cimport ceil
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.time cimport time_t
 
 from proxy.io.endpoint cimport Endpoint
+from proxy.wire cimport integers
 
 
 cdef extern from *:
@@ -80,36 +80,22 @@ cdef Py_ssize_t would_wait(Py_ssize_t full) except -2:
 
 cdef class PlainEndpoint(Endpoint):
     cpdef Py_ssize_t receive(self, object buffer, Py_ssize_t count) except -2:
-        cdef Py_buffer view
+        cdef uint8_t *data = integers.bytes_at(buffer, 0, count, True)
         cdef ssize_t received = -1
-        PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE)
-        try:
-            if not 0 <= count <= view.len:
-                raise ValueError("more than the buffer has room for")
-            while received < 0:
-                received = c_recv(self.fd, view.buf, count, MSG_DONTWAIT)
-                if received < 0 and errno != EINTR:
-                    return would_wait(-1)
-        finally:
-            PyBuffer_Release(&view)
+        while received < 0:
+            received = c_recv(self.fd, data, count, MSG_DONTWAIT)
+            if received < 0 and errno != EINTR:
+                return would_wait(-1)
         return received
 
     cpdef Py_ssize_t send(self, object buffer, Py_ssize_t start, Py_ssize_t end, bint more) except -2:
-        cdef Py_buffer view
+        cdef uint8_t *data = integers.bytes_at(buffer, start, end - start, False)
+        cdef int flags = MSG_DONTWAIT | MSG_NOSIGNAL | (MSG_MORE if more else 0)
         cdef ssize_t sent = -1
-        PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
-        try:
-            if not 0 <= start <= end <= view.len:
-                raise ValueError("beyond the buffer")
-            while sent < 0:
-                sent = c_send(
-                    self.fd, <char *>view.buf + start, end - start,
-                    MSG_DONTWAIT | MSG_NOSIGNAL | (MSG_MORE if more else 0),
-                )
-                if sent < 0 and errno != EINTR:
-                    return would_wait(0)
-        finally:
-            PyBuffer_Release(&view)
+        while sent < 0:
+            sent = c_send(self.fd, data, end - start, flags)
+            if sent < 0 and errno != EINTR:
+                return would_wait(0)
         return sent
 
 

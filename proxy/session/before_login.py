@@ -25,7 +25,8 @@ from proxy.wire.messages import metadata_request
 from proxy.wire.primitives import INT32
 
 if TYPE_CHECKING:
-    from proxy.session.exchange import Exchange, Pending
+    from proxy.session.exchange import Exchange
+    from proxy.session.in_flight import Pending
 
 FREE_VERSIONS: Final = 4
 """ApiVersions requests that are charged to nobody. A broker answers one before the login and closes the connection at

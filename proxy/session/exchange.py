@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from proxy.auth.sasl import DEFAULT_CLAIM, Login
-from proxy.handlers.intercept import NO_INTERCEPTORS, Interceptors, OnResponse, Outcome
+from proxy.handlers.intercept import NO_INTERCEPTORS, Interceptors, Outcome
+from proxy.session.in_flight import InFlight, Pending
 from proxy.session.login import Logins
 from proxy.session.request_time import RequestTime
 from proxy.telemetry.observer import Counters
 from proxy.wire.apis import FETCH, PRODUCE
 from proxy.wire.schema import APIS
 from quota.entity import Kind
-from quota.group import Admission, Group
+from quota.group import Group
 from quota.ledger import Account, Ledger
 
 AddressTranslator = Callable[[int, str, int, str], tuple[str, int]]
@@ -29,79 +29,6 @@ _FETCH: Final = FETCH
 MOST_PASSING_BYTES: Final = 16 * 1024 * 1024
 """What may pass unmuted before a client logs in again, twice (`Exchange._may_pass`): more than the socket buffers
 between it and us hold. Without a bound whoever does not log in again would have no limit for that long."""
-
-
-class Pending:
-    """One request without its answer yet; made by `new_pending`.
-
-    `api_version`: the one the client asked for, and so that of the response's layout.
-    `throttle_until_ms`: the end of the mute this request has brought about; what is left of it goes into the response's
-    throttle field. `delay_ms`: the throttle that this end belongs to. `cause`: the quota that it is due to, the one of
-    several that lasts longest. `charged`: what that quota was charged for this request; None when it was delayed before
-    it used anything.
-    `local_answer`: the whole response frame, made here; the broker never saw the request. It still waits for its turn.
-    `replicated_bytes`: the size of a Produce request with acks=all; 0 for all others.
-    `admission`: of a Fetch that the ledger has let through; what it reserved is settled when the response comes.
-    `on_response`: the handler that gets the whole response. `held_bytes`: what is kept of the request or of its answer
-    until it is this one's turn, if that can be large. `asked`: this is a handler's own question, of which the client
-    knows nothing; the answer goes to this function.
-    """
-
-    correlation_id: int
-    api_key: int
-    api_version: int
-    account: Account
-    sent_ms: float
-    throttle_until_ms: float
-    delay_ms: int
-    cause: Kind | None
-    charged: float | None
-    local_answer: bytes | None
-    replicated_bytes: int
-    admission: Admission | None
-    on_response: OnResponse | None
-    held_bytes: int
-    asked: Callable[[bytes, float], Outcome] | None
-
-    __slots__ = (
-        "account",
-        "admission",
-        "api_key",
-        "api_version",
-        "asked",
-        "cause",
-        "charged",
-        "correlation_id",
-        "delay_ms",
-        "held_bytes",
-        "local_answer",
-        "on_response",
-        "replicated_bytes",
-        "sent_ms",
-        "throttle_until_ms",
-    )
-
-
-def new_pending(correlation_id: int, api_key: int, api_version: int, account: Account, sent_ms: float) -> Pending:
-    """The entry of a request of `account`, which was read at `sent_ms`."""
-    # Not by calling the class: where that is compiled it would take longer than all that is done here.
-    pending = Pending.__new__(Pending)
-    pending.correlation_id = correlation_id
-    pending.api_key = api_key
-    pending.api_version = api_version
-    pending.account = account
-    pending.sent_ms = sent_ms
-    pending.throttle_until_ms = 0.0
-    pending.delay_ms = 0
-    pending.cause = None
-    pending.charged = None
-    pending.local_answer = None
-    pending.replicated_bytes = 0
-    pending.admission = None
-    pending.on_response = None
-    pending.held_bytes = 0
-    pending.asked = None
-    return pending
 
 
 @dataclass(slots=True)
@@ -118,7 +45,7 @@ class Held:
 
 
 class Exchange:
-    """A broker answers each connection strictly in the order of its requests, so `inflight` is a queue."""
+    """The requests in flight, the mute, and what else both directions look at."""
 
     __slots__ = (
         "_counted",
@@ -156,7 +83,7 @@ class Exchange:
     ) -> None:
         self.ledger = ledger
         self.counters = counters
-        self._counted = counters.requests
+        self._counted = counters.counted
         self.translate = translate
         """None: nothing is rewritten."""
         self.interceptors = interceptors
@@ -172,7 +99,7 @@ class Exchange:
         """Nothing is taken from the client before the broker has answered its SASL message (or its name is known)."""
         self.wake: Callable[[], None] = _nobody
         """Called when an outcome has come from outside: the client's requests can go on."""
-        self.inflight: deque[Pending] = deque()
+        self.inflight = InFlight()
         self.held: Held | None = None
         """What the client waits for, if it is not a mute of its own; `mute_until_ms` is when to ask again."""
         self.promised: Group | None = None
@@ -198,9 +125,8 @@ class Exchange:
     def count_request(self, account: Account, api_key: int) -> None:
         """A request of `account` is forwarded, or answered here."""
         key = api_key if api_key in (_PRODUCE, _FETCH) or api_key in APIS else -1
-        counted, requests = self._counted, account.requests
-        counted[key] = counted.get(key, 0) + 1
-        requests[key] = requests.get(key, 0) + 1
+        self._counted.add(key)
+        account.counted.add(key)
         if not account.touched:
             self.ledger.wake(account)
 

@@ -1,6 +1,7 @@
 cimport cython
 
-from proxy.session.exchange cimport Exchange as ExchangeType, Pending as PendingType
+from proxy.session.exchange cimport Exchange as ExchangeType
+from proxy.session.in_flight cimport Pending as PendingType
 from proxy.wire cimport requests
 from proxy.wire.requests cimport RequestHeader
 from quota.accounts cimport Account as AccountType, Meter as MeterType

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from proxy.session.exchange import Exchange, Pending
+from proxy.session.exchange import Exchange
+from proxy.session.in_flight import Pending
 from proxy.session.request_time import EXEMPT
 from proxy.wire import requests
 from proxy.wire.apis import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH
@@ -61,7 +62,7 @@ def lets_through(
     else:
         kinds = ONLY_REQUEST_TIME if api_key == _FETCH else gates.get(api_key, ONLY_REQUEST_TIME)
     for kind in kinds:
-        meter = account.meters[kind]
+        meter = account.meter(kind)
         group = meter.group
         produce = kind is PRODUCED
         # A client that is new, or whose limits are, may be led to a counter that owes already.

@@ -20,7 +20,8 @@ from quota.entity import ANONYMOUS, Identity
 from quota.ledger import Account
 
 if TYPE_CHECKING:
-    from proxy.session.exchange import Exchange, Pending
+    from proxy.session.exchange import Exchange
+    from proxy.session.in_flight import Pending
 
 NOBODY: Final = Account(Identity(ANONYMOUS, ""))
 """The client of requests before and in a login: in no ledger, charged nothing, shared by all sessions."""

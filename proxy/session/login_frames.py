@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from proxy.session.exchange import Pending, new_pending
 from proxy.session.framing import Buffer
+from proxy.session.in_flight import Pending, new_pending
 from proxy.session.login import NOBODY, RAW, logins_of, too_large
 from proxy.wire.requests import RequestHeader
 from proxy.wire.sasl import MAX_SASL_BYTES, SASL_AUTHENTICATE

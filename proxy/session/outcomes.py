@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from proxy.handlers.intercept import Answer, Ask, Forward, Outcome, Wait
-from proxy.session.exchange import Exchange, Pending, new_pending
+from proxy.session.exchange import Exchange
 from proxy.session.framing import Buffer
+from proxy.session.in_flight import Pending, new_pending
 from proxy.wire.messages import framed, request_header, response_frame
 
 

@@ -1,8 +1,9 @@
 cimport cython
 
-from proxy.session cimport exchange as in_flight, gate
-from proxy.session.exchange cimport Exchange as ExchangeType, Pending as PendingType
+from proxy.session cimport gate, in_flight
+from proxy.session.exchange cimport Exchange as ExchangeType
 from proxy.session.framing cimport FrameJudge, FrameWalker
+from proxy.session.in_flight cimport InFlight as InFlightType, Pending as PendingType
 from proxy.wire cimport integers, requests, responses
 from proxy.wire.requests cimport FetchFields, RequestHeader
 from quota.accounts cimport Account as AccountType
@@ -15,7 +16,7 @@ cdef long long _MAX_HELD_BYTES, _MAX_IN_FLIGHT_BYTES
 cdef class RequestSide(FrameJudge):
     cdef public ExchangeType _exchange
     cdef public FrameWalker walker
-    cdef public AccountType _account, _charged
+    cdef public AccountType _charged, account
     cdef public PendingType _charged_pending, _unsent
     cdef public object _client_id, _joined, _shaper, _sizes, _waiting, before, client_ids, software, user
     cdef public bytearray _backlog
@@ -28,7 +29,7 @@ cdef class RequestSide(FrameJudge):
     cpdef bint has_backlog(self) except -1
     cpdef bint asking(self) except -1
     cpdef bint in_flight_full(self) except -1
-    @cython.locals(walker=FrameWalker, latest=PendingType)
+    @cython.locals(walker=FrameWalker, newest=PendingType)
     cpdef long long ended_with_produce(self) except? -1
     @cython.locals(walked=object)
     cpdef list resume(self, double now_ms)

@@ -6,12 +6,12 @@ from typing import Final
 
 from proxy.errors import CloseReason, SessionError
 from proxy.handlers.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Outcome
-from proxy.session import exchange as in_flight
-from proxy.session import gate, login_frames
+from proxy.session import gate, in_flight, login_frames
 from proxy.session.before_login import BeforeLogin
-from proxy.session.exchange import Exchange, Pending
+from proxy.session.exchange import Exchange
 from proxy.session.fetch import FetchShaper
 from proxy.session.framing import Buffer, FrameJudge, FrameWalker
+from proxy.session.in_flight import Pending
 from proxy.session.login import NOBODY, copies, wipe
 from proxy.session.outcomes import carry_out
 from proxy.session.sizes import (
@@ -56,7 +56,6 @@ class RequestSide(FrameJudge):
     """Requests of one client connection. Knows nothing of sockets and clocks."""
 
     __slots__ = (
-        "_account",
         "_backlog",
         "_charged",
         "_charged_bytes",
@@ -76,6 +75,7 @@ class RequestSide(FrameJudge):
         "_sizes",
         "_unsent",
         "_waiting",
+        "account",
         "before",
         "client_ids",
         "established",
@@ -107,7 +107,7 @@ class RequestSide(FrameJudge):
         """Size of the latest Produce request."""
         self._unsent: Pending | None = None
         """Request whose last byte is still to come."""
-        self._account: Account | None = None
+        self.account: Account | None = None
         """The client that sent the last request,"""
         self._client_id = ""
         """and its client-id."""
@@ -134,11 +134,6 @@ class RequestSide(FrameJudge):
         at all where it does not. Clients open connections, ask ApiVersions and keep them for later."""
         return self.established or (self._saw_request and not self.before.expected)
 
-    @property
-    def account(self) -> Account | None:
-        """The client that sent the last request."""
-        return self._account
-
     def end(self, now_ms: float) -> None:
         """The connection ends. What has been forwarded of a Produce request that will never be whole is charged."""
         account, self._charged, self._charged_pending = self._charged, None, None
@@ -159,7 +154,7 @@ class RequestSide(FrameJudge):
         if user != self.user:
             self.close()
             self.user = user
-        self._account = None
+        self.account = None
         self.before.expected = False
 
     def _client(self, api_key: int, client_id: str) -> Account | None:
@@ -177,7 +172,7 @@ class RequestSide(FrameJudge):
             logins.end()
         if wanted and not before.needless():
             return None
-        self._account = account = exchange.ledger.account(self.user, client_id)
+        self.account = account = exchange.ledger.account(self.user, client_id)
         self._client_id = client_id = (
             account.identity.client_id
         )  # very long ones are shortened there; nothing holds them whole
@@ -208,15 +203,14 @@ class RequestSide(FrameJudge):
     def in_flight_full(self) -> bool:
         """True while too many requests wait for their answer, or those that do take too much memory."""
         exchange = self._exchange
-        return len(exchange.inflight) >= self._max_in_flight or exchange.held_bytes > _MAX_IN_FLIGHT_BYTES
+        return exchange.inflight.count >= self._max_in_flight or exchange.held_bytes > _MAX_IN_FLIGHT_BYTES
 
     def ended_with_produce(self) -> int:
         """Size of the Produce request with which the last read has ended; 0 if it ended otherwise."""
-        inflight, walker = self._exchange.inflight, self.walker
-        if not inflight or walker.skip or walker.held is not None or walker.stopped:
+        newest, walker = self._exchange.inflight.newest, self.walker
+        if newest is None or walker.skip or walker.held is not None or walker.stopped:
             return 0
-        latest: Pending = inflight[len(inflight) - 1]
-        return self._produce_bytes if latest.api_key == _PRODUCE else 0
+        return self._produce_bytes if newest.api_key == _PRODUCE else 0
 
     def resume(self, now_ms: float) -> list[Buffer]:
         """Go on with the requests in the backlog. Returns the buffers to send to the broker, in order."""
@@ -321,7 +315,7 @@ class RequestSide(FrameJudge):
         self._saw_request = True
         api_key, version = header.api_key, header.api_version
         client_id = header.client_id
-        account = self._account
+        account = self.account
         if account is None or client_id != self._client_id:
             account = self._client(api_key, client_id)
         if account is None:

@@ -1,7 +1,8 @@
 cimport cython
 
-from proxy.session.exchange cimport Exchange as ExchangeType, Pending as PendingType
+from proxy.session.exchange cimport Exchange as ExchangeType
 from proxy.session.framing cimport FrameJudge, FrameWalker
+from proxy.session.in_flight cimport InFlight as InFlightType, Pending as PendingType
 from proxy.telemetry.observer cimport Histogram as HistogramType
 from proxy.wire cimport integers, responses, throttle
 from quota.accounts cimport Account as AccountType
@@ -21,15 +22,15 @@ cdef class ResponseSide(FrameJudge):
 
     cpdef object take(self, object view, Py_ssize_t end, double now_ms, double came_ms)
     cpdef object moved(self, long long count, double now_ms)
-    @cython.locals(pending=PendingType)
+    @cython.locals(oldest=PendingType)
     cpdef bint answer_due(self) except -1
     cpdef object ready_answers(self)
     @cython.locals(exchange=ExchangeType, came_ms=cython.double, mute_ms=cython.double)
     cpdef object complete(self)
-    @cython.locals(pending=PendingType)
+    @cython.locals(pending=PendingType, inflight=InFlightType)
     cpdef list _ready(self)
     cpdef Py_ssize_t judge(self, object buf, Py_ssize_t start, Py_ssize_t end, list out) except? -1
-    @cython.locals(state=FrameWalker, exchange=ExchangeType, now_ms=cython.double, here=cython.Py_ssize_t,
+    @cython.locals(state=FrameWalker, exchange=ExchangeType, inflight=InFlightType, now_ms=cython.double, here=cython.Py_ssize_t,
                    size=cython.longlong, correlation_id=cython.longlong, pending=PendingType, total=cython.Py_ssize_t,
                    api_key=cython.int, version=cython.int, throttle_ms=cython.longlong, used=cython.Py_ssize_t,
                    wanted=cython.Py_ssize_t, told_ms=cython.longlong)

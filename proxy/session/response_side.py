@@ -9,8 +9,9 @@ from typing import Final
 
 from proxy.errors import CloseReason, SessionError
 from proxy.handlers.intercept import MAX_INTERCEPTED_BYTES
-from proxy.session.exchange import Exchange, Pending
+from proxy.session.exchange import Exchange
 from proxy.session.framing import Buffer, FrameJudge, FrameWalker
+from proxy.session.in_flight import Pending
 from proxy.session.login import NOBODY, RAW, copies, wipe
 from proxy.wire import integers, responses, throttle
 from proxy.wire.apis import FETCH, JOIN_GROUP, SHARE_FETCH, SYNC_GROUP, api_name, version_range
@@ -107,11 +108,8 @@ class ResponseSide(FrameJudge):
 
     def answer_due(self) -> bool:
         """Whether the oldest request in flight was answered here."""
-        inflight = self._exchange.inflight
-        if not inflight:
-            return False
-        pending: Pending = inflight[0]
-        return pending.local_answer is not None
+        oldest = self._exchange.inflight.oldest
+        return oldest is not None and oldest.local_answer is not None
 
     def ready_answers(self) -> Sequence[Buffer]:
         """Answers made here whose turn has come: nothing older is owed and no response is half sent."""
@@ -128,10 +126,8 @@ class ResponseSide(FrameJudge):
     def _ready(self) -> list[Buffer]:
         out: list[Buffer] = []
         inflight = self._exchange.inflight
-        while inflight and inflight[0].local_answer is not None:
-            pending = inflight.popleft()
-            answer = pending.local_answer
-            assert answer is not None
+        while (pending := inflight.oldest) is not None and (answer := pending.local_answer) is not None:
+            inflight.popleft()
             self._exchange.note(pending)
             self._exchange.held_bytes -= pending.held_bytes
             self.bytes_total += len(answer)
@@ -157,13 +153,13 @@ class ResponseSide(FrameJudge):
                 kind="broker_frame_size",
             )
         inflight = exchange.inflight
-        if not inflight:
+        pending = inflight.oldest
+        if pending is None:
             raise SessionError(
                 CloseReason.BROKER_MALFORMED,
                 f"the broker sent a response (correlation id {correlation_id}) that nobody asked for",
                 kind="broker_unasked_response",
             )
-        pending: Pending = inflight[0]
         if pending.correlation_id != correlation_id:
             raise SessionError(
                 CloseReason.BROKER_MALFORMED,
@@ -222,8 +218,8 @@ class ResponseSide(FrameJudge):
     def _raw_comes(self) -> bool:
         """Whether the next frame is a raw SASL message: nothing else is owed meanwhile."""
         exchange = self._exchange
-        if exchange.inflight:
-            return exchange.inflight[0].api_version == RAW
+        if exchange.inflight.oldest is not None:
+            return exchange.inflight.oldest.api_version == RAW
         return exchange.logins is not None and exchange.logins.watch.raw
 
     def _judge_raw(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
@@ -243,8 +239,8 @@ class ResponseSide(FrameJudge):
         if here < total:
             self.walker.need = total
             return 0
-        if exchange.inflight:
-            if exchange.inflight[0].api_version != RAW:
+        if exchange.inflight.oldest is not None:
+            if exchange.inflight.oldest.api_version != RAW:
                 raise SessionError(
                     CloseReason.BROKER_MALFORMED,
                     "the broker sent two SASL messages for one",

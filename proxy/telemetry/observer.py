@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from proxy.telemetry.libraries import Libraries
+from quota.activity import RequestCounts
 
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -52,8 +53,8 @@ class Counters:
         """Refused connections closed at once because too many were held already."""
         self.parse_errors: Counter[str] = Counter()
         """By kind: frame_too_large, tls_on_plain_port, ..."""
-        self.requests: dict[int, int] = {}
-        """By API key; keys that we do not know are counted as -1 (bounded whatever clients send)."""
+        self.counted = RequestCounts()
+        """Requests. API keys that we do not know are counted as -1 (bounded whatever clients send)."""
         self.upstream_connects = 0
         self.upstream_connect_failures = 0
         self.tls_handshakes: Counter[str] = Counter()
@@ -79,6 +80,11 @@ class Counters:
         """Bytes that they moved, by the kind of quota that they were charged to: produce (to the broker), fetch."""
         self.accept_failures = 0
         """accept() refused by the system: out of file descriptors or memory."""
+
+    @property
+    def requests(self) -> dict[int, int]:
+        """Requests by API key."""
+        return self.counted.by_api()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from cpython.memoryview cimport PyMemoryView_Check, PyMemoryView_GET_BUFFER
 from libc.stdint cimport int16_t, int32_t, uint8_t, uint16_t, uint32_t
 
 
-cdef inline uint8_t *_bytes_at(object buf, Py_ssize_t at, Py_ssize_t count, bint to_write) except NULL:
+cdef inline uint8_t *bytes_at(object buf, Py_ssize_t at, Py_ssize_t count, bint to_write) except NULL:
     cdef Py_buffer *view
     cdef uint8_t *data
     cdef Py_ssize_t size
@@ -27,30 +27,30 @@ cdef inline uint8_t *_bytes_at(object buf, Py_ssize_t at, Py_ssize_t count, bint
 
 
 cdef inline int uint8(object buf, Py_ssize_t at) except -1:
-    return _bytes_at(buf, at, 1, False)[0]
+    return bytes_at(buf, at, 1, False)[0]
 
 
 cdef inline int int16(object buf, Py_ssize_t at) except? -1:
-    cdef uint8_t *data = _bytes_at(buf, at, 2, False)
+    cdef uint8_t *data = bytes_at(buf, at, 2, False)
     return <int16_t>(<uint16_t>data[0] << 8 | data[1])
 
 
 cdef inline long long int32(object buf, Py_ssize_t at) except? -1:
-    cdef uint8_t *data = _bytes_at(buf, at, 4, False)
+    cdef uint8_t *data = bytes_at(buf, at, 4, False)
     return <int32_t>(<uint32_t>data[0] << 24 | <uint32_t>data[1] << 16 | <uint32_t>data[2] << 8 | data[3])
 
 
 cdef inline int put_int16(object buf, Py_ssize_t at, int value) except -1:
-    cdef uint8_t *data = _bytes_at(buf, at, 2, True)
+    cdef uint8_t *data = bytes_at(buf, at, 2, True)
     data[0], data[1] = value >> 8 & 0xFF, value & 0xFF
     return 0
 
 
 cdef inline int put_int32(object buf, Py_ssize_t at, long long value) except -1:
-    cdef uint8_t *data = _bytes_at(buf, at, 4, True)
+    cdef uint8_t *data = bytes_at(buf, at, 4, True)
     data[0], data[1], data[2], data[3] = value >> 24 & 0xFF, value >> 16 & 0xFF, value >> 8 & 0xFF, value & 0xFF
     return 0
 
 
 cdef inline bytes piece(object buf, Py_ssize_t start, Py_ssize_t end):
-    return PyBytes_FromStringAndSize(<char *>_bytes_at(buf, start, end - start, False), end - start)
+    return PyBytes_FromStringAndSize(<char *>bytes_at(buf, start, end - start, False), end - start)

@@ -1,8 +1,8 @@
 cimport cython
 
-from proxy.wire cimport integers
+from proxy.wire cimport apis, integers
 
-cdef int _FETCH_MAX, _PRODUCE_MAX
+cdef int _FETCH_MAX, _PRODUCE_MAX, _UNKNOWN
 
 
 cdef class RequestHeader:
@@ -24,7 +24,7 @@ cdef RequestHeader _header(long long size, int api_key, int api_version, long lo
                            Py_ssize_t body, bint known)
 
 @cython.locals(size=cython.longlong, correlation_id=cython.longlong, api_key=cython.int, api_version=cython.int,
-               length=cython.int, pos=cython.Py_ssize_t, body=cython.Py_ssize_t, headers=dict, names=dict)
+               length=cython.int, pos=cython.Py_ssize_t, body=cython.Py_ssize_t, headers=bytes, header_version=cython.int, names=dict)
 cpdef RequestHeader parse_request_header(object buf, Py_ssize_t frame, Py_ssize_t end, long long max_frame_bytes=*)
 
 @cython.locals(pos=cython.Py_ssize_t)

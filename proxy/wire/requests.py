@@ -9,12 +9,13 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from proxy.wire import integers
+from proxy.wire import apis, integers
 from proxy.wire.apis import (
     FETCH,
     HEADERS,
     PRODUCE,
     SHARE_FETCH,
+    UNKNOWN,
     api_name,
     is_known,
     request_header_version,
@@ -32,6 +33,7 @@ MAX_HEADER_TAGS: Final = 1000
 
 _FIXED_BYTES: Final = 14
 """size, api_key and api_version, correlation_id, client id's length"""
+_UNKNOWN: Final = UNKNOWN
 _NO_CLIENT_ID: Final = struct.Struct(">ihhi")
 _NO_CLIENT_ID_BYTES: Final = _NO_CLIENT_ID.size  # 12
 
@@ -93,8 +95,8 @@ def parse_request_header(
         return _parse_short(buf, frame, end, max_frame_bytes)
     api_key, api_version = integers.int16(buf, frame + 4), integers.int16(buf, frame + 6)
     headers, names = HEADERS, _client_ids
-    header_version = headers.get(api_key << 16 | api_version)
-    if header_version is None:
+    header_version = headers[apis.place(api_key, api_version)]
+    if header_version == _UNKNOWN:
         return _parse_unknown(buf, frame, end)
     correlation_id, length = integers.int32(buf, frame + 8), integers.int16(buf, frame + 12)
     pos = frame + _FIXED_BYTES

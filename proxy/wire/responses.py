@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
 
-from proxy.wire import integers, schema, throttle
+from proxy.wire import apis, integers, schema, throttle
 from proxy.wire.apis import (
     API_VERSIONS,
     FETCH,
@@ -108,8 +108,6 @@ class NeedMore:
 # Numbers that are compared for each request or response: in compiled code these are C numbers (see the .pxd).
 _PRODUCE: Final = PRODUCE
 _PRODUCE_MAX: Final = schema.APIS[PRODUCE][2]
-_FETCH: Final = FETCH
-_FETCH_MIN: Final = schema.APIS[FETCH][1]
 _FETCH_MAX: Final = schema.APIS[FETCH][2]
 _FETCH_WITHOUT_ENDPOINTS: Final = 15
 
@@ -117,11 +115,14 @@ _FETCH_WITHOUT_ENDPOINTS: Final = 15
 _ADDRESS_WALKS: Final = by_version(schema.ADDRESS_WALKS)
 
 # Fetch is not looked into: brokers are asked with a version that has no addresses (fetch_version_upstream).
-_NEEDS_REWRITE: Final = {
-    key << 16 | version: key == API_VERSIONS or (key != FETCH and key << 16 | version in _ADDRESS_WALKS)
-    for key in (*schema.ADDRESS_WALKS, API_VERSIONS)
-    for version in range(schema.APIS[key][1], schema.APIS[key][2] + 1)
-}
+_NEEDS_REWRITE: Final = apis.by_place(
+    {
+        (key, version): key == API_VERSIONS or (key != FETCH and key << 16 | version in _ADDRESS_WALKS)
+        for key in (*schema.ADDRESS_WALKS, API_VERSIONS)
+        for version in range(schema.APIS[key][1], schema.APIS[key][2] + 1)
+    }
+)
+_UNKNOWN: Final = apis.UNKNOWN
 _REWRITTEN_APIS: Final = frozenset((*schema.ADDRESS_WALKS, API_VERSIONS))
 
 
@@ -151,11 +152,9 @@ def carries_addresses(api_key: int, version: int) -> bool:
 
 def needs_rewrite(api_key: int, version: int) -> bool:
     """Whether `rewrite` must see this response in rewrite mode. True also for unknown versions, which it refuses."""
-    if api_key == _FETCH and _FETCH_MIN <= version <= _FETCH_MAX:
-        return False
     needs = _NEEDS_REWRITE
-    found = needs.get(api_key << 16 | version)
-    return api_key in _REWRITTEN_APIS if found is None else found
+    found = needs[apis.place(api_key, version)]
+    return api_key in _REWRITTEN_APIS if found == _UNKNOWN else found == 1
 
 
 def is_plain(api_key: int, version: int, buf: Buffer, start: int, end: int) -> bool:

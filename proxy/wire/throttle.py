@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final, TypeAlias
 
-from proxy.wire import integers, schema
-from proxy.wire.apis import API_VERSIONS, PRODUCE, response_header_version
+from proxy.wire import apis, integers, schema
+from proxy.wire.apis import API_VERSIONS, PRODUCE, UNKNOWN, response_header_version
 from proxy.wire.frames import WireError
 from proxy.wire.primitives import SKIP, TAGS, Buffer, Program
 from proxy.wire.walk import Short, Walker
@@ -20,7 +20,9 @@ UNSUPPORTED_VERSION: Final = 35
 WritableBuffer: TypeAlias = bytearray | memoryview
 
 # Numbers that are compared for each request or response: in compiled code these are C numbers (see the .pxd).
-_WALK: Final = -1
+_WALK: Final = 0
+"""In place of an offset: fields of varying length come first."""
+_NO_FIELD: Final = UNKNOWN
 _PRODUCE: Final = PRODUCE
 _PRODUCE_FIRST_FLEXIBLE: Final = schema.APIS[PRODUCE][3]
 _PRODUCE_FIRST_TOPIC_ID: Final = 13
@@ -37,19 +39,23 @@ def by_version(table: dict[int, tuple[tuple[int, int, Program], ...]]) -> dict[i
     }
 
 
-def _throttle_offsets() -> dict[int, int]:
-    """Offset from the frame's start by `api_key << 16 | version`: 4 bytes size, 4 or 5 header, then the body."""
-    return {
-        key << 16 | version: at if at < 0 else 8 + response_header_version(key, version) + at
+_THROTTLE_AT: Final = apis.by_place(
+    {
+        (key, version): _WALK if at < 0 else 8 + response_header_version(key, version) + at
         for key, runs in schema.THROTTLE_POSITIONS.items()
         for first, last, at in runs
         for version in range(first, last + 1)
     }
-
-
-_THROTTLE_AT: Final = _throttle_offsets()
-_FLEXIBLE: Final = {known: response_header_version(known >> 16, known & 0xFFFF) != 0 for known in _THROTTLE_AT}
-"""Whether there are tagged fields in the header of a response of those."""
+)
+"""Offset from the frame's start by `place`: 4 bytes size, 4 or 5 header, then the body."""
+_FLEXIBLE: Final = apis.by_place(
+    {
+        (key, version): response_header_version(key, version)
+        for key, (_, lowest, highest, _) in schema.APIS.items()
+        for version in range(lowest, highest + 1)
+    }
+)
+"""1 if there are tagged fields in the header of a response, by `place`."""
 _THROTTLE_WALKS: Final = by_version(schema.THROTTLE_WALKS)
 
 
@@ -77,15 +83,14 @@ def throttle_offset(api_key: int, version: int) -> int | None:
     None when there is no such field, or when fields of varying length come first (`needs_whole_frame`). In flexible
     versions the offset is right for a header without tagged fields, which is the only one that brokers send.
     """
-    at = _THROTTLE_AT.get(api_key << 16 | version, _WALK)
-    return None if at == _WALK else at
+    at = _THROTTLE_AT[apis.place(api_key, version)]
+    return None if at in (_WALK, _NO_FIELD) else at
 
 
 def needs_whole_frame(api_key: int, version: int) -> bool:
     """Whether the throttle field comes behind fields of varying length (Produce, ApiVersions, delegation tokens)."""
     offsets = _THROTTLE_AT
-    at = offsets.get(api_key << 16 | version)
-    return at is not None and at == _WALK
+    return offsets[apis.place(api_key, version)] == _WALK
 
 
 def patch_throttle(frame: WritableBuffer, start: int, end: int, api_key: int, version: int, throttle_ms: int) -> bool:
@@ -116,13 +121,13 @@ def read_throttle(frame: Buffer, start: int, end: int, api_key: int, version: in
 def _throttle_position(frame: Buffer, start: int, end: int, api_key: int, version: int) -> int:
     """Index of the field, all four bytes of it within reach, or -1."""
     offsets, flexible = _THROTTLE_AT, _FLEXIBLE
-    known = api_key << 16 | version
-    at = offsets.get(known)
-    if at is None or end - start < 8:
+    known = apis.place(api_key, version)
+    at = offsets[known]
+    if at == _NO_FIELD or end - start < 8:
         return -1
     frame_end = start + 4 + integers.int32(frame, start)
     limit = min(end, frame_end)
-    if at != _WALK and (not flexible[known] or (limit - start > 8 and integers.uint8(frame, start + 8) == 0)):
+    if at != _WALK and (flexible[known] == 0 or (limit - start > 8 and integers.uint8(frame, start + 8) == 0)):
         pos = start + at
     else:
         pos = _find_throttle(frame, start, limit, frame_end, api_key, version, at)
@@ -167,13 +172,9 @@ def plain_produce(frame: Buffer, start: int, frame_end: int, version: int) -> in
     tail = partitions + 31
     if (
         tail + 9 == frame_end
-        and integers.uint8(frame, start + 8) == 0
-        and integers.uint8(frame, start + 9) == 2
+        and integers.int16(frame, start + 8) == 0x0002  # tags=0, topics=1+1
         and integers.uint8(frame, partitions) == 2
-        and integers.uint8(frame, tail) == 1
-        and integers.uint8(frame, tail + 1) == 0
-        and integers.uint8(frame, tail + 2) == 0
-        and integers.uint8(frame, tail + 3) == 0
+        and integers.int32(frame, tail) == 0x01000000  # record_errors=1+0, message=null, tags=0, tags=0
         and integers.uint8(frame, tail + 8) == 0
         and name_bytes < 0x80
     ):

@@ -10,7 +10,8 @@ import trio
 
 from proxy.errors import CloseReason, SessionError
 from proxy.handlers.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Answer, Ask, Forward, Outcome, Reply, Wait
-from proxy.session.exchange import Exchange, Pending, new_pending
+from proxy.session.exchange import Exchange
+from proxy.session.in_flight import Pending, new_pending
 from proxy.session.session import Session
 from proxy.telemetry.observer import Counters
 from proxy.wire.frames import WireError

@@ -14,7 +14,7 @@ from proxy.io.reactor import Reactor
 from proxy.io.rounds import AGAIN, Clock, Watch
 from proxy.io.splice import PipePool
 from proxy.io.turns import Pause, Shared, Turns, endpoint_of
-from proxy.session.exchange import Pending
+from proxy.session.in_flight import Pending
 from proxy.session.session import Session
 from proxy.telemetry.complaints import Complaints
 from proxy.telemetry.observer import Counters
@@ -200,7 +200,7 @@ class Driven:
                 turns._response_read_bytes, turns.last_activity_s, turns.patience is not None,
             ),
             "counters": (
-                dict(counters.requests), counters.upstream_latency.counts, counters.upstream_latency.sum_s,
+                counters.requests, counters.upstream_latency.counts, counters.upstream_latency.sum_s,
                 counters.fetches_answered, counters.fetches_shaped, counters.addresses_rewritten,
                 counters.connections_muted,
             ),

@@ -292,8 +292,7 @@ def test_whatever_comes_before_an_accepted_login_the_ledger_stays_empty(frames: 
     try:
         for frame in frames:
             passed += len(from_client(one, frame, 10.0))
-            while one.inflight and one.inflight[0].local_answer is None:
-                pending = one.inflight[0]
+            while (pending := one.inflight.oldest) is not None and pending.local_answer is None:
                 if pending.api_version == -1:
                     break
                 if pending.asked is not None:

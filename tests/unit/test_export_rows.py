@@ -135,7 +135,8 @@ def test_connections_requests_library_and_patience() -> None:
     for _ in range(3):
         account.join()
     account.leave()
-    account.requests |= {0: 4, 1: 3, 78: 1, 3: 2, 11: 1, 22: 1, 19: 1, 18: 3, -1: 1}
+    for api_key, count in {0: 4, 1: 3, 78: 1, 3: 2, 11: 1, 22: 1, 19: 1, 18: 3, -1: 1}.items():
+        account.counted.add(api_key, count)
     account.software = "apache-kafka-java/4.2.0"
     account.note_mute(ignored=True)
     account.note_mute(ignored=False)
@@ -245,7 +246,7 @@ def test_clients_that_are_forgotten_within_an_interval_are_told_of_together() ->
     watched = Watched(max_clients=2)
     for index in range(5):
         watched.charge(f"c{index}", Kind.PRODUCE, 100 + index)
-        watched.ledger.account("u", f"c{index}").requests[0] = 1
+        watched.ledger.account("u", f"c{index}").counted.add(0)
         if index == 2:
             watched.tick()
     watched.tick()

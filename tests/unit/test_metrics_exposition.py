@@ -101,7 +101,8 @@ async def test_what_the_data_path_counted_is_there() -> None:
     counters.connections_muted = 1
     counters.connections_closed["client_closed"] = 3
     counters.parse_errors["tls_on_plain_port"] = 4
-    counters.requests.update({0: 7, 1: 8, -1: 2})
+    for api_key, count in ((0, 7), (1, 8), (-1, 2)):
+        counters.counted.add(api_key, count)
     for seconds in (0.0004, 0.002, 0.002, 99.0):
         counters.upstream_latency.add(seconds)
     samples = parse(await metrics_of(Ledger(TABLE), counters).text(0))

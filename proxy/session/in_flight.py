@@ -1,0 +1,136 @@
+"""Requests that wait for their response: a broker answers each connection strictly in the order of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from proxy.handlers.intercept import OnResponse, Outcome
+    from quota.entity import Kind
+    from quota.group import Admission
+    from quota.ledger import Account
+
+
+class Pending:
+    """One request without its answer yet; made by `new_pending`.
+
+    `api_version`: the one the client asked for, and so that of the response's layout.
+    `throttle_until_ms`: the end of the mute this request has brought about; what is left of it goes into the response's
+    throttle field. `delay_ms`: the throttle that this end belongs to. `cause`: the quota that it is due to, the one of
+    several that lasts longest. `charged`: what that quota was charged for this request; None when it was delayed before
+    it used anything.
+    `local_answer`: the whole response frame, made here; the broker never saw the request. It still waits for its turn.
+    `replicated_bytes`: the size of a Produce request with acks=all; 0 for all others.
+    `admission`: of a Fetch that the ledger has let through; what it reserved is settled when the response comes.
+    `on_response`: the handler that gets the whole response. `held_bytes`: what is kept of the request or of its answer
+    until it is this one's turn, if that can be large. `asked`: this is a handler's own question, of which the client
+    knows nothing; the answer goes to this function. `next`: the request after this one, while both wait.
+    """
+
+    correlation_id: int
+    api_key: int
+    api_version: int
+    account: Account
+    sent_ms: float
+    throttle_until_ms: float
+    delay_ms: int
+    cause: Kind | None
+    charged: float | None
+    local_answer: bytes | None
+    replicated_bytes: int
+    admission: Admission | None
+    on_response: OnResponse | None
+    held_bytes: int
+    asked: Callable[[bytes, float], Outcome] | None
+    next: Pending | None
+
+    __slots__ = (
+        "account",
+        "admission",
+        "api_key",
+        "api_version",
+        "asked",
+        "cause",
+        "charged",
+        "correlation_id",
+        "delay_ms",
+        "held_bytes",
+        "local_answer",
+        "next",
+        "on_response",
+        "replicated_bytes",
+        "sent_ms",
+        "throttle_until_ms",
+    )
+
+
+def new_pending(correlation_id: int, api_key: int, api_version: int, account: Account, sent_ms: float) -> Pending:
+    """The entry of a request of `account`, which was read at `sent_ms`."""
+    # Not by calling the class: where that is compiled it would take longer than all that is done here.
+    pending = Pending.__new__(Pending)
+    pending.correlation_id = correlation_id
+    pending.api_key = api_key
+    pending.api_version = api_version
+    pending.account = account
+    pending.sent_ms = sent_ms
+    pending.throttle_until_ms = 0.0
+    pending.delay_ms = 0
+    pending.cause = None
+    pending.charged = None
+    pending.local_answer = None
+    pending.replicated_bytes = 0
+    pending.admission = None
+    pending.on_response = None
+    pending.held_bytes = 0
+    pending.asked = None
+    pending.next = None
+    return pending
+
+
+class InFlight:
+    """The queue of one connection: `append` at its end, `popleft` from its beginning, as of a deque."""
+
+    __slots__ = ("count", "newest", "oldest")
+
+    def __init__(self) -> None:
+        self.oldest: Pending | None = None
+        """The one whose response comes next."""
+        self.newest: Pending | None = None
+        self.count = 0
+
+    def append(self, pending: Pending) -> None:
+        """One more request waits, behind all others."""
+        if self.newest is None:
+            self.oldest = pending
+        else:
+            self.newest.next = pending
+        self.newest = pending
+        self.count += 1
+
+    def popleft(self) -> Pending:
+        """Take the oldest out. Raises IndexError if there is none."""
+        pending = self.oldest
+        if pending is None:
+            raise IndexError("no request is in flight")
+        self.oldest = pending.next
+        pending.next = None
+        if self.oldest is None:
+            self.newest = None
+        self.count -= 1
+        return pending
+
+    def clear(self) -> None:
+        """Nothing is waited for any more."""
+        while self.oldest is not None:
+            self.popleft()
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Pending]:
+        """From the oldest to the newest."""
+        pending = self.oldest
+        while pending is not None:
+            yield pending
+            pending = pending.next
