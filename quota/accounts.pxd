@@ -9,7 +9,7 @@ cdef class Meter(Usage):
 
 cdef class Account(Activity):
     cdef public object identity
-    cdef Meter _produced, _fetched, _requested, _mutated
+    cdef public Meter _produced, _fetched, _requested, _mutated
     cdef public long long last_ms, broker_throttled, broker_throttle_ms
 
     cpdef Meter meter(self, object kind)

@@ -63,7 +63,7 @@ LONG: Final = (
     "test_one_source",
     "test_cli_hostile_files",
     "test_tls_brokers",
-    "test_lane_build",
+    "test_compiled_build",
     "test_load_live",
 )
 """Files that take longest, begun first (`--durations`): at the end no worker is left with one of them while the others

@@ -296,7 +296,7 @@ def test_the_stages_other_than_the_wheels_cannot_compile(image: Builder) -> None
 
 
 @pytest.mark.parametrize("pure", ["", "1"])
-def test_the_image_runs_with_and_without_its_lane(image: Builder, config: Path, pure: str) -> None:
+def test_the_image_runs_compiled_and_as_python(image: Builder, config: Path, pure: str) -> None:
     port, admin, first, nobody = free_ports(4)
     settings = {
         "upstream": {"bootstrap": [f"127.0.0.1:{nobody}"]},

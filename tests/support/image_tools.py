@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RUN_LIMIT_S = 240
 QUICK_COMPILER = "tmp/quick-gcc"
 """In the root of a stage that compiles: gcc that does not optimise, as that takes four fifths of a build's time. How it
-is told to is what tests/system/test_lane_build.py looks at."""
+is told to is what tests/system/test_compiled_build.py looks at."""
 COMPILER_PARTS = ("/usr/lib/gcc", "/usr/libexec/gcc")
 """Where Debian keeps the compiler proper: without them the command gcc can do nothing."""
 
