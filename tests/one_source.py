@@ -14,6 +14,7 @@ from typing import Any
 
 from quota import compiled
 from quota.accounts import Account, Meter
+from quota.activity import RequestCounts
 from quota.entity import DEFAULT, Kind
 from quota.group import Admission, Group, Usage
 from quota.ledger import Ledger
@@ -25,7 +26,7 @@ from quota.trial import Trial
 
 RATES = (None, 1.0, 1000, 50_000.0, 3_333_333.3, 1e12, 2.0**63)
 STEPS_MS = (-1.5, 0.0, 0.4, 7.0, 260.0, 999.0, 1000.0, 5_000.0, 20_000.0, 300_000.0)
-OWN = (Account, Admission, Group, Meter, Pacer, Portions, SampledRate, Trial, Usage)
+OWN = (Account, Admission, Group, Meter, Pacer, Portions, RequestCounts, SampledRate, Trial, Usage)
 
 
 def seen(value: Any) -> Any:
