@@ -32,7 +32,7 @@ if SANITIZED:
 else:
     # For any machine of this kind: images move. What peers send is read here, hence the hardening that Debian uses.
     COMPILE = ["-O2", "-g0", "-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"]
-    # Between two requests other programs push this code out of the caches: the fewer lines of them it takes, the better.
+    # Between two requests other programs push this code out of the caches: fewer lines of code come back sooner.
     COMPILE += ["-fno-plt", "-fno-align-jumps", "-fno-align-loops", "-fno-align-labels"]
     LINK = ["-Wl,-z,relro,-z,now"]
 
