@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 
 from analysis.errors import WrongUseError
 from analysis.kinds import MEASURES
+from quota.counter import MutationAlgorithm
 from quota.entity import Kind
-from quota.group import MutationAlgorithm
 from quota.table import EmptyClientId
 
 DEFAULT_WORD = "<default>"

@@ -14,8 +14,8 @@ from pydantic_core import ErrorDetails
 
 from config.bounds import MAX_FILE_BYTES, MAX_PROBLEMS, first_of
 from config.identity import SOURCES
+from config.limit_sets import OrdinaryEntries
 from config.model import LIMIT_NAMES, Config, QuotaEntry, Upstream
-from config.ordinary import OrdinaryEntries
 from config.problems import MISSING, ConfigError, Place, Problem
 from config.source import Source, parse
 from config.table import find_duplicates, has_limits, to_connection_entry, to_entry

@@ -225,7 +225,7 @@ class QuotaEntry(_Model):
 
 
 class _Either:
-    """Metadata of a quota entry: one that is an `Entry` already was checked (`config.ordinary`)."""
+    """Metadata of a quota entry: one that is an `Entry` already was checked (`config.limit_sets`)."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_wrap_validator_function(

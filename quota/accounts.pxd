@@ -1,5 +1,5 @@
 from quota.activity cimport Activity
-from quota.group cimport Group, Usage
+from quota.counter cimport Group, Usage
 
 
 cdef class Meter(Usage):

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from quota.activity import Activity
+from quota.counter import Group, Usage
 from quota.entity import Identity, Kind
-from quota.group import Group, Usage
 
 STEP: Final = 250
 """Accounts (or counters) looked at in one step of a sweep: well under a millisecond."""

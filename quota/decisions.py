@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from quota.counter import Group
 from quota.entity import GroupKey, Identity, Kind
-from quota.group import Group
 
 MOST_EACH: Final = 8
 MOST_COUNTERS: Final = 1000

@@ -2,7 +2,7 @@ cimport cython
 
 # Under other names: `quota.ledger` hands Account and Meter on to those who import them from there.
 from quota.accounts cimport Account as AccountType, Meter as MeterType
-from quota.group cimport Admission as AdmissionType, Group
+from quota.counter cimport Admission as AdmissionType, Group
 from quota.mutation cimport BucketGroup
 from quota.window cimport WindowGroup
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 from quota.accounts import Account, Accounts, Meter
 from quota.bucket import Mutation
 from quota.connections import ConnectionGate
-from quota.counters import EXPIRE_AFTER_MS, Counters
+from quota.counter import NO_HOLD, NOT_LIMITED, Admission, Group, Hold, MutationAlgorithm, Settings
+from quota.counter_store import EXPIRE_AFTER_MS, Counters
 from quota.decisions import Decisions
 from quota.entity import ANONYMOUS, GroupKey, Identity, Kind, bounded_name
-from quota.group import NO_HOLD, NOT_LIMITED, Admission, Group, Hold, MutationAlgorithm, Settings
 from quota.mutation import BucketGroup
 from quota.table import Candidate, Entry, QuotaTable
 from quota.trial import Trial

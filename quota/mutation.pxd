@@ -1,4 +1,4 @@
-from quota.group cimport Group
+from quota.counter cimport Group
 
 
 cdef class BucketGroup(Group):

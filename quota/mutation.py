@@ -2,8 +2,8 @@
 
 from quota.bucket import Mutation, TokenBucket, bucket_throttle_ms
 from quota.burst import WindowedBurst
+from quota.counter import NO_LINE, Group, Line, Settings
 from quota.entity import GroupKey, Kind
-from quota.group import NO_LINE, Group, Line, Settings
 from quota.table import Limit
 from quota.trial import Trial
 

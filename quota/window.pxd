@@ -1,8 +1,8 @@
 cimport cython
 
-from quota.group cimport Admission as AdmissionType, Group, Usage
+from quota.counter cimport Admission as AdmissionType, Group, Usage
 from quota.pacing cimport Pacer
-from quota.portion cimport Portions
+from quota.fetch_sizer cimport Portions
 from quota.rate cimport SampledRate
 
 

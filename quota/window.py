@@ -3,11 +3,11 @@
 from math import inf
 from typing import Final
 
+from quota.counter import NO_LINE, NOT_LIMITED, Admission, Group, Line, Settings
 from quota.entity import GroupKey, Kind
+from quota.fetch_sizer import SHORTEST_MS, Portions
 from quota.gate import GRACE_MS, Gate
-from quota.group import NO_LINE, NOT_LIMITED, Admission, Group, Line, Settings
 from quota.pacing import CROWDING, FETCH_TOLERANCE_MS, LARGE_MS, PLENTY, SLACK_MS, TOLERANCE_MS, Pacer
-from quota.portion import SHORTEST_MS, Portions
 from quota.rate import MAX_THROTTLE_MS, SampledRate, round_half_up, throttle_ms
 from quota.table import Limit
 
@@ -15,7 +15,7 @@ _LEARN: Final = 1 / 16
 """Weight of the newest response in the running mean of response sizes."""
 MOST_RENEWING_BYTES: Final = 40 * 1024 * 1024
 """What may pass unpaid so that clients can log in again: twice what lies in socket buffers before one connection's
-login (`proxy.session.exchange.MOST_PASSING_BYTES`), and some more, as requests pass whole."""
+login (`proxy.session.state.MOST_PASSING_BYTES`), and some more, as requests pass whole."""
 MOST_RENEWING_MS: Final = 10_000
 """And no more than the limit allows in this time; the same for request time."""
 UNKNOWN_BATCH_BYTES: Final = 1_000_000

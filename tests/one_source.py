@@ -15,11 +15,11 @@ from typing import Any
 from quota import compiled
 from quota.accounts import Account, Meter
 from quota.activity import RequestCounts
+from quota.counter import Admission, Group, Usage
 from quota.entity import DEFAULT, Kind
-from quota.group import Admission, Group, Usage
+from quota.fetch_sizer import Portions
 from quota.ledger import Ledger
 from quota.pacing import Pacer
-from quota.portion import Portions
 from quota.rate import SampledRate
 from quota.table import Entry, QuotaTable
 from quota.trial import Trial

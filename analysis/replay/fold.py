@@ -20,7 +20,7 @@ from analysis.replay.intervals import (
     whole_events,
 )
 from analysis.replay.window import Floats, Ints, delays_ms, rates
-from quota.group import MutationAlgorithm
+from quota.counter import MutationAlgorithm
 
 MOST_EVENTS = 1 << 18
 """Seconds that are looked at together: as many as a processor's cache may hold."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from analysis.replay.intervals import STEP_MS, Intervals
 from quota.bucket import TokenBucket, bucket_throttle_ms
 from quota.burst import WindowedBurst
-from quota.group import MutationAlgorithm
+from quota.counter import MutationAlgorithm
 
 
 @dataclass(slots=True)

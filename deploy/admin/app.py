@@ -45,7 +45,7 @@ from deploy.metrics import CONTENT_TYPE, Metrics
 from proxy.telemetry.observer import ConnectionInfo
 from quota.admin import Entity
 from quota.connections import canonical_address
-from quota.group import Group
+from quota.counter import Group
 from quota.ledger import Ledger, TrialSnapshot, trial_snapshot
 
 log = structlog.get_logger("kquota.admin")

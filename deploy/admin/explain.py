@@ -18,12 +18,12 @@ from proxy.wire.schema import API_NAMES
 from quota.admin import Entity, entity_of_entry
 from quota.connections import ConnectionEntry, Refused, Scope, canonical_address
 from quota.connections import Standing as ConnectionStanding
+from quota.counter import Group
 from quota.decisions import Decision
 from quota.entity import ANONYMOUS, DEFAULT, Kind
 from quota.fleet.core import Standing
-from quota.group import Group
 from quota.ledger import KindExplanation, Ledger, TrialSnapshot, trial_snapshot
-from quota.standing import standing
+from quota.status import standing
 from quota.table import RATE_FIELD, Entry
 
 MOST_PEERS: Final = 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from deploy.common.text import columns, readable_limit, safe
-from quota.counters import OVERFLOW
+from quota.counter_store import OVERFLOW
 from quota.entity import Kind
 from quota.readable import readable_rate as _short
 from quota.readable import readable_size, three_digits

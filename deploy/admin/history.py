@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import trio
 
-from deploy.common.fold import STEP
+from deploy.common.top_k import STEP
 from proxy.telemetry.observer import Counters
+from quota.counter import Group
 from quota.entity import GroupKey, Kind
-from quota.group import Group
 from quota.ledger import Ledger
 
 INTERVAL_S: Final = 5.0

@@ -24,7 +24,7 @@ from deploy.admin.guard import Hosts
 from deploy.admin.history import History
 from deploy.app.throttle_log import ThrottleLog
 from deploy.common import logs
-from deploy.common.heap import is_computing, let_go, settle, share_fairly, uncollected
+from deploy.common.gc_tuning import is_computing, let_go, settle, share_fairly, uncollected
 from deploy.common.version import kquota_version
 from deploy.export.exporter import new_exporter
 from deploy.fleet.member import Member, new_member
@@ -37,9 +37,9 @@ from deploy.sources.quota_file import FileSource
 from deploy.sources.quota_source import QuotaSource
 from deploy.sources.security import Security, load_security
 from deploy.sources.watch import ReloadState, Watcher
-from proxy.handlers.intercept import Interceptors
-from proxy.handlers.mutations import MUTATION_APIS, MutationQuota
-from proxy.handlers.quota_admin import QuotaAdmin
+from proxy.interceptors.intercept import Interceptors
+from proxy.interceptors.mutations import MUTATION_APIS, MutationQuota
+from proxy.interceptors.quota_admin import QuotaAdmin
 from proxy.listen.server import Proxy
 from proxy.settings import ProxySettings, SizeLimits, StallLimits, Transparent
 from proxy.wire.apis import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS

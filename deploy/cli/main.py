@@ -13,7 +13,7 @@ import typer
 
 from config.problems import ConfigError, Problem
 from deploy.cli import imports
-from deploy.common.lean import UNUSED, without
+from deploy.common.blocked_imports import UNUSED, without
 from deploy.common.text import ascii_json, json_text, say
 from deploy.redirect import cli as redirect_cli
 
@@ -232,7 +232,7 @@ def explain(
 
 
 def _ask(admin: str, user: str | None, client_id: str | None, address: str | None) -> dict[str, Any]:
-    from deploy.cli.ask import ask
+    from deploy.cli.admin_client import ask
 
     given = {"user": user, "client_id": client_id, "ip": address}
     query = {name: value for name, value in given.items() if value is not None}

@@ -24,8 +24,8 @@ from config.types import DEFAULT_WORD
 from deploy.cli.check import connection_entry_json, entry_json
 from deploy.cli.simulate_smooth import LATEST_MS, Request, Waiting
 from quota.connections import Refusal, Scope, Ticket, canonical_address
+from quota.counter import MutationAlgorithm
 from quota.entity import ANONYMOUS, DEFAULT, Default, Kind, Name
-from quota.group import MutationAlgorithm
 from quota.ledger import Account, Ledger
 from quota.table import QuotaTable
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from quota.counter import Admission
 from quota.entity import Kind
-from quota.group import Admission
 from quota.ledger import Account, Ledger
 
 LATEST_MS: Final = 2**53

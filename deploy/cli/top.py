@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from deploy.cli.ask import ask
+from deploy.cli.admin_client import ask
 from deploy.common.text import safe, say
 from quota.entity import Kind
 from quota.readable import readable_size

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
-from deploy.common.fold import OTHER, label
+from deploy.common.top_k import OTHER, label
 from proxy.wire.schema import API_NAMES
+from quota.counter import Group
 from quota.entity import Identity, Kind
-from quota.group import Group
 from quota.ledger import Account, Ledger
 from quota.record import CAUSES, FAMILIES, Row, empty
 

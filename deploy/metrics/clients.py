@@ -1,4 +1,4 @@
-"""Metrics by client and by quota, with bounded labels (:mod:`deploy.common.fold`)."""
+"""Metrics by client and by quota, with bounded labels (:mod:`deploy.common.top_k`)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from deploy.common.fold import Fold, Labels, Totals, label
+from deploy.common.top_k import Fold, Labels, Totals, label
 from deploy.metrics.families import gauge
+from quota.counter import Group
 from quota.entity import Identity, Kind
-from quota.group import Group
 from quota.ledger import Account, Ledger
 from quota.trial import Trial
 

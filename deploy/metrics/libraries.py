@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from deploy.common.fold import Fold, Labels, Totals, label
+from deploy.common.top_k import Fold, Labels, Totals, label
 from proxy.telemetry.libraries import Libraries, LibraryMutes
 
 MOST = 30

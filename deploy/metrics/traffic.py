@@ -10,7 +10,7 @@ from operator import itemgetter
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from deploy.common.fold import OTHER, label
+from deploy.common.top_k import OTHER, label
 from deploy.metrics.families import by, counter, gauge
 from proxy.telemetry.observer import LATENCY_BUCKETS_S, Counters
 from proxy.wire.schema import API_NAMES

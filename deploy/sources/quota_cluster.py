@@ -11,7 +11,7 @@ import trio
 
 from config.model import Config
 from config.table import to_table
-from deploy.common.heap import beside_traffic, pauses
+from deploy.common.gc_tuning import beside_traffic, pauses
 from deploy.sources.credentials import own_credentials
 from deploy.sources.quota_source import MOST_LOGGED, QuotaSource
 from proxy.tls.contexts import ClientTls

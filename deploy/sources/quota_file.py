@@ -19,7 +19,7 @@ from config.overlay import MOST_BYTES, overlay_bytes, parse_overlay, unreadable
 from config.problems import ConfigError
 from config.table import to_table
 from deploy.common.atomic import replace_file
-from deploy.common.heap import beside_traffic, pauses
+from deploy.common.gc_tuning import beside_traffic, pauses
 from deploy.sources.quota_source import MOST_LOGGED, QuotaSource
 from deploy.sources.reading import PATIENCE_S, Aside, FileReader, StuckError
 from deploy.sources.watch import POLL_S

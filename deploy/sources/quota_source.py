@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from config.model import Config
-from proxy.handlers.quota_admin import AlterRule
+from proxy.interceptors.quota_admin import AlterRule
 from quota.admin import Changes, Entity, Quotas, enforced
 from quota.table import QuotaTable
 

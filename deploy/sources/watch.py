@@ -15,7 +15,7 @@ from config.load import load_bytes, warnings_of
 from config.model import Config
 from config.problems import ConfigError
 from config.table import to_table
-from deploy.common.heap import beside_traffic, pauses
+from deploy.common.gc_tuning import beside_traffic, pauses
 from deploy.sources.reading import PATIENCE_S, SETTLE_S, FileReader
 from quota.table import QuotaTable
 

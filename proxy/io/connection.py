@@ -1,4 +1,4 @@
-"""One connection pair from beginning to end: the tasks that wait for what its turns (`proxy.io.turns`) cannot do.
+"""One connection pair from beginning to end: the tasks that wait for what its turns (`proxy.io.connection_io`) cannot do.
 
 The client pump is for requests, the broker pump for responses. A turn that finds the other side's socket full reads
 nothing more before what it has read is on its way, so that back-pressure goes through us to whoever is too fast.
@@ -14,11 +14,11 @@ import structlog
 import trio
 
 from proxy.errors import CloseReason, SessionError, UpstreamError, first_error
+from proxy.io.connection_io import Pause, Shared, Turns, endpoint_of
 from proxy.io.kernel import round_trip_ms
 from proxy.io.reactor import take
 from proxy.io.rounds import Watch
 from proxy.io.sockets import close
-from proxy.io.turns import Pause, Shared, Turns, endpoint_of
 from proxy.session.session import Session
 from proxy.telemetry.observer import ConnectionInfo
 

@@ -31,8 +31,8 @@ from typing import TypeVar
 import structlog
 import trio
 
-from proxy.io.courtesy import Courtesy
 from proxy.io.rounds import AGAIN, Again, Clock, Round, Watch
+from proxy.io.sched_policy import Courtesy
 
 log = structlog.get_logger("kquota.reactor")
 

@@ -1,7 +1,7 @@
 cimport cython
 
 from proxy.io cimport calls
-from proxy.io.courtesy cimport Courtesy as CourtesyType
+from proxy.io.sched_policy cimport Courtesy as CourtesyType
 from proxy.io.pairing cimport Pairing as PairingType
 
 

@@ -16,8 +16,8 @@ import outcome
 import trio
 
 from proxy.io import calls
-from proxy.io.courtesy import QUIET_S, Courtesy
 from proxy.io.pairing import TICK_NS, Pairing
+from proxy.io.sched_policy import QUIET_S, Courtesy
 
 WAITED_S: Final = 30e-6
 """Asking the kernel without waiting takes less (about 5 µs measured, 12 µs with 32 sockets ready)."""
@@ -120,7 +120,7 @@ class Watch:
             self._round.come_back(at_s, self)
 
     def expect_rest(self) -> None:
-        """The head of a large response has passed, what follows can wait for others (`proxy.io.courtesy`)."""
+        """The head of a large response has passed, what follows can wait for others (`proxy.io.sched_policy`)."""
         if self.rest_s != NEVER:
             self.rest_s = NEVER
             self._round.courtesy.halfway += 1

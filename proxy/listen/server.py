@@ -12,23 +12,23 @@ import structlog
 import trio
 
 from proxy.errors import CloseReason, SessionError, UpstreamError
-from proxy.handlers.intercept import NO_INTERCEPTORS, Interceptors
+from proxy.interceptors.intercept import NO_INTERCEPTORS, Interceptors
 from proxy.io.connection import Connection
+from proxy.io.connection_io import Shared
 from proxy.io.reactor import Reactor
 from proxy.io.splice import PipePool
-from proxy.io.turns import Shared
 from proxy.listen.addresses import AddressBook, BadAddressError, BrokerKey, NoFreePortError
 from proxy.listen.admission import Admission
 from proxy.listen.identification import Identification
 from proxy.listen.listeners import bind, bind_all
 from proxy.listen.passthrough import TransparentConnection, begins_with_tls
-from proxy.listen.reserve import Reserve, most_connections
+from proxy.listen.spare_fd import Reserve, most_connections
 from proxy.listen.sweeper import Sweeper
 from proxy.listen.transparent import Destination, Interception, spelled
-from proxy.session.exchange import AddressTranslator
 from proxy.session.session import Session
+from proxy.session.state import AddressTranslator
 from proxy.settings import ProxySettings
-from proxy.telemetry.complaints import Complaints
+from proxy.telemetry.close_log import Complaints
 from proxy.telemetry.observer import ConnectionInfo, Counters
 from proxy.tls.contexts import ServerTls
 from proxy.tls.handshakes import HandshakeError, Handshakes

@@ -15,7 +15,7 @@ from proxy.io.connection import Connection
 from proxy.io.kernel import peer_has_closed, send_queue, unread_bytes, was_reset
 from proxy.listen.stalls import LOOKS_PER_TIMEOUT, Sight, Stalls
 from proxy.settings import ProxySettings
-from proxy.telemetry.complaints import Complaints
+from proxy.telemetry.close_log import Complaints
 
 IDLE_CHECKS_PER_LIMIT: Final = 10
 SHORTEST_CHECK_S: Final = 0.05

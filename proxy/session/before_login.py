@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from proxy.errors import CloseReason, SessionError
-from proxy.handlers.intercept import Forward, Outcome
+from proxy.interceptors.intercept import Forward, Outcome
 from proxy.session.framing import Buffer, FrameWalker
 from proxy.session.login import NOBODY
 from proxy.wire.apis import METADATA, api_name
@@ -25,8 +25,8 @@ from proxy.wire.messages import metadata_request
 from proxy.wire.primitives import INT32
 
 if TYPE_CHECKING:
-    from proxy.session.exchange import Exchange
     from proxy.session.in_flight import Pending
+    from proxy.session.state import Exchange
 
 FREE_VERSIONS: Final = 4
 """ApiVersions requests that are charged to nobody. A broker answers one before the login and closes the connection at

@@ -1,11 +1,11 @@
 cimport cython
 
-from proxy.session.exchange cimport Exchange as ExchangeType
+from proxy.session.state cimport Exchange as ExchangeType
 from proxy.session.in_flight cimport Pending as PendingType
 from proxy.wire cimport requests
 from proxy.wire.requests cimport RequestHeader
 from quota.accounts cimport Account as AccountType, Meter as MeterType
-from quota.group cimport Admission as AdmissionType, Group as GroupType
+from quota.counter cimport Admission as AdmissionType, Group as GroupType
 from quota.ledger cimport Ledger as LedgerType
 
 cdef int _FETCH, _PRODUCE

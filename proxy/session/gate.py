@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from proxy.session.exchange import Exchange
 from proxy.session.in_flight import Pending
 from proxy.session.request_time import EXEMPT
+from proxy.session.state import Exchange
 from proxy.wire import requests
 from proxy.wire.apis import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH
 from proxy.wire.sasl import SASL_APIS

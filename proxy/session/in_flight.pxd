@@ -1,7 +1,7 @@
 cimport cython
 
 from quota.accounts cimport Account as AccountType
-from quota.group cimport Admission as AdmissionType
+from quota.counter cimport Admission as AdmissionType
 
 
 cdef class Pending:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from proxy.handlers.intercept import OnResponse, Outcome
+    from proxy.interceptors.intercept import OnResponse, Outcome
+    from quota.counter import Admission
     from quota.entity import Kind
-    from quota.group import Admission
     from quota.ledger import Account
 
 

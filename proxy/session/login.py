@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from proxy.auth.sasl import Login, SaslWatch
 from proxy.errors import CloseReason, SessionError
-from proxy.handlers.intercept import Reply
+from proxy.interceptors.intercept import Reply
 from proxy.session.framing import Buffer, FrameWalker
 from proxy.wire import sasl as wire
 from proxy.wire.frames import WireError
@@ -20,8 +20,8 @@ from quota.entity import ANONYMOUS, Identity
 from quota.ledger import Account
 
 if TYPE_CHECKING:
-    from proxy.session.exchange import Exchange
     from proxy.session.in_flight import Pending
+    from proxy.session.state import Exchange
 
 NOBODY: Final = Account(Identity(ANONYMOUS, ""))
 """The client of requests before and in a login: in no ledger, charged nothing, shared by all sessions."""

@@ -11,7 +11,7 @@ from proxy.wire.requests import RequestHeader
 from proxy.wire.sasl import MAX_SASL_BYTES, SASL_AUTHENTICATE
 
 if TYPE_CHECKING:
-    from proxy.session.request_side import RequestSide
+    from proxy.session.request_handler import RequestSide
 
 
 def judge_request(

@@ -1,11 +1,11 @@
-"""Doing what a handler has decided about an administrator's request (`proxy.handlers.intercept`)."""
+"""Doing what a handler has decided about an administrator's request (`proxy.interceptors.intercept`)."""
 
 from __future__ import annotations
 
-from proxy.handlers.intercept import Answer, Ask, Forward, Outcome, Wait
-from proxy.session.exchange import Exchange
+from proxy.interceptors.intercept import Answer, Ask, Forward, Outcome, Wait
 from proxy.session.framing import Buffer
 from proxy.session.in_flight import Pending, new_pending
+from proxy.session.state import Exchange
 from proxy.wire.messages import framed, request_header, response_frame
 
 

@@ -32,11 +32,11 @@ from collections.abc import Callable
 from typing import Final
 
 from proxy.auth.sasl import DEFAULT_CLAIM, Login
-from proxy.handlers.intercept import NO_INTERCEPTORS, Interceptors
-from proxy.session.exchange import AddressTranslator, Exchange
+from proxy.interceptors.intercept import NO_INTERCEPTORS, Interceptors
 from proxy.session.framing import Buffer
-from proxy.session.request_side import RequestSide
-from proxy.session.response_side import ResponseSide
+from proxy.session.request_handler import RequestSide
+from proxy.session.response_handler import ResponseSide
+from proxy.session.state import AddressTranslator, Exchange
 from proxy.settings import DEFAULT_SIZES, SizeLimits
 from proxy.telemetry.observer import Counters
 from quota.entity import Kind
@@ -73,7 +73,7 @@ class Session:
     ) -> None:
         """`translate(node_id, host, port, kind)` gives the address clients are told instead; None: rewrite nothing.
 
-        `interceptors` judge the requests of some APIs whole (`proxy.handlers.intercept`). `login_expected`: the
+        `interceptors` judge the requests of some APIs whole (`proxy.interceptors.intercept`). `login_expected`: the
         listener is known to want SASL, so what comes before the login is charged to nobody
         (`proxy.session.before_login`). `claim` is the claim of OAUTHBEARER's tokens that names the principal.
         """

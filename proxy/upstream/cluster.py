@@ -9,7 +9,7 @@ from typing import Final
 import trio
 
 from proxy.auth import token_owners
-from proxy.handlers import quota_admin
+from proxy.interceptors import quota_admin
 from proxy.tls.contexts import ClientTls, explain
 from proxy.upstream.credentials import Credentials, LoginError, login
 from proxy.wire import responses

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from quota.connections import ConnectionEntry, Scope
+from quota.counter import Group
 from quota.entity import GroupKey, Kind
 from quota.fleet.appetite import SAMPLE_MS
 from quota.fleet.core import Fleet, Outgoing, Standing
 from quota.fleet.record import group_hash
 from quota.fleet.split import CAPACITY
-from quota.group import Group
 from quota.ledger import Ledger
 
 SOON_MS: Final = 1000

@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.rig.procstat import resident_bytes
 from benchmarks.rig.rawclient import idle_connections
-from deploy.common.heap import settle
-from deploy.common.lean import UNUSED, without
+from deploy.common.blocked_imports import UNUSED, without
+from deploy.common.gc_tuning import settle
 from deploy.kafka import KafkaCluster
 from tests.support.sidecars import sidecar
 
@@ -21,7 +21,7 @@ PROJECT = Path(__file__).parents[2]
 LOADED = """
 import json, sys
 from deploy.cli.main import app
-from deploy.common.lean import UNUSED, without
+from deploy.common.blocked_imports import UNUSED, without
 with without(*UNUSED):
     import deploy.app.run
 print(json.dumps(sorted(name for name, module in sys.modules.items() if module is not None)))

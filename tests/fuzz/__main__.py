@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tests.fuzz import blind
 
-INSTRUMENTED = ("config", "proxy.session", "proxy.handlers", "proxy.tls.certificates", "proxy.auth.sasl", "proxy.wire",
+INSTRUMENTED = ("config", "proxy.session", "proxy.interceptors", "proxy.tls.certificates", "proxy.auth.sasl", "proxy.wire",
     "quota.admin", "quota.files")  # fmt: skip
 """Modules whose branches guide the fuzzer. The arithmetic of quotas is not one of them: it sees no bytes."""
 SLOWEST_INPUT_S = 10

@@ -6,7 +6,7 @@ import random
 
 from kio.static.constants import EntityType
 
-from proxy.handlers.mutations import MUTATION_APIS
+from proxy.interceptors.mutations import MUTATION_APIS
 from proxy.wire import schema
 from proxy.wire.apis import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS, METADATA
 from tests.support.session_tools import encode

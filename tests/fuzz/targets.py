@@ -20,9 +20,9 @@ from config.overlay import parse_overlay
 from config.problems import ConfigError
 from config.table import to_table
 from proxy.errors import SessionError
-from proxy.handlers.intercept import AdminRequest, Answer, Ask, Forward, Interceptors, Outcome, Wait
-from proxy.handlers.mutations import MUTATION_APIS, MutationQuota
-from proxy.handlers.quota_admin import AlterRule, QuotaAdmin, read_described
+from proxy.interceptors.intercept import AdminRequest, Answer, Ask, Forward, Interceptors, Outcome, Wait
+from proxy.interceptors.mutations import MUTATION_APIS, MutationQuota
+from proxy.interceptors.quota_admin import AlterRule, QuotaAdmin, read_described
 from proxy.session.session import Session
 from proxy.settings import SizeLimits
 from proxy.telemetry.observer import Counters
@@ -194,7 +194,7 @@ def _client_streams() -> list[bytes]:
     return pairs + [b"\x21" + stream.from_client[:1000] for stream in recorded.streams()]
 
 
-@target("requests", _client_streams, ("proxy.session.framing", "proxy.session.request_side"), max_bytes=1024)
+@target("requests", _client_streams, ("proxy.session.framing", "proxy.session.request_handler"), max_bytes=1024)
 def client_stream(data: bytes) -> None:
     """What a client sends, whole and in pieces of a size that the first byte says: the broker gets the same."""
     if len(data) < 2:
@@ -268,9 +268,9 @@ def _scripts() -> list[bytes]:
     (
         "proxy.session.session",
         "proxy.session.framing",
-        "proxy.session.request_side",
-        "proxy.session.response_side",
-        "proxy.session.exchange",
+        "proxy.session.request_handler",
+        "proxy.session.response_handler",
+        "proxy.session.state",
         "proxy.session.fetch",
     ),
     max_bytes=3072,
@@ -418,7 +418,9 @@ def _described_seeds() -> list[bytes]:
     ]
 
 
-@target("own_questions", _described_seeds, ("proxy.wire.responses", "proxy.wire.walk", "proxy.handlers.quota_admin"))
+@target(
+    "own_questions", _described_seeds, ("proxy.wire.responses", "proxy.wire.walk", "proxy.interceptors.quota_admin")
+)
 def own_questions(data: bytes) -> None:
     """What a broker answers to the sidecar itself: its brokers, its versions, its quotas."""
     if not data:
@@ -486,9 +488,9 @@ def _admin_seeds() -> list[bytes]:
     "administration",
     _admin_seeds,
     (
-        "proxy.handlers.quota_admin",
-        "proxy.handlers.mutations",
-        "proxy.handlers.mutation_request",
+        "proxy.interceptors.quota_admin",
+        "proxy.interceptors.mutations",
+        "proxy.interceptors.mutation_request",
         "proxy.wire.topics",
         "proxy.wire.lengths",
     ),
@@ -579,4 +581,4 @@ def broken(data: bytes) -> None:
 
 BROKEN = Target("broken", broken, lambda: [b"seed"], (), 16)
 
-from tests.fuzz import file_targets, identity_targets, tls_targets, turns_targets  # noqa: E402, F401 - they need what is above
+from tests.fuzz import connection_io_targets, file_targets, identity_targets, tls_targets  # noqa: E402, F401 - they need what is above

@@ -9,10 +9,10 @@ import pytest
 import trio
 
 from proxy.errors import CloseReason, SessionError
-from proxy.handlers.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Answer, Ask, Forward, Outcome, Reply, Wait
-from proxy.session.exchange import Exchange
+from proxy.interceptors.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Answer, Ask, Forward, Outcome, Reply, Wait
 from proxy.session.in_flight import Pending, new_pending
 from proxy.session.session import Session
+from proxy.session.state import Exchange
 from proxy.telemetry.observer import Counters
 from proxy.wire.frames import WireError
 from quota.entity import Kind

@@ -14,8 +14,8 @@ import pytest
 import trio
 
 from proxy.io.kernel import send_queue
-from proxy.listen.reserve import KEPT_FREE, Reserve, most_connections
 from proxy.listen.server import Proxy
+from proxy.listen.spare_fd import KEPT_FREE, Reserve, most_connections
 from proxy.settings import SizeLimits, StallLimits
 from tests.support.scripted_broker import answer, closed_reason, connect, never_answer, read_frame, through, until
 from tests.support.session_tools import API_VERSIONS, produce, produce_response, request

@@ -17,8 +17,8 @@ import pytest
 import trio
 
 from proxy.io.sockets import LEAST_READ_BYTES, SHARE_S, next_read_bytes
-from proxy.session.request_side import RequestSide
-from proxy.session.response_side import ResponseSide
+from proxy.session.request_handler import RequestSide
+from proxy.session.response_handler import ResponseSide
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable

@@ -15,7 +15,7 @@ from proxy.io.connection import Connection
 from proxy.listen import sweeper
 from proxy.listen.sweeper import PORTION, Sweeper
 from proxy.settings import ProxySettings
-from proxy.telemetry.complaints import Complaints
+from proxy.telemetry.close_log import Complaints
 from tests.support.scripted_broker import (
     ScriptedBroker,
     answer,

@@ -17,8 +17,8 @@ from kafka.protocol.admin import (
 )
 from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 
-from proxy.handlers.intercept import AdminRequest, Answer, Ask, Forward
-from proxy.handlers.mutations import MutationQuota
+from proxy.interceptors.intercept import AdminRequest, Answer, Ask, Forward
+from proxy.interceptors.mutations import MutationQuota
 from proxy.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
 from quota.ledger import Account, Ledger
 from quota.table import Entry, QuotaTable

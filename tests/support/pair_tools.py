@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.errors import SessionError
+from proxy.io.connection_io import Pause, Shared, Turns, endpoint_of
 from proxy.io.reactor import Reactor
 from proxy.io.rounds import AGAIN, Clock, Watch
 from proxy.io.splice import PipePool
-from proxy.io.turns import Pause, Shared, Turns, endpoint_of
 from proxy.session.in_flight import Pending
 from proxy.session.session import Session
-from proxy.telemetry.complaints import Complaints
+from proxy.telemetry.close_log import Complaints
 from proxy.telemetry.observer import Counters
-from quota.group import Admission
+from quota.counter import Admission
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from quota.window import WindowGroup

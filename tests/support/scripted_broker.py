@@ -11,7 +11,7 @@ from typing import Any
 import trio
 
 from deploy.kafka.ports import free_ports
-from proxy.handlers.intercept import NO_INTERCEPTORS, Interceptors
+from proxy.interceptors.intercept import NO_INTERCEPTORS, Interceptors
 from proxy.listen.server import Proxy
 from proxy.settings import ProxySettings
 from quota.entity import DEFAULT

@@ -81,13 +81,17 @@ def test_a_checkout_runs_what_is_written_there_unless_asked() -> None:
 
 
 @pytest.mark.skipif(bool(compiled.WHY_NOT), reason=f"the data path is not compiled: {compiled.WHY_NOT}")
-@pytest.mark.parametrize("edited", ["quota/rate.py", "quota/rate.pxd", "proxy/io/calls.pyx", "proxy/io/turns.py"])
+@pytest.mark.parametrize(
+    "edited", ["quota/rate.py", "quota/rate.pxd", "proxy/io/calls.pyx", "proxy/io/connection_io.py"]
+)
 def test_an_edited_source_is_what_runs(edited: str, tmp_path: Path) -> None:
     """All of it then: compiled modules know each other's layout."""
     for package in ("quota", "proxy"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    code = "import quota.rate, proxy.io.turns; from quota import compiled; "
-    code += "print(compiled.WHY_NOT, *(one.__file__.rpartition('.')[2] for one in (quota.rate, proxy.io.turns)))"
+    code = "import quota.rate, proxy.io.connection_io; from quota import compiled; "
+    code += (
+        "print(compiled.WHY_NOT, *(one.__file__.rpartition('.')[2] for one in (quota.rate, proxy.io.connection_io)))"
+    )
 
     def run() -> str:
         environment = _environment(KQUOTA_PURE="0")
@@ -105,7 +109,7 @@ def test_an_edited_source_is_what_runs(edited: str, tmp_path: Path) -> None:
     (tmp_path / "quota/_compiled" / f"rate{SUFFIX}").write_bytes(b"compiled for another machine")
     assert run().endswith(" py py")
     (tmp_path / "proxy/io/_compiled" / f"turns{SUFFIX}").unlink()
-    assert run() == "proxy/io/turns.py is not compiled for this Python py py"
+    assert run() == "proxy/io/connection_io.py is not compiled for this Python py py"
 
 
 def test_the_version_says_which_code_runs() -> None:
@@ -285,7 +289,7 @@ def test_make_compiles_a_changed_source_for_every_environment(target: str) -> No
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    changed = would_do("--what-if=proxy/io/turns.py")
+    changed = would_do("--what-if=proxy/io/connection_io.py")
     assert "setup.py --quiet build_ext --inplace" in changed
     if not would_do():
         assert "pip" not in changed, "what is installed stays so, without a network"

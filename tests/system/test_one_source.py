@@ -1,5 +1,5 @@
 """The data path compiled and as Python: the same answers and the same state, whatever is done to a ledger; and its
-tests once more as Python. (Whatever two peers send: tests/loopback/test_turns.py.)"""
+tests once more as Python. (Whatever two peers send: tests/loopback/test_connection_io.py.)"""
 
 from __future__ import annotations
 

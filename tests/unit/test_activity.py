@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxy.io.patience import Patience
+from proxy.io.compliance import Patience
 from quota.entity import Kind
 from tests.support.session_tools import (
     API_VERSIONS,

@@ -35,7 +35,7 @@ quotas:
 
 
 def test_many_ordinary_entries_keep_their_scope() -> None:
-    """They are read without the parser (config.ordinary)."""
+    """They are read without the parser (config.limit_sets)."""
     rows = "".join(f"  - user: u{number}\n    producer_byte_rate: 1M\n    scope: fleet\n" for number in range(50))
     assert _shared(f"fleet: {{id: x}}\nquotas:\n{rows}") == [True] * 50
 

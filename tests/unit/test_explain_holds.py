@@ -14,7 +14,7 @@ from deploy.cli.top import chosen, page, rows
 from proxy.telemetry.observer import ConnectionInfo
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
-from quota.standing import standing
+from quota.status import standing
 from quota.table import Entry, QuotaTable
 
 AT = Moment(now_ms=4000.0, wall_s=1_790_000_000.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from deploy.common.fold import IDLE_MS, OTHER, Fold, Labels, Totals, label
+from deploy.common.top_k import IDLE_MS, OTHER, Fold, Labels, Totals, label
 
 REST = (OTHER, OTHER)
 

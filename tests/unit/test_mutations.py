@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.handlers.intercept import AdminRequest, Forward
-from proxy.handlers.mutation_request import RECENT_MS, RECENT_TOPICS, RecentChanges
-from proxy.handlers.mutations import DEFAULT_COUNT_MS
+from proxy.interceptors.intercept import AdminRequest, Forward
+from proxy.interceptors.mutation_request import RECENT_MS, RECENT_TOPICS, RecentChanges
+from proxy.interceptors.mutations import DEFAULT_COUNT_MS
 from proxy.wire.frames import WireError
 from proxy.wire.topics import (
     CREATE_PARTITIONS,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.handlers.mutations import MUTATION_APIS, MutationQuota
+from proxy.interceptors.mutations import MUTATION_APIS, MutationQuota
 from proxy.session.session import Session
 from proxy.wire.apis import is_flexible
 from proxy.wire.topics import CREATE_TOPICS

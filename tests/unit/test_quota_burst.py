@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from quota.bucket import TokenBucket
 from quota.burst import WindowedBurst
+from quota.counter import MutationAlgorithm
 from quota.entity import Kind
-from quota.group import MutationAlgorithm
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 
 from proxy.errors import CloseReason, SessionError
-from proxy.handlers import quota_admin
-from proxy.handlers.quota_admin import MOST_ANSWERS, AlterRule, QuotaAdmin, describe_request, read_described
+from proxy.interceptors import quota_admin
+from proxy.interceptors.quota_admin import MOST_ANSWERS, AlterRule, QuotaAdmin, describe_request, read_described
 from proxy.session.session import Session
 from quota.admin import CLUSTER_AUTHORIZATION_FAILED, AdminError, Changes, Entity, Quotas
 from tests.support.session_tools import (

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quota import counters
+from quota import counter_store
 from quota.accounts import STEP, Account
-from quota.counters import OVERFLOW
+from quota.counter import Group
+from quota.counter_store import OVERFLOW
 from quota.entity import DEFAULT, LONGEST_NAME, GroupKey, Kind, bounded_name
-from quota.group import Group
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 from tests.support.examples import examples

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from quota.counter import Admission
 from quota.entity import DEFAULT, Kind
-from quota.group import Admission
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quota.counter import Group
 from quota.entity import DEFAULT, Kind
-from quota.group import Group
 from quota.ledger import Ledger
-from quota.standing import free_ms, standing
+from quota.status import free_ms, standing
 from quota.table import Entry, QuotaTable
 from tests.support.examples import examples
 

@@ -29,8 +29,8 @@ from config.model import Config
 from config.problems import ConfigError
 from config.source import parse, plain_values
 from deploy.app.run import Sidecar
-from deploy.common import heap
-from deploy.common.heap import SWITCH_INTERVAL_S, beside_traffic, let_go, share_fairly, uncollected
+from deploy.common import gc_tuning
+from deploy.common.gc_tuning import SWITCH_INTERVAL_S, beside_traffic, let_go, share_fairly, uncollected
 from deploy.sources import watch
 from quota.entity import Kind
 from quota.overlay import from_cluster, laid_over

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.session.request_side import MAX_HELD_REQUEST_BYTES
+from proxy.session.request_handler import MAX_HELD_REQUEST_BYTES
 from proxy.session.session import Session
 from proxy.wire.apis import response_header_version, version_range
 from quota.entity import Kind

@@ -235,7 +235,7 @@ def test_a_fetch_that_cannot_be_answered_here_waits_as_well() -> None:
 
 
 def test_permissive_mutations_wait_and_strict_ones_are_refused_by_their_handler() -> None:
-    from proxy.handlers.mutations import MUTATION_APIS, MutationQuota
+    from proxy.interceptors.mutations import MUTATION_APIS, MutationQuota
     from quota.entity import DEFAULT
     from quota.table import Entry, QuotaTable
 

@@ -1,12 +1,12 @@
 cimport cython
 
-from proxy.session.exchange cimport Exchange as ExchangeType
+from proxy.session.state cimport Exchange as ExchangeType
 from proxy.session.framing cimport FrameJudge, FrameWalker
 from proxy.session.in_flight cimport InFlight as InFlightType, Pending as PendingType
 from proxy.telemetry.observer cimport Histogram as HistogramType
 from proxy.wire cimport integers, responses, throttle
 from quota.accounts cimport Account as AccountType
-from quota.group cimport Admission as AdmissionType
+from quota.counter cimport Admission as AdmissionType
 
 cdef int _FETCH, _FETCH_FIRST_FLEXIBLE, _FETCH_MAX, _FLEXIBLE_HEADER, _HEAD_BYTES, _SHARE_FETCH
 

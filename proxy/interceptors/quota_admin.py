@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, Protocol
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
-from proxy.handlers.intercept import AdminRequest, Answer, Forward, Outcome, Reply, Wait
+from proxy.interceptors.intercept import AdminRequest, Answer, Forward, Outcome, Reply, Wait
 from proxy.wire.apis import DESCRIBE_CLIENT_QUOTAS
 from proxy.wire.frames import WireError
 from proxy.wire.lengths import check_lengths

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from config.limit_sets import _MOST_SETS, OrdinaryEntries
 from config.load import load_bytes, warnings_of
 from config.model import QuotaEntry
-from config.ordinary import _MOST_SETS, OrdinaryEntries
 from config.problems import ConfigError
 from config.table import to_table
 from quota.entity import DEFAULT

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from quota.accounts import STEP, Meter
+from quota.counter import Group, Settings
 from quota.entity import DEFAULT, GroupKey, Kind, Name
-from quota.group import Group, Settings
 from quota.mutation import BucketGroup
 from quota.table import Limit, QuotaTable, Resolution
 from quota.window import WindowGroup

@@ -5,10 +5,10 @@ from proxy.io.endpoint cimport Endpoint
 from proxy.io.pairing cimport Pairing as PairingType
 from proxy.io.rounds cimport Clock as ClockType, Round as RoundType, Watch as WatchType
 from proxy.io.splice cimport Splice as SpliceType
-from proxy.session.exchange cimport Exchange as ExchangeType
+from proxy.session.state cimport Exchange as ExchangeType
 from proxy.session.framing cimport FrameWalker
-from proxy.session.request_side cimport RequestSide as RequestSideType
-from proxy.session.response_side cimport ResponseSide as ResponseSideType
+from proxy.session.request_handler cimport RequestSide as RequestSideType
+from proxy.session.response_handler cimport ResponseSide as ResponseSideType
 
 
 cdef class Turns:

@@ -37,7 +37,7 @@ def _pure() -> Pure:
 @target(
     "turns",
     _scripts,
-    ("proxy.io.turns", "proxy.session.request_side", "proxy.session.response_side"),
+    ("proxy.io.connection_io", "proxy.session.request_handler", "proxy.session.response_handler"),
     max_bytes=3072,
 )
 def both_ways(data: bytes) -> None:

@@ -13,9 +13,9 @@ import trio
 from structlog.testing import capture_logs
 
 from deploy.kafka.ports import free_ports
-from proxy.io import courtesy
-from proxy.io.courtesy import QUIET_S, Courtesy
+from proxy.io import sched_policy
 from proxy.io.reactor import take
+from proxy.io.sched_policy import QUIET_S, Courtesy
 from proxy.listen.server import Proxy
 from proxy.settings import ProxySettings
 from quota.ledger import Ledger

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from proxy.auth.sasl import DEFAULT_CLAIM, Login
-from proxy.handlers.intercept import NO_INTERCEPTORS, Interceptors, Outcome
+from proxy.interceptors.intercept import NO_INTERCEPTORS, Interceptors, Outcome
 from proxy.session.in_flight import InFlight, Pending
 from proxy.session.login import Logins
 from proxy.session.request_time import RequestTime
 from proxy.telemetry.observer import Counters
 from proxy.wire.apis import FETCH, PRODUCE
 from proxy.wire.schema import APIS
+from quota.counter import Group
 from quota.entity import Kind
-from quota.group import Group
 from quota.ledger import Account, Ledger
 
 AddressTranslator = Callable[[int, str, int, str], tuple[str, int]]

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from proxy.handlers.intercept import AdminRequest, Answer, Forward, Reply
+from proxy.interceptors.intercept import AdminRequest, Answer, Forward, Reply
 from proxy.wire import topics as wire
 from proxy.wire.frames import WireError
 from proxy.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, Described, NamedTopic, Result

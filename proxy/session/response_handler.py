@@ -8,11 +8,11 @@ from functools import partial
 from typing import Final
 
 from proxy.errors import CloseReason, SessionError
-from proxy.handlers.intercept import MAX_INTERCEPTED_BYTES
-from proxy.session.exchange import Exchange
+from proxy.interceptors.intercept import MAX_INTERCEPTED_BYTES
 from proxy.session.framing import Buffer, FrameJudge, FrameWalker
 from proxy.session.in_flight import Pending
 from proxy.session.login import NOBODY, RAW, copies, wipe
+from proxy.session.state import Exchange
 from proxy.wire import integers, responses, throttle
 from proxy.wire.apis import FETCH, JOIN_GROUP, SHARE_FETCH, SYNC_GROUP, api_name, version_range
 from proxy.wire.frames import WireError

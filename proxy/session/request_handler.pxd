@@ -1,13 +1,13 @@
 cimport cython
 
 from proxy.session cimport gate, in_flight
-from proxy.session.exchange cimport Exchange as ExchangeType
+from proxy.session.state cimport Exchange as ExchangeType
 from proxy.session.framing cimport FrameJudge, FrameWalker
 from proxy.session.in_flight cimport InFlight as InFlightType, Pending as PendingType
 from proxy.wire cimport integers, requests, responses
 from proxy.wire.requests cimport FetchFields, RequestHeader
 from quota.accounts cimport Account as AccountType
-from quota.group cimport Admission as AdmissionType
+from quota.counter cimport Admission as AdmissionType
 
 cdef int _API_VERSIONS, _FETCH, _PRODUCE, _SHARE_FETCH
 cdef long long _MAX_HELD_BYTES, _MAX_IN_FLIGHT_BYTES

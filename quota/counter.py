@@ -117,9 +117,9 @@ class Group:
         """Where the uncapped delay would have ended: the next delay ends there at the earliest (DESIGN: max_mute)."""
         self.throttled_until = 0
         self.applied = -1
-        """Of which table the limit is; kept by :mod:`quota.counters`."""
+        """Of which table the limit is; kept by :mod:`quota.counter_store`."""
         self.users = 0
-        """How many accounts are led to this counter; kept by :mod:`quota.counters`."""
+        """How many accounts are led to this counter; kept by :mod:`quota.counter_store`."""
         self.usage = Usage()
         self.capped = 0
         """How many delays were cut to the longest one allowed."""

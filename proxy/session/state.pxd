@@ -1,6 +1,6 @@
 cimport cython
 
-# Under other names: `proxy.session.exchange` gets the classes by import as well.
+# Under other names: `proxy.session.state` gets the classes by import as well.
 from proxy.session.in_flight cimport InFlight as InFlightType, Pending as PendingType
 from proxy.session.request_time cimport RequestTime as RequestTimeType
 from quota.accounts cimport Account as AccountType

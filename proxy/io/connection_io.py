@@ -14,18 +14,18 @@ from typing import Final
 
 from proxy.errors import SessionError, broker_failed, client_failed
 from proxy.io import calls, records
+from proxy.io.compliance import Patience
 from proxy.io.endpoint import Endpoint
 from proxy.io.kernel import unread_bytes
 from proxy.io.pairing import Pairing
-from proxy.io.patience import Patience
 from proxy.io.reactor import Reactor
 from proxy.io.rounds import AGAIN, NEVER, Again, Watch
 from proxy.io.sockets import SHARE_S, next_read_bytes
 from proxy.io.splice import PipePool, SinkError, SourceError, Splice, Step
-from proxy.session.exchange import Held
 from proxy.session.framing import Buffer
 from proxy.session.session import Session
-from proxy.telemetry.complaints import Complaints
+from proxy.session.state import Held
+from proxy.telemetry.close_log import Complaints
 from proxy.telemetry.observer import Counters
 from proxy.tls.channel import TlsSocket
 

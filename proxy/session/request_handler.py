@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from proxy.errors import CloseReason, SessionError
-from proxy.handlers.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Outcome
+from proxy.interceptors.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Outcome
 from proxy.session import gate, in_flight, login_frames
 from proxy.session.before_login import BeforeLogin
-from proxy.session.exchange import Exchange
 from proxy.session.fetch import FetchShaper
 from proxy.session.framing import Buffer, FrameJudge, FrameWalker
 from proxy.session.in_flight import Pending
@@ -22,6 +21,7 @@ from proxy.session.sizes import (
     is_established,
     unreadable,
 )
+from proxy.session.state import Exchange
 from proxy.settings import SizeLimits
 from proxy.wire import integers, requests, responses
 from proxy.wire.apis import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH, api_name, is_known

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+from quota.counter import Group, Line
 from quota.entity import Kind
-from quota.group import Group, Line
 from quota.mutation import BucketGroup
 from quota.window import WindowGroup
 

@@ -14,8 +14,8 @@ from collections import Counter
 from contextlib import suppress
 from typing import Final
 
-from proxy.handlers.intercept import AdminRequest, Ask, Forward, Outcome
-from proxy.handlers.mutation_request import EXISTS, MutationRequest, RecentChanges
+from proxy.interceptors.intercept import AdminRequest, Ask, Forward, Outcome
+from proxy.interceptors.mutation_request import EXISTS, MutationRequest, RecentChanges
 from proxy.wire import topics as wire
 from proxy.wire.apis import METADATA
 from proxy.wire.frames import WireError
@@ -41,7 +41,7 @@ class MutationQuota:
         self._default_since_ms = 0.0
 
     def request(self, request: AdminRequest, now_ms: float) -> Outcome:
-        """See :meth:`proxy.handlers.intercept.Interceptor.request`."""
+        """See :meth:`proxy.interceptors.intercept.Interceptor.request`."""
         if self.ledger.table.resolve(Kind.MUTATION, *request.account.identity).limit is None:
             self._count(request, now_ms)
             return Forward()
