@@ -24,7 +24,7 @@ AS_IMAGES := KQUOTA_PURE=0
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help classes docs docs-serve docs-pictures lane accuracy evasion analysis demo test test-unit test-integration test-apiserver test-kubernetes test-kubernetes-short check audit bench load faults soak fuzz sanitize schema chart image-lock clean test-object-store report hooks release-check test-chart peer-suites coverage
+.PHONY: help classes docs docs-serve docs-pictures compile accuracy evasion analysis demo test test-unit test-integration test-apiserver test-kubernetes test-kubernetes-short check audit bench load faults soak fuzz sanitize schema chart image-lock clean test-object-store report hooks release-check test-chart peer-suites coverage
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -42,22 +42,22 @@ $(VENV)/build/.packages: $(VENV)/.created deploy/image/build.txt
 	@touch $@
 
 # Tried again each time as long as there is nothing to compile with: a compiler may come.
-$(VENV)/.lane: $(VENV)/build/.packages setup.py $(COMPILED)
+$(VENV)/.compiled: $(VENV)/build/.packages setup.py $(COMPILED)
 	@echo "· compiling the data path (about a minute; without a C compiler the pure Python one is used)"
 	@$(VENV)/build/bin/python setup.py --quiet build_ext --inplace --force
 	@if [ -e quota/_compiled/SHA256SUMS ]; then touch $@; fi
 
-$(VENV)/.demo: $(VENV)/.created $(PINS) | $(VENV)/.lane
+$(VENV)/.demo: $(VENV)/.created $(PINS) | $(VENV)/.compiled
 	@echo "· installing kquota with the demo's clients (pinned)"
 	@$(INSTALL) -e '.[demo]'
 	@touch $@
 
-$(VENV)/.analysis: $(VENV)/.created $(PINS) | $(VENV)/.lane
+$(VENV)/.analysis: $(VENV)/.created $(PINS) | $(VENV)/.compiled
 	@echo "· installing kquota with what the Spark reports need (pinned)"
 	@$(INSTALL) -e '.[analysis]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.created $(PINS) | $(VENV)/.lane
+$(VENV)/.dev: $(VENV)/.created $(PINS) | $(VENV)/.compiled
 	@echo "· installing kquota with everything the tests need (pinned)"
 	@$(INSTALL) -e '.[dev]'
 	@touch $@ $(VENV)/.demo $(VENV)/.analysis
@@ -88,7 +88,7 @@ report: $(VENV)/.analysis ## A Spark report on what the demo's sidecar recorded:
 
 analysis: $(VENV)/.analysis ## What `kquota report` needs: pyspark and what draws the pages (Java 17 or 21 has to be there)
 
-lane: $(VENV)/.lane ## Compile the data path (modules of quota and proxy), if it has changed; every target that needs kquota does
+compile: $(VENV)/.compiled ## Compile the data path (modules of quota and proxy), if it has changed; every target that needs kquota does
 
 check: $(VENV)/.dev $(VENV)/.docs ## Format, lint, types (strict), import rules, generated files up to date, the site without dead links
 	@echo "· ruff format"; $(BIN)/ruff format --check --quiet .

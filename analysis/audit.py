@@ -16,7 +16,7 @@ from quota.record import IDENTITY
 STEP_BACK_MS = 1000
 """Clocks that are set back by less are not worth a word."""
 WORD = 64
-MOST_WORDS = 100_000
+MAX_WORDS = 100_000
 """Up to so many words with repeats are sent to every task; beyond, all rows move to where their like is."""
 
 
@@ -133,7 +133,7 @@ def without_repeats(records: DataFrame, repeated: DataFrame, count: int) -> Data
     Delivery is at least once, so a large input nearly always has some. They lie in few words, and only the
     rows of those have to be brought together; all others stay where they are.
     """
-    if count > MOST_WORDS:
+    if count > MAX_WORDS:
         return records.dropDuplicates(list(IDENTITY))
     rows = records.withColumn("word", word())
     few = F.broadcast(repeated.select("instance", "word"))

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from analysis.days import Days
-    from analysis.levels import Candidate
+    from analysis.levels import CandidateQuotas
     from analysis.stream_metrics import StreamMetrics
-    from analysis.streaming import Settings
+    from analysis.streaming import StreamSettings
 
 JOBS = {
     "usage": "who used how much, how fast",
@@ -178,12 +178,12 @@ def _days(options: argparse.Namespace) -> Days:
 
 
 def _compact(spark: SparkSession, options: argparse.Namespace, days: Days) -> int:
-    from analysis.compact import Settings, compact
+    from analysis.compact import CompactSettings, compact
 
     def say(line: str) -> None:
         print(visible(line), flush=True)
 
-    settings = Settings(
+    settings = CompactSettings(
         options.input.rstrip("/"), options.output.rstrip("/"), days, options.settle, options.keep_days,
         options.delete_input,
     )  # fmt: skip
@@ -203,15 +203,15 @@ def _all(spark: SparkSession, options: argparse.Namespace, job: dict[str, Any], 
     return FAILED if failed else OK
 
 
-def _stream_settings(options: argparse.Namespace) -> Settings:
-    from analysis.streaming import Settings, address, is_kafka, read_properties
+def _stream_settings(options: argparse.Namespace) -> StreamSettings:
+    from analysis.streaming import StreamSettings, address, is_kafka, read_properties
 
     for place in (options.input, options.alerts):
         if is_kafka(place):
             address(place)
     if options.alerts is not None and not is_kafka(options.alerts):
         raise WrongUseError(f"--alerts {options.alerts}: expected kafka://host:port/topic")
-    return Settings(
+    return StreamSettings(
         options.input,
         options.output.rstrip("/"),
         options.alerts,
@@ -231,7 +231,7 @@ def _metrics(text: str) -> StreamMetrics:
     return metrics
 
 
-def _stream(spark: SparkSession, settings: Settings, metrics: StreamMetrics | None, *, quiet: bool) -> int:
+def _stream(spark: SparkSession, settings: StreamSettings, metrics: StreamMetrics | None, *, quiet: bool) -> int:
     """Run until the queries end (--once), one fails, or SIGTERM or Ctrl-C comes. Batches are all or nothing, however
     it ends.
     """
@@ -315,11 +315,11 @@ def _own_options(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return {"headroom": options.headroom, "capacity": capacity, "horizon_days": options.horizon}
 
 
-def _candidates(files: Sequence[str], sweep: Sequence[float] | None) -> dict[str, Candidate]:
+def _candidates(files: Sequence[str], sweep: Sequence[float] | None) -> dict[str, CandidateQuotas]:
     """What is to be tried, by the names that the report gives it."""
     from analysis.levels import load_candidate
 
-    found: dict[str, Candidate] = {}
+    found: dict[str, CandidateQuotas] = {}
     for file in files:
         candidate = load_candidate(file)
         if not any(candidate.entries(kind) for kind in Kind):

@@ -35,7 +35,7 @@ NAMES = [field.name for field in FIELDS]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class CompactSettings:
     """What to do."""
 
     source: str
@@ -51,7 +51,7 @@ class Settings:
 
 
 def compact(
-    spark: SparkSession, settings: Settings, say: Callable[[str], None] = print, *, now_ms: int | None = None
+    spark: SparkSession, settings: CompactSettings, say: Callable[[str], None] = print, *, now_ms: int | None = None
 ) -> int:
     """Bring the store up to date, day by day; returns how many days were written.
 
@@ -86,7 +86,7 @@ def compact(
 
 def _day(
     store: Store,
-    settings: Settings,
+    settings: CompactSettings,
     day: str,
     places: Sequence[str],
     state: Day | None,

@@ -30,7 +30,7 @@ RESTART_SHARE = 0.1
 """Per sidecar and week: it starts anew."""
 BURST_SHARE = 0.004
 """Of a client's intervals: it wants 3 to 13 times as much as usual."""
-MOST_CLIENTS = 40
+MAX_CLIENTS = 40
 LIBRARIES = (
     (0.50, "apache-kafka-java", "4.2.0"),
     (0.70, "librdkafka", "2.16.0"),
@@ -41,7 +41,7 @@ LIBRARIES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class GeneratedFleet:
     """How large a fleet, and which one."""
 
     sidecars: int = 2000
@@ -85,7 +85,7 @@ class _Dice:
         return radius * F.cos(2 * math.pi * self.uniform(*keys))
 
 
-def records(spark: SparkSession, fleet: Fleet, part: int, tasks: int = 4) -> DataFrame:
+def records(spark: SparkSession, fleet: GeneratedFleet, part: int, tasks: int = 4) -> DataFrame:
     """The records of one part, every field of a record, in the order in which sidecars would have written them."""
     dice = _Dice(fleet.seed)
     rows = _demand(_clients(_intervals(spark, fleet, part, tasks, dice), dice), fleet, dice)
@@ -94,7 +94,7 @@ def records(spark: SparkSession, fleet: Fleet, part: int, tasks: int = 4) -> Dat
     return used.select(*(_typed(field, values) for field in FIELDS))
 
 
-def _intervals(spark: SparkSession, fleet: Fleet, part: int, tasks: int, dice: _Dice) -> DataFrame:
+def _intervals(spark: SparkSession, fleet: GeneratedFleet, part: int, tasks: int, dice: _Dice) -> DataFrame:
     """A row per sidecar and interval that was not lost, or two where it was delivered twice."""
     mine = len(range(part, fleet.sidecars, fleet.parts))
     per_day = DAY_S // fleet.interval_s
@@ -116,7 +116,7 @@ def _intervals(spark: SparkSession, fleet: Fleet, part: int, tasks: int, dice: _
         {
             "app": F.floor(F.pow("u_app", F.lit(fleet.hot)) * fleet.apps),
             # Heavy tail, 6.0 on average: a tenth has more than 10, one in a hundred has the most.
-            "size": F.least(1 + F.floor(2 / F.pow(1 - F.col("u_size"), F.lit(0.7))), F.lit(MOST_CLIENTS)),
+            "size": F.least(1 + F.floor(2 / F.pow(1 - F.col("u_size"), F.lit(0.7))), F.lit(MAX_CLIENTS)),
             "u_restart": dice.uniform("sidecar", "week"),
         }
     )
@@ -164,7 +164,7 @@ def _clients(intervals: DataFrame, dice: _Dice) -> DataFrame:
     )
 
 
-def _demand(rows: DataFrame, fleet: Fleet, dice: _Dice) -> DataFrame:
+def _demand(rows: DataFrame, fleet: GeneratedFleet, dice: _Dice) -> DataFrame:
     """`wanted`, bytes/s: the client's base by hour of the day, weekday, growth, noise, and bursts now and then."""
     hour = (F.col("t") * fleet.interval_s % DAY_S) / 3600.0
     daily = 1 + 0.6 * F.sin((hour - 8 - F.col("zone_h")) * (2 * math.pi / 24))  # highest at 14 h
@@ -178,7 +178,7 @@ def _demand(rows: DataFrame, fleet: Fleet, dice: _Dice) -> DataFrame:
     return rows.withColumns({"wanted": wanted, "u_shape": dice.uniform("sidecar", "t", "slot")})
 
 
-def _used(rows: DataFrame, fleet: Fleet, dice: _Dice) -> DataFrame:
+def _used(rows: DataFrame, fleet: GeneratedFleet, dice: _Dice) -> DataFrame:
     """What came of it: bytes, requests, delays."""
     limit = F.coalesce(F.col("limit"), F.lit(1e18))
     rows = rows.withColumns(
@@ -221,7 +221,7 @@ def _used(rows: DataFrame, fleet: Fleet, dice: _Dice) -> DataFrame:
     return rows.withColumn("watched", F.ceil(F.col("delays") / 10))
 
 
-def _values(fleet: Fleet) -> Mapping[str, Column]:
+def _values(fleet: GeneratedFleet) -> Mapping[str, Column]:
     """Field -> value; what is not here is 0, or null where a record may have that."""
     start = F.lit(START_MS) + F.col("t") * (fleet.interval_s * 1000)
     client = F.concat(
@@ -313,7 +313,9 @@ def _typed(field: Field, values: Mapping[str, Column]) -> Column:
 assert set(FAMILIES) >= {"produce", "fetch", "group", "admin"}
 
 
-def write(spark: SparkSession, fleet: Fleet, output: str, *, form: str = "parquet", quiet: bool = False) -> None:
+def write(
+    spark: SparkSession, fleet: GeneratedFleet, output: str, *, form: str = "parquet", quiet: bool = False
+) -> None:
     """Write the parts as directories `00`, `01`, … below `output`; a part that is whole already is left as it is, one
     that was broken off is written again. Raises ReportError for a directory with another fleet."""
     output = output.rstrip("/")
@@ -332,7 +334,7 @@ def write(spark: SparkSession, fleet: Fleet, output: str, *, form: str = "parque
             _write_part(spark, fleet, part, output, form)
 
 
-def _write_part(spark: SparkSession, fleet: Fleet, part: int, output: str, form: str) -> None:
+def _write_part(spark: SparkSession, fleet: GeneratedFleet, part: int, output: str, form: str) -> None:
     place = f"{output}/{part:02d}"
     if read_text(spark, f"{place}/_SUCCESS") is not None:  # what Spark writes last
         return
@@ -345,7 +347,7 @@ def _write_part(spark: SparkSession, fleet: Fleet, part: int, output: str, form:
 
 def main(arguments: Sequence[str]) -> int:
     """`python -m analysis.fleet --output DIR`: exit codes as those of the reports."""
-    default = Fleet()
+    default = GeneratedFleet()
     options = argparse.ArgumentParser(prog="python -m analysis.fleet", description=__doc__)
     options.add_argument("--output", required=True, help="directory for the parts")
     for name, value in (
@@ -367,7 +369,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: --interval {given.interval}: expected seconds that half a day is a multiple of", file=sys.stderr)
         return 2
     size = {"sidecars": given.sidecars, "days": given.days, "interval_s": given.interval, "apps": given.apps}
-    fleet = Fleet(**size, hot=given.hot, seed=given.seed, parts=given.parts)
+    fleet = GeneratedFleet(**size, hot=given.hot, seed=given.seed, parts=given.parts)
     try:
         spark = open_session(given.master, given.memory)
     except ReportError as error:

@@ -35,7 +35,7 @@ class Limited(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CandidateQuotas:
     """Quotas to try: what `kquota check --json` says of a configuration file."""
 
     quotas: list[Mapping[str, Any]]
@@ -51,7 +51,7 @@ class Candidate:
         """How many seconds' worth of a mutation limit may be used at once."""
         return self.mutation_num_samples * self.mutation_window_ms / 1000.0
 
-    def scaled(self, factor: float) -> Candidate:
+    def scaled(self, factor: float) -> CandidateQuotas:
         """The same entries, with so many times their limits."""
         names = {measure.limit_name for measure in MEASURES.values()}
         quotas: list[Mapping[str, Any]] = [
@@ -70,7 +70,7 @@ class Candidate:
         ]
 
 
-def load_candidate(path: str | Path) -> Candidate:
+def load_candidate(path: str | Path) -> CandidateQuotas:
     """Read what `kquota check --json` wrote. Raises WrongUseError if it is something else."""
     try:
         values = json.loads(Path(path).read_bytes())
@@ -81,7 +81,7 @@ def load_candidate(path: str | Path) -> Candidate:
     if not isinstance(values, dict) or not values.get("ok") or "windows" not in values:
         raise WrongUseError(f"--candidate {path}: expected what `kquota check --json` prints for a right configuration")
     windows = values["windows"]
-    return Candidate(
+    return CandidateQuotas(
         values["quotas"],
         windows["num"],
         windows["size_seconds"] * 1000,
@@ -92,7 +92,7 @@ def load_candidate(path: str | Path) -> Candidate:
     )
 
 
-def resolved(rows: DataFrame, candidate: Candidate, kind: Kind) -> DataFrame:
+def resolved(rows: DataFrame, candidate: CandidateQuotas, kind: Kind) -> DataFrame:
     """Rows (`user`, `client_id`) with `limit` (null: none), and whose counter it is: `group_user` and `group_client`.
 
     Null in these two: plays no part. `of_fleet`: whether all instances have one counter together.

@@ -23,7 +23,7 @@ from analysis.rows import some_rows
 from analysis.words import cell, span
 from quota.visible import visible
 
-MOST_LINES = 60
+MAX_LINES = 60
 WHOLE_CHARACTERS = 16
 """Words of up to so many are not broken, however narrow the column: kinds, levels, names that people give."""
 
@@ -83,7 +83,7 @@ def render(
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class IndexEntry:
     """A report as the index has it."""
 
     name: str
@@ -93,7 +93,7 @@ class Entry:
     quality: Quality
 
 
-def render_index(entries: Sequence[Entry], failed: Mapping[str, str]) -> str:
+def render_index(entries: Sequence[IndexEntry], failed: Mapping[str, str]) -> str:
     """The page that leads to all others, their findings first. `failed`: reports that were not made, and why."""
     quality = entries[0].quality
     return _template("index.html.j2").render(
@@ -171,8 +171,8 @@ def _words(name: str) -> str:
 
 def _head(text: str) -> str:
     lines = text.splitlines()
-    rest = len(lines) - MOST_LINES
-    return text if rest <= 0 else "\n".join([*lines[:MOST_LINES], f"… and {rest:,} more lines in the file"])
+    rest = len(lines) - MAX_LINES
+    return text if rest <= 0 else "\n".join([*lines[:MAX_LINES], f"… and {rest:,} more lines in the file"])
 
 
 def _moment(milliseconds: int) -> str:

@@ -20,7 +20,7 @@ PAYERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class Prices:
     """What things cost, in the model's currency; 0: nothing."""
 
     produce_gb: float = 0.0
@@ -46,7 +46,7 @@ class PriceModel:
     currency: str
     payer: str = "user"
     burst_above: float = 2.0
-    prices: Rates = field(default_factory=Rates)
+    prices: Prices = field(default_factory=Prices)
 
 
 def load_prices(path: str | Path) -> PriceModel:
@@ -58,16 +58,18 @@ def to_prices(values: Any, file: str) -> PriceModel:
     """The same from values that were read already."""
     _known(values, PriceModel, file, "")
     prices = values.get("prices", {})
-    _known(prices, Rates, file, "prices")
+    _known(prices, Prices, file, "prices")
     currency = values.get("currency")
     if not isinstance(currency, str) or not currency.strip():
         raise WrongUseError(f"{file}: currency: got {currency!r}, expected a name such as EUR")
     payer = values.get("payer", "user")
     if payer not in PAYERS:
         raise WrongUseError(f"{file}: payer: got {payer!r}, expected one of {', '.join(PAYERS)}")
-    rates = Rates(**{name: _number(file, f"prices.{name}", value, 0) for name, value in prices.items()})
-    if rates == Rates():
-        raise WrongUseError(f"{file}: prices: nothing has a price, expected at least one of {', '.join(_names(Rates))}")
+    rates = Prices(**{name: _number(file, f"prices.{name}", value, 0) for name, value in prices.items()})
+    if rates == Prices():
+        raise WrongUseError(
+            f"{file}: prices: nothing has a price, expected at least one of {', '.join(_names(Prices))}"
+        )
     above = _number(file, "burst_above", values.get("burst_above", 2.0), 1)
     return PriceModel(currency.strip(), payer, above, rates)
 

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
-MOST_ROWS = 1000
+MAX_ROWS = 1000
 """More of a table never comes to the driver; it is all in the files."""
 
 
-def some_rows(frame: DataFrame, most: int = MOST_ROWS) -> list[Row]:
-    """The first rows of a small result. Never more than MOST_ROWS."""
-    return frame.limit(min(most, MOST_ROWS)).collect()
+def some_rows(frame: DataFrame, most: int = MAX_ROWS) -> list[Row]:
+    """The first rows of a small result. Never more than MAX_ROWS."""
+    return frame.limit(min(most, MAX_ROWS)).collect()
 
 
 def over_time(frame: DataFrame, time: str, names: Sequence[str], step_s: int) -> tuple[list[Row], int]:
-    """Sums of `names` over time, for a plot: one row per `step_s`, or per as many of them as leave at most MOST_ROWS.
+    """Sums of `names` over time, for a plot: one row per `step_s`, or per as many of them as leave at most MAX_ROWS.
 
     Returns the rows in order (`time`, `names`) and the length of their steps in seconds.
     """
@@ -25,7 +25,7 @@ def over_time(frame: DataFrame, time: str, names: Sequence[str], step_s: int) ->
     assert ends is not None
     if ends["first"] is None:
         return [], step_s
-    step = step_s * ((ends["last"] - ends["first"]) // step_s // MOST_ROWS + 1)
+    step = step_s * ((ends["last"] - ends["first"]) // step_s // MAX_ROWS + 1)
     start = F.floor((F.unix_timestamp(time) - ends["first"]) / step) * step + ends["first"]
     sums = frame.groupBy(F.timestamp_seconds(start).alias(time)).agg(*(F.sum(name).alias(name) for name in names))
     return some_rows(sums.orderBy(time)), step

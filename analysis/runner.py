@@ -15,12 +15,12 @@ from analysis.days import EVERY_DAY, Days
 from analysis.errors import ReportError, WrongUseError
 from analysis.files import delete, unreadable_file, write_csv, write_text
 from analysis.intake import read
-from analysis.page import Entry, render, render_index
+from analysis.page import IndexEntry, render, render_index
 from analysis.progress import Progress
 from analysis.report import Context, with_teams, written
 from quota.visible import visible
 
-MOST_UNREADABLE = 200
+MAX_UNREADABLE = 200
 """More files that cannot be read, and the input is probably something else."""
 
 
@@ -83,12 +83,12 @@ def make_all(
     return "\n".join([*told, f"  {index}"]), failed
 
 
-def _lines(entry: Entry, page: str, *, quality: bool = True) -> str:
+def _lines(entry: IndexEntry, page: str, *, quality: bool = True) -> str:
     texts = [*entry.findings, *(entry.quality.sentences() if quality else ()), page]
     return "\n".join(visible(line) for line in [entry.title, *(f"  {text}" for text in texts)])
 
 
-def _whole(spark: SparkSession, name: str, asked: Asked, *, quiet: bool) -> Entry:
+def _whole(spark: SparkSession, name: str, asked: Asked, *, quiet: bool) -> IndexEntry:
     unreadable: list[str] = []
     with contextlib.ExitStack() as stack:
         progress = None if quiet else stack.enter_context(Progress(spark))
@@ -102,16 +102,16 @@ def _whole(spark: SparkSession, name: str, asked: Asked, *, quiet: bool) -> Entr
                 if file is None or file in unreadable:
                     raise
                 unreadable.append(file)
-                if len(unreadable) > MOST_UNREADABLE:
+                if len(unreadable) > MAX_UNREADABLE:
                     raise ReportError(
-                        f"--input {asked.source}: more than {MOST_UNREADABLE} files cannot be read, the last one is "
+                        f"--input {asked.source}: more than {MAX_UNREADABLE} files cannot be read, the last one is "
                         f"{file}"
                     ) from error
 
 
 def _made(
     spark: SparkSession, name: str, asked: Asked, step: Callable[[str], None], unreadable: Sequence[str]
-) -> Entry:
+) -> IndexEntry:
     job = importlib.import_module(f"analysis.jobs.{name}")
     directory = f"{asked.output}/{name}"
     staging = f"{directory}/_staging"
@@ -146,4 +146,4 @@ def _made(
             write_text(spark, f"{directory}/{file}", text)
         page = render(report, story, tables, intake.quality, here=name, others=asked.others)
         write_text(spark, f"{directory}/report.html", page)
-    return Entry(name, report.title, report.question, story.findings, intake.quality)
+    return IndexEntry(name, report.title, report.question, story.findings, intake.quality)

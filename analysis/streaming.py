@@ -42,7 +42,7 @@ ROLLUP = (
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class StreamSettings:
     """What a stream runs with."""
 
     source: str
@@ -101,7 +101,7 @@ def read_properties(path: str | None) -> dict[str, str]:
     return found
 
 
-def lines(spark: SparkSession, settings: Settings) -> DataFrame:
+def lines(spark: SparkSession, settings: StreamSettings) -> DataFrame:
     """The source as text lines: `value`, and `file`, where it came from."""
     reader = spark.readStream
     if is_kafka(settings.source):
@@ -152,7 +152,7 @@ def rollups(text: DataFrame, delay: str) -> DataFrame:
     return per_minute.select(minute.alias("minute"), "*", F.to_date(minute).alias("date")).drop("window")
 
 
-def alerts(rolled: DataFrame, settings: Settings) -> DataFrame:
+def alerts(rolled: DataFrame, settings: StreamSettings) -> DataFrame:
     """Rollups -> messages (`key`, `value`): who is delayed, or near a limit. The same alert has the same `id`."""
     delayed, near = (
         F.col("delayed_seconds") >= settings.delayed_seconds,
@@ -173,7 +173,7 @@ def alerts(rolled: DataFrame, settings: Settings) -> DataFrame:
     return each.select(F.concat_ws("/", *CLIENT).alias("key"), F.to_json(body).alias("value"))
 
 
-def start(spark: SparkSession, settings: Settings, stop: Event | None = None) -> list[StreamingQuery]:
+def start(spark: SparkSession, settings: StreamSettings, stop: Event | None = None) -> list[StreamingQuery]:
     """Start the queries; each has its checkpoint below `output`, from which it goes on after any end.
 
     With `once`, alerts are started when the rollups are all there, or not at all when `stop` is set before that.
@@ -194,7 +194,7 @@ def start(spark: SparkSession, settings: Settings, stop: Event | None = None) ->
     return started
 
 
-def _alert_query(spark: SparkSession, settings: Settings) -> StreamingQuery:
+def _alert_query(spark: SparkSession, settings: StreamSettings) -> StreamingQuery:
     assert settings.alerts is not None
     servers, topic = address(settings.alerts)
     # The sink creates its directory with its first batch; until then there is nothing to follow.
@@ -209,7 +209,7 @@ def _alert_query(spark: SparkSession, settings: Settings) -> StreamingQuery:
     return query
 
 
-def _writer(frame: DataFrame, settings: Settings, name: str, *, path: bool = True) -> Any:
+def _writer(frame: DataFrame, settings: StreamSettings, name: str, *, path: bool = True) -> Any:
     writer = frame.writeStream.queryName(name).outputMode("append")
     writer = writer.option("checkpointLocation", f"{settings.output}/_checkpoints/{name}")
     if path:

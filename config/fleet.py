@@ -14,7 +14,7 @@ Scope = Literal["instance", "fleet"]
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
-class Fleet(BaseModel):
+class FleetSection(BaseModel):
     """Which instances share limits, and how (docs/fleet.md)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

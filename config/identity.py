@@ -107,7 +107,7 @@ class SaslIdentity(BaseModel):
     )
 
 
-class Identity(BaseModel):
+class IdentitySection(BaseModel):
     """Where the user of a connection comes from; the first source that knows one wins, else ANONYMOUS."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

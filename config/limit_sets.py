@@ -24,11 +24,11 @@ _NEVER_AMONG_LIMITS: Final = {*_NAMES, "ip"}
 """A name that stands behind a limit belongs to its own entry alone."""
 _SURELY_SHORT: Final = 1000
 """Characters, far below what a name may have (`config.types.text`) in any encoding."""
-_MOST_SETS: Final = 10_000
+_MAX_SETS: Final = 10_000
 """Of limits that are remembered; a file in which nearly all are different gains nothing by it."""
 
 
-class OrdinaryEntries:
+class LimitSetCache:
     """Makes entries of rows."""
 
     def __init__(self, pause: Pause = without_pause) -> None:
@@ -73,7 +73,7 @@ class OrdinaryEntries:
                 pass  # said where the whole entry is looked at
             else:
                 found = None if entry.limits_connections else to_entry(entry)
-        if len(self._known) < _MOST_SETS:
+        if len(self._known) < _MAX_SETS:
             self._known[limits] = found
         return found
 

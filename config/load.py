@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from config.bounds import MAX_FILE_BYTES, MAX_PROBLEMS, first_of
 from config.identity import SOURCES
-from config.limit_sets import OrdinaryEntries
+from config.limit_sets import LimitSetCache
 from config.model import LIMIT_NAMES, Config, QuotaEntry, Upstream
 from config.problems import MISSING, ConfigError, Place, Problem
 from config.source import Source, parse
@@ -53,7 +53,7 @@ def load_bytes(file: str, data: bytes, *, on_paper: bool = False, pause: Pause =
 
     `pause` is called with each ordinary entry and after each other step.
     """
-    source = parse(file, data, OrdinaryEntries(pause).entry)
+    source = parse(file, data, LimitSetCache(pause).entry)
     if source.values is None and not source.problems:
         raise ConfigError([source.problem((), "expected a configuration, the file is empty")])
     if on_paper and isinstance(source.values, dict):

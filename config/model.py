@@ -23,8 +23,8 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from config.export import Export
-from config.fleet import SCOPES, Fleet, Scope
-from config.identity import Identity
+from config.fleet import SCOPES, FleetSection, Scope
+from config.identity import IdentitySection
 from config.limits import Limits
 from config.sasl import UpstreamSasl
 from config.source import Source, free_in_steps
@@ -340,7 +340,7 @@ class Config(_Model):
     listen: Listen = Field(default_factory=Listen)
     upstream: Upstream = Field(default_factory=Upstream)
     transparent: Transparent = Field(default_factory=Transparent)
-    identity: Identity = Field(default_factory=Identity)
+    identity: IdentitySection = Field(default_factory=IdentitySection)
     quota_settings: Annotated[QuotaSettings, _ListOrMapping()] = Field(
         default_factory=QuotaSettings,
         alias="quotas",
@@ -422,7 +422,7 @@ class Config(_Model):
     metrics: Metrics = Field(default_factory=Metrics)
     log: Log = Field(default_factory=Log)
     export: Export | None = Field(default=None, description="Usage records; null: none.")
-    fleet: Fleet | None = Field(
+    fleet: FleetSection | None = Field(
         default=None, description="Limits that several instances share; null: each instance has its own."
     )
 

@@ -40,7 +40,7 @@ from quota.files import read_file
 from quota.overlay import Overlay, laid_over
 from quota.table import QuotaTable
 
-MOST_BYTES: Final = MAX_FILE_BYTES
+MAX_BYTES: Final = MAX_FILE_BYTES
 """No larger overlay is written, because it could not be read again."""
 
 _HEADER: Final = """\

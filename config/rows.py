@@ -29,21 +29,21 @@ from typing import Any, Final
 
 from config.bounds import MAX_VALUES, TooMuchError
 
-_MOST_INDENT: Final = 8
-_MOST_KEYS: Final = 8
+_MAX_INDENT: Final = 8
+_MAX_KEYS: Final = 8
 _KEY: Final = "([a-z][a-z_-]{0,40})"
 _PLAIN: Final = "[A-Za-z0-9_.<][A-Za-z0-9_.<>/@=+%-]*"  # means the same inside and outside of braces
 _QUOTED: Final = r""""[ !#-\[\]-~]*"|'[ -&(-~]*'"""
 _PAIR: Final = f"{_KEY}: ({_PLAIN}|{_QUOTED})"
 _NEXT: Final = "- "
-_MOST_TRIED: Final = 1000
+_MAX_TRIED: Final = 1000
 """Places where a row could begin and nothing is to be taken out, before the rest is left to the parser."""
 _OTHER_BREAKS: Final = "\t\r\x85\u2028\u2029"
 """Tabs, and what ends a line in YAML and not here."""
 
 _LONGEST: Final = 4096
 """Characters of a row that may be like one before; of longer ones each is matched."""
-_MOST_KNOWN: Final = 1000
+_MAX_KNOWN: Final = 1000
 """Ends of rows that are remembered; a file in which all are different gains nothing by it."""
 
 Row = tuple[str, ...]
@@ -75,8 +75,8 @@ class Rows:
     def _take_out(self, text: str) -> None:
         parts: list[str] = []
         kept_from = at = tried = 0
-        while tried < _MOST_TRIED and (found := text.find(_NEXT, at)) >= 0:
-            begin = text.rfind("\n", max(found - _MOST_INDENT - 1, 0), found) + 1
+        while tried < _MAX_TRIED and (found := text.find(_NEXT, at)) >= 0:
+            begin = text.rfind("\n", max(found - _MAX_INDENT - 1, 0), found) + 1
             indent = text[begin:found]
             run: list[Any] = []
             last = end = found + 1
@@ -124,7 +124,7 @@ class Rows:
             if known is None:
                 end = match.end()
                 row = match.groups()[: match.lastindex]
-                if end == next_end and len(ends) < _MOST_KNOWN:
+                if end == next_end and len(ends) < _MAX_KNOWN:
                     ends[text[match.end(2) : end]] = row[2:]
                     if len(row) > 2:
                         ends[text[match.end(4) : end]] = row[4:]
@@ -170,7 +170,7 @@ def _patterns(indent: str, flow: bool) -> tuple[re.Pattern[str], re.Pattern[str]
     between = ", " if flow else f"\n{indent}  "
     first = indent + _NEXT + (r"\{" if flow else "") + _PAIR
     others = ""
-    for _ in range(_MOST_KEYS - 1):
+    for _ in range(_MAX_KEYS - 1):
         others = f"(?:{between}{_PAIR}{others})?"
     texts = first, first + between + _PAIR, first + others + (r"\}" if flow else "") + "\n"
     up_to_first, up_to_second, whole = map(re.compile, texts)

@@ -13,7 +13,7 @@ from proxy.upstream.credentials import Credentials
 
 
 @dataclass(frozen=True, slots=True)
-class Transparent:
+class TransparentSettings:
     """Settings of `mode: transparent` alone."""
 
     mark: int | None = None
@@ -95,5 +95,5 @@ class ProxySettings:
     """Size of the one receive buffer that all connections share (nothing is kept in it between wake-ups)."""
     splice_min_bytes: int = 32_768
     """Bodies with at least this much still to come are moved by splice(2), without entering Python; 0: never."""
-    transparent: Transparent | None = None
+    transparent: TransparentSettings | None = None
     """Connections are redirected here, and go on to where they were going. None: `mode: rewrite`."""

@@ -1,9 +1,9 @@
 from quota.activity cimport Activity
-from quota.counter cimport Group, Usage
+from quota.counter cimport QuotaCounter, Usage
 
 
 cdef class Meter(Usage):
-    cdef public Group group
+    cdef public QuotaCounter group
     cdef public long long generation
 
 

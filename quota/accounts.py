@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from quota.activity import Activity
-from quota.counter import Group, Usage
+from quota.counter import QuotaCounter, Usage
 from quota.entity import Identity, Kind
 
 STEP: Final = 250
@@ -26,7 +26,7 @@ class Meter(Usage):
 
     def __init__(self) -> None:
         super().__init__()
-        self.group: Group | None = None  # None: no quota of this kind exists, only totals are kept
+        self.group: QuotaCounter | None = None  # None: no quota of this kind exists, only totals are kept
         self.generation = -1  # of the table that `group` was looked up in
 
 

@@ -25,10 +25,10 @@ INVALID_REQUEST: Final = 42
 POLICY_VIOLATION: Final = 44
 KAFKA_STORAGE_ERROR: Final = 56
 
-MOST_NAME_BYTES: Final = 32_767
+MAX_NAME_BYTES: Final = 32_767
 """What version 0 of both APIs can carry (a broker closes the connection over a longer name in version 1)."""
 
-MOST_MESSAGE: Final = 500
+MAX_MESSAGE: Final = 500
 """Characters of a message to an administrator."""
 
 Entity = tuple[tuple[str, str | None], ...]
@@ -50,15 +50,15 @@ _CLIENT_KEYS: Final[Mapping[str, float | None]] = {
 }
 """Keys of users and client-ids with the largest whole number allowed; None: any number above 0, fractions too."""
 _ADDRESS_KEYS: Final[Mapping[str, float | None]] = {CONNECTION_RATE: _INT_MAX}
-_MOST_FRACTION: Final = 1e-6
+_MAX_FRACTION: Final = 1e-6
 
 
 class AdminError(Exception):
     """A request, or one entity of it, is refused: an error code of Kafka's, and a sentence for the administrator."""
 
     def __init__(self, code: int, message: str) -> None:
-        if len(message) > MOST_MESSAGE:  # names of 32 767 bytes are in some of them, and as much is all that fits
-            message = message[: MOST_MESSAGE - 1] + "…"
+        if len(message) > MAX_MESSAGE:  # names of 32 767 bytes are in some of them, and as much is all that fits
+            message = message[: MAX_MESSAGE - 1] + "…"
         super().__init__(message)
         self.code: Final = code
         self.message: Final = message
@@ -72,7 +72,7 @@ class Op(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Validated:
     """What becomes of one entity of an AlterClientQuotas request."""
 
     entity: Entity
@@ -148,27 +148,27 @@ def enforced(table: QuotaTable) -> dict[Entity, dict[str, float]]:
 # ---- AlterClientQuotas ----------------------------------------------------------------------------------------------
 
 
-def judge(alterations: Sequence[tuple[Entity, Sequence[Op]]]) -> list[Judged]:
+def validate(alterations: Sequence[tuple[Entity, Sequence[Op]]]) -> list[Validated]:
     """Validate an AlterClientQuotas request as Kafka does: one verdict per distinct entity, in the request's order.
 
-    Entities are judged one by one; a bad one does not stop the others, but of its own keys none is changed. An entity
+    Entities are validated one by one; a bad one stops no other, but none of its own keys is changed. An entity
     that is there again is an error, and yet its first alteration stands if that was good: so it is with a controller.
     """
-    verdicts: dict[Entity, Judged] = {}
+    verdicts: dict[Entity, Validated] = {}
     for entity, ops in alterations:
         before = verdicts.get(entity)
         if before is not None:
             error = AdminError(INVALID_REQUEST, f"{entity_text(entity)} is in this request more than once")
-            verdicts[entity] = Judged(entity, before.changes, error)
+            verdicts[entity] = Validated(entity, before.changes, error)
             continue
         try:
-            verdicts[entity] = Judged(entity, _judged(entity, ops))
+            verdicts[entity] = Validated(entity, _validated(entity, ops))
         except AdminError as error:
-            verdicts[entity] = Judged(entity, {}, error)
+            verdicts[entity] = Validated(entity, {}, error)
     return list(verdicts.values())
 
 
-def _judged(entity: Entity, ops: Sequence[Op]) -> dict[str, float | None]:
+def _validated(entity: Entity, ops: Sequence[Op]) -> dict[str, float | None]:
     changes: dict[str, float | None] = {}
     for key, value in ops:
         if key in changes:
@@ -190,8 +190,8 @@ def check_entity(entity: Entity) -> None:
             raise AdminError(INVALID_REQUEST, f"expected the entity type {USER}, {CLIENT_ID} or {IP}, got {kind!r}")
         if name == "":
             raise AdminError(INVALID_REQUEST, f"expected a name or the default, got an empty {kind}")
-        if name is not None and len(name.encode()) > MOST_NAME_BYTES:
-            raise AdminError(INVALID_REQUEST, f"expected a {kind} of at most {MOST_NAME_BYTES} bytes")
+        if name is not None and len(name.encode()) > MAX_NAME_BYTES:
+            raise AdminError(INVALID_REQUEST, f"expected a {kind} of at most {MAX_NAME_BYTES} bytes")
     names = dict(entity)
     if IP not in names:
         return
@@ -221,7 +221,7 @@ def check_value(entity: Entity, key: str, value: float) -> None:
         return
     if value > most:
         raise AdminError(INVALID_REQUEST, f"expected {key} to be at most {most:.0f}, got {value:g}")
-    if math.fmod(value, 1.0) > _MOST_FRACTION:
+    if math.fmod(value, 1.0) > _MAX_FRACTION:
         raise AdminError(INVALID_REQUEST, f"expected {key} to be a whole number, got {value!r}")
 
 

@@ -68,7 +68,7 @@ def _why_not(asked: str) -> str:
                 continue  # what only the compiler reads is not installed
             return f"{name} is missing"
         if found != digest:
-            return f"{name} has changed since it was compiled: make lane"
+            return f"{name} has changed since it was compiled: make compile"
         compiled = source.parent / DIRECTORY / f"{source.stem}{EXTENSION_SUFFIXES[0]}"
         if source.suffix == ".py" and not compiled.exists():
             return f"{name} is not compiled for this Python"

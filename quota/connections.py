@@ -20,9 +20,9 @@ from quota.rate import SampledRate, throttle_ms
 
 FORGET_EACH_TIME: Final = 8
 """Idle names dropped per attempt: more than one attempt can add, so that the tables shrink while traffic goes on."""
-MOST_TRACKED: Final = 250_000
+MAX_TRACKED: Final = 250_000
 """Rates kept of each scope, for windows can be a day long; of more names the longest idle one is forgotten early."""
-MOST_REMEMBERED: Final = 1000
+MAX_REMEMBERED: Final = 1000
 """Names whose refusals are remembered, for people; the longest ago refused one makes room."""
 
 
@@ -190,7 +190,7 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ConnectionStatus:
     """How one address or user stands, for ``explain``."""
 
     scope: Scope
@@ -285,7 +285,7 @@ class ConnectionGate:
         """How many names have a rate that is not forgotten yet."""
         return len(self._rates[scope])
 
-    def standing(self, scope: Scope, name: str, now_ms: float) -> Standing:
+    def standing(self, scope: Scope, name: str, now_ms: float) -> ConnectionStatus:
         """How an address or a user stands now, changing nothing."""
         limits = self._limits()
         rate, cap = limits.rate(scope, name), limits.cap(scope, name)
@@ -295,7 +295,7 @@ class ConnectionGate:
         causes = (_RATE_CAUSE[scope], _CAP_CAUSE[scope])
         refused = [found for cause in causes if (found := self._refusals.get((cause, name))) is not None]
         refused.sort(key=lambda one: one.at_ms, reverse=True)
-        return Standing(scope, name, rate, observed, delay_ms, cap, self._open[scope].get(name, 0), refused)
+        return ConnectionStatus(scope, name, rate, observed, delay_ms, cap, self._open[scope].get(name, 0), refused)
 
     def refusals(self, most: int) -> list[Refused]:
         """The refusals that are remembered, the latest first."""
@@ -307,7 +307,7 @@ class ConnectionGate:
         found = self._refusals.get(place)
         if found is None:
             self._refusals[place] = Refused(1, now_ms, refusal)
-            if len(self._refusals) > MOST_REMEMBERED:
+            if len(self._refusals) > MAX_REMEMBERED:
                 self._refusals.popitem(last=False)
             return
         found.count += 1
@@ -400,7 +400,7 @@ class _Rates:
     def attempt(self, name: str, limit: float, now: int) -> tuple[float, int]:
         """Record one connection; (rate, delay in ms). With a delay it is refused, and was taken back."""
         known = self._by_name.get(name)
-        if known is None and len(self._by_name) >= MOST_TRACKED:
+        if known is None and len(self._by_name) >= MAX_TRACKED:
             self._by_name.popitem(last=False)
         if known is None or now - _last(known) >= self._expire_ms:
             if self._once <= limit:

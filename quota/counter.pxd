@@ -4,7 +4,7 @@ cdef class Usage:
     cdef public long long charges, throttled, throttle_ms, held, held_ms
 
 
-cdef class Group:
+cdef class QuotaCounter:
     cdef public object applied, candidate, entry, key, kind, level, limit, max_throttle_ms, shadowed, share, whole
     cdef public bint carries, fleet, may_hold, pays, shadow
     cdef public long long capped, last_ms, throttled_until, users
@@ -16,7 +16,7 @@ cdef class Group:
     cpdef object _impose(self, object delay, long long now)
 
 
-cdef class Admission:
+cdef class FetchAdmission:
     cdef public object throttle_ms, max_bytes
-    cdef public Group group
+    cdef public QuotaCounter group
     cdef public double reserved, paced_ms

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from quota.entity import GroupKey, Kind, Level
+from quota.entity import CounterKey, Kind, Level
 from quota.rate import MAX_THROTTLE_MS
 from quota.table import Entry, Limit
 from quota.trial import Trial
@@ -13,7 +13,7 @@ MutationAlgorithm = Literal["token_bucket", "windowed_burst"]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class LedgerSettings:
     """How a ledger counts; the same for all its groups."""
 
     num_samples: int = 11
@@ -62,7 +62,7 @@ class Line(NamedTuple):
 NO_LINE: Final = Line()
 
 
-class Group:
+class QuotaCounter:
     """What every kind of counter has. Times are integer milliseconds that never run backwards."""
 
     __slots__ = (
@@ -90,7 +90,7 @@ class Group:
         "whole",
     )
 
-    def __init__(self, kind: Kind, key: GroupKey, settings: Settings, now: int) -> None:
+    def __init__(self, kind: Kind, key: CounterKey, settings: LedgerSettings, now: int) -> None:
         self.kind = kind
         self.key = key
         self.limit: float | None = None
@@ -272,7 +272,7 @@ def _put(trial: Trial | None, limit: float | None) -> Trial | None:
     return trial
 
 
-class Admission:
+class FetchAdmission:
     """The answer to "may this fetch go to the broker", to be handed back with the size of its response."""
 
     __slots__ = ("group", "max_bytes", "paced_ms", "reserved", "throttle_ms")
@@ -281,7 +281,7 @@ class Admission:
         self,
         throttle_ms: int,
         max_bytes: int | None,
-        group: Group | None = None,
+        group: QuotaCounter | None = None,
         reserved: float = 0.0,
         paced_ms: float = 0.0,
     ) -> None:
@@ -294,7 +294,7 @@ class Admission:
         self.paced_ms = paced_ms
 
 
-NOT_LIMITED: Final = Admission(0, None)
+NOT_LIMITED: Final = FetchAdmission(0, None)
 
 
 class Hold(NamedTuple):
@@ -302,7 +302,7 @@ class Hold(NamedTuple):
 
     wait_ms: int
     """> 0: not now; ask again after this time."""
-    group: Group | None
+    group: QuotaCounter | None
     """Where the connection waits."""
 
 

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from quota.accounts import STEP, Meter
-from quota.counter import Group, Settings
-from quota.entity import DEFAULT, GroupKey, Kind, Name
-from quota.mutation import BucketGroup
+from quota.counter import LedgerSettings, QuotaCounter
+from quota.entity import DEFAULT, CounterKey, Kind, Name
+from quota.mutation import BucketCounter
 from quota.table import Limit, QuotaTable, Resolution
-from quota.window import WindowGroup
+from quota.window import WindowCounter
 
 EXPIRE_AFTER_MS: Final = 3_600_000
 """Kafka forgets a sensor that nothing was recorded on for an hour."""
@@ -24,38 +24,38 @@ PAUSE_MS: Final = 20
 Entity = tuple[Name, Name]
 
 
-class Counters:
+class CounterStore:
     """The groups of one ledger. Up to `most` of each kind, besides those of entries that name everybody they are about.
 
     A counter is *used* by the accounts that were led to it. One that nobody uses makes room for a new one as soon as
-    forgetting it changes nothing (:meth:`Group.forgettable`). While there is no such, newcomers share one *overflow*
-    counter per entry, under that entry's limit.
+    forgetting it changes nothing (:meth:`QuotaCounter.forgettable`). While there is none, newcomers share one
+    *overflow* counter per entry, under that entry's limit.
     """
 
-    def __init__(self, settings: Settings, most: int, table: QuotaTable) -> None:
+    def __init__(self, settings: LedgerSettings, most: int, table: QuotaTable) -> None:
         self._settings = settings
         self._table = table
         self._applied = 0
         self._most = most
-        self._by_kind: dict[Kind, dict[GroupKey, Group]] = {kind: {} for kind in Kind}
-        self._unused: OrderedDict[tuple[Kind, GroupKey], None] = OrderedDict()
+        self._by_kind: dict[Kind, dict[CounterKey, QuotaCounter]] = {kind: {} for kind in Kind}
+        self._unused: OrderedDict[tuple[Kind, CounterKey], None] = OrderedDict()
         """Counters that lost their last user, oldest first; some may have found a new one since."""
         self._look_from = 0
-        self._overflow: dict[tuple[Kind, Entity], Group] = {}
+        self._overflow: dict[tuple[Kind, Entity], QuotaCounter] = {}
         self.overflowed: Final[dict[Kind, int]] = dict.fromkeys(Kind, 0)
         """How often a client was led to an overflow counter for want of room."""
-        self.on_forget: Final[list[Callable[[Group], None]]] = []
+        self.on_forget: Final[list[Callable[[QuotaCounter], None]]] = []
         """Called with each counter that is forgotten, for those who look at totals only now and then."""
         self.on_overflow: Callable[[Kind], None] | None = None
         """Called each time that a client is led to an overflow counter."""
-        self.on_fleet: Callable[[Group], None] | None = None
+        self.on_fleet: Callable[[QuotaCounter], None] | None = None
         """Called with each counter that gets a limit of a whole fleet, before it is used under it."""
 
     def count(self, kind: Kind) -> int:
         """How many counters of a kind there are, overflow counters aside."""
         return len(self._by_kind[kind])
 
-    def of_kind(self, kind: Kind) -> Iterator[Group]:
+    def of_kind(self, kind: Kind) -> Iterator[QuotaCounter]:
         """All counters of a kind, overflow counters included; between two steps counters may come and go."""
         groups = self._by_kind[kind]
         for key in list(groups):
@@ -64,7 +64,7 @@ class Counters:
                 yield group
         yield from [group for (its_kind, _), group in self._overflow.items() if its_kind is kind]
 
-    def get(self, kind: Kind, key: GroupKey) -> Group | None:
+    def get(self, kind: Kind, key: CounterKey) -> QuotaCounter | None:
         """A client's own counter, if it has one."""
         group = self._by_kind[kind].get(key)
         if group is not None and group.applied != self._applied:
@@ -126,7 +126,7 @@ class Counters:
                 room = room or len(self._by_kind[kind]) < self._most
         yield 0, room
 
-    def _find(self, kind: Kind, resolution: Resolution, now: int) -> Group | None:
+    def _find(self, kind: Kind, resolution: Resolution, now: int) -> QuotaCounter | None:
         groups = self._by_kind[kind]
         key = resolution.key
         group = self.get(kind, key)
@@ -140,19 +140,19 @@ class Counters:
         group = groups[key] = self._new(kind, key, limit, now)
         return group
 
-    def _new(self, kind: Kind, key: GroupKey, limit: Limit, now: int) -> Group:
-        sort = BucketGroup if kind is Kind.MUTATION else WindowGroup
+    def _new(self, kind: Kind, key: CounterKey, limit: Limit, now: int) -> QuotaCounter:
+        sort = BucketCounter if kind is Kind.MUTATION else WindowCounter
         group = sort(kind, key, self._settings, now)
         self._apply(group, limit)
         return group
 
-    def _apply(self, group: Group, limit: Limit) -> None:
+    def _apply(self, group: QuotaCounter, limit: Limit) -> None:
         group.apply_limit(limit)
         group.applied = self._applied
         if limit.fleet and self.on_fleet is not None:
             self.on_fleet(group)
 
-    def _overflow_of(self, kind: Kind, limit: Limit, now: int) -> Group | None:
+    def _overflow_of(self, kind: Kind, limit: Limit, now: int) -> QuotaCounter | None:
         """The counter of all those for whom there is no room under one entry; None where nothing limits them."""
         if limit.entry is None:
             return None
@@ -165,7 +165,7 @@ class Counters:
             user, client_id = (OVERFLOW if name is DEFAULT else name for name in entity)
             assert not isinstance(user, type(DEFAULT))
             assert not isinstance(client_id, type(DEFAULT))
-            group = self._overflow[kind, entity] = self._new(kind, GroupKey(user, client_id), limit, now)
+            group = self._overflow[kind, entity] = self._new(kind, CounterKey(user, client_id), limit, now)
         return group
 
     def _make_room(self, now: int) -> None:
@@ -186,7 +186,7 @@ class Counters:
         if len(self._unused) == count:
             self._look_from = now + PAUSE_MS  # most likely there is none
 
-    def _forget(self, group: Group) -> None:
+    def _forget(self, group: QuotaCounter) -> None:
         del self._by_kind[group.kind][group.key]
         self._unused.pop((group.kind, group.key), None)
         self._say(group)
@@ -194,6 +194,6 @@ class Counters:
     def _drop_overflow(self, kind: Kind, entity: Entity) -> None:
         self._say(self._overflow.pop((kind, entity)))
 
-    def _say(self, forgotten: Group) -> None:
+    def _say(self, forgotten: QuotaCounter) -> None:
         for listener in self.on_forget:
             listener(forgotten)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from quota.counter import Group
-from quota.entity import GroupKey, Identity, Kind
+from quota.counter import QuotaCounter
+from quota.entity import CounterKey, Identity, Kind
 
-MOST_EACH: Final = 8
-MOST_COUNTERS: Final = 1000
+MAX_EACH: Final = 8
+MAX_COUNTERS: Final = 1000
 """Of the counters beyond, those throttled longest ago are forgotten: names are invented by clients."""
 
 
@@ -53,11 +53,11 @@ class Decisions:
     """The latest decisions by counter, bounded."""
 
     def __init__(self) -> None:
-        self._by_counter: OrderedDict[tuple[Kind, GroupKey], deque[Decision]] = OrderedDict()
+        self._by_counter: OrderedDict[tuple[Kind, CounterKey], deque[Decision]] = OrderedDict()
 
     def note(
         self,
-        group: Group,
+        group: QuotaCounter,
         identity: Identity,
         delay_ms: int,
         at_ms: float,
@@ -77,19 +77,19 @@ class Decisions:
         place = (group.kind, group.key)
         ring = self._by_counter.get(place)
         if ring is None:
-            ring = self._by_counter[place] = deque(maxlen=MOST_EACH)
-            if len(self._by_counter) > MOST_COUNTERS:
+            ring = self._by_counter[place] = deque(maxlen=MAX_EACH)
+            if len(self._by_counter) > MAX_COUNTERS:
                 self._by_counter.popitem(last=False)
         else:
             self._by_counter.move_to_end(place)
         observed = group.observed(now)
         ring.append(Decision(at_ms, group.kind, identity, api_key, amount, delay_ms, group.limit, observed, why))
 
-    def of(self, kind: Kind, key: GroupKey) -> list[Decision]:
+    def of(self, kind: Kind, key: CounterKey) -> list[Decision]:
         """The last decisions of one counter, newest first."""
         return list(reversed(self._by_counter.get((kind, key), ())))
 
-    def since(self, at_ms: float) -> Iterator[tuple[tuple[Kind, GroupKey], list[Decision]]]:
+    def since(self, at_ms: float) -> Iterator[tuple[tuple[Kind, CounterKey], list[Decision]]]:
         """Each counter with what is remembered of its decisions after `at_ms`, oldest first; the last counter first."""
         for place, ring in reversed(self._by_counter.items()):
             if ring[-1].at_ms <= at_ms:

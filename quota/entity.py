@@ -84,7 +84,7 @@ _LABELS: Final = {
 }
 
 
-class GroupKey(NamedTuple):
+class CounterKey(NamedTuple):
     """Which clients share one counter. ``None`` means: this name plays no part (Kafka writes an empty tag there).
 
     An empty *name* is not the same as no name: with ``empty_client_id: share_default`` the client-id "" is a name

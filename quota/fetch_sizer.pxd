@@ -1,7 +1,7 @@
 cimport cython
 
 
-cdef class Portions:
+cdef class FetchSizer:
     cdef public object batch
     cdef public long long _fetches
 

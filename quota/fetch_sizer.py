@@ -44,7 +44,7 @@ SINGLE: Final = 1
 """As ``max_bytes``: the first batch, whole and alone."""
 
 
-class Portions:
+class FetchSizer:
     """What a group has learned about the batches its consumers read, and the portions that follow from it."""
 
     __slots__ = ("_fetches", "batch")
@@ -59,7 +59,7 @@ class Portions:
         if max_bytes == SINGLE and amount > EMPTY_BYTES:
             self.batch = max(amount - HEAD_BYTES, self.batch * FADE)
 
-    def grain_ms(self, limit: float, waiting: int) -> float:
+    def min_chunk_ms(self, limit: float, waiting: int) -> float:
         """How much time's worth to wait for at `limit` bytes/s, while `waiting` other fetchers wait as well."""
         batch_ms = self.batch / limit * 1000.0
         # Many batches at a time; or one, if many would take too long.

@@ -2,9 +2,9 @@ cimport cython
 
 # Under other names: `quota.ledger` hands Account and Meter on to those who import them from there.
 from quota.accounts cimport Account as AccountType, Meter as MeterType
-from quota.counter cimport Admission as AdmissionType, Group
-from quota.mutation cimport BucketGroup
-from quota.window cimport WindowGroup
+from quota.counter cimport FetchAdmission as FetchAdmissionType, QuotaCounter
+from quota.mutation cimport BucketCounter
+from quota.window cimport WindowCounter
 
 
 cdef class Ledger:
@@ -12,16 +12,16 @@ cdef class Ledger:
     cdef public long long generation, reservations
 
     cpdef object wake(self, AccountType account)
-    @cython.locals(meter=MeterType, group=Group, now=cython.longlong)
+    @cython.locals(meter=MeterType, group=QuotaCounter, now=cython.longlong)
     cpdef long long charge(self, AccountType account, object kind, object amount, double now_ms) except? -1
-    @cython.locals(group=Group)
+    @cython.locals(group=QuotaCounter)
     cpdef object charge_no_throttle(self, AccountType account, object kind, object amount, double now_ms)
-    @cython.locals(group=Group, window=WindowGroup, admission=AdmissionType)
+    @cython.locals(group=QuotaCounter, window=WindowCounter, admission=FetchAdmissionType)
     cpdef object admit(self, AccountType account, object kind, object wanted, double now_ms)
-    @cython.locals(window=WindowGroup)
-    cpdef object settle(self, AccountType account, object kind, AdmissionType admission, object amount, double now_ms)
+    @cython.locals(window=WindowCounter)
+    cpdef object settle(self, AccountType account, object kind, FetchAdmissionType admission, object amount, double now_ms)
     @cython.locals(meter=MeterType)
-    cdef Group _use(self, AccountType account, object kind, object amount, long long charges, double now_ms)
+    cdef QuotaCounter _use(self, AccountType account, object kind, object amount, long long charges, double now_ms)
     @cython.locals(meter=MeterType)
-    cdef Group _group(self, AccountType account, object kind, long long now)
+    cdef QuotaCounter _group(self, AccountType account, object kind, long long now)
     cdef object _resolve(self, AccountType account, object kind, MeterType meter, long long now)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final
 from quota.accounts import Account, Accounts, Meter
 from quota.bucket import Mutation
 from quota.connections import ConnectionGate
-from quota.counter import NO_HOLD, NOT_LIMITED, Admission, Group, Hold, MutationAlgorithm, Settings
-from quota.counter_store import EXPIRE_AFTER_MS, Counters
+from quota.counter import NO_HOLD, NOT_LIMITED, FetchAdmission, Hold, LedgerSettings, MutationAlgorithm, QuotaCounter
+from quota.counter_store import EXPIRE_AFTER_MS, CounterStore
 from quota.decisions import Decisions
-from quota.entity import ANONYMOUS, GroupKey, Identity, Kind, bounded_name
-from quota.mutation import BucketGroup
+from quota.entity import ANONYMOUS, CounterKey, Identity, Kind, bounded_name
+from quota.mutation import BucketCounter
 from quota.table import Candidate, Entry, QuotaTable
 from quota.trial import Trial
-from quota.window import WindowGroup
+from quota.window import WindowCounter
 
 if TYPE_CHECKING:
     from quota.fleet.shares import Shares
@@ -98,9 +98,9 @@ class KindExplanation:
     observed: float
     throttle_ms: int
     """The delay due now."""
-    counter: Group | None
+    counter: QuotaCounter | None
     """The counter itself, to be read only; None as long as nobody has used it."""
-    key: GroupKey
+    key: CounterKey
     candidate_limit: float | None
     """The limit on trial beside the one in force."""
     candidate: TrialSnapshot | None
@@ -148,7 +148,7 @@ class Ledger:
         for samples, each_ms in ((num_samples, window_ms), (mutation_num_samples, mutation_window_ms)):
             if samples < 1 or each_ms < 1:
                 raise ValueError(f"a window has at least 1 sample of at least 1 ms, not {samples} of {each_ms} ms")
-        self.settings: Final = Settings(
+        self.settings: Final = LedgerSettings(
             num_samples,
             window_ms,
             max_throttle_ms,
@@ -161,7 +161,7 @@ class Ledger:
         self.generation = 0
         """Of the table in force: a meter of another one has yet to be led to its counter."""
         self._accounts = Accounts(max_clients, self._forgotten)
-        self.counters: Final = Counters(self.settings, max_clients, table)
+        self.counters: Final = CounterStore(self.settings, max_clients, table)
         """The groups."""
         self.on_forget: Final[list[Callable[[Account], None]]] = []
         """Called with each account that is forgotten, for those who look at totals only now and then."""
@@ -225,7 +225,7 @@ class Ledger:
         """Charge partition mutations (KIP-599). Strict: refused, and not charged, while the bucket is below zero."""
         group = self._group(account, Kind.MUTATION, int(now_ms))
         outcome = Mutation(True, 0)
-        if isinstance(group, BucketGroup):
+        if isinstance(group, BucketCounter):
             outcome = group.charge_mutation(amount, strict=strict, now=int(now_ms))
         if outcome.accepted:
             self._use(account, Kind.MUTATION, amount, 1, now_ms)
@@ -254,7 +254,7 @@ class Ledger:
 
         `amount` is what it is going to be charged; 0 for request time, which is not known before. `whole`: it is
         charged at once, for all of it is here. Ask again after `wait_ms`. The connection keeps a place in the queue of
-        `group` until it passes or :meth:`Group.pass_held`.
+        `group` until it passes or :meth:`QuotaCounter.pass_held`.
         """
         group = self._group(account, kind, int(now_ms))
         return NO_HOLD if group is None else Hold(group.hold(connection, amount, int(now_ms), whole=whole), group)
@@ -265,14 +265,14 @@ class Ledger:
         if group is not None:
             group.pass_held(connection)
 
-    def admit(self, account: Account, kind: Kind, wanted: int, now_ms: float) -> Admission:
+    def admit(self, account: Account, kind: Kind, wanted: int, now_ms: float) -> FetchAdmission:
         """check() and allowance() for a fetch asking for `wanted` bytes, with a reservation until settle().
 
         Use it in place of the two where several connections share a group: it keeps them from being promised the same
         bytes, and spreads the moments at which they ask again. Every admission with throttle_ms == 0 goes to settle().
         """
         group = self._group(account, kind, int(now_ms))
-        if not isinstance(group, WindowGroup):
+        if not isinstance(group, WindowCounter):
             return NOT_LIMITED
         window = group  # compiled code knows the type of this name
         admission = window.admit(wanted, int(now_ms))
@@ -280,9 +280,9 @@ class Ledger:
             self.reservations += 1
         return admission
 
-    def settle(self, account: Account, kind: Kind, admission: Admission, amount: float, now_ms: float) -> None:
+    def settle(self, account: Account, kind: Kind, admission: FetchAdmission, amount: float, now_ms: float) -> None:
         """Charge an admitted fetch with the size of its response; 0 when there will be none."""
-        if isinstance(admission.group, WindowGroup):
+        if isinstance(admission.group, WindowCounter):
             self.reservations -= 1
             window = admission.group
             window.settle(admission, amount)
@@ -351,7 +351,7 @@ class Ledger:
         """How many accounts are known."""
         return len(self._accounts)
 
-    def groups(self, kind: Kind | None = None) -> Iterator[Group]:
+    def groups(self, kind: Kind | None = None) -> Iterator[QuotaCounter]:
         """Every counter itself (of one kind), for readers that cannot afford :meth:`snapshot` of all of them at once.
         Read only. Others may use the ledger between two of them."""
         for one in Kind if kind is None else (kind,):
@@ -372,14 +372,14 @@ class Ledger:
         group = self._group(account, kind, int(now_ms))
         return 0.0 if group is None else group.observed(int(now_ms))
 
-    def _use(self, account: Account, kind: Kind, amount: float, charges: int, now_ms: float) -> Group | None:
+    def _use(self, account: Account, kind: Kind, amount: float, charges: int, now_ms: float) -> QuotaCounter | None:
         meter = account.meter(kind)
         meter.amount += amount
         meter.charges += charges
         account.last_ms = int(now_ms)
         return self._group(account, kind, int(now_ms))
 
-    def _group(self, account: Account, kind: Kind, now: int) -> Group | None:
+    def _group(self, account: Account, kind: Kind, now: int) -> QuotaCounter | None:
         meter = account.meter(kind)
         if meter.generation != self.generation:
             self._resolve(account, kind, meter, now)
@@ -430,7 +430,7 @@ def _mode(entry: Entry | None) -> str:
     return "none" if entry is None else entry.mode
 
 
-def _snapshot(group: Group, now: int) -> GroupSnapshot:
+def _snapshot(group: QuotaCounter, now: int) -> GroupSnapshot:
     user, client_id = group.key.tags
     usage = group.usage
     return GroupSnapshot(
@@ -444,7 +444,7 @@ def _snapshot(group: Group, now: int) -> GroupSnapshot:
         utilisation=group.utilisation(now),
         throttled_until_ms=group.throttled_until,
         owed_ms=group.owed_ms(now),
-        paced=isinstance(group, WindowGroup) and group.paced,
+        paced=isinstance(group, WindowCounter) and group.paced,
         amount=usage.amount,
         charges=usage.charges,
         throttled=usage.throttled,
@@ -455,7 +455,7 @@ def _snapshot(group: Group, now: int) -> GroupSnapshot:
     )
 
 
-def trial_snapshot(group: Group, trial: Trial | None, now: int) -> TrialSnapshot | None:
+def trial_snapshot(group: QuotaCounter, trial: Trial | None, now: int) -> TrialSnapshot | None:
     """One of the group's trials as it stands at `now`."""
     if trial is None:
         return None

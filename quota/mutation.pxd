@@ -1,7 +1,7 @@
-from quota.counter cimport Group
+from quota.counter cimport QuotaCounter
 
 
-cdef class BucketGroup(Group):
+cdef class BucketCounter(QuotaCounter):
     cdef public object _settings, _trial_bucket, _waiting, bucket
 
     cpdef long long charge(self, object amount, long long now) except? -1

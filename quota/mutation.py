@@ -2,18 +2,18 @@
 
 from quota.bucket import Mutation, TokenBucket, bucket_throttle_ms
 from quota.burst import WindowedBurst
-from quota.counter import NO_LINE, Group, Line, Settings
-from quota.entity import GroupKey, Kind
+from quota.counter import NO_LINE, LedgerSettings, Line, QuotaCounter
+from quota.entity import CounterKey, Kind
 from quota.table import Limit
 from quota.trial import Trial
 
 
-class BucketGroup(Group):
+class BucketCounter(QuotaCounter):
     """A counter of partition mutations: KIP-599's token bucket, or windows with spread bursts where chosen."""
 
     __slots__ = ("_settings", "_trial_bucket", "_waiting", "bucket")
 
-    def __init__(self, kind: Kind, key: GroupKey, settings: Settings, now: int) -> None:
+    def __init__(self, kind: Kind, key: CounterKey, settings: LedgerSettings, now: int) -> None:
         super().__init__(kind, key, settings, now)
         self.may_hold = settings.smooth
         self.carries = False  # tokens below zero are the debt, to the last partition
@@ -23,13 +23,13 @@ class BucketGroup(Group):
         self._waiting: set[object] = set()  # connections; tokens come back for all of them alike, so no queue
 
     def apply_limit(self, limit: Limit) -> None:
-        """See :meth:`Group.apply_limit`."""
+        """See :meth:`QuotaCounter.apply_limit`."""
         super().apply_limit(limit)
         if self.candidate is not None and self._trial_bucket is None:
             self._trial_bucket = _new_bucket(self._settings)
 
     def fullness(self, now: int) -> float:
-        """See :meth:`Group.fullness`: the used part of the burst."""
+        """See :meth:`QuotaCounter.fullness`: the used part of the burst."""
         if self.limit is None:
             return 0.0
         return max(_used_share(self.bucket, self.limit, max(now, self.last_ms)), 0.0) * self.share
@@ -39,7 +39,7 @@ class BucketGroup(Group):
         self.bucket.move(old, new, level, max(now, self.last_ms))
 
     def charge(self, amount: float, now: int) -> int:
-        """See :meth:`Group.charge`; the permissive way."""
+        """See :meth:`QuotaCounter.charge`; the permissive way."""
         return self.charge_mutation(amount, strict=False, now=now).throttle_ms
 
     def charge_mutation(self, amount: float, *, strict: bool, now: int) -> Mutation:
@@ -69,7 +69,7 @@ class BucketGroup(Group):
         return Mutation(True, self._impose(bucket_throttle_ms(tokens, limit), now))
 
     def record(self, amount: float, now: int) -> None:
-        """See :meth:`Group.record`."""
+        """See :meth:`QuotaCounter.record`."""
         self.last_ms = now = max(now, self.last_ms)
         self._add(amount)
         if self.limit is None:
@@ -81,7 +81,7 @@ class BucketGroup(Group):
                 self.shadowed.note(bucket_throttle_ms(tokens, self.limit), now)
 
     def refund(self, amount: float, now: int) -> None:
-        """See :meth:`Group.refund`: tokens come back, up to the burst."""
+        """See :meth:`QuotaCounter.refund`: tokens come back, up to the burst."""
         self.last_ms = now = max(now, self.last_ms)
         self.usage.amount -= amount
         if self.limit is not None:
@@ -89,7 +89,7 @@ class BucketGroup(Group):
             self._put_to_trial(-amount, now)
 
     def due(self, now: int) -> int:
-        """See :meth:`Group.due`."""
+        """See :meth:`QuotaCounter.due`."""
         if self.limit is None or self.shadow:
             return 0
         now = max(now, self.last_ms)
@@ -97,29 +97,29 @@ class BucketGroup(Group):
         return self._capped(delay, now, count=False) if delay > 0 else 0
 
     def hold(self, connection: object, _amount: float, now: int, *, whole: bool = False) -> int:
-        """See :meth:`Group.hold`: until tokens are no longer below zero."""
+        """See :meth:`QuotaCounter.hold`: until tokens are no longer below zero."""
         wait_ms = self.due(now) if self.pays else 0
         (self._waiting.add if wait_ms else self._waiting.discard)(connection)
         return wait_ms
 
     def pass_held(self, connection: object) -> None:
-        """See :meth:`Group.pass_held`."""
+        """See :meth:`QuotaCounter.pass_held`."""
         self._waiting.discard(connection)
 
     @property
     def waiting(self) -> int:
-        """See :meth:`Group.waiting`."""
+        """See :meth:`QuotaCounter.waiting`."""
         return len(self._waiting)
 
     def line(self, now: int) -> Line:
-        """See :meth:`Group.line`."""
+        """See :meth:`QuotaCounter.line`."""
         if self.limit is None or self.shadow or not self.pays:
             return NO_LINE
         owed_ms = bucket_throttle_ms(self.bucket.peek(self.limit, max(now, self.last_ms)), self.limit)
         return Line(self.waiting, owed_ms if self._waiting else 0, owed_ms, owed_ms)
 
     def allowance(self, now: int) -> int | None:
-        """See :meth:`Group.allowance`: the whole tokens left."""
+        """See :meth:`QuotaCounter.allowance`: the whole tokens left."""
         if self.limit is None or self.shadow:
             return None
         return max(int(self.bucket.peek(self.limit, max(now, self.last_ms))), 0)
@@ -135,18 +135,18 @@ class BucketGroup(Group):
         return _used_share(self.bucket, self.limit, max(now, self.last_ms))
 
     def trial_utilisation(self, trial: Trial, now: int) -> float | None:
-        """See :meth:`Group.trial_utilisation`."""
+        """See :meth:`QuotaCounter.trial_utilisation`."""
         bucket = self._trial_bucket if trial is self.candidate else self.bucket
         if trial.limit is None or bucket is None:
             return None
         return _used_share(bucket, trial.limit, max(now, self.last_ms))
 
     def owes(self, now: int) -> bool:
-        """See :meth:`Group.owes`."""
+        """See :meth:`QuotaCounter.owes`."""
         return super().owes(now) or (self.limit is not None and self.observed(now) < 0)
 
     def forgettable(self, now: int) -> bool:
-        """See :meth:`Group.forgettable`: a full bucket. (Windows with spread bursts begin anew at the next charge.)"""
+        """See :meth:`QuotaCounter.forgettable`: a full bucket. (Windows with spread bursts begin anew when charged.)"""
         limit = self.limit
         full = limit is None or self.observed(now) >= self.bucket.burst(limit)
         return full and not self.owes(now)
@@ -176,7 +176,7 @@ def _used_share(bucket: TokenBucket | WindowedBurst, limit: float, now: int) -> 
     return (burst - bucket.peek(limit, now)) / burst
 
 
-def _new_bucket(settings: Settings) -> TokenBucket | WindowedBurst:
+def _new_bucket(settings: LedgerSettings) -> TokenBucket | WindowedBurst:
     num_samples, window_ms = settings.mutation_num_samples, settings.mutation_window_ms
     if settings.mutation_algorithm == "windowed_burst":
         return WindowedBurst(num_samples, window_ms)

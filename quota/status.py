@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Final
 
-from quota.counter import Group, Line
+from quota.counter import Line, QuotaCounter
 from quota.entity import Kind
-from quota.mutation import BucketGroup
-from quota.window import WindowGroup
+from quota.mutation import BucketCounter
+from quota.window import WindowCounter
 
 _STEPS: Final = 200
 """Moments looked at within the time after which the window is empty for certain."""
@@ -14,7 +14,7 @@ _LATEST_MS: Final = 2**31
 
 
 @dataclass(frozen=True, slots=True)
-class CounterStanding:
+class CounterStatus:
     """One counter, now. Looking changes nothing."""
 
     amount: float
@@ -41,18 +41,18 @@ class CounterStanding:
     """Who waits before their requests are forwarded (ADR 0026)."""
 
 
-def standing(group: Group, now_ms: float) -> CounterStanding:
+def counter_status(group: QuotaCounter, now_ms: float) -> CounterStatus:
     """How `group` stands at `now_ms`."""
     now = int(now_ms)
     line = group.line(now)
     amount, window_ms, tokens, burst = group.usage.amount, None, None, None
-    if isinstance(group, WindowGroup):
+    if isinstance(group, WindowCounter):
         total, window_ms = group.rate.peek(max(now, group.last_ms))
         amount = total * 10.0 if group.kind is Kind.REQUEST else total  # 1 ms busy is 0.1 percent-seconds
-    elif isinstance(group, BucketGroup) and group.limit is not None:
+    elif isinstance(group, BucketCounter) and group.limit is not None:
         tokens, burst = group.observed(now), group.bucket.burst(group.limit)
         amount = burst - tokens
-    return CounterStanding(
+    return CounterStatus(
         amount=amount,
         window_ms=window_ms,
         tokens=tokens,
@@ -62,12 +62,12 @@ def standing(group: Group, now_ms: float) -> CounterStanding:
         free_ms=max(free_ms(group, now), line.newcomer_ms if line.waiting else 0),
         muted_ms=max(group.throttled_until - now, 0),
         owed_ms=group.owed_ms(now),
-        paced=isinstance(group, WindowGroup) and group.paced,
+        paced=isinstance(group, WindowCounter) and group.paced,
         line=line,
     )
 
 
-def free_ms(group: Group, now: int) -> int:
+def free_ms(group: QuotaCounter, now: int) -> int:
     """How long until a request would not have to wait, if none came before. Not the same as the delay that is due:
     that one is Kafka's formula, cut to `max_mute`; this one follows the samples as they leave the window."""
     if not _waits(group, now):
@@ -90,14 +90,14 @@ def free_ms(group: Group, now: int) -> int:
     return free
 
 
-def _waits(group: Group, now: int) -> bool:
-    # Those that wait already are no requests to come; how long they take is what `standing` adds.
+def _waits(group: QuotaCounter, now: int) -> bool:
+    # Those that wait already are no requests to come; how long they take is what `counter_status` adds.
     return group.due(now) > 0 or (not group.waiting and group.line(now).newcomer_ms > 0)
 
 
-def _horizon_ms(group: Group, now: int) -> int:
+def _horizon_ms(group: QuotaCounter, now: int) -> int:
     """Roughly when everything used so far is forgotten or paid."""
     owed_ms = max(group.owed_until - now, 0)
-    if isinstance(group, WindowGroup):
+    if isinstance(group, WindowCounter):
         return int(max(group.rate.reach_ms, owed_ms, group.pacer.paid_at - now)) + 1
     return max(owed_ms, 1000)

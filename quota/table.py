@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple, Self
 
 from quota.connections import NO_CONNECTION_LIMITS, ConnectionEntry, ConnectionLimits
-from quota.entity import DEFAULT, LONGEST_NAME, GroupKey, Kind, Level, Name, bounded_name
+from quota.entity import DEFAULT, LONGEST_NAME, CounterKey, Kind, Level, Name, bounded_name
 from quota.pause import Pause, without_pause
 
 Mode = Literal["enforce", "shadow"]
@@ -99,7 +99,7 @@ class Entry(_EntryFields):
     def limit(self, kind: Kind) -> float | None:
         """The limit for `kind` in its own unit (bytes/s, percent, partitions/s), None where the entry has none.
 
-        Within :data:`LEAST_LIMIT` and :data:`MOST_LIMIT`; the fields have what was written.
+        Within :data:`MIN_LIMIT` and :data:`MAX_LIMIT`; the fields have what was written.
         """
         value: float | None = getattr(self, RATE_FIELD[kind])
         return None if value is None else _countable(value)
@@ -110,9 +110,9 @@ class Entry(_EntryFields):
         return self[:2]
 
 
-LEAST_LIMIT: Final = 1e-9
+MIN_LIMIT: Final = 1e-9
 """Limits below count as this one: a byte in 30 years is as good as none, and no delay of it is infinite."""
-MOST_LIMIT: Final = 2.0**63
+MAX_LIMIT: Final = 2.0**63
 """Limits above count as this one, which is Kafka's own "no limit" and far from what floats cannot count any more."""
 
 
@@ -120,7 +120,7 @@ _LARGEST: Final = sys.float_info.max
 
 
 def _countable(limit: float) -> float:
-    return min(max(limit, LEAST_LIMIT), MOST_LIMIT)
+    return min(max(limit, MIN_LIMIT), MAX_LIMIT)
 
 
 class Limit(NamedTuple):
@@ -139,8 +139,8 @@ class Resolution(NamedTuple):
     limit: float | None
     """The limit in force, None where there is none."""
     level: Level | None
-    key: GroupKey
-    """The counter that the client shares; two keys may have equal tags (see :class:`GroupKey`)."""
+    key: CounterKey
+    """The counter that the client shares; two keys may have equal tags (see :class:`CounterKey`)."""
     entry: Entry | None
     recorded: bool
     """Whether usage is counted at all: Kafka counts nothing of a kind until some quota of that kind exists."""
@@ -229,7 +229,7 @@ class QuotaTable:
         limit = self.limit_of(kind, key)
         return Resolution(limit.value, limit.level, key, limit.entry, self.records(kind))
 
-    def limit_of(self, kind: Kind, key: GroupKey) -> Limit:
+    def limit_of(self, kind: Kind, key: CounterKey) -> Limit:
         """The limit of a counter, which follows from its key alone (Kafka looks it up by metric tags)."""
         limits = self._limits[kind]
         user, client_id = key
@@ -305,28 +305,28 @@ class QuotaTable:
             connections=self.connections if connections is None else connections,
         )
 
-    def _key(self, kind: Kind, user: str, client_id: str) -> GroupKey:
+    def _key(self, kind: Kind, user: str, client_id: str) -> CounterKey:
         """Kafka's rule of metric tags: which of the two names takes part depends on the levels configured anywhere."""
         shape = self._shape[kind]
         if shape in (0, _CLIENT):
-            key = GroupKey(None, client_id)
+            key = CounterKey(None, client_id)
         elif shape == _USER:
-            key = GroupKey(user, None)
+            key = CounterKey(user, None)
         elif shape == _USER_CLIENT:
-            key = GroupKey(user, client_id)
+            key = CounterKey(user, client_id)
         else:
             key = self._key_of_mixture(kind, user, client_id)
         if key.client_id == "" and self.empty_client_id == "kafka":
             # A broker cannot tell an empty client-id from "no client-id tag": the limit is then looked up without one.
-            return GroupKey(key.user, None)
+            return CounterKey(key.user, None)
         return key
 
-    def _key_of_mixture(self, kind: Kind, user: str, client_id: str) -> GroupKey:
+    def _key_of_mixture(self, kind: Kind, user: str, client_id: str) -> CounterKey:
         limits = self._limits[kind]
         for level, entity in _ladder(user, client_id):
             if level < Level.CLIENT and entity in limits:
-                return GroupKey(user, client_id if level in _PER_USER_AND_CLIENT else None)
-        return GroupKey(None, client_id)
+                return CounterKey(user, client_id if level in _PER_USER_AND_CLIENT else None)
+        return CounterKey(None, client_id)
 
 
 def _ladder(user: str, client_id: str) -> tuple[tuple[Level, tuple[Name, Name]], ...]:

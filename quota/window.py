@@ -3,9 +3,9 @@
 from math import inf
 from typing import Final
 
-from quota.counter import NO_LINE, NOT_LIMITED, Admission, Group, Line, Settings
-from quota.entity import GroupKey, Kind
-from quota.fetch_sizer import SHORTEST_MS, Portions
+from quota.counter import NO_LINE, NOT_LIMITED, FetchAdmission, LedgerSettings, Line, QuotaCounter
+from quota.entity import CounterKey, Kind
+from quota.fetch_sizer import SHORTEST_MS, FetchSizer
 from quota.gate import GRACE_MS, Gate
 from quota.pacing import CROWDING, FETCH_TOLERANCE_MS, LARGE_MS, PLENTY, SLACK_MS, TOLERANCE_MS, Pacer
 from quota.rate import MAX_THROTTLE_MS, SampledRate, round_half_up, throttle_ms
@@ -13,31 +13,31 @@ from quota.table import Limit
 
 _LEARN: Final = 1 / 16
 """Weight of the newest response in the running mean of response sizes."""
-MOST_RENEWING_BYTES: Final = 40 * 1024 * 1024
+MAX_RENEWING_BYTES: Final = 40 * 1024 * 1024
 """What may pass unpaid so that clients can log in again: twice what lies in socket buffers before one connection's
-login (`proxy.session.state.MOST_PASSING_BYTES`), and some more, as requests pass whole."""
-MOST_RENEWING_MS: Final = 10_000
+login (`proxy.session.state.MAX_PASSING_BYTES`), and some more, as requests pass whole."""
+MAX_RENEWING_MS: Final = 10_000
 """And no more than the limit allows in this time; the same for request time."""
 UNKNOWN_BATCH_BYTES: Final = 1_000_000
 """What a fetch is taken to bring at least, if it asks for as much, before any response has shown it: brokers send one
 whole batch however little is asked for (KIP-74), and batches may have up to 1 MB (`max.message.bytes`)."""
 ASK_AGAIN_MS: Final = 1000
 """While a limit is a share of a fleet's, which moves, those that wait at the gate ask again this often."""
-MOST_BUSY_DEBT_MS: Final = 30_000
+MAX_BUSY_DEBT_MS: Final = 30_000
 """A group never owes more request time than it may use in this time. Requests of all kinds wait for it, heartbeats too:
 members of consumer groups must not be lost for it (`session.timeout.ms` is 45 s)."""
 
 
-class WindowGroup(Group):
+class WindowCounter(QuotaCounter):
     """A counter of bytes or busy time in Kafka's sampled window, with pacing for bytes."""
 
     __slots__ = (
         "_admitted",
         "_bounded_ms",
         "_calm_ms",
+        "_fetch_sizer",
         "_gate",
         "_outstanding",
-        "_portions",
         "_renewed",
         "_scale",
         "_smooth",
@@ -47,7 +47,7 @@ class WindowGroup(Group):
         "rate",
     )
 
-    def __init__(self, kind: Kind, key: GroupKey, settings: Settings, now: int) -> None:
+    def __init__(self, kind: Kind, key: CounterKey, settings: LedgerSettings, now: int) -> None:
         super().__init__(kind, key, settings, now)
         self.rate = SampledRate(settings.num_samples, settings.window_ms)
         is_request = kind is Kind.REQUEST
@@ -60,7 +60,7 @@ class WindowGroup(Group):
         self.carries = not settings.smooth  # else the pacer keeps the debt
         self._renewed = (0.0, now)  # what has passed so that clients could log in again, and when
         self._gate: Gate | None = None  # made when a connection has to wait for the first time
-        self._portions = Portions() if kind is Kind.FETCH else None  # a produce request is as large as it is
+        self._fetch_sizer = FetchSizer() if kind is Kind.FETCH else None  # a produce request is as large as it is
         self._calm_ms = 2 * settings.num_samples * settings.window_ms
         self._admitted = 0  # fetches that are with the broker
         self._outstanding = 0.0  # bytes that admitted fetches are expected to bring, not yet counted
@@ -68,14 +68,14 @@ class WindowGroup(Group):
         self._typical: float | None = None  # running mean of the sizes of responses; None before the first
 
     def apply_limit(self, limit: Limit) -> None:
-        """See :meth:`Group.apply_limit`."""
+        """See :meth:`QuotaCounter.apply_limit`."""
         super().apply_limit(limit)
         if self.limit is not None:
             candidate = None if self.candidate is None else self.candidate.limit
             self._watched = self.limit if candidate is None else min(self.limit, candidate)
 
     def fullness(self, now: int) -> float:
-        """See :meth:`Group.fullness`."""
+        """See :meth:`QuotaCounter.fullness`."""
         return 0.0 if self.whole is None else self.observed(now) / self.whole
 
     def _move(self, old: float, new: float, level: float, now: int) -> None:
@@ -93,7 +93,7 @@ class WindowGroup(Group):
         self._watched = new if candidate is None else min(new, candidate)
 
     def charge(self, amount: float, now: int) -> int:
-        """See :meth:`Group.charge`. Recorded first, checked after: the amount that violates is counted (KIP-13)."""
+        """See :meth:`QuotaCounter.charge`. Recorded, then checked: what violates the limit counts, too (KIP-13)."""
         if now < self.last_ms:
             now = self.last_ms
         usage = self.usage
@@ -118,7 +118,7 @@ class WindowGroup(Group):
         if observed > limit and self.pays and not self.shadow:
             # The delay for request time is cut to one sample; what is owed is not.
             uncut = delay if self._bounded_ms is None else throttle_ms(observed, limit, self.rate.window_ms)
-            self.pacer.begin(now, uncut if self._bounded_ms is None else min(uncut, MOST_BUSY_DEBT_MS))
+            self.pacer.begin(now, uncut if self._bounded_ms is None else min(uncut, MAX_BUSY_DEBT_MS))
             self.may_hold = True
         return delay
 
@@ -131,7 +131,7 @@ class WindowGroup(Group):
         return self._kafka_delay(observed, limit, window_ms) if observed > limit else 0
 
     def record(self, amount: float, now: int) -> None:
-        """See :meth:`Group.record`. A violation starts an episode all the same; its delay is found by check()."""
+        """See :meth:`QuotaCounter.record`. A violation starts an episode all the same; check() finds its delay."""
         now = max(now, self.last_ms)
         usage = self.usage
         usage.amount += amount
@@ -141,7 +141,7 @@ class WindowGroup(Group):
             self.shadowed.note(delay, now)
 
     def refund(self, amount: float, now: int) -> None:
-        """See :meth:`Group.refund`: a negative amount in the current sample, as Kafka unrecords (KIP-13, fetch)."""
+        """See :meth:`QuotaCounter.refund`: a negative amount in the current sample, as in Kafka (KIP-13, fetch)."""
         now = max(now, self.last_ms)
         if self.pacer.active and self._calm(now):
             self.pacer.active = False
@@ -152,13 +152,13 @@ class WindowGroup(Group):
             self.pacer.give_back(amount / self.limit * 1000.0)
 
     def check(self, now: int) -> int:
-        """See :meth:`Group.check`. With pacing also the wait until a useful portion is allowed."""
+        """See :meth:`QuotaCounter.check`. With pacing also the wait until a useful portion is allowed."""
         if self._smooth:
             self._begin_if_used_up(max(now, self.last_ms))
         return self.due(now)
 
     def due(self, now: int) -> int:
-        """See :meth:`Group.due`."""
+        """See :meth:`QuotaCounter.due`."""
         now = max(now, self.last_ms)
         if self.limit is None or self.shadow:
             return 0
@@ -167,14 +167,14 @@ class WindowGroup(Group):
         return self._capped(delay, now, count=False) if delay > 0 else 0
 
     def allowance(self, now: int) -> int | None:
-        """See :meth:`Group.allowance`: what the window has room for, in an episode also what the pace allows."""
+        """See :meth:`QuotaCounter.allowance`: what the window has room for, in an episode also what the pace allows."""
         limit = self.limit
         if limit is None or self.shadow:
             return None
         now = max(now, self.last_ms)
         return self._room(limit, self._grain_ms(limit, now), now)
 
-    def admit(self, wanted: int, now: int) -> Admission:
+    def admit(self, wanted: int, now: int) -> FetchAdmission:
         """Check, allowance and a reservation in one, for a fetch that is about to go to the broker.
 
         The reservation keeps many connections from being promised the same bytes. Give the admission back to
@@ -187,15 +187,15 @@ class WindowGroup(Group):
         pacer = self.pacer
         if self._smooth:
             self._begin_if_used_up(now)
-        grain_ms = self._grain_ms(limit, now)
-        kafka, wait = self._due(limit, grain_ms, now)
+        min_chunk_ms = self._grain_ms(limit, now)
+        kafka, wait = self._due(limit, min_chunk_ms, now)
         if max(kafka, wait, self.owed_until - now) > 0:
-            delay = max(self._impose(kafka, now), self._wait_in_turn(kafka, wait, grain_ms, now))
+            delay = max(self._impose(kafka, now), self._wait_in_turn(kafka, wait, min_chunk_ms, now))
             self.throttled_until = max(self.throttled_until, now + delay)
-            return Admission(delay, 0)
-        granted = self._room(limit, grain_ms, now)
+            return FetchAdmission(delay, 0)
+        granted = self._room(limit, min_chunk_ms, now)
         if not self._smooth:
-            return Admission(0, granted)
+            return FetchAdmission(0, granted)
         paced = pacer.active
         if not paced:
             granted = min(granted, int(limit * TOLERANCE_MS / 1000.0))
@@ -205,22 +205,22 @@ class WindowGroup(Group):
         if self._typical is None:
             expected: float = max(min(max(granted, UNKNOWN_BATCH_BYTES), wanted), 1)
         else:
-            batch = 0.0 if self._portions is None else self._portions.batch
+            batch = 0.0 if self._fetch_sizer is None else self._fetch_sizer.batch
             expected = min(max(granted, batch), self._typical)
-        if paced and self._portions is not None:
-            granted = self._portions.grant(granted, limit, pacer.credit_ms(now))
+        if paced and self._fetch_sizer is not None:
+            granted = self._fetch_sizer.grant(granted, limit, pacer.credit_ms(now))
         granted = max(min(granted, wanted), 1)
         self._admitted += 1
         self._outstanding += expected
         paced_ms = 0.0
         if paced:
             paced_ms = expected / limit * 1000.0
-            if pacer.credit_ms(now) > PLENTY * grain_ms:
+            if pacer.credit_ms(now) > PLENTY * min_chunk_ms:
                 pacer.shorten_queue(now)
             pacer.take(paced_ms, now)
-        return Admission(0, granted, self, expected, paced_ms)
+        return FetchAdmission(0, granted, self, expected, paced_ms)
 
-    def settle(self, admission: Admission, amount: float) -> None:
+    def settle(self, admission: FetchAdmission, amount: float) -> None:
         """Release what :meth:`admit` reserved and learn from the real size, which the caller then records."""
         self._admitted -= 1
         # Exactly nothing when nothing is out: sums of fractions would leave a residue.
@@ -230,8 +230,8 @@ class WindowGroup(Group):
         if not amount:
             return  # there was no response to learn from
         self._learn(amount)
-        if self._portions is not None and admission.max_bytes is not None:
-            self._portions.learn(admission.max_bytes, amount)
+        if self._fetch_sizer is not None and admission.max_bytes is not None:
+            self._fetch_sizer.learn(admission.max_bytes, amount)
 
     def observed(self, now: int) -> float:
         """The rate in the window: bytes/s, or percent of one thread."""
@@ -243,18 +243,18 @@ class WindowGroup(Group):
         return None if self.limit is None else self.observed(now) / self.limit
 
     def owes(self, now: int) -> bool:
-        """See :meth:`Group.owes`."""
+        """See :meth:`QuotaCounter.owes`."""
         return super().owes(now) or self.waiting > 0 or (self.pacer.active and self.pacer.owed_ms(now) > 0)
 
     def owed_ms(self, now: int) -> int:
-        """See :meth:`Group.owed_ms`."""
+        """See :meth:`QuotaCounter.owed_ms`."""
         if not self.pacer.active:
             return super().owed_ms(now)
         owed_ms = int(self.pacer.owed_ms(now))
         return owed_ms if owed_ms > max(self.throttled_until - now, 0) + GRACE_MS else 0
 
     def forgettable(self, now: int) -> bool:
-        """See :meth:`Group.forgettable`. What fetches have taught about sizes of batches is learned again."""
+        """See :meth:`QuotaCounter.forgettable`. What fetches have taught about sizes of batches is learned again."""
         now = max(now, self.last_ms)
         return (
             self.rate.empty(now)
@@ -280,7 +280,7 @@ class WindowGroup(Group):
         if limit is None or self.shadow:
             return self._impose(delay, now)
         if not self._smooth:  # request time
-            self.pacer.paid_at = min(self.pacer.paid_at, float(now + MOST_BUSY_DEBT_MS))
+            self.pacer.paid_at = min(self.pacer.paid_at, float(now + MAX_BUSY_DEBT_MS))
             self._learn(amount)
             return self._impose(delay, now)
         if self._gate is not None:
@@ -291,7 +291,7 @@ class WindowGroup(Group):
         return self._impose(delay, now)
 
     def hold(self, connection: object, amount: float, now: int, *, whole: bool = False) -> int:
-        """See :meth:`Group.hold`. `amount` is 0 for request time, not known before: what is usual is assumed."""
+        """See :meth:`QuotaCounter.hold`. `amount` is 0 for request time, not known before: what is usual is assumed."""
         limit, pacer, gate = self.limit, self.pacer, self._gate
         now = max(now, self.last_ms)
         self.may_hold = pacer.active
@@ -322,7 +322,7 @@ class WindowGroup(Group):
         return paid_at, backlog_ms
 
     def line(self, now: int) -> Line:
-        """See :meth:`Group.line`."""
+        """See :meth:`QuotaCounter.line`."""
         limit, gate = self.limit, self._gate
         if limit is None or self.shadow or not self.pays or not (self.pacer.active or self.waiting):
             return NO_LINE
@@ -337,22 +337,22 @@ class WindowGroup(Group):
         return Line(self.waiting, next_ms, max(round_half_up(newcomer_ms), 0), debt_ms)
 
     def pass_held(self, connection: object) -> None:
-        """See :meth:`Group.pass_held`."""
+        """See :meth:`QuotaCounter.pass_held`."""
         if self._gate is not None:
             self._gate.leave(connection)
 
     def renews(self, size_bytes: int, now: int) -> bool:
-        """See :meth:`Group.renews`."""
+        """See :meth:`QuotaCounter.renews`."""
         limit = self.limit
         if limit is None:
             return True
         if self._bounded_ms is None:
-            cost, back_per_s, most = float(size_bytes), limit, float(MOST_RENEWING_BYTES)
+            cost, back_per_s, most = float(size_bytes), limit, float(MAX_RENEWING_BYTES)
             if self.pays:
-                most = min(most, limit * MOST_RENEWING_MS / 1000.0)
+                most = min(most, limit * MAX_RENEWING_MS / 1000.0)
         else:
             cost = (self._typical or 0.0) * self._scale / limit * 1000.0
-            back_per_s, most = 1000.0, float(MOST_RENEWING_MS)
+            back_per_s, most = 1000.0, float(MAX_RENEWING_MS)
         passed, since = self._renewed
         passed = max(passed - (now - since) * back_per_s / 1000.0, 0.0) + cost
         if passed > most:
@@ -404,7 +404,7 @@ class WindowGroup(Group):
         bounded = self._bounded_ms
         return delay if bounded is None or delay < bounded else bounded
 
-    def _due(self, limit: float, grain_ms: float, now: int) -> tuple[int, int]:
+    def _due(self, limit: float, min_chunk_ms: float, now: int) -> tuple[int, int]:
         """Kafka's delay at `now`, and with pacing the time until a grain's worth is allowed."""
         total, window_ms = self.rate.peek(now)
         observed = total / (window_ms / 1000.0)
@@ -414,42 +414,42 @@ class WindowGroup(Group):
         available_ms = window_ms - (total + self._outstanding) / limit * 1000.0
         if self.pacer.active:
             # One grain above the window is what a client at exactly its limit has anyway (the fence-post effect).
-            available_ms = min(available_ms + grain_ms, self.pacer.credit_ms(now))
-        if available_ms >= grain_ms / 2:
+            available_ms = min(available_ms + min_chunk_ms, self.pacer.credit_ms(now))
+        if available_ms >= min_chunk_ms / 2:
             return kafka, 0
-        return kafka, min(round_half_up(grain_ms - available_ms), MAX_THROTTLE_MS)
+        return kafka, min(round_half_up(min_chunk_ms - available_ms), MAX_THROTTLE_MS)
 
-    def _room(self, limit: float, grain_ms: float, now: int) -> int:
+    def _room(self, limit: float, min_chunk_ms: float, now: int) -> int:
         total, window_ms = self.rate.peek(now)
         room = (limit * window_ms / 1000.0 - total - self._outstanding) / self._scale
         if self.paced:
-            room = min(room + grain_ms * limit / 1000.0, self.pacer.credit_ms(now) * limit / 1000.0)
+            room = min(room + min_chunk_ms * limit / 1000.0, self.pacer.credit_ms(now) * limit / 1000.0)
         return max(int(room), 0)
 
     def _grain_ms(self, limit: float, now: int) -> float:
         """Fetches wait until this much time's worth is allowed. One that comes when half of it is there is let through:
         it may have waited its time, and the clock be a little behind."""
-        portions = self._portions
+        portions = self._fetch_sizer
         if portions is None:
             return 0.0
-        return portions.grain_ms(limit, self.pacer.waiting(now)) if self.pacer.active else SHORTEST_MS
+        return portions.min_chunk_ms(limit, self.pacer.waiting(now)) if self.pacer.active else SHORTEST_MS
 
     def _slack_ms(self, limit: float, now: int) -> float:
         """How much of the time that a delay of Kafka's lasts may become credit. For fetches, the next portion: each one
         that the window had little room for brings about such a delay, and consumers would never reach their limit."""
         return max(self._grain_ms(limit, now), SLACK_MS)
 
-    def _wait_in_turn(self, kafka: int, wait: int, grain_ms: float, now: int) -> int:
+    def _wait_in_turn(self, kafka: int, wait: int, min_chunk_ms: float, now: int) -> int:
         """How long a refused fetcher waits besides Kafka's delay: the pace, and its turn among the others. No debt."""
         pacer = self.pacer
         limit = self.limit
         if pacer.active and limit is not None:
             if kafka > 0:
-                pacer.hold(now + kafka, max(grain_ms, SLACK_MS))
+                pacer.hold(now + kafka, max(min_chunk_ms, SLACK_MS))
             usual_ms = (self._typical or 0.0) / limit * 1000.0
-            if self._portions is not None:
+            if self._fetch_sizer is not None:
                 # Portions from before the episode were larger than those that are due now.
-                usual_ms = min(usual_ms, max(grain_ms, self._portions.batch / limit * 1000.0))
+                usual_ms = min(usual_ms, max(min_chunk_ms, self._fetch_sizer.batch / limit * 1000.0))
             wait = round_half_up(pacer.turn(now, now + max(wait, kafka), usual_ms * CROWDING) - now)
         longest = self.max_throttle_ms
         return wait if longest is None else min(wait, longest)

@@ -15,9 +15,9 @@ from typing import Any
 from quota import compiled
 from quota.accounts import Account, Meter
 from quota.activity import RequestCounts
-from quota.counter import Admission, Group, Usage
+from quota.counter import FetchAdmission, QuotaCounter, Usage
 from quota.entity import DEFAULT, Kind
-from quota.fetch_sizer import Portions
+from quota.fetch_sizer import FetchSizer
 from quota.ledger import Ledger
 from quota.pacing import Pacer
 from quota.rate import SampledRate
@@ -26,7 +26,7 @@ from quota.trial import Trial
 
 RATES = (None, 1.0, 1000, 50_000.0, 3_333_333.3, 1e12, 2.0**63)
 STEPS_MS = (-1.5, 0.0, 0.4, 7.0, 260.0, 999.0, 1000.0, 5_000.0, 20_000.0, 300_000.0)
-OWN = (Account, Admission, Group, Meter, Pacer, Portions, RequestCounts, SampledRate, Trial, Usage)
+OWN = (Account, FetchAdmission, QuotaCounter, Meter, Pacer, FetchSizer, RequestCounts, SampledRate, Trial, Usage)
 
 
 def seen(value: Any) -> Any:
@@ -67,7 +67,7 @@ def case(seed: int, operations: int = 150) -> str:
     cap = rng.choice([None, 1000, 30_000])
     ledger = Ledger(table(rng), smooth=rng.random() < 0.7, max_throttle_ms=cap, num_samples=rng.choice([1, 2, 11]))
     now_ms = rng.choice([0.0, 12_345.678])
-    out: list[tuple[Account, Admission]] = []
+    out: list[tuple[Account, FetchAdmission]] = []
     connections = [object() for _ in range(4)]
     for _ in range(operations):
         now_ms = max(0.0, now_ms + rng.choice(STEPS_MS))

@@ -2,10 +2,10 @@
 
     python -m tests.sanitize [--seconds N]
 
-It runs the tests that drive the compiled code, random operations on a ledger, and the fuzz targets `turns` (mutations
-of recorded traffic) and `tls`. Any report of the sanitizers, and any difference between the compiled code and Python's,
-makes the exit code 1. (Leaks are not looked for: an interpreter leaves much behind when it ends. Tests for those count
-objects.)
+It runs the tests that drive the compiled code, random operations on a ledger, and the fuzz targets `connection_io`
+(mutations of recorded traffic) and `tls`. Any report of the sanitizers, and any difference between the compiled code
+and Python's, makes the exit code 1. (Leaks are not looked for: an interpreter leaves much behind when it ends. Tests
+for those count objects.)
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def pytest_arguments(files: tuple[str, ...]) -> list[str]:
     return ["-m", "pytest", "-q", *plugins, "-o", "addopts=--import-mode=importlib --strict-markers", *files]
 
 
-FUZZED = ("turns", "tls")
+FUZZED = ("connection_io", "tls")
 FUZZ = "import sys; from tests.fuzz import blind; blind.main({name!r}, sys.argv[1:])"
 
 

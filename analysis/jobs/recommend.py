@@ -16,7 +16,7 @@ from analysis import plots
 from analysis.columns import CLIENT, bucket, cluster, grain_for
 from analysis.kinds import MEASURES, by_kind
 from analysis.report import Context, Plot, Report, Story, Table
-from analysis.rows import MOST_ROWS, some_rows
+from analysis.rows import MAX_ROWS, some_rows
 from analysis.words import rate, several, span
 from quota.entity import Kind
 from quota.record import MAX_NAME_CHARACTERS
@@ -34,7 +34,7 @@ WINDOW_LIKE_S = 15.0
 """Up to this length an interval's mean is as good as Kafka's window of some 11 s; in longer ones peaks are averaged
 away.
 """
-LEAST_GRAIN_S = 10
+MIN_GRAIN_S = 10
 """What all sidecars of a fleet use together is added up over so many seconds, about as long as Kafka's window."""
 DAYS_HIGH, DAYS_MEDIUM, RECORDS_HIGH = 14, 3, 1000
 SAME = 0.1
@@ -49,7 +49,7 @@ def run(context: Context) -> Report:
     alone = rows.select(
         *CLIENT, "end_ms", F.lit(False).alias("of_fleet"), *(column for kind in KINDS for column in _of_a_record(kind))
     )
-    whole = _of_the_fleet(rows, grain_for(LEAST_GRAIN_S, context.intake.quality.interval_s))
+    whole = _of_the_fleet(rows, grain_for(MIN_GRAIN_S, context.intake.quality.interval_s))
     # Days first, so that a client with many sidecars is not one long list on one machine; and all kinds in one row, for
     # what costs most is to bring the rows of a client's hour together.
     days = (
@@ -224,7 +224,7 @@ def _tell(tables: Mapping[str, DataFrame], headroom: float) -> Story:
     if rest > 0:
         findings.append(
             f"{rest:,} recommendations are only in the table, not in the values: beyond the "
-            f"{MOST_ROWS:,} largest, or names that "
+            f"{MAX_ROWS:,} largest, or names that "
             "were cut in the records or cannot be written in an entry, or of one scope beside a limit of the other: an "
             "entry has one scope."
         )

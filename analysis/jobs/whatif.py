@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from analysis import plots
 from analysis.columns import cluster, ratio
 from analysis.kinds import MEASURES
-from analysis.levels import Candidate, resolved
+from analysis.levels import CandidateQuotas, resolved
 from analysis.replay.arrow import RESULT, ROWS, folded
 from analysis.replay.fold import Rule
 from analysis.replay.intervals import most_in_window
@@ -43,7 +43,7 @@ class Family:
 
     kind: Kind
     names: tuple[str, ...]
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[CandidateQuotas, ...]
 
     @property
     def rule(self) -> Rule:
@@ -65,7 +65,7 @@ class Family:
         return density * (rule.scale * most_in_window(rule.num_samples, rule.sample_ms)) > least_limit
 
 
-def families(candidates: Mapping[str, Candidate]) -> list[Family]:
+def families(candidates: Mapping[str, CandidateQuotas]) -> list[Family]:
     """The candidates by kind of quota, and by whose counters they have."""
     found: dict[object, list[str]] = {}
     for name, one in candidates.items():
@@ -82,7 +82,7 @@ def families(candidates: Mapping[str, Candidate]) -> list[Family]:
 
 def run(context: Context) -> Report:
     """Replay every kind that a candidate limits."""
-    candidates: Mapping[str, Candidate] = context.options["candidates"]
+    candidates: Mapping[str, CandidateQuotas] = context.options["candidates"]
     at_most: float = context.options.get("at_most", 0.01)
     found = families(candidates)
     rows = context.records.withColumn("cluster_id", cluster())

@@ -22,7 +22,7 @@ from analysis.replay.intervals import (
 from analysis.replay.window import Floats, Ints, delays_ms, rates
 from quota.counter import MutationAlgorithm
 
-MOST_EVENTS = 1 << 18
+MAX_EVENTS = 1 << 18
 """Seconds that are looked at together: as many as a processor's cache may hold."""
 
 
@@ -41,7 +41,7 @@ class Rule:
 
 
 @dataclass(slots=True)
-class Outcome:
+class ReplayResult:
     """What came of each group (first axis) under each limit (second axis)."""
 
     seconds_over: Ints
@@ -54,14 +54,14 @@ class Outcome:
     """By group: the highest rate of an interval."""
 
 
-def fold(rule: Rule, group: Ints, start_ms: Ints, duration_s: Floats, amount: Floats, limits: Floats) -> Outcome:
+def fold(rule: Rule, group: Ints, start_ms: Ints, duration_s: Floats, amount: Floats, limits: Floats) -> ReplayResult:
     """Replay intervals in any order. `group`: which row of `limits` (groups by limits; NaN: none) an interval is of.
 
     Amounts are as they were used; each interval's is spread over its seconds. Windows begin empty.
     """
     count, several = limits.shape
     found = ordered(group, start_ms, duration_s, amount)
-    outcome = Outcome(
+    outcome = ReplayResult(
         np.zeros((count, several), dtype=np.int64),
         np.zeros((count, several), dtype=np.int64),
         np.full((count, several), np.nan),
@@ -100,7 +100,7 @@ def _windows(rule: Rule, found: Intervals, limits: Floats) -> Iterator[Events]:
     first, end_ms = 0, found.last_ms
     while first < len(found):
         done = size[first - 1] if first else 0
-        end = max(int(np.searchsorted(size, done + MOST_EVENTS, side="right")), first + 1)
+        end = max(int(np.searchsorted(size, done + MAX_EVENTS, side="right")), first + 1)
         begin = first
         while (
             begin
@@ -116,7 +116,7 @@ def _windows(rule: Rule, found: Intervals, limits: Floats) -> Iterator[Events]:
         first = end
 
 
-def _add(rule: Rule, found: Events, limits: Floats, outcome: Outcome) -> None:
+def _add(rule: Rule, found: Events, limits: Floats, outcome: ReplayResult) -> None:
     amounts = found.amounts if rule.scale == 1.0 else found.amounts * rule.scale
     asked = found.weights > 0
     seen = rates(
@@ -138,7 +138,7 @@ def _add(rule: Rule, found: Events, limits: Floats, outcome: Outcome) -> None:
         np.fmax.at(outcome.extreme[:, place], where, seen.observed[held])
 
 
-def _tokens(rule: Rule, found: Intervals, overlap: np.ndarray, limits: Floats, outcome: Outcome) -> None:
+def _tokens(rule: Rule, found: Intervals, overlap: np.ndarray, limits: Floats, outcome: ReplayResult) -> None:
     assert rule.tokens is not None
     burst_s = rule.num_samples * rule.sample_ms / 1000.0
     used = np.bincount(found.group, found.amount, len(limits))

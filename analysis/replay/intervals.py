@@ -75,7 +75,7 @@ SLACK_S = 3.0
 at the end of an interval that is rounded up; and one for a clock that was moved a little."""
 
 
-MOST_LOOKS = 64
+MAX_LOOKS = 64
 """Intervals within the reach of one window; with more, looking at each takes longer than it saves."""
 
 
@@ -136,7 +136,7 @@ def near(found: Intervals, least_limit: Floats, num_samples: int, sample_ms: int
     reach_ms = (num_samples + 1) * sample_ms + STEP_MS
     back, pairs = 1, []
     while back < len(found):
-        if back > MOST_LOOKS:  # windows of hours over intervals of seconds: all are replayed
+        if back > MAX_LOOKS:  # windows of hours over intervals of seconds: all are replayed
             return np.ones(len(found), dtype=np.bool_), np.zeros(len(found), dtype=np.bool_)
         seen = (found.group[back:] == found.group[:-back]) & (ends[:-back] > found.start_ms[back:] - reach_ms)
         if not seen.any():

@@ -18,7 +18,7 @@ from quota.counter import MutationAlgorithm
 
 
 @dataclass(slots=True)
-class Held:
+class TokenResult:
     """What came of one group."""
 
     seconds: int = 0
@@ -35,7 +35,7 @@ def replay(
     sample_ms: int,
     algorithm: MutationAlgorithm,
     overlap: bool = False,
-) -> Held:
+) -> TokenResult:
     """One group's intervals against one limit."""
     counter: TokenBucket | WindowedBurst
     if algorithm == "token_bucket":
@@ -43,7 +43,7 @@ def replay(
     else:
         counter = WindowedBurst(num_samples, sample_ms)
     full = counter.burst(limit)
-    held = Held()
+    held = TokenResult()
     left = full
     started = False
     for start_ms, steps, each in _overlapping(found) if overlap else _one_by_one(found):

@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
-class Rates(NamedTuple):
+class WindowRates(NamedTuple):
     """What the window shows at each event that was asked for."""
 
     observed: Floats
@@ -58,7 +58,7 @@ def rates(
     num_samples: int,
     sample_ms: int,
     asked: Flags | None = None,
-) -> Rates:
+) -> WindowRates:
     """The rate at each event, recorded first and measured after, as `SampledRate` has it.
 
     `numbers`: how many samples its counter had begun up to and with the event's own one; they say in which slot of the
@@ -86,10 +86,10 @@ def rates(
     least_ms = (num_samples - 1) * sample_ms
     window_ms = np.where(elapsed < least_ms, least_ms + elapsed % sample_ms, elapsed)
     window_ms = np.maximum(window_ms, 1)
-    return Rates(total / (window_ms / 1000.0), window_ms)
+    return WindowRates(total / (window_ms / 1000.0), window_ms)
 
 
-def delays_ms(found: Rates, limit: Floats, bounded_ms: int | None = None) -> Ints:
+def delays_ms(found: WindowRates, limit: Floats, bounded_ms: int | None = None) -> Ints:
     """How long each event is delayed (`QuotaUtils.throttleTime`); `bounded_ms` at most, if there is such a bound.
 
     NaN as limit: there is none.

@@ -20,10 +20,10 @@ Values = NDArray[np.float64]
 WEEK = 7
 FEWEST_DAYS = 2 * WEEK
 """Of each day of the week two at least."""
-MOST_HELD_OUT = 2 * WEEK
+MAX_HELD_OUT = 2 * WEEK
 CERTAINTY = 0.8
 """How likely a day of the days ahead is to lie within its bounds, if it goes on as before."""
-MOST_TURNS, SETTLED = 50, 1e-9
+MAX_TURNS, SETTLED = 50, 1e-9
 """Line and factors are fitted in turns until the factors move by less than that."""
 LAGS = 7
 """Days after which what was out of the usual is over: within them deviations may depend on each other."""
@@ -60,7 +60,7 @@ def outlook(day: Days, value: Values, ahead: Days) -> Outlook | None:
     origin = day[0]
     lines, lines_ahead = _line(day - origin), _line(ahead - origin)
     factors = np.ones(WEEK)
-    for _ in range(MOST_TURNS):
+    for _ in range(MAX_TURNS):
         before = factors
         fitted = lines @ OLS(value, lines * factors[day % WEEK][:, None]).fit().params
         factors = _factors(day, value, np.maximum(fitted, 0.0))
@@ -88,7 +88,7 @@ def back_test(day: Days, value: Values) -> BackTest | None:
     """
     if len(day) < FEWEST_DAYS + WEEK:
         return None
-    held_out = min(max(len(day) // 4 // WEEK, 1) * WEEK, MOST_HELD_OUT)
+    held_out = min(max(len(day) // 4 // WEEK, 1) * WEEK, MAX_HELD_OUT)
     truth = value[-held_out:]
     found = outlook(day[:-held_out], value[:-held_out], day[-held_out:])
     if found is None or not truth.any():

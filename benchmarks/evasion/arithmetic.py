@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 Staircase = Sequence[tuple[float, float]]
-LEAST_SHARE = 0.5
+MIN_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def judge(staircase: Staircase, limit: float, window_s: float, until_s: float) -
     later = [(at, amount) for at, amount in rises if at >= start + window_s]
     begin, end = start + window_s, until_s
     counted = sum(amount for _, amount in later)
-    if len(later) > 1 and later[-1][0] - later[0][0] >= LEAST_SHARE * (until_s - begin):
+    if len(later) > 1 and later[-1][0] - later[0][0] >= MIN_SHARE * (until_s - begin):
         begin, end = later[0][0], later[-1][0]
         counted -= later[-1][1]
     seconds = max(end - begin, 1e-9)

@@ -19,7 +19,7 @@ from benchmarks.evasion import frames
 from benchmarks.evasion.rows import KERBEROS_USER, Row
 from benchmarks.evasion.wire import Address
 from benchmarks.rig.runner import BROKER_SETTINGS, SHM
-from deploy.kafka import DEFAULT_LISTENERS, KafkaCluster, SecureListener, Security, run_tool, start_tool
+from deploy.kafka import DEFAULT_LISTENERS, BrokerSecurity, KafkaCluster, SecureListener, run_tool, start_tool
 from deploy.kafka.jmx import JMX, _address
 from deploy.kafka.tools import QUICK_JVM
 from tests.support.certificates import Authority, Issued
@@ -237,7 +237,7 @@ def stage(rows: Sequence[Row]) -> Iterator[Stage]:
                 )
             )
         every = dict.fromkeys((*users, *(f"other-{user[2:]}" for user in users), OWN_USER), PASSWORD)
-        security = Security(
+        security = BrokerSecurity(
             every,
             listeners,
             certificate=certificate.both,

@@ -12,7 +12,7 @@ from benchmarks.evasion.logins import Steps, authenticate, authenticated, handsh
 
 Address = tuple[str, int]
 ABORT = struct.pack("ii", 1, 0)
-MOST_ANSWER_BYTES = 64 << 20
+MAX_ANSWER_BYTES = 64 << 20
 
 
 class RefusedError(Exception):
@@ -56,7 +56,7 @@ class Wire:
     async def answer(self) -> bytes:
         """The next frame without its size."""
         (size,) = struct.unpack(">i", await self._exactly(4))
-        if not 0 <= size <= MOST_ANSWER_BYTES:
+        if not 0 <= size <= MAX_ANSWER_BYTES:
             raise RefusedError(f"an answer of {size} bytes")
         return await self._exactly(size)
 

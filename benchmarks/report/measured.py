@@ -32,6 +32,6 @@ def in_words(project: Mapping[str, Any]) -> str:
     """As a report says it; results from before it was stored have an empty `project`, or none of the data path."""
     if not project:
         return "commit not stored"
-    data_path = project.get("data_path", "not stored")  # without the lane everything costs about 1.6 times as much
+    data_path = project.get("data_path", "not stored")  # as Python everything costs about 1.6 times as much
     changed = " with uncommitted changes" if project["uncommitted_changes"] else ""
     return f"commit {project['commit']}{changed}; kquota's data path: {data_path}"

@@ -19,7 +19,7 @@ from benchmarks.rig.rawclient import Address, api_versions_frame, produce_frame
 
 FETCH, FETCH_VERSION = 1, 4
 FETCHED_BATCHES = 16
-MOST_FETCHED_BYTES = 4_000_000
+MAX_FETCHED_BYTES = 4_000_000
 EMPTY_BYTES = 200
 """Fetch answers up to this size hold no records: what a throttled consumer is told. Quotas do not count them."""
 TICK_S = 0.1
@@ -59,7 +59,7 @@ class Seen:
 def fetch_frame(cell: Cell) -> bytes:
     """A Fetch request of version 4 for partition 0 from its beginning."""
     name, client_id = cell.topic.encode(), cell.client_id.encode()
-    most = min(FETCHED_BATCHES * cell.batch_bytes, MOST_FETCHED_BYTES)
+    most = min(FETCHED_BATCHES * cell.batch_bytes, MAX_FETCHED_BYTES)
     header = struct.pack(">hhih", FETCH, FETCH_VERSION, 0, len(client_id)) + client_id
     body = struct.pack(">iiiib", -1, 500, 1, most, 0)  # replica, max wait in ms, min and max bytes, isolation level
     body += struct.pack(">ih", 1, len(name)) + name + struct.pack(">iiqi", 1, 0, 0, most)

@@ -43,7 +43,7 @@ PROBE_S = 2.0
 MARGIN_S = 0.1
 """What was in force before is freed after the reload; traffic is watched so much longer."""
 PAUSE_MS = 5.0
-MOST_STOLEN = 0.01
+MAX_STOLEN = 0.01
 ATTEMPTS = 3
 COMPUTE = (
     "import sys, time; time.sleep(0.5); began = time.monotonic(); print(began)\n"
@@ -216,7 +216,7 @@ def reload_often(
         limits = itertools.count(5)
         for _ in range(rounds):
             attempts: list[Reload] = []
-            while not attempts or (attempts[-1].stolen > MOST_STOLEN and len(attempts) < ATTEMPTS):
+            while not attempts or (attempts[-1].stolen > MAX_STOLEN and len(attempts) < ATTEMPTS):
                 text = configuration(ports, bootstrap, entries, next(limits))
                 attempts.append(reload_once(process, file, log, text, ports[0]))
                 time.sleep(0.5)

@@ -2,7 +2,7 @@
 
 One real broker, `kquota run`, small produce requests as fast as they go over 32 connections; py-spy looks at it 200
 times a second from outside. `--project` is a directory with another version of kquota, to compare. `--native` shows
-functions of compiled code too, those of the lane among them.
+functions of compiled code too, those of the data path among them.
 """
 
 from __future__ import annotations

@@ -51,10 +51,10 @@ def summary(round_trips_s: list[float], cpu_s: float, seconds: float) -> dict[st
 
 def with_kafka_python(bootstrap: str, seconds: float) -> dict[str, Any]:
     """As the sidecar does it; the event loop's side looks every 10 ms, so that its own times do not count."""
-    from config.fleet import Fleet
+    from config.fleet import FleetSection
     from deploy.fleet.exchange import Exchange
 
-    exchange = Exchange(Fleet(), [bootstrap])
+    exchange = Exchange(FleetSection(), [bootstrap])
     exchange.wanted = frozenset({0})
     exchange.start()
     while not exchange.state.connected:

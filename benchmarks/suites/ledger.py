@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 
-from deploy.metrics import Metrics, Status
+from deploy.metrics import Exposition, Status
 from deploy.sources.watch import ReloadState
 from proxy.telemetry.observer import Counters
 from quota.entity import DEFAULT, Kind
@@ -43,7 +43,7 @@ def table(kinds: list[Kind]) -> QuotaTable:
 def attack(kinds: list[Kind], name_length: int) -> None:
     """A million names, each used once in every way, beside clients that stay; expositions and housekeeping go on."""
     ledger, calm = (Ledger(table(kinds)) for _ in range(2))
-    metrics = Metrics(ledger, Counters(), ReloadState(), lambda: Status(True, True, False), max_groups=200)
+    metrics = Exposition(ledger, Counters(), ReloadState(), lambda: Status(True, True, False), max_groups=200)
     honest = [[one.account("u", f"honest-{number}") for number in range(HONEST)] for one in (ledger, calm)]
     gc.collect()
     before_mb, peak_mb, collected_s, steps = rss_mb(), 0.0, 0.0, [0.0]

@@ -38,7 +38,7 @@ PROBES = 20
 READY_LIMIT_S = 60.0
 STOP_LIMIT_S = 40.0
 FILL_RECORDS = 200
-MOST_BEHIND_S = 30.0
+MAX_BEHIND_S = 30.0
 """The probes wait so long for answers; what they measure then says so."""
 
 
@@ -210,7 +210,7 @@ def _probe(address: Address, plan: Plan, seconds: float) -> tuple[list[float], i
         rate_per_s=plan.probe_rate_per_s,
         seconds=seconds,
         connections=PROBES,
-        most_behind_s=MOST_BEHIND_S,
+        most_behind_s=MAX_BEHIND_S,
     )
     return [latency * 1000 for latency in loop.latencies_s], loop.throttled
 
@@ -278,7 +278,7 @@ def table(result: Result) -> str:
     return "\n".join([*lines, "| **median** | " + " | ".join(medians) + " |"])
 
 
-MOST_P99_RATIO = 2.0
+MAX_P99_RATIO = 2.0
 """Beside the crowd over alone, the median of the rounds."""
 
 
@@ -293,9 +293,9 @@ def judge(result: Result) -> list[str]:
         if not one.least_writes:
             found.append(f"round {number}: a writer got nothing done")
     ratio = statistics.median(result.ratios("p99_ms"))
-    if ratio > MOST_P99_RATIO:
+    if ratio > MAX_P99_RATIO:
         found.append(
-            f"p99 of unthrottled clients is {ratio:.2f} times that alone, at most {MOST_P99_RATIO:g} is allowed"
+            f"p99 of unthrottled clients is {ratio:.2f} times that alone, at most {MAX_P99_RATIO:g} is allowed"
         )
     return found
 

@@ -41,23 +41,23 @@ from deploy.admin.explain_text import explanation_panel, explanation_text
 from deploy.admin.guard import Guard, Hosts
 from deploy.admin.history import History
 from deploy.common.text import ascii_json
-from deploy.metrics import CONTENT_TYPE, Metrics
+from deploy.metrics import CONTENT_TYPE, Exposition
 from proxy.telemetry.observer import ConnectionInfo
 from quota.admin import Entity
 from quota.connections import canonical_address
-from quota.counter import Group
+from quota.counter import QuotaCounter
 from quota.ledger import Ledger, TrialSnapshot, trial_snapshot
 
 log = structlog.get_logger("kquota.admin")
 
-MOST_CONNECTIONS: Final = 64
+MAX_CONNECTIONS: Final = 64
 """Open at once; the oldest makes room for the newest."""
 LIFETIME_S: Final = 20.0
 """Of a connection without a complete request, and of each request until its answer has been taken."""
 KEEP_ALIVE_S: Final = 10.0
 AFTER_EOF_S: Final = 1.0
 ROWS: Final = 1000
-MOST_ROWS: Final = 10_000
+MAX_ROWS: Final = 10_000
 STEP: Final = 200
 
 
@@ -112,7 +112,7 @@ class AdminApp:
         self,
         ledger: Ledger,
         proxy: ProxyView,
-        metrics: Metrics,
+        metrics: Exposition,
         clock_ms: Callable[[], float],
         quotas: QuotasView | None = None,
         history: History | None = None,
@@ -172,7 +172,7 @@ class AdminApp:
         async with self._heavy:
             at = self._moment()
             now = int(at.now_ms)
-            held: list[tuple[int, int, Group]] = []
+            held: list[tuple[int, int, QuotaCounter]] = []
             for index, group in enumerate(list(self._ledger.groups())):
                 until = max(group.throttled_until, now + group.owed_ms(now))
                 if (until > now or group.waiting) and not group.shadow:
@@ -249,7 +249,7 @@ class AdminApp:
     async def _libraries(self, request: Request) -> Response:
         """How client libraries take throttles, those that ignored them longest first."""
         most = _limit(request)
-        found = list(self._metrics.libraries)  # at most MOST_LIBRARIES
+        found = list(self._metrics.libraries)  # at most MAX_LIBRARIES
         best = heapq.nlargest(most, found, key=lambda one: (one.ignored_ms, one.mute_ms))
         rows = [{name: getattr(one, name) for name in one.__slots__} for one in best]
         return _json({"libraries": rows, "total": len(found), "shown": len(rows)})
@@ -257,11 +257,11 @@ class AdminApp:
 
 def _limit(request: Request) -> int:
     with suppress(ValueError):
-        return min(max(int(request.query_params.get("limit", ROWS)), 0), MOST_ROWS)
+        return min(max(int(request.query_params.get("limit", ROWS)), 0), MAX_ROWS)
     return ROWS
 
 
-def _group_json(ledger: Ledger, group: Group, now: int) -> dict[str, Any]:
+def _group_json(ledger: Ledger, group: QuotaCounter, now: int) -> dict[str, Any]:
     user, client_id = group.key
     usage = group.usage
     return {
@@ -321,7 +321,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(MOST_CONNECTIONS)
+        listener.listen(MAX_CONNECTIONS)
     except OSError as error:
         listener.close()
         raise OSError(error.errno, f"cannot listen on {host}:{port} (admin): {error.strerror}") from error
@@ -336,7 +336,7 @@ class AdminServer:
         listener: socket.socket,
         app: Any,
         *,
-        most_connections: int = MOST_CONNECTIONS,
+        most_connections: int = MAX_CONNECTIONS,
         lifetime_s: float = LIFETIME_S,
         on_evict: Callable[[], None] = lambda: None,
     ) -> None:

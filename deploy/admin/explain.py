@@ -16,19 +16,18 @@ from deploy.common.text import UNITS
 from proxy.telemetry.observer import ConnectionInfo
 from proxy.wire.schema import API_NAMES
 from quota.admin import Entity, entity_of_entry
-from quota.connections import ConnectionEntry, Refused, Scope, canonical_address
-from quota.connections import Standing as ConnectionStanding
-from quota.counter import Group
+from quota.connections import ConnectionEntry, ConnectionStatus, Refused, Scope, canonical_address
+from quota.counter import QuotaCounter
 from quota.decisions import Decision
 from quota.entity import ANONYMOUS, DEFAULT, Kind
-from quota.fleet.core import Standing
+from quota.fleet.core import FleetStatus
 from quota.ledger import KindExplanation, Ledger, TrialSnapshot, trial_snapshot
-from quota.status import standing
+from quota.status import counter_status
 from quota.table import RATE_FIELD, Entry
 
-MOST_PEERS: Final = 10
-MOST_ADDRESSES: Final = 5
-MOST_DECISIONS: Final = 20
+MAX_PEERS: Final = 10
+MAX_ADDRESSES: Final = 5
+MAX_DECISIONS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +106,9 @@ def _kind_json(ledger: Ledger, one: KindExplanation, at: Moment | None, origin: 
     return found
 
 
-def standing_json(group: Group, at: Moment, ledger: Ledger) -> dict[str, Any]:
+def standing_json(group: QuotaCounter, at: Moment, ledger: Ledger) -> dict[str, Any]:
     """How one counter stands."""
-    now = standing(group, at.now_ms)
+    now = counter_status(group, at.now_ms)
     usage = group.usage
     return {
         "amount": now.amount,
@@ -137,7 +136,7 @@ def standing_json(group: Group, at: Moment, ledger: Ledger) -> dict[str, Any]:
     }
 
 
-def fleet_json(ledger: Ledger, group: Group) -> dict[str, Any] | None:
+def fleet_json(ledger: Ledger, group: QuotaCounter) -> dict[str, Any] | None:
     """This instance's share of a fleet's limit, and why it is that; None for a limit of its own."""
     found = None if ledger.fleet is None else ledger.fleet.standing(group)
     if found is None or group.whole is None:
@@ -145,7 +144,7 @@ def fleet_json(ledger: Ledger, group: Group) -> dict[str, Any] | None:
     return _share_json(found, group.whole, group.limit)
 
 
-def _share_json(found: Standing, limit: float, limit_here: float | None) -> dict[str, Any]:
+def _share_json(found: FleetStatus, limit: float, limit_here: float | None) -> dict[str, Any]:
     return {
         "limit": limit,
         "share": found.share,
@@ -217,7 +216,7 @@ def _connection_json(
     return found
 
 
-def _rate_share_json(ledger: Ledger, one: ConnectionStanding) -> dict[str, Any] | None:
+def _rate_share_json(ledger: Ledger, one: ConnectionStatus) -> dict[str, Any] | None:
     """This instance's share of a connection rate of the fleet; None for one of its own, or not used here lately."""
     limit = None if one.rate is None else one.rate.connection_creation_rate
     if ledger.fleet is None or one.rate is None or limit is None or not ledger.table.of_fleet(one.rate):
@@ -285,17 +284,19 @@ def identity_of_connections(
         "connections": len(mine),
         "muted": sum(one.state == "muted" for one in mine),
         "waiting": sum(one.state == "waiting" for one in mine),
-        "peers": [one.peer for one in mine[:MOST_PEERS]],
+        "peers": [one.peer for one in mine[:MAX_PEERS]],
         "software": sorted({one.software for one in mine if one.software}),
     }
 
 
 def addresses_of(found: Iterable[str]) -> list[str]:
     """The addresses of some peers (`address:port`), each once, as limits know them."""
-    return list(dict.fromkeys(canonical_address(peer.rpartition(":")[0]) for peer in found))[:MOST_ADDRESSES]
+    return list(dict.fromkeys(canonical_address(peer.rpartition(":")[0]) for peer in found))[:MAX_ADDRESSES]
 
 
-def throttled_json(groups: Iterable[Group], ledger: Ledger, at: Moment, origin: Origin | None = None) -> dict[str, Any]:
+def throttled_json(
+    groups: Iterable[QuotaCounter], ledger: Ledger, at: Moment, origin: Origin | None = None
+) -> dict[str, Any]:
     """What `/throttled` answers: the counters that hold clients back now, longest first, and the last decisions."""
     rows: list[dict[str, Any]] = [
         {
@@ -316,6 +317,6 @@ def throttled_json(groups: Iterable[Group], ledger: Ledger, at: Moment, origin: 
     return {
         "at": at.iso(),
         "throttled": rows,
-        "decisions": [decision_json(one, at) for one in ledger.decisions.latest(MOST_DECISIONS)],
-        "refused": [refused_json(one, at) for one in ledger.connections.refusals(MOST_DECISIONS)],
+        "decisions": [decision_json(one, at) for one in ledger.decisions.latest(MAX_DECISIONS)],
+        "refused": [refused_json(one, at) for one in ledger.connections.refusals(MAX_DECISIONS)],
     }

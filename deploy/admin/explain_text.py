@@ -14,7 +14,7 @@ from quota.visible import visible
 
 NEAR: Final = 0.9
 """From this share of a limit on, it is worth a line at the top."""
-MOST_ROWS: Final = 30
+MAX_ROWS: Final = 30
 RECENT_MS: Final = 300_000
 """Refused connections of the last five minutes are worth a line at the top."""
 _SOURCES: Final = {
@@ -99,10 +99,10 @@ def throttled_text(answer: dict[str, Any], admin_url: str) -> str:
     rows = answer["throttled"]
     at = answer["at"]
     if rows:
-        waits = ["waiting"] if any(row["now"]["waiting"] for row in rows[:MOST_ROWS]) else []
+        waits = ["waiting"] if any(row["now"]["waiting"] for row in rows[:MAX_ROWS]) else []
         head = ["quota", "user", "client-id", "limit", "now", "not read until"]
         table = [[*head, *waits, "a request now waits", "set by"]]
-        for row in rows[:MOST_ROWS]:
+        for row in rows[:MAX_ROWS]:
             kind, now = Kind(row["kind"]), row["now"]
             until = "-" if not now["muted_ms"] else f"{_clock(now['muted_until'], at)} ({_span(now['muted_ms'])})"
             table.append(
@@ -118,7 +118,7 @@ def throttled_text(answer: dict[str, Any], admin_url: str) -> str:
                     _entity(row["entity"]),
                 ]
             )
-        more = f"\n  … and {len(rows) - MOST_ROWS} more (--json shows all)" if len(rows) > MOST_ROWS else ""
+        more = f"\n  … and {len(rows) - MAX_ROWS} more (--json shows all)" if len(rows) > MAX_ROWS else ""
         origins = sorted({row["set_in"] for row in rows if row["set_in"] is not None})
         more += "".join(f"\n  limits are set {visible(origin)}" for origin in origins)
         parts = [f"{_count(len(rows), 'counter')} throttled at {at}, the longest first:\n{columns(table)}{more}"]
@@ -128,7 +128,7 @@ def throttled_text(answer: dict[str, Any], admin_url: str) -> str:
         parts.append(decisions_text(answer["decisions"], at))
     if answer["refused"]:
         table = [["refused last at", "by", "name", "how often", "because"]]
-        for one in answer["refused"][:MOST_ROWS]:
+        for one in answer["refused"][:MAX_ROWS]:
             because = _refused_because(one)
             table.append([_clock(one["last_at"], at), one["reason"], safe(one["name"]), str(one["count"]), because])
         parts.append(f"connections refused, newest first:\n{columns(table)}")
@@ -143,7 +143,7 @@ def decisions_text(decisions: list[dict[str, Any]], at: str) -> str:
 
 def _decision_rows(decisions: list[dict[str, Any]], at: str) -> list[list[str]]:
     rows = [["at", "request", "user", "client-id", "delay", "quota", "because"]]
-    for one in decisions[:MOST_ROWS]:
+    for one in decisions[:MAX_ROWS]:
         api = "-" if one["api"] is None else one["api"]
         names = [safe(one["user"]), safe(one["client_id"])]
         rows.append([_clock(one["at"], at), api, *names, _span(one["delay_ms"]), one["kind"], _because(one)])

@@ -31,7 +31,7 @@ HEADERS: Final = {  # on every answer that does not say otherwise itself
     "referrer-policy": "no-referrer",
 }
 MISDIRECTED, FORBIDDEN = 421, 403
-MOST_NAMES_LOGGED: Final = 20
+MAX_NAMES_LOGGED: Final = 20
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+(?:%25[\w.~-]+)?\]|[a-z0-9_.-]+)(?::[0-9]{0,5})?", re.ASCII)
 _CLUSTER: Final = re.compile(r"[^.]+(?:\.[^.]+){1,2}\.(?:svc|pod)(?:\.cluster\.local)?")
 """Names that cluster DNS gives pods. Neither is a public domain, so that none of them is for sale."""
@@ -124,7 +124,7 @@ class Guard:
         return None
 
     def _tell(self, host: str) -> None:
-        if host in self._logged or len(self._logged) >= MOST_NAMES_LOGGED:
+        if host in self._logged or len(self._logged) >= MAX_NAMES_LOGGED:
             return
         self._logged.add(host)
         log.warning("request for a host that is not ours refused", host=host, setting="admin.allowed_hosts")

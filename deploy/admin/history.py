@@ -15,18 +15,18 @@ import trio
 
 from deploy.common.top_k import STEP
 from proxy.telemetry.observer import Counters
-from quota.counter import Group
-from quota.entity import GroupKey, Kind
+from quota.counter import QuotaCounter
+from quota.entity import CounterKey, Kind
 from quota.ledger import Ledger
 
 INTERVAL_S: Final = 5.0
 SAMPLES: Final = 180
 """15 minutes."""
-MOST_COUNTERS: Final = 50
+MAX_COUNTERS: Final = 50
 USED_WITHIN_MS: Final = 15_000
 """A counter that was not used for longer than its window has nothing new to tell."""
 
-Place = tuple[Kind, GroupKey]
+Place = tuple[Kind, CounterKey]
 
 
 class _Series:
@@ -64,7 +64,7 @@ class History:
     def look(self, now_ms: float) -> Iterator[None]:
         """Take one sample, step by step."""
         now = int(now_ms)
-        found: list[tuple[float, int, Group]] = []
+        found: list[tuple[float, int, QuotaCounter]] = []
         for index, group in enumerate(list(self._ledger.groups())):
             if group.limit is not None and group.last_ms > now - USED_WITHIN_MS:
                 found.append((group.utilisation(now) or 0.0, index, group))
@@ -77,9 +77,9 @@ class History:
         self._waiting.append(self._counters.connections_waiting)
         self._open.append(self._counters.connections_open)
         seen = {(group.kind, group.key): (use, group) for use, _, group in found}
-        for use, _, group in heapq.nlargest(MOST_COUNTERS, found):
+        for use, _, group in heapq.nlargest(MAX_COUNTERS, found):
             place = (group.kind, group.key)
-            if place not in self._series and (len(self._series) < MOST_COUNTERS or self._forget_one(use)):
+            if place not in self._series and (len(self._series) < MAX_COUNTERS or self._forget_one(use)):
                 self._series[place] = _Series(looks, group.usage.throttle_ms)
         for place, series in list(self._series.items()):
             now_seen = seen.get(place)

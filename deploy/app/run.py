@@ -28,7 +28,7 @@ from deploy.common.gc_tuning import is_computing, let_go, settle, share_fairly, 
 from deploy.common.version import kquota_version
 from deploy.export.exporter import new_exporter
 from deploy.fleet.member import Member, new_member
-from deploy.metrics import Metrics, Status
+from deploy.metrics import Exposition, Status
 from deploy.metrics.fleet import fleet_families
 from deploy.metrics.held import held_families
 from deploy.metrics.security import security_families
@@ -41,7 +41,7 @@ from proxy.interceptors.intercept import Interceptors
 from proxy.interceptors.mutations import MUTATION_APIS, MutationQuota
 from proxy.interceptors.quota_admin import QuotaAdmin
 from proxy.listen.server import Proxy
-from proxy.settings import ProxySettings, SizeLimits, StallLimits, Transparent
+from proxy.settings import ProxySettings, SizeLimits, StallLimits, TransparentSettings
 from proxy.wire.apis import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
 from quota import compiled
 from quota.entity import Kind
@@ -93,10 +93,10 @@ def proxy_settings(config: Config, security: Security) -> ProxySettings:
     )
 
 
-def _transparent(config: Config) -> Transparent:
+def _transparent(config: Config) -> TransparentSettings:
     settings = config.transparent
     ports = tuple(range(ports.first, ports.last + 1) for ports in settings.ports)
-    return Transparent(settings.mark, tuple(settings.networks), ports, settings.tls_passthrough)
+    return TransparentSettings(settings.mark, tuple(settings.networks), ports, settings.tls_passthrough)
 
 
 def new_ledger(config: Config, table: QuotaTable) -> Ledger:
@@ -153,7 +153,7 @@ class Sidecar:
         self.history = History(self.ledger, self.proxy.counters)
         self.reloads = ReloadState()
         self.exporter = new_exporter(config, self.ledger, kquota_version(), security=self.security.producer_settings)
-        self.metrics = Metrics(
+        self.metrics = Exposition(
             self.ledger,
             self.proxy.counters,
             self.reloads,
@@ -254,7 +254,7 @@ class Sidecar:
             log.info(
                 "kquota is up",
                 version=kquota_version(),
-                lane=compiled.description(),
+                data_path=compiled.description(),
                 port=self.port,
                 admin=admin,
                 config=str(self.path),

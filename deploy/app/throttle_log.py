@@ -2,7 +2,7 @@
 
 Looks once a second at what the ledger remembers of throttles (`quota.decisions`), so it costs nothing while nothing is
 throttled, and nothing per request. A counter has one episode from its first throttle until none was imposed for
-QUIET_MS; lines beyond MOST_LINES a minute are counted and told in one line, as clients can invent names without end.
+QUIET_MS; lines beyond MAX_LINES a minute are counted and told in one line, as clients can invent names without end.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import structlog
 import trio
 
 from quota.decisions import Decision, Why
-from quota.entity import GroupKey, Kind
+from quota.entity import CounterKey, Kind
 from quota.ledger import Ledger
 
 LOOK_S: Final = 1.0
 QUIET_MS: Final = 60_000.0
 """An episode ends when no throttle was under way for so long: a client at its limit is throttled again and again."""
-MOST_LINES: Final = 30
+MAX_LINES: Final = 30
 """A minute."""
 MINUTE_MS: Final = 60_000.0
-MOST_EPISODES: Final = 1000
+MAX_EPISODES: Final = 1000
 
 
-class Log(Protocol):
+class LogMethod(Protocol):
     """What lines are written to."""
 
     def info(self, event: str, **values: Any) -> Any:
@@ -50,11 +50,11 @@ class Episode:
 class ThrottleLog:
     """Writes the lines. `look` is called now and then with the ledger's clock."""
 
-    def __init__(self, ledger: Ledger, log: Log | None = None) -> None:
+    def __init__(self, ledger: Ledger, log: LogMethod | None = None) -> None:
         self._ledger = ledger
         self._log = log or structlog.get_logger("kquota.throttle")
         self._seen_ms = -1.0
-        self._episodes: OrderedDict[tuple[Kind, GroupKey], Episode] = OrderedDict()
+        self._episodes: OrderedDict[tuple[Kind, CounterKey], Episode] = OrderedDict()
         self._minute_ms = 0.0
         self._lines = 0
         self._unsaid = 0
@@ -77,7 +77,7 @@ class ThrottleLog:
         for place in over:
             self._end(*place, self._episodes.pop(place))
 
-    def _note(self, kind: Kind, key: GroupKey, decisions: list[Decision]) -> None:
+    def _note(self, kind: Kind, key: CounterKey, decisions: list[Decision]) -> None:
         held_ms = sum(one.delay_ms for one in decisions)
         until_ms = max(_ends_ms(one) for one in decisions)
         episode = self._episodes.get((kind, key))
@@ -98,10 +98,10 @@ class ThrottleLog:
         )
         began_ms = _ends_ms(first) - first.delay_ms
         self._episodes[kind, key] = Episode(began_ms, until_ms, len(decisions), held_ms, told)
-        if len(self._episodes) > MOST_EPISODES:
+        if len(self._episodes) > MAX_EPISODES:
             self._episodes.popitem(last=False)
 
-    def _end(self, kind: Kind, key: GroupKey, episode: Episode) -> None:
+    def _end(self, kind: Kind, key: CounterKey, episode: Episode) -> None:
         if episode.told:
             self._say(
                 "throttling has ended",
@@ -112,7 +112,7 @@ class ThrottleLog:
             )
 
     def _say(self, event: str, **values: Any) -> bool:
-        if self._lines >= MOST_LINES:
+        if self._lines >= MAX_LINES:
             self._unsaid += 1
             return False
         self._lines += 1
@@ -131,6 +131,6 @@ def _ends_ms(one: Decision) -> float:
     return one.at_ms if one.why is Why.HELD else one.at_ms + one.delay_ms
 
 
-def _names(kind: Kind, key: GroupKey) -> dict[str, str | None]:
+def _names(kind: Kind, key: CounterKey) -> dict[str, str | None]:
     """The counter, as /quotas names it: null is a name that plays no part."""
     return {"quota": kind.value, "user": key.user, "client_id": key.client_id}

@@ -12,13 +12,13 @@ from typing import Any
 from quota.visible import visible
 
 ASK_TIMEOUT_S = 10.0
-MOST_ANSWER_BYTES = 32_000_000
+MAX_ANSWER_BYTES = 32_000_000
 REFUSALS = (403, 421)
 """With a sentence on why."""
-MOST_REFUSAL_BYTES = 1000
+MAX_REFUSAL_BYTES = 1000
 
 
-def ask(admin_url: str, path: str, query: Mapping[str, str], expected: Collection[str]) -> dict[str, Any]:
+def get_json(admin_url: str, path: str, query: Mapping[str, str], expected: Collection[str]) -> dict[str, Any]:
     """The JSON object that `path` answers, in which the keys in `expected` must be.
 
     Raises OSError with one readable sentence, whatever went wrong.
@@ -30,12 +30,12 @@ def ask(admin_url: str, path: str, query: Mapping[str, str], expected: Collectio
         raise OSError(f"{admin_url!r} is not a URL, expected something like http://127.0.0.1:9404")
     try:
         with urllib.request.urlopen(url, timeout=ASK_TIMEOUT_S) as response:
-            answer = json.loads(response.read(MOST_ANSWER_BYTES))
+            answer = json.loads(response.read(MAX_ANSWER_BYTES))
         if not isinstance(answer, dict) or not set(expected) <= answer.keys():
             raise ValueError("unexpected answer")
     except urllib.error.HTTPError as error:
         with error:
-            said = error.read(MOST_REFUSAL_BYTES).decode(errors="replace").strip() if error.code in REFUSALS else ""
+            said = error.read(MAX_REFUSAL_BYTES).decode(errors="replace").strip() if error.code in REFUSALS else ""
             status = f"HTTP {error.code} {error.reason}".strip()
             raise OSError(f"{url}: {status}; {visible(said) or 'is this a kquota admin port?'}") from error
     except urllib.error.URLError as error:

@@ -18,7 +18,7 @@ from quota.entity import ANONYMOUS, DEFAULT, Kind, Level, Name
 from quota.readable import readable_bytes
 from quota.table import RATE_FIELD, Entry, QuotaTable
 
-MOST_ROWS = 60
+MAX_ROWS = 60
 
 
 def level_of(entry: Entry) -> Level:
@@ -145,10 +145,10 @@ def quota_table(quotas: list[Entry]) -> str:
             *(_limit_cell(entry, kind) for kind in Kind),
             entry.mode,
         ]
-        for entry in shown[:MOST_ROWS]
+        for entry in shown[:MAX_ROWS]
     ]
     used = [0, 1, 2, *(index for index in range(3, 7) if any(row[index] != "-" for row in rows[1:])), 7]
-    more = f"\n  … and {len(shown) - MOST_ROWS} more (--json shows all)" if len(shown) > MOST_ROWS else ""
+    more = f"\n  … and {len(shown) - MAX_ROWS} more (--json shows all)" if len(shown) > MAX_ROWS else ""
     return (
         f"{len(quotas)} {'quota' if len(quotas) == 1 else 'quotas'}, most specific level first:\n"
         + columns([[row[i] for i in used] for row in rows])
@@ -160,11 +160,11 @@ def connection_table(limits: list[ConnectionEntry]) -> str:
     """All limits of connections, addresses first, defaults last."""
     shown = sorted(limits, key=lambda one: (one.scope, one.name is DEFAULT, str(one.name)))
     rows = [["by", "name", "connections made", "connections open", "mode"]]
-    for one in shown[:MOST_ROWS]:
+    for one in shown[:MAX_ROWS]:
         rate = "-" if one.connection_creation_rate is None else f"{one.connection_creation_rate:g}/s"
         cap = "-" if one.max_connections is None else f"at most {one.max_connections}"
         rows.append([str(one.scope), readable_name(one.name), rate, cap, one.mode])
-    more = f"\n  … and {len(shown) - MOST_ROWS} more (--json shows all)" if len(shown) > MOST_ROWS else ""
+    more = f"\n  … and {len(shown) - MAX_ROWS} more (--json shows all)" if len(shown) > MAX_ROWS else ""
     return f"{len(limits)} {'limit' if len(limits) == 1 else 'limits'} of connections:\n{columns(rows)}{more}"
 
 

@@ -13,7 +13,7 @@ import typer
 
 from config.problems import ConfigError, Problem
 from deploy.cli import imports
-from deploy.common.blocked_imports import UNUSED, without
+from deploy.common.blocked_imports import UNUSED, blocked_imports
 from deploy.common.text import ascii_json, json_text, say
 from deploy.redirect import cli as redirect_cli
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 OK, FAILED, WRONG_USE = 0, 1, 2
 ADMIN_VARIABLE = "KQUOTA_ADMIN"
-MOST_PROBLEMS = 50
+MAX_PROBLEMS = 50
 
 app = typer.Typer(
     name="kquota",
@@ -86,10 +86,10 @@ def _table_in_force(config: Config) -> QuotaTable:
 
 
 def _print_problems(problems: list[Problem]) -> None:
-    for problem in problems[:MOST_PROBLEMS]:
+    for problem in problems[:MAX_PROBLEMS]:
         say(f"error: {problem}", err=True)
-    if len(problems) > MOST_PROBLEMS:
-        say(f"error: … and {len(problems) - MOST_PROBLEMS} more problems", err=True)
+    if len(problems) > MAX_PROBLEMS:
+        say(f"error: … and {len(problems) - MAX_PROBLEMS} more problems", err=True)
 
 
 def _admin_of(context: typer.Context, explicit: str | None, pod: str | None) -> str:
@@ -139,7 +139,7 @@ def _any(
 @app.command(short_help="Run the sidecar.")
 def run(config: ConfigFile) -> None:
     """Run the sidecar until SIGTERM or Ctrl-C, then let requests in flight finish."""
-    with without(*UNUSED):
+    with blocked_imports(*UNUSED):
         from deploy.app.run import main as run_main  # trio and hypercorn: not needed by the other commands
 
     try:
@@ -232,14 +232,14 @@ def explain(
 
 
 def _ask(admin: str, user: str | None, client_id: str | None, address: str | None) -> dict[str, Any]:
-    from deploy.cli.admin_client import ask
+    from deploy.cli.admin_client import get_json
 
     given = {"user": user, "client_id": client_id, "ip": address}
     query = {name: value for name, value in given.items() if value is not None}
     try:
         if query:
-            return ask(admin, "/explain", query, {"at", "user", "client_id", "kinds"})
-        return ask(admin, "/throttled", {}, {"at", "throttled", "decisions"})
+            return get_json(admin, "/explain", query, {"at", "user", "client_id", "kinds"})
+        return get_json(admin, "/throttled", {}, {"at", "throttled", "decisions"})
     except OSError as error:
         say(f"error: {error}", err=True)
         raise typer.Exit(FAILED) from None

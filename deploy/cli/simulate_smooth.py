@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from quota.counter import Admission
+from quota.counter import FetchAdmission
 from quota.entity import Kind
 from quota.ledger import Account, Ledger
 
@@ -38,7 +38,7 @@ class Request:
     """Connections of one client are told apart by it."""
     taken_ms: float | None = None
     """When its connection was no longer muted, and all before it on that connection were forwarded."""
-    admission: Admission | None = None
+    admission: FetchAdmission | None = None
     """Of a fetch."""
 
 

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from deploy.cli.admin_client import ask
+from deploy.cli.admin_client import get_json
 from deploy.common.text import safe, say
 from quota.entity import Kind
 from quota.readable import readable_size
@@ -234,8 +234,8 @@ class Look:
     def page(self, height: int, width: int) -> RenderableType:
         """Ask and show. Raises OSError with one readable sentence."""
         most = {"limit": str(GROUPS_ASKED)}
-        quotas = ask(self._admin, "/quotas", most, ("groups", "total"))
-        connections = ask(self._admin, "/connections", most, ("connections", "total"))
+        quotas = get_json(self._admin, "/quotas", most, ("groups", "total"))
+        connections = get_json(self._admin, "/connections", most, ("connections", "total"))
         now_s = self._clock()
         found = chosen(rows(quotas["groups"], self._before, now_s - self._looked_s), self._text, self._sort)
         self._before, self._looked_s = imposed(quotas["groups"]), now_s
@@ -247,7 +247,7 @@ def look_json(admin: str, text: str, sort: str) -> dict[str, Any]:
 
     Raises OSError with one readable sentence.
     """
-    quotas = ask(admin, "/quotas", {"limit": str(GROUPS_ASKED)}, ("groups", "total"))
+    quotas = get_json(admin, "/quotas", {"limit": str(GROUPS_ASKED)}, ("groups", "total"))
     found = chosen(rows(quotas["groups"], {}, 0.0), text, sort)
     counters = [
         {

@@ -17,7 +17,7 @@ UNUSED: Final = (
 
 
 @contextmanager
-def without(*names: str) -> Iterator[None]:
+def blocked_imports(*names: str) -> Iterator[None]:
     """Imports inside find these modules missing, unless they are imported already; afterwards they can be had again."""
     modules = cast("dict[str, Any]", sys.modules)
     hidden = [name for name in names if name not in modules]

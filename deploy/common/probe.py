@@ -20,7 +20,7 @@ class ProbeError(Exception):
     """The peer does not answer as a Kafka broker does (yet)."""
 
 
-class BrokerAddress(NamedTuple):
+class AdvertisedBroker(NamedTuple):
     """One broker as the cluster advertises it."""
 
     node_id: int
@@ -28,7 +28,7 @@ class BrokerAddress(NamedTuple):
     port: int
 
 
-def brokers_seen_by(host: str, port: int, *, timeout_s: float = 2.0) -> list[BrokerAddress]:
+def brokers_seen_by(host: str, port: int, *, timeout_s: float = 2.0) -> list[AdvertisedBroker]:
     """The live brokers as one broker sees them (ApiVersions first, then Metadata for no topic at all).
 
     Raises:
@@ -69,7 +69,7 @@ def _receive(peer: socket.socket, size: int) -> bytes:
     return bytes(parts)
 
 
-def _brokers(answer: bytes) -> list[BrokerAddress]:
+def _brokers(answer: bytes) -> list[AdvertisedBroker]:
     """Metadata response 1: an array of (node id, host, port, rack or null), and more that is not needed here."""
     (count,) = struct.unpack_from(">i", answer)
     brokers, at = [], 4
@@ -79,5 +79,5 @@ def _brokers(answer: bytes) -> list[BrokerAddress]:
         host = answer[at : at + length].decode()
         port, rack = struct.unpack_from(">ih", answer, at + length)
         at += length + 6 + max(rack, 0)
-        brokers.append(BrokerAddress(node_id, host, port))
+        brokers.append(AdvertisedBroker(node_id, host, port))
     return brokers

@@ -50,7 +50,7 @@ class _Series(Generic[T]):
     active_ms: float
 
 
-class Fold(Generic[T]):
+class TopKSeries(Generic[T]):
     """Running totals of many objects as at most `most` series and `other`.
 
     `width` is the number of totals per object, `weight` says how important an increase is. Totals may go down for a

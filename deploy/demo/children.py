@@ -14,7 +14,7 @@ from typing import Any
 
 from deploy.demo.clients.reporter import Spec
 from deploy.demo.errors import DemoError, tail
-from deploy.demo.plan import Plan
+from deploy.demo.plan import DemoClient
 from deploy.kafka import GuardedProcess
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def start_python(module: str, *arguments: str, log: Path, talk: bool, orphan_dir
 class Client:
     """A client's process and the JSON lines it writes, read without ever blocking."""
 
-    def __init__(self, plan: Plan, bootstrap: str, folder: Path) -> None:
+    def __init__(self, plan: DemoClient, bootstrap: str, folder: Path) -> None:
         self.plan = plan
         self._log = folder / f"{plan.name}.log"
         spec = Spec(bootstrap, plan.client_id, plan.topic, plan.wanted)

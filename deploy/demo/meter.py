@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from deploy.demo.plan import Plan
+from deploy.demo.plan import DemoClient
 
 NOW_S = 2.0
 """`now` is the rate over the last two seconds: short enough to see a hold, long enough not to flicker."""
@@ -15,7 +15,7 @@ NOW_S = 2.0
 class Track:
     """What one client did since the common start, as it reported itself, and what the sidecar says about it."""
 
-    plan: Plan
+    plan: DemoClient
     began: float
     """The common start, in seconds of the monotonic clock."""
     version: str = ""

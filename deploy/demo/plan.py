@@ -27,7 +27,7 @@ TOLERANCE = 0.10
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DemoClient:
     """One client of the demo. Rates are in bytes per second, of record values."""
 
     name: str
@@ -54,21 +54,23 @@ class Plan:
         return "producer_byte_rate" if self.role == "producer" else "consumer_byte_rate"
 
 
-PLANS: Sequence[Plan] = (
-    Plan("orders", "orders", "kafka-python", "polite", "producer", "kafka_python_producer", "orders", 1 * MB, 3 * MB),
-    Plan(
+PLANS: Sequence[DemoClient] = (
+    DemoClient(
+        "orders", "orders", "kafka-python", "polite", "producer", "kafka_python_producer", "orders", 1 * MB, 3 * MB
+    ),
+    DemoClient(
         "clicks-1", "clicks", "aiokafka", "greedy", "producer", "aiokafka_producer", "clicks",
         2 * MB, None, shared=True,
     ),
-    Plan(
+    DemoClient(
         "clicks-2", "clicks", "librdkafka", "modest", "producer", "librdkafka_producer", "clicks",
         2 * MB, 0.5 * MB, sidecar=1, shared=True,
     ),
-    Plan(
+    DemoClient(
         "reports", "reports", "librdkafka", "stubborn", "consumer", "librdkafka_consumer", "batch",
         1.5 * MB, None, sidecar=1,
     ),
-    Plan("batch", "batch", "librdkafka", "no quota", "producer", "librdkafka_producer", "batch", None, 5 * MB),
+    DemoClient("batch", "batch", "librdkafka", "no quota", "producer", "librdkafka_producer", "batch", None, 5 * MB),
 )  # fmt: skip
 """The two of `clicks` have one limit of the fleet: what the modest one does not want is the greedy one's.
 `reports` reads what `batch` writes, which is always more than it may read. `batch` limits itself to a modest rate, so
@@ -76,11 +78,11 @@ that the demo runs on a small machine."""
 SIDECARS = 1 + max(plan.sidecar for plan in PLANS)
 
 
-def sharing(plan: Plan, plans: Sequence[Plan]) -> list[Plan]:
+def sharing(plan: DemoClient, plans: Sequence[DemoClient]) -> list[DemoClient]:
     """Those that have one limit with `plan`, itself included; it alone where the limit is not shared."""
     return [other for other in plans if other.client_id == plan.client_id] if plan.shared else [plan]
 
 
-def is_hungry(plan: Plan) -> bool:
+def is_hungry(plan: DemoClient) -> bool:
     """Whether it wants more than it can have: only such clients are held."""
     return plan.limit is not None and (plan.wanted is None or plan.wanted > plan.limit)

@@ -13,7 +13,7 @@ import yaml
 
 from deploy.demo.children import start_python, until
 from deploy.demo.errors import DemoError, tail
-from deploy.demo.plan import Plan
+from deploy.demo.plan import DemoClient
 from deploy.kafka.ports import free_ports
 from quota.entity import Kind
 
@@ -26,7 +26,7 @@ USAGE_INTERVAL_S = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ClientView:
     """What a sidecar knows about one client."""
 
     throttles: int = 0
@@ -36,13 +36,13 @@ class Seen:
     """Of a limit of the fleet: the fraction that this sidecar may use."""
 
 
-def kind_of(plan: Plan) -> str:
+def kind_of(plan: DemoClient) -> str:
     """The kind of its byte quota, as /quotas names it."""
     return Kind.PRODUCE.value if plan.role == "producer" else Kind.FETCH.value
 
 
 def configuration(
-    plans: Sequence[Plan], upstream: Sequence[str], listen: int, admin: int, usage: Path | None = None
+    plans: Sequence[DemoClient], upstream: Sequence[str], listen: int, admin: int, usage: Path | None = None
 ) -> dict[str, Any]:
     """The configuration file's content: rewrite mode on 127.0.0.1, and one entry for each client-id with a limit.
 
@@ -70,11 +70,11 @@ def configuration(
     }
 
 
-class Sidecar:
+class DemoSidecar:
     """A running sidecar; `bootstrap` is what clients connect to."""
 
     def __init__(
-        self, number: int, plans: Sequence[Plan], upstream: Sequence[str], folder: Path, usage: Path | None
+        self, number: int, plans: Sequence[DemoClient], upstream: Sequence[str], folder: Path, usage: Path | None
     ) -> None:
         """Start it in front of `upstream`; `folder` gets its configuration and log, `usage` its usage records."""
         self._plans = [plan for plan in plans if plan.sidecar == number]
@@ -100,7 +100,7 @@ class Sidecar:
                 f"the sidecar is not ready after {READY_LIMIT_S:.0f} s" + tail("the end of its log", self._log)
             )
 
-    def look(self) -> dict[str, Seen]:
+    def look(self) -> dict[str, ClientView]:
         """What /quotas and /connections say now, by the client's name; empty when the sidecar is too busy to answer.
 
         Raises:
@@ -113,7 +113,7 @@ class Sidecar:
         muted = {name for one in connections["connections"] if one["muted_for_ms"] > 0 for name in one["client_ids"]}
         groups = {(group["client_id"], group["kind"]): group for group in quotas["groups"]}
         return {
-            plan.name: Seen(
+            plan.name: ClientView(
                 group["totals"]["throttled"],
                 group["totals"]["throttle_ms"],
                 plan.client_id in muted,

@@ -17,8 +17,8 @@ from deploy.demo.errors import DemoError
 from deploy.demo.interrupts import Interrupts
 from deploy.demo.meter import Track
 from deploy.demo.phases import length
-from deploy.demo.plan import PLANS, SIDECARS, Plan
-from deploy.demo.sidecar import Sidecar
+from deploy.demo.plan import PLANS, SIDECARS, DemoClient
+from deploy.demo.sidecar import DemoSidecar
 from deploy.kafka import DEFAULT_VERSION, KafkaCluster, cache_dir, find_java
 from deploy.kafka.jars import read_lock
 
@@ -54,7 +54,7 @@ def check_libraries(find: Callable[[str], object | None] = importlib.util.find_s
 class Stage:
     """Broker, sidecars and clients, connected and waiting for the sign to start."""
 
-    def __init__(self, cluster: KafkaCluster, sidecars: Sequence[Sidecar], clients: Sequence[Client]) -> None:
+    def __init__(self, cluster: KafkaCluster, sidecars: Sequence[DemoSidecar], clients: Sequence[Client]) -> None:
         self._sidecars = sidecars
         self._clients = clients
         self._selector = selectors.DefaultSelector()
@@ -137,7 +137,7 @@ def _take(track: Track, message: dict[str, Any]) -> None:
 
 @contextmanager
 def staged(
-    say: Say, interrupts: Interrupts, plans: Sequence[Plan] = PLANS, usage: Path | None = None
+    say: Say, interrupts: Interrupts, plans: Sequence[DemoClient] = PLANS, usage: Path | None = None
 ) -> Iterator[Stage]:
     """Bring everything up, in the order in which it depends on each other; take it down in the opposite one.
 
@@ -165,15 +165,15 @@ def staged(
         yield stage
 
 
-def _bring_up(stack: ExitStack, say: Say, plans: Sequence[Plan], usage: Path | None) -> Stage:
+def _bring_up(stack: ExitStack, say: Say, plans: Sequence[DemoClient], usage: Path | None) -> Stage:
     folder = Path(tempfile.mkdtemp(prefix="kquota-demo-"))
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     say(f"starting a real broker: Apache Kafka {DEFAULT_VERSION}, one JVM")
     cluster = stack.enter_context(KafkaCluster.start(overrides=BROKER_OVERRIDES, progress=say))
     say("starting two sidecars: kquota run, rewrite mode; one limit is the fleet's, so they share it")
-    sidecars: list[Sidecar] = []
+    sidecars: list[DemoSidecar] = []
     for number in range(SIDECARS):
-        sidecars.append(Sidecar(number, plans, cluster.bootstrap, folder, usage))
+        sidecars.append(DemoSidecar(number, plans, cluster.bootstrap, folder, usage))
         stack.callback(sidecars[-1].stop)
     for sidecar in sidecars:
         sidecar.wait_until_ready()

@@ -14,7 +14,7 @@ SILENCE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ClientResult:
     """How one client fared. Rates in bytes/s."""
 
     track: Track
@@ -32,7 +32,7 @@ class Outcome:
         return None if self.steady is None or goal is None else self.steady / goal
 
 
-def judge(tracks: Sequence[Track], seconds: float) -> list[Outcome]:
+def judge(tracks: Sequence[Track], seconds: float) -> list[ClientResult]:
     """Compare each client with its plan, over a run of `seconds`."""
     begin = steady_from(tracks) if is_long_enough(seconds) else None
     if begin is None and is_long_enough(seconds):
@@ -40,13 +40,13 @@ def judge(tracks: Sequence[Track], seconds: float) -> list[Outcome]:
     return [_judge(track, tracks, begin, seconds) for track in tracks]
 
 
-def _judge(track: Track, tracks: Sequence[Track], begin: float | None, seconds: float) -> Outcome:
+def _judge(track: Track, tracks: Sequence[Track], begin: float | None, seconds: float) -> ClientResult:
     steady = None if begin is None else track.rate(begin, _end(track, seconds))
     whole = track.rate(0, _end(track, seconds))
     complaint = _complaint(track, steady, whole) or _complaint_of_limit(track, tracks, begin, seconds)
     if not complaint and track.failed:
         complaint = f"{track.plan.name} had {track.failed} errors, the last one: {track.problem}"
-    return Outcome(track, steady, whole, complaint)
+    return ClientResult(track, steady, whole, complaint)
 
 
 def _end(track: Track, seconds: float) -> float:
@@ -98,7 +98,7 @@ def _complaint_of_limit(track: Track, tracks: Sequence[Track], begin: float | No
     return ""
 
 
-def sentence(outcomes: Sequence[Outcome], seconds: float) -> str:
+def sentence(outcomes: Sequence[ClientResult], seconds: float) -> str:
     """The result in words."""
     complaints = [outcome.complaint for outcome in outcomes if outcome.complaint]
     if complaints:

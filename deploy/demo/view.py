@@ -11,8 +11,8 @@ from rich.text import Text
 
 from deploy.demo.meter import Track
 from deploy.demo.phases import steady_from
-from deploy.demo.plan import MB, STEADY_FROM_S, WINDOW_S, Plan
-from deploy.demo.verdict import Outcome
+from deploy.demo.plan import MB, STEADY_FROM_S, WINDOW_S, DemoClient
+from deploy.demo.verdict import ClientResult
 
 WIDE = 112
 """From this many columns on there is room for the small graph and for what the clients themselves were told."""
@@ -94,7 +94,7 @@ def limit(track: Track) -> Text:
     return Text.assemble(whole, "\n", (share, "dim"))
 
 
-def who(plan: Plan) -> Text:
+def who(plan: DemoClient) -> Text:
     """Two lines on who a client is."""
     return Text.assemble((plan.name, "bold"), f" {plan.role}\n", (f"{plan.library}, {plan.manner}", "dim"))
 
@@ -132,7 +132,7 @@ def _plain_line(track: Track, second: float) -> str:
     )
 
 
-def summary_table(outcomes: Sequence[Outcome]) -> Table:
+def summary_table(outcomes: Sequence[ClientResult]) -> Table:
     """Limit vs achieved; fits 80 columns."""
     table = Table(title="limit vs achieved", title_justify="left", box=None, padding=(0, 1), pad_edge=False)
     table.title_style = "bold"
@@ -158,7 +158,7 @@ def summary_table(outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
-def summary_notes(outcomes: Sequence[Outcome]) -> str:
+def summary_notes(outcomes: Sequence[ClientResult]) -> str:
     """What the columns mean."""
     free = [outcome.track.plan for outcome in outcomes if outcome.track.plan.limit is None]
     starred = "".join(f" * of the {number(plan.wanted)} that {plan.name} wants." for plan in free)

@@ -20,7 +20,7 @@ from typing import Final
 
 import structlog
 
-from deploy.export.worker import Batch, SinkError
+from deploy.export.worker import Batch, ExportError
 
 log = structlog.get_logger("kquota.export")
 
@@ -88,8 +88,8 @@ class FileSink:
         except OSError as error:
             raise self._failed(error) from error
 
-    def _failed(self, error: OSError) -> SinkError:
-        return SinkError(f"{error.filename or self._directory}: {error.strerror or error}")
+    def _failed(self, error: OSError) -> ExportError:
+        return ExportError(f"{error.filename or self._directory}: {error.strerror or error}")
 
     def _finish_if_due(self, partition: str | None) -> None:
         file = self._file

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from deploy.common.top_k import OTHER, label
 from proxy.wire.schema import API_NAMES
-from quota.counter import Group
+from quota.counter import QuotaCounter
 from quota.entity import Identity, Kind
 from quota.ledger import Account, Ledger
 from quota.record import CAUSES, FAMILIES, Row, empty
@@ -111,8 +111,8 @@ class Sampler:
         # By name, not by account: a reference to an account keeps the ledger from forgetting it.
         self._active: dict[Identity, None] = {}
         self._watched: dict[Identity, None] = {account.identity: None for account in ledger.accounts()}
-        self._peaks: dict[Group, float] = {}
-        self._trials: dict[Group, _Trials] = {}
+        self._peaks: dict[QuotaCounter, float] = {}
+        self._trials: dict[QuotaCounter, _Trials] = {}
         self._forgotten = _Use()
         ledger.awake = {}
         ledger.on_forget.append(self._forget_client)
@@ -125,7 +125,7 @@ class Sampler:
         self._tick_ms = now_ms
         self._samples += counts
         factors = [_PER_SECOND[kind] / elapsed_s for kind in Kind] if counts else [0.0] * len(Kind)
-        groups: set[Group] = set()
+        groups: set[QuotaCounter] = set()
         awake, self._ledger.awake = self._ledger.awake or {}, {}
         watched, self._watched = self._watched, {}
         newly = (identity for identity in awake if identity not in watched)
@@ -146,7 +146,7 @@ class Sampler:
             if index % STEP == 0:
                 yield
 
-    def _sample(self, account: Account, factors: list[float], groups: set[Group]) -> None:
+    def _sample(self, account: Account, factors: list[float], groups: set[QuotaCounter]) -> None:
         seen: _Seen | None = account.sampled
         if seen is None:
             seen = account.sampled = _Seen()
@@ -168,7 +168,7 @@ class Sampler:
 
     def close(self, interval: Interval) -> Iterator[Row | None]:
         """The rows of the interval that ends now, after its last tick; None at every step. The next one begins."""
-        news: dict[Group, _Trials] = {}
+        news: dict[QuotaCounter, _Trials] = {}
         yield from self._look_at_trials(news)
         common = self._empty | {
             "start_ms": interval.start_ms,
@@ -192,9 +192,9 @@ class Sampler:
             names = {"sequence": self._sequence, "user": OTHER, "client_id": OTHER}
             yield forgotten.put(common | names)
 
-    def _look_at_trials(self, news: dict[Group, _Trials]) -> Iterator[None]:
+    def _look_at_trials(self, news: dict[QuotaCounter, _Trials]) -> Iterator[None]:
         """What limits on trial would have done since that was last reported; forgets groups that are gone."""
-        known: dict[Group, _Trials] = {}
+        known: dict[QuotaCounter, _Trials] = {}
         for index, group in enumerate(self._ledger.groups(), 1):
             shadow, candidate = group.shadowed, group.candidate
             if shadow is not None or candidate is not None:
@@ -215,8 +215,8 @@ class Sampler:
         account: Account,
         common: Row,
         samples: int,
-        peaks: Mapping[Group, float],
-        news: dict[Group, _Trials],
+        peaks: Mapping[QuotaCounter, float],
+        news: dict[QuotaCounter, _Trials],
     ) -> Row | None:
         """The client's row; None if nothing can be told of it."""
         seen: _Seen = account.sampled
@@ -249,12 +249,17 @@ class Sampler:
             names.pop(account.identity, None)
         self._forgotten.add(account, account.sampled or _Seen())
 
-    def _forget_group(self, group: Group) -> None:
+    def _forget_group(self, group: QuotaCounter) -> None:
         self._peaks.pop(group, None)
         self._trials.pop(group, None)
 
     def _put_group(
-        self, row: Row, kind: Kind, group: Group, peaks: Mapping[Group, float], news: dict[Group, _Trials]
+        self,
+        row: Row,
+        kind: Kind,
+        group: QuotaCounter,
+        peaks: Mapping[QuotaCounter, float],
+        news: dict[QuotaCounter, _Trials],
     ) -> None:
         row[f"{kind}_group_user"] = None if group.key.user is None else label(group.key.user)
         row[f"{kind}_group_client_id"] = None if group.key.client_id is None else label(group.key.client_id)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from deploy.export.worker import Batch, SinkError
+from deploy.export.worker import Batch, ExportError
 
 CLIENT_ID: Final = "kquota-export"
 DELIVERY_S: Final = 15.0
@@ -88,7 +88,7 @@ class TopicSink:
         if failure is not None:
             batch.lines = [line for line in batch.lines if line not in delivered]
             self._let_go()
-            raise SinkError(f"topic {self._topic}: {type(failure).__name__}: {failure}") from failure
+            raise ExportError(f"topic {self._topic}: {type(failure).__name__}: {failure}") from failure
 
     def tick(self) -> None:
         """Nothing to do: the producer works by itself."""

@@ -24,7 +24,7 @@ FIRST_RETRY_S: Final = 1.0
 LONGEST_RETRY_S: Final = 30.0
 
 
-class SinkError(Exception):
+class ExportError(Exception):
     """Records could not be delivered now; the message says where and why."""
 
 
@@ -50,13 +50,13 @@ class Sink(Protocol):
     """Where records go. Called by one thread only; may block."""
 
     def write(self, batch: Batch) -> None:
-        """Deliver all of it. Raises SinkError; what was delivered all the same is gone from the batch."""
+        """Deliver all of it. Raises ExportError; what was delivered all the same is gone from the batch."""
 
     def tick(self) -> None:
-        """Now and then, while there is nothing to write. Raises SinkError."""
+        """Now and then, while there is nothing to write. Raises ExportError."""
 
     def close(self) -> None:
-        """No more is coming. Raises SinkError."""
+        """No more is coming. Raises ExportError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class Worker:
         before = len(batch.lines)
         try:
             self._sink.write(batch)
-        except SinkError as error:
+        except ExportError as error:
             with self._changed:
                 self._records += before - len(batch.lines)
             self._failed(error)
@@ -233,10 +233,10 @@ class Worker:
     def _try(self, act: Callable[[], None]) -> None:
         try:
             act()
-        except SinkError as error:
+        except ExportError as error:
             self._failed(error)
 
-    def _failed(self, error: SinkError) -> None:
+    def _failed(self, error: ExportError) -> None:
         with self._changed:
             self._errors += 1
         text = str(error)

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import structlog
 
-from config.fleet import Fleet as FleetSettings
-from quota.fleet.record import MOST_BYTES
+from config.fleet import FleetSection as FleetSettings
+from quota.fleet.record import MAX_BYTES
 
 log = structlog.get_logger("kquota.fleet")
 
@@ -27,7 +27,7 @@ CLIENT_ID: Final = "kquota-fleet"
 TURN_S: Final = 0.2
 """Records are sent and taken this often, so there are at most five fetches per second, of each broker."""
 STALE_S: Final = 2.0
-MOST_WAITING: Final = 20_000
+MAX_WAITING: Final = 20_000
 """Records that wait for the event loop; further ones are dropped, the oldest first."""
 QUIET_INTERVALS: Final = 15
 """Every instance says at least each tenth interval that it is there. When nothing is read for so many, connections are
@@ -40,7 +40,7 @@ TOPIC_CONFIG: Final[Mapping[str, str]] = {
     "retention.ms": str(RETENTION_MS),
     "segment.ms": str(RETENTION_MS),
     "segment.bytes": str(16 * 1024 * 1024),
-    "max.message.bytes": str(MOST_BYTES + 1000),
+    "max.message.bytes": str(MAX_BYTES + 1000),
 }
 """Of the topic when it is made here: minutes of records are more than any reader needs."""
 
@@ -77,7 +77,7 @@ class Exchange:
         self._bootstrap = list(bootstrap)
         self._security = security
         self._outgoing: deque[tuple[float, int, bytes]] = deque(maxlen=1000)
-        self._received: deque[tuple[int, bytes]] = deque(maxlen=MOST_WAITING)
+        self._received: deque[tuple[int, bytes]] = deque(maxlen=MAX_WAITING)
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._consumer: Any = None
@@ -293,7 +293,7 @@ class Exchange:
                 value = record.value or b""
                 state.received += 1
                 state.received_bytes += len(value)
-                state.dropped += len(self._received) == MOST_WAITING
+                state.dropped += len(self._received) == MAX_WAITING
                 self._received.append((partition.partition, value))
         if found:
             self._heard_s = time.monotonic()

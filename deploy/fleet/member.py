@@ -12,7 +12,7 @@ import structlog
 import trio
 import trio.lowlevel
 
-from config.fleet import Fleet as FleetSettings
+from config.fleet import FleetSection as FleetSettings
 from config.model import Config
 from deploy.fleet.exchange import Exchange
 from deploy.sources.security import Security

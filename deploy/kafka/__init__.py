@@ -18,12 +18,13 @@ from deploy.kafka.jars import DEFAULT_VERSION, KafkaJars, cache_dir, known_versi
 from deploy.kafka.java import find_java
 from deploy.kafka.process import GuardedProcess
 from deploy.kafka.properties import ExtraListener
-from deploy.kafka.security import DEFAULT_LISTENERS, SecureListener, Security
+from deploy.kafka.security import DEFAULT_LISTENERS, BrokerSecurity, SecureListener
 from deploy.kafka.tools import run_tool, start_tool
 
 __all__ = [
     "DEFAULT_LISTENERS",
     "DEFAULT_VERSION",
+    "BrokerSecurity",
     "BrokerStartError",
     "EmbeddedKafkaError",
     "ExtraListener",
@@ -35,7 +36,6 @@ __all__ = [
     "KafkaJars",
     "Node",
     "SecureListener",
-    "Security",
     "ToolError",
     "UnknownVersionError",
     "cache_dir",

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from deploy.common.probe import BrokerAddress, ProbeError, brokers_seen_by
+from deploy.common.probe import AdvertisedBroker, ProbeError, brokers_seen_by
 from deploy.kafka.errors import BrokerStartError, EmbeddedKafkaError, ToolError
 from deploy.kafka.jars import DEFAULT_VERSION, Progress, quiet, resolve
 from deploy.kafka.javalog import broker_arguments
@@ -36,7 +36,7 @@ from deploy.kafka.properties import (
     format_features,
     to_text,
 )
-from deploy.kafka.security import Security
+from deploy.kafka.security import BrokerSecurity
 from deploy.kafka.tools import QUICK_JVM, java_command, run_tool
 
 BROKER_HEAP = ("-Xms128m", "-Xmx512m")
@@ -106,7 +106,7 @@ class KafkaCluster:
         progress: Progress,
         jvm: Sequence[str],
         extra_listeners: Sequence[ExtraListener] = (),
-        security: Security | None = None,
+        security: BrokerSecurity | None = None,
         addresses: Sequence[tuple[str, int]] = (),
     ) -> None:
         self.version = version
@@ -134,7 +134,7 @@ class KafkaCluster:
         *,
         jvm: Sequence[str] = (*QUICK_JVM, *BROKER_HEAP),
         extra_listeners: Sequence[ExtraListener] = (),
-        security: Security | None = None,
+        security: BrokerSecurity | None = None,
         addresses: Sequence[tuple[str, int]] = (),
         start_limit_s: float = START_LIMIT_S,
     ) -> Self:
@@ -396,7 +396,7 @@ class KafkaCluster:
     def _wait_until_it_sees(self, slot: _Slot, deadline: float) -> None:
         """Poll one broker until its Metadata lists every running broker of the cluster at its own address."""
         expected = {
-            BrokerAddress(other.node_id, other.host, other.port)
+            AdvertisedBroker(other.node_id, other.host, other.port)
             for other in self._slots.values()
             if other.process is not None
         }

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from deploy.kafka.security import Security
+from deploy.kafka.security import BrokerSecurity
 
 # Room for the 20 MB messages of the transparency tests, with headers and batch overhead.
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
@@ -50,7 +50,7 @@ def broker_properties(
     data: Path,
     overrides: Mapping[str, str],
     extra_listeners: Sequence[ExtraListener] = (),
-    security: Security | None = None,
+    security: BrokerSecurity | None = None,
     secure_ports: Mapping[str, int] | None = None,
 ) -> dict[str, str]:
     """`server.properties` of one node; a voter runs broker and controller in one JVM, any other node only a broker.

@@ -34,7 +34,7 @@ DEFAULT_LISTENERS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Security:
+class BrokerSecurity:
     """How the brokers of a cluster are secured.
 
     Every user of `passwords` can log in by PLAIN and SCRAM; OAUTHBEARER takes unsecured JSON web tokens (RFC 7515,

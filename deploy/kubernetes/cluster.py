@@ -18,7 +18,7 @@ CONFIGURATIONS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookco
 Json = dict[str, Any]
 
 
-class ClusterError(OSError):
+class ApiServerError(OSError):
     """The API server has not done what it was asked for; says what and why."""
 
     def __init__(self, what: str, status: int, message: str) -> None:
@@ -54,7 +54,7 @@ class Cluster:
         await self._client.aclose()
 
     async def ask(self, method: str, path: str, body: Any = None, kind: str = "json", **query: str) -> Json:
-        """One request, and the object of the answer. `kind` is that of a patch. Raises ClusterError."""
+        """One request, and the object of the answer. `kind` is that of a patch. Raises ApiServerError."""
         what = f"{method} {path}"
         try:
             # Read each time: the kubelet renews it.
@@ -63,18 +63,18 @@ class Cluster:
             content = None if body is None else json.dumps(body).encode()
             answer = await self._client.request(method, path, content=content, headers=headers, params=query)
         except (httpx.HTTPError, OSError) as error:
-            raise ClusterError(what, 0, str(error) or type(error).__name__) from error
+            raise ApiServerError(what, 0, str(error) or type(error).__name__) from error
         try:
             found = answer.json()
         except ValueError:
             found = {}
         if answer.is_error or not isinstance(found, dict):
             message = found.get("message") if isinstance(found, dict) else None
-            raise ClusterError(what, answer.status_code, str(message or f"HTTP {answer.status_code}"))
+            raise ApiServerError(what, answer.status_code, str(message or f"HTTP {answer.status_code}"))
         return found
 
     async def list(self, path: str, **query: str) -> list[Json]:
-        """The objects of a list, page by page. Raises ClusterError."""
+        """The objects of a list, page by page. Raises ApiServerError."""
         found: list[Json] = []
         more = ""
         while True:
@@ -85,16 +85,16 @@ class Cluster:
                 return found
 
     async def get(self, path: str) -> Json | None:
-        """An object, None where there is none. Raises ClusterError."""
+        """An object, None where there is none. Raises ApiServerError."""
         try:
             return await self.ask("GET", path)
-        except ClusterError as error:
+        except ApiServerError as error:
             if error.status == 404:
                 return None
             raise
 
     async def apply(self, path: str, body: Json) -> Json:
-        """Make an object, or give these fields of it these values (server-side apply). Raises ClusterError."""
+        """Make an object, or give these fields of it these values (server-side apply). Raises ApiServerError."""
         return await self.ask("PATCH", path, body, "apply-patch+yaml", fieldManager=MANAGER, force="true")
 
 

@@ -75,7 +75,7 @@ class Distribution:
 
 
 @dataclass(slots=True)
-class Seen:
+class Observed:
     """What there is, as far as it matters."""
 
     base: str
@@ -91,7 +91,7 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Plan:
+class NamespacePlan:
     """What is to be done about one namespace."""
 
     namespace: str
@@ -104,19 +104,19 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class QuotasResult:
     """What became of quotas: the configuration file with them, or why they are refused."""
 
     text: str | None
     refused: str | None
 
 
-Known = dict[tuple[str, bool], tuple[bytes, Outcome]]
+Known = dict[tuple[str, bool], tuple[bytes, QuotasResult]]
 """Outcomes by namespace, and whether they are of the quotas that are in force: by a digest of what they are made of. To
 read quotas, and to compare them with the chart's, may take seconds; they seldom change."""
 
 
-def plans(seen: Seen, told: Distribution, known: Known) -> Iterator[Plan]:
+def plans(seen: Observed, told: Distribution, known: Known) -> Iterator[NamespacePlan]:
     """For each namespace with the label, and for each that has a copy already: pods may run there."""
     ours = {where for where, one in seen.copies.items() if _annotations(one).get(COPY_ANNOTATION) == told.original}
     for namespace, labels in sorted(seen.namespaces.items()):
@@ -125,12 +125,12 @@ def plans(seen: Seen, told: Distribution, known: Known) -> Iterator[Plan]:
             continue
         copy = seen.copies.get(namespace)
         if copy is not None and namespace not in ours:
-            yield Plan(namespace, problem=f"there is another ConfigMap {told.name}, which is left alone")
+            yield NamespacePlan(namespace, problem=f"there is another ConfigMap {told.name}, which is left alone")
             continue
         yield _plan(namespace, copy, seen, told, known)
 
 
-def _plan(namespace: str, copy: Json | None, seen: Seen, told: Distribution, known: Known) -> Plan:
+def _plan(namespace: str, copy: Json | None, seen: Observed, told: Distribution, known: Known) -> NamespacePlan:
     wish = seen.namespaces[namespace].get(POLICY_LABEL)
     policy: Policy = next((one for one in POLICIES if one == wish), told.policy if wish is None else "none")
     file = f"ConfigMap {told.quotas_name}, {own_quotas.KEY}"
@@ -140,7 +140,7 @@ def _plan(namespace: str, copy: Json | None, seen: Seen, told: Distribution, kno
         given = (wanted.get("data") or {}).get(own_quotas.KEY)
         before = ((copy or {}).get("data") or {}).get(own_quotas.KEY)
         if given is None:
-            outcome = Outcome(None, f"{file}: there is no {own_quotas.KEY} in it")
+            outcome = QuotasResult(None, f"{file}: there is no {own_quotas.KEY} in it")
         else:
             outcome = _outcome((namespace, False), seen.base, given, policy, file, known)
         refused = outcome.refused
@@ -149,16 +149,16 @@ def _plan(namespace: str, copy: Json | None, seen: Seen, told: Distribution, kno
         if outcome.text is not None:
             text, accepted = outcome.text, given
     body = _copy(namespace, text, accepted, seen.owner, told)
-    return Plan(namespace, None if copy is not None and _is_so(copy, body) else body, refused)
+    return NamespacePlan(namespace, None if copy is not None and _is_so(copy, body) else body, refused)
 
 
-def _outcome(key: tuple[str, bool], base: str, own: str, policy: Policy, file: str, known: Known) -> Outcome:
+def _outcome(key: tuple[str, bool], base: str, own: str, policy: Policy, file: str, known: Known) -> QuotasResult:
     digest = hashlib.sha256("\0".join((base, own, policy, file)).encode()).digest()
     if key not in known or known[key][0] != digest:
         try:
-            found = Outcome(own_quotas.combined(base, own.encode(), policy, file), None)
+            found = QuotasResult(own_quotas.combined(base, own.encode(), policy, file), None)
         except RefusedError as error:
-            found = Outcome(None, str(error))
+            found = QuotasResult(None, str(error))
         known[key] = digest, found
     return known[key][1]
 

@@ -12,11 +12,11 @@ from typing import Any, Final
 import structlog
 import trio
 
-from deploy.kubernetes.cluster import CONFIGURATIONS, Cluster, ClusterError, owner_reference
-from deploy.kubernetes.distribution import FILE, INJECTION_LABEL, Distribution, Known, Seen, labels_of, plans
+from deploy.kubernetes.cluster import CONFIGURATIONS, ApiServerError, Cluster, owner_reference
+from deploy.kubernetes.distribution import FILE, INJECTION_LABEL, Distribution, Known, Observed, labels_of, plans
 
 EVERY_S: Final = 10.0
-MOST_MESSAGE: Final = 1000
+MAX_MESSAGE: Final = 1000
 """Characters of an event's message; Kubernetes takes 1024."""
 
 Json = dict[str, Any]
@@ -46,7 +46,7 @@ class Distributor:
             try:
                 await self.round()
                 self._complain("", None)
-            except ClusterError as error:
+            except ApiServerError as error:
                 self._complain("", str(error))
             with trio.move_on_after(EVERY_S):
                 await self._wake.wait()
@@ -54,7 +54,7 @@ class Distributor:
             await trio.sleep(0.2)  # many pods at once are one look
 
     async def round(self) -> None:
-        """Look, and put right what is not as it should be. Raises ClusterError."""
+        """Look, and put right what is not as it should be. Raises ApiServerError."""
         seen = await self.look()
         self._served = set()
         for key in [one for one in self._known if one[0] not in seen.quotas]:
@@ -64,7 +64,7 @@ class Distributor:
                 try:
                     await self.cluster.apply(_config_map(plan.namespace, self.told.name), plan.body)
                     log.info("configuration brought to namespace", namespace=plan.namespace)
-                except ClusterError as error:
+                except ApiServerError as error:
                     plan.problem = str(error)
             if plan.problem is None:
                 self._served.add(plan.namespace)
@@ -73,8 +73,8 @@ class Distributor:
             elif not plan.refused:
                 self._complain(plan.namespace, plan.problem)
 
-    async def look(self) -> Seen:
-        """What there is. Raises ClusterError."""
+    async def look(self) -> Observed:
+        """What there is. Raises ApiServerError."""
         told, ask = self.told, self.cluster
         original = await ask.ask("GET", _config_map(told.namespace, told.name))
         configuration = await ask.ask("GET", f"{CONFIGURATIONS}/{told.configuration}")
@@ -85,7 +85,7 @@ class Distributor:
         others = {one["metadata"]["namespace"] for one in copies} - listed  # pods of former times may run there
         spaces += [one for name in sorted(others) if (one := await ask.get(f"/api/v1/namespaces/{name}")) is not None]
         alive = [one for one in spaces if not one["metadata"].get("deletionTimestamp")]
-        return Seen(
+        return Observed(
             base=original["data"][FILE],
             owner=owner_reference(configuration),
             namespaces={one["metadata"]["name"]: labels_of(one) for one in alive},
@@ -108,8 +108,8 @@ class Distributor:
     async def _event(self, namespace: str, message: str) -> None:
         """Where people of the namespace look: `kubectl describe configmap`, `kubectl get events`."""
         message = f"The former quotas stay in force. {message}"
-        if len(message) > MOST_MESSAGE:
-            message = message[: MOST_MESSAGE - 1] + "…"
+        if len(message) > MAX_MESSAGE:
+            message = message[: MAX_MESSAGE - 1] + "…"
         about = {"apiVersion": "v1", "kind": "ConfigMap", "name": self.told.quotas_name, "namespace": namespace}
         body = {
             "apiVersion": "v1",
@@ -125,7 +125,7 @@ class Distributor:
         }
         try:
             await self.cluster.ask("POST", f"/api/v1/namespaces/{namespace}/events", body)
-        except ClusterError as error:
+        except ApiServerError as error:
             log.warning("no event", namespace=namespace, error=str(error))
 
 

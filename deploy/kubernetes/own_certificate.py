@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from deploy.kubernetes.cluster import CONFIGURATIONS, Cluster, ClusterError, owner_reference
+from deploy.kubernetes.cluster import CONFIGURATIONS, ApiServerError, Cluster, owner_reference
 
 AUTHORITY_DAYS: Final = 3650
 CERTIFICATE_DAYS: Final = 365
@@ -147,7 +147,7 @@ async def keep(
     The Secret belongs to the MutatingWebhookConfiguration `configuration` and goes with it.
 
     Raises:
-        ClusterError: the API server refuses, or does not answer.
+        ApiServerError: the API server refuses, or does not answer.
     """
     place = f"/api/v1/namespaces/{namespace}/secrets"
     while True:
@@ -166,7 +166,7 @@ async def keep(
                 await cluster.ask("POST", place, body | {"metadata": metadata})
             else:
                 await cluster.ask("PUT", f"{place}/{name}", secret | {"data": data | encoded})
-        except ClusterError as error:
+        except ApiServerError as error:
             if error.status != 409:  # another replica was faster: what it has made is read now
                 raise
 
@@ -176,7 +176,7 @@ async def tell(cluster: Cluster, configuration: str, authority: bytes) -> bool:
     news to it.
 
     Raises:
-        ClusterError: the API server refuses, or does not answer.
+        ApiServerError: the API server refuses, or does not answer.
     """
     path = f"{CONFIGURATIONS}/{configuration}"
     bundle = base64.b64encode(authority).decode()

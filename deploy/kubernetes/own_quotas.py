@@ -25,7 +25,7 @@ POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
 
 KEY: Final = "quotas.yaml"
 """In the namespace's ConfigMap: a file with `quotas` and nothing else."""
-MOST_PAIRS: Final = 100_000
+MAX_PAIRS: Final = 100_000
 """Users times client-ids that are compared for `lower`: about three seconds of a core."""
 _ANOTHER: Final = "\0another"
 """Stands for every name that no entry has: no Kafka client can have it in a YAML file."""
@@ -95,8 +95,8 @@ def raised(before: Config, after: Config) -> Iterable[str]:
     old, new = to_table(before), to_table(after)
     users = _names(entry.user for table in (old, new) for entry in table.entries)
     clients = [*_names(entry.client_id for table in (old, new) for entry in table.entries), ""]
-    if len(users) * len(clients) > MOST_PAIRS:
-        yield f"{len(users)} users and {len(clients)} client-ids are more than can be compared ({MOST_PAIRS} pairs)"
+    if len(users) * len(clients) > MAX_PAIRS:
+        yield f"{len(users)} users and {len(clients)} client-ids are more than can be compared ({MAX_PAIRS} pairs)"
         return
     for user in users:
         for client in clients:

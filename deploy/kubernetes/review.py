@@ -77,7 +77,7 @@ class Template:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ReviewResult:
     """The answer, and what to log of it."""
 
     answer: Json
@@ -90,7 +90,7 @@ class Decision:
     """What is wrong with the pod's annotations; None: nothing."""
 
 
-def review(body: bytes, template: Template) -> Decision:
+def review(body: bytes, template: Template) -> ReviewResult:
     """Answer one AdmissionReview: allowed, with a patch, unless the pod asks for something impossible by its
     annotations. Raises ReviewError."""
     try:
@@ -122,7 +122,7 @@ def review(body: bytes, template: Template) -> Decision:
         response["warnings"] = [f"kquota: {one}" for one in warnings]
     answer = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
     namespace = str(request.get("namespace", "?"))
-    return Decision(answer, namespace, f"{namespace}/{name}", skipped, refused)
+    return ReviewResult(answer, namespace, f"{namespace}/{name}", skipped, refused)
 
 
 def reason_to_skip(pod: Json, template: Template) -> str | None:

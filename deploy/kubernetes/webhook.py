@@ -28,7 +28,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from deploy.common import logs
-from deploy.kubernetes.cluster import Cluster, ClusterError
+from deploy.kubernetes.cluster import ApiServerError, Cluster
 from deploy.kubernetes.distribution import Distribution
 from deploy.kubernetes.distributor import EVERY_S, Distributor
 from deploy.kubernetes.own_certificate import Pair, keep, tell
@@ -39,12 +39,12 @@ from quota.files import in_memory, read_file
 
 log = structlog.get_logger("kquota.webhook")
 
-MOST_BODY_BYTES: Final = 8 * 1024 * 1024
+MAX_BODY_BYTES: Final = 8 * 1024 * 1024
 """etcd keeps objects of up to 1.5 MiB; a review holds up to two of them, and more."""
 CERTIFICATE_POLL_S: Final = 5.0
 GRACE_S: Final = 5.0
 RETRY_S: Final = 2.0
-MOST_TEMPLATE_BYTES: Final = 1024 * 1024
+MAX_TEMPLATE_BYTES: Final = 1024 * 1024
 """As much as a ConfigMap takes."""
 
 
@@ -122,7 +122,7 @@ class WebhookApp:
 
     def read(self) -> Template:
         """The template as its file is now. Raises OSError, TemplateError."""
-        return Template.parse(read_file(self._template, MOST_TEMPLATE_BYTES))
+        return Template.parse(read_file(self._template, MAX_TEMPLATE_BYTES))
 
     async def _healthz(self, request: Request) -> Response:
         try:
@@ -135,8 +135,8 @@ class WebhookApp:
         body = bytearray()
         async for chunk in request.stream():
             body += chunk
-            if len(body) > MOST_BODY_BYTES:
-                return PlainTextResponse(f"expected at most {MOST_BODY_BYTES} bytes\n", 413)
+            if len(body) > MAX_BODY_BYTES:
+                return PlainTextResponse(f"expected at most {MAX_BODY_BYTES} bytes\n", 413)
         try:
             decision = review(bytes(body), await self._aside.run(self.read))
         except ReviewError as error:
@@ -175,7 +175,7 @@ class _OwnCertificate:
 
 async def _serve(template: Path, files: tuple[Path, Path] | None, host: str, port: int, account: Path) -> None:
     """Raises OSError, TemplateError."""
-    told = Template.parse(read_file(template, MOST_TEMPLATE_BYTES)).distribution
+    told = Template.parse(read_file(template, MAX_TEMPLATE_BYTES)).distribution
     async with Cluster.of_this_pod(account) as cluster, trio.open_nursery() as nursery:
         distributor = Distributor(cluster, told)
         app = WebhookApp(template, distributor.pod_of)
@@ -223,7 +223,7 @@ async def _until_done(work: Callable[[], Awaitable[None]]) -> None:
     while True:
         try:
             return await work()
-        except ClusterError as error:
+        except ApiServerError as error:
             if str(error) != said:
                 log.warning("the API server does not help with the certificate", error=str(error))
             said = str(error)

@@ -4,7 +4,7 @@ The only package that knows prometheus_client. Every metric is described in docs
 about a millisecond and lets traffic through in between; scrapes that come faster than one a second share one answer.
 """
 
-from deploy.metrics.gather import CONTENT_TYPE, Metrics
+from deploy.metrics.gather import CONTENT_TYPE, Exposition
 from deploy.metrics.own import Status
 
-__all__ = ["CONTENT_TYPE", "Metrics", "Status"]
+__all__ = ["CONTENT_TYPE", "Exposition", "Status"]

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from deploy.common.top_k import Fold, Labels, Totals, label
+from deploy.common.top_k import Labels, TopKSeries, Totals, label
 from deploy.metrics.families import gauge
-from quota.counter import Group
+from quota.counter import QuotaCounter
 from quota.entity import Identity, Kind
 from quota.ledger import Account, Ledger
 from quota.trial import Trial
@@ -24,10 +24,12 @@ class ClientSeries:
 
     def __init__(self, ledger: Ledger, most: int) -> None:
         self._ledger = ledger
-        self._clients: Fold[Identity] = Fold(most, EACH * len(KINDS) + 2, _client_weight)
-        self._groups: dict[Kind, Fold[Group]] = {kind: Fold(most, 5, _group_weight) for kind in KINDS}
+        self._clients: TopKSeries[Identity] = TopKSeries(most, EACH * len(KINDS) + 2, _client_weight)
+        self._groups: dict[Kind, TopKSeries[QuotaCounter]] = {
+            kind: TopKSeries(most, 5, _group_weight) for kind in KINDS
+        }
         self._capped = dict.fromkeys(KINDS, 0)
-        self._capped_seen: dict[Group, int] = {}
+        self._capped_seen: dict[QuotaCounter, int] = {}
         ledger.on_forget.append(self._forget_client)
         ledger.counters.on_forget.append(self._forget_group)
 
@@ -38,7 +40,7 @@ class ClientSeries:
         for kind, fold in self._groups.items():
             yield from fold.look(map(self._look_at, self._ledger.groups(kind)), now_ms)
 
-    def _look_at(self, group: Group) -> tuple[Group, Labels, Totals]:
+    def _look_at(self, group: QuotaCounter) -> tuple[QuotaCounter, Labels, Totals]:
         self._count_capped(group)
         return _group_totals(group)
 
@@ -51,12 +53,12 @@ class ClientSeries:
     def _forget_client(self, account: Account) -> None:
         self._clients.forget(*_client_totals(account))
 
-    def _forget_group(self, group: Group) -> None:
+    def _forget_group(self, group: QuotaCounter) -> None:
         self._groups[group.kind].forget(*_group_totals(group))
         self._count_capped(group)
         self._capped_seen.pop(group, None)
 
-    def _count_capped(self, group: Group) -> None:
+    def _count_capped(self, group: QuotaCounter) -> None:
         if group.capped:
             self._capped[group.kind] += group.capped - self._capped_seen.get(group, 0)
             self._capped_seen[group] = group.capped
@@ -180,7 +182,7 @@ class ClientSeries:
                         seconds.add_metric([kind.value, *labels, name], delay_ms / 1000)
         yield from (requests, seconds)
 
-    def _limited_groups(self) -> Iterator[tuple[Kind, Labels, Group]]:
+    def _limited_groups(self) -> Iterator[tuple[Kind, Labels, QuotaCounter]]:
         for kind, fold in self._groups.items():
             for labels, group in fold.shown():
                 if group.limit is not None:
@@ -201,7 +203,7 @@ def _client_totals(account: Account) -> tuple[Identity, Labels, Totals]:
     return account.identity, _labels(*account.identity), tuple(totals)
 
 
-def _group_totals(group: Group) -> tuple[Group, Labels, Totals]:
+def _group_totals(group: QuotaCounter) -> tuple[QuotaCounter, Labels, Totals]:
     active = group.usage.charges if group.limit is not None else 0  # without a limit there is nothing to show
     totals = (float(active), *_trial_totals(group.shadowed), *_trial_totals(group.candidate))
     return group, _labels(*group.key.tags), totals

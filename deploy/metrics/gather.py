@@ -24,7 +24,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SHORTEST_INTERVAL_MS = 1000.0
 
 
-class Metrics:
+class Exposition:
     """Everything under /metrics."""
 
     def __init__(

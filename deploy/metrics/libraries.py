@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from deploy.common.top_k import Fold, Labels, Totals, label
+from deploy.common.top_k import Labels, TopKSeries, Totals, label
 from proxy.telemetry.libraries import Libraries, LibraryMutes
 
 MOST = 30
@@ -18,7 +18,7 @@ class LibrarySeries:
 
     def __init__(self, libraries: Libraries) -> None:
         self._libraries = libraries
-        self._fold: Fold[tuple[str, str]] = Fold(MOST, 4, _weight)
+        self._fold: TopKSeries[tuple[str, str]] = TopKSeries(MOST, 4, _weight)
         libraries.on_forget.append(lambda gone: self._fold.forget(*_totals(gone)))
 
     def look(self, now_ms: float) -> Iterator[None]:

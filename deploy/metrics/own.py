@@ -64,9 +64,9 @@ def own_families(status: Status, reloads: ReloadState, ledger: Ledger) -> Iterat
         counters.add_metric([kind.value], ledger.counters.count(kind))
         overflowed.add_metric([kind.value], ledger.counters.overflowed[kind])
     yield from (counters, overflowed)
-    build = GaugeMetricFamily("kquota_build_info", "Always 1.", labels=["version", "python", "lane"])
-    lane = "pure" if compiled.WHY_NOT else "compiled"
-    build.add_metric([kquota_version(), platform.python_version(), lane], 1)
+    build = GaugeMetricFamily("kquota_build_info", "Always 1.", labels=["version", "python", "data_path"])
+    data_path = "pure" if compiled.WHY_NOT else "compiled"
+    build.add_metric([kquota_version(), platform.python_version(), data_path], 1)
     yield build
 
 

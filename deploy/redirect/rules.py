@@ -21,7 +21,7 @@ CHAIN: Final = "KQUOTA_OUTPUT"
 """Of iptables, in the table nat."""
 ALIVE_S: Final = 5
 """With `when_down` open: so long after the sidecar's last heartbeat (one a second) connections are still redirected."""
-MOST_PORTS: Final = 15
+MAX_PORTS: Final = 15
 """Of one multiport match (linux/netfilter/xt_multiport.h), where a range counts twice."""
 
 
@@ -160,7 +160,7 @@ def _multiports(ports: Sequence[range]) -> list[str]:
         size = 1 if len(one) == 1 else 2
         if size > room:
             matches.append([])
-            room = MOST_PORTS
+            room = MAX_PORTS
         matches[-1].append(text)
         room -= size
     return [f"-p tcp -m multiport --dports {','.join(match)}" for match in matches]

@@ -21,9 +21,9 @@ log = structlog.get_logger("kquota.files")
 
 POLL_S: Final = 1.0
 """As the configuration file; a renewed certificate's two files are nearly always found together."""
-MOST_UNSETTLED: Final = 20
+MAX_UNSETTLED: Final = 20
 """Looks in a row at which the files had changed while they were loaded, before that counts as bad."""
-_KEEP_CHANGING: Final = f"they keep changing: {MOST_UNSETTLED} looks, and each time they were others afterwards"
+_KEEP_CHANGING: Final = f"they keep changing: {MAX_UNSETTLED} looks, and each time they were others afterwards"
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class Follower:
         if found != await aside.run(_looks, one.paths):
             # They are being written, or one of them is older than the other: they are looked at again next time.
             one.unsettled += 1
-            if one.unsettled >= MOST_UNSETTLED:
+            if one.unsettled >= MAX_UNSETTLED:
                 _refused(one, f"{one.setting} {', '.join(map(str, one.paths))}: {_KEEP_CHANGING}")
             return
         one.unsettled = 0

@@ -13,7 +13,7 @@ from config.model import Config
 from config.table import to_table
 from deploy.common.gc_tuning import beside_traffic, pauses
 from deploy.sources.credentials import own_credentials
-from deploy.sources.quota_source import MOST_LOGGED, QuotaSource
+from deploy.sources.quota_source import MAX_LOGGED, QuotaSource
 from proxy.tls.contexts import ClientTls
 from proxy.upstream.cluster import ClusterError, ask_quotas
 from quota.admin import Changes, Entity, Quotas, canonical, enforced
@@ -120,7 +120,7 @@ class ClusterSource(QuotaSource):
         log.info("quotas read from the cluster", broker=_text(self._last), entities=len(quotas))
         if unusable:
             log.warning(
-                "some of the cluster's quotas cannot be enforced", count=len(unusable), which=unusable[:MOST_LOGGED]
+                "some of the cluster's quotas cannot be enforced", count=len(unusable), which=unusable[:MAX_LOGGED]
             )
 
     async def _use(self, quotas: Quotas | None) -> list[str]:

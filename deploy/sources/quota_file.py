@@ -15,12 +15,12 @@ import trio
 
 from config.fingerprint import Fingerprint, fingerprint
 from config.model import Config
-from config.overlay import MOST_BYTES, overlay_bytes, parse_overlay, unreadable
+from config.overlay import MAX_BYTES, overlay_bytes, parse_overlay, unreadable
 from config.problems import ConfigError
 from config.table import to_table
 from deploy.common.atomic import replace_file
 from deploy.common.gc_tuning import beside_traffic, pauses
-from deploy.sources.quota_source import MOST_LOGGED, QuotaSource
+from deploy.sources.quota_source import MAX_LOGGED, QuotaSource
 from deploy.sources.reading import PATIENCE_S, Aside, FileReader, StuckError
 from deploy.sources.watch import POLL_S
 from quota.admin import Changes, Entity, entity_text
@@ -29,7 +29,7 @@ from quota.table import QuotaTable
 
 log = structlog.get_logger("kquota.quotas")
 
-MOST_WAITING: Final = 100
+MAX_WAITING: Final = 100
 """Alterations that wait for the one being written; further ones are refused."""
 _ABSENT: Final = os.strerror(errno.ENOENT)
 
@@ -59,7 +59,7 @@ class FileSource(QuotaSource):
         self._writing = Aside(patience_s)
         self._changing = trio.Lock()
         """Held while the overlay or the file's limits are being altered or read anew."""
-        self._jobs, self._next_job = trio.open_memory_channel[_Job](MOST_WAITING)
+        self._jobs, self._next_job = trio.open_memory_channel[_Job](MAX_WAITING)
         super().__init__(config, laid_over(self._in_file, self._overlay))
         self.state.overlay_entities = len(self._overlay)
 
@@ -108,7 +108,7 @@ class FileSource(QuotaSource):
         try:
             self._jobs.send_nowait(_Job(user, changes, done))
         except trio.WouldBlock:
-            done(f"{MOST_WAITING} alterations are waiting already")
+            done(f"{MAX_WAITING} alterations are waiting already")
 
     def altered_at_the_broker(self) -> None:
         """The broker's quotas are not ours."""
@@ -124,8 +124,8 @@ class FileSource(QuotaSource):
         overlay = altered(self._overlay, self._in_file, job.changes)
         if overlay != self._overlay:
             data = await trio.to_thread.run_sync(overlay_bytes, overlay)
-            if len(data) > MOST_BYTES:
-                return f"{path} would become larger than {MOST_BYTES} bytes"
+            if len(data) > MAX_BYTES:
+                return f"{path} would become larger than {MAX_BYTES} bytes"
             try:
                 # A writer that is left alone (no answer, or the end) leaves the old file or the new one, whole. Should
                 # it be the new one after all, the next look finds it.
@@ -135,7 +135,7 @@ class FileSource(QuotaSource):
                 return f"{path} cannot be written: {error.strerror or error}"
             self._seen = Fingerprint(hashlib.sha256(data).hexdigest())
             await self._use(overlay)
-        changes = [_said(entity_text(entity), values) for entity, values in list(job.changes.items())[:MOST_LOGGED]]
+        changes = [_said(entity_text(entity), values) for entity, values in list(job.changes.items())[:MAX_LOGGED]]
         log.info("quotas altered", user=job.user, entities=len(job.changes), changes=changes)
         return None
 
@@ -165,7 +165,7 @@ class FileSource(QuotaSource):
             overlay = await beside_traffic(_parsed, path, found)
         except ConfigError as error:
             self.state.overlay_successful = False
-            problems = [str(problem) for problem in error.problems[:MOST_LOGGED]]
+            problems = [str(problem) for problem in error.problems[:MAX_LOGGED]]
             log.error("overlay refused, the last good one stays in force", file=str(path), problems=problems)
             return problems[0]
         if found.error == _ABSENT:

@@ -13,7 +13,7 @@ from proxy.interceptors.quota_admin import AlterRule
 from quota.admin import Changes, Entity, Quotas, enforced
 from quota.table import QuotaTable
 
-MOST_LOGGED: Final = 20
+MAX_LOGGED: Final = 20
 """Entities and mistakes named in one log line."""
 
 

@@ -18,7 +18,7 @@ PATIENCE_S: Final = 10.0
 """After so long without an answer a file counts as one that cannot be read."""
 SETTLE_S: Final = 0.1
 """A file that is being written is read again until two readings agree, so that no half of it is ever loaded."""
-MOST_SETTLING: Final = 20
+MAX_SETTLING: Final = 20
 _Result = TypeVar("_Result")
 
 
@@ -67,10 +67,10 @@ class FileReader:
         is one that cannot be read."""
         if found.error == self.aside.no_answer:
             return found  # asked again soon enough
-        for _ in range(MOST_SETTLING):
+        for _ in range(MAX_SETTLING):
             await trio.sleep(settle_s)
             again = await self.read()
             if (again.digest, again.error) == (found.digest, found.error):
                 return again
             found = again
-        return Fingerprint(None, f"it keeps changing: {MOST_SETTLING + 1} readings, and no two in a row were the same")
+        return Fingerprint(None, f"it keeps changing: {MAX_SETTLING + 1} readings, and no two in a row were the same")

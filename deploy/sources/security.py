@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from config.identity import Identity
+from config.identity import IdentitySection
 from config.model import Config
 from config.tls import ListenTls, UpstreamTls
 from deploy.sources.credentials import kafka_python_login, own_credentials
@@ -76,7 +76,7 @@ def client_tls(settings: UpstreamTls) -> ClientTls:
     )
 
 
-def _identity(settings: Identity, followed: list[Followed]) -> IdentityPolicy:
+def _identity(settings: IdentitySection, followed: list[Followed]) -> IdentityPolicy:
     policy = IdentityPolicy(tuple(settings.sources), settings.static_user, settings.sasl.unknown_user)
     if settings.static is not None and settings.static_elsewhere:
         source = StaticUser(settings.static)

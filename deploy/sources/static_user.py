@@ -17,7 +17,7 @@ from typing import Final
 from config.identity import StaticIdentity, template_fields
 from quota.files import read_file
 
-MOST_BYTES: Final = 65_536
+MAX_BYTES: Final = 65_536
 """Files of identity are small; more is something else."""
 _LABEL: Final = re.compile(r'([^=\s]+)="([A-Za-z0-9._-]*)"')
 """One line of the downward API's labels; values of labels have no other characters."""
@@ -65,7 +65,7 @@ class StaticUser:
 
 def _text(path: Path) -> str:
     try:
-        return read_file(path, MOST_BYTES).decode()
+        return read_file(path, MAX_BYTES).decode()
     except UnicodeDecodeError:
         raise _wrong(path, "expected text in UTF-8") from None
     except OSError as error:

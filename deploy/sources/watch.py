@@ -22,7 +22,7 @@ from quota.table import QuotaTable
 log = structlog.get_logger("kquota.config")
 
 POLL_S = 1.0
-MOST_LOGGED = 10
+MAX_LOGGED = 10
 
 
 @dataclass(slots=True)
@@ -128,11 +128,11 @@ class Watcher:
     def _refused(self, problems: list[str]) -> None:
         self._state.failures += 1
         self._state.successful = False
-        more = {"more": len(problems) - MOST_LOGGED} if len(problems) > MOST_LOGGED else {}
+        more = {"more": len(problems) - MAX_LOGGED} if len(problems) > MAX_LOGGED else {}
         log.error(
             "configuration refused, the last good one stays in force",
             file=str(self._path),
-            problems=problems[:MOST_LOGGED],
+            problems=problems[:MAX_LOGGED],
             **more,
         )
 

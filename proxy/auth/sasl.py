@@ -18,7 +18,7 @@ A name is only a claim until the broker has accepted the whole exchange (`SaslSe
 - others show no name, and how they end is not known: as soon as something was accepted, the connection has the user
   that is given for those.
 
-While an answer is owed nothing else is taken from the client, as a broker does. So no request is ever judged while it
+While an answer is owed nothing else is taken from the client, as a broker does. So no request is inspected while it
 is open whose it is.
 """
 
@@ -41,7 +41,7 @@ _NAMING: Final = frozenset({"PLAIN", "OAUTHBEARER"})
 """Those whose only message has the name."""
 _SERVER_FINAL: Final = b"v="
 _GSSAPI: Final = "GSSAPI"
-_LEAST_GSSAPI_MESSAGES: Final = 2
+_MIN_GSSAPI_MESSAGES: Final = 2
 """Of the client: its ticket, and its choice of a security layer. With mutual authentication one more in between."""
 
 
@@ -158,7 +158,7 @@ class SaslWatch:
         """
         if self.answers_each or len(head) < 8:
             return None
-        if self.mechanism == _GSSAPI and not self.answers + 1 == self._messages >= _LEAST_GSSAPI_MESSAGES:
+        if self.mechanism == _GSSAPI and not self.answers + 1 == self._messages >= _MIN_GSSAPI_MESSAGES:
             return None
         if int.from_bytes(head[0:4], "big") < 10 or INT16.unpack_from(head, 4)[0] not in APIS:
             return None
@@ -175,7 +175,7 @@ class SaslWatch:
         else:
             self._state = _State.EXCHANGE
 
-    def answered(self, answer: wire.Answer) -> Accepted | None:
+    def answered(self, answer: wire.SaslResponse) -> Accepted | None:
         """The answer to a message; not None if the login has been accepted with it."""
         self.awaiting = False
         if answer.error:
@@ -183,7 +183,7 @@ class SaslWatch:
             return None
         self.answers += 1
         if self.mechanism == _GSSAPI:
-            if answer.token or self._messages < _LEAST_GSSAPI_MESSAGES:
+            if answer.token or self._messages < _MIN_GSSAPI_MESSAGES:
                 return None
             self.over()
             return Accepted(Login(None), answer.lifetime_ms)

@@ -19,7 +19,7 @@ from proxy.wire.messages import framed, request_header
 DESCRIBE_DELEGATION_TOKEN: Final = 41
 VERSION: Final = 1
 """The one that 3.9 and 4.2 have in common, and the last without compact fields."""
-MOST_OWNERS: Final = 100_000
+MAX_OWNERS: Final = 100_000
 ASK_AGAIN_S: Final = 1.0
 """The cluster is not asked more often than this, whatever clients name."""
 _INT16: Final = Struct(">h")
@@ -42,7 +42,7 @@ def read_owners(body: memoryview) -> dict[str, str]:
             raise WireError("broker_refuses", f"the broker does not describe delegation tokens (error {error})")
         (count,) = _INT32.unpack_from(body, 2)
         at = 6
-        for _ in range(min(count, MOST_OWNERS)):
+        for _ in range(min(count, MAX_OWNERS)):
             _, at = _text(body, at)  # principal type: User
             owner, at = _text(body, at)
             token_id, at = _text(body, at + _TIMES_BYTES)

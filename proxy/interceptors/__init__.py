@@ -1,1 +1,1 @@
-"""Requests of administrators that are judged whole: partition mutations and client quotas."""
+"""Requests of administrators that are inspected whole: partition mutations and client quotas."""

@@ -1,7 +1,7 @@
-"""Requests of administrators that are judged whole: what a handler is given, and what it can decide.
+"""Requests of administrators that are inspected whole: what an interceptor is given, and what it can decide.
 
-A handler knows message bodies and quotas. The session does the rest: it holds the request (and the response, if asked
-to), makes headers, sets throttle fields, mutes, and keeps the order of answers. Everything is sans-IO.
+An interceptor knows message bodies and quotas. The session does the rest: it holds the request (and the response, if
+asked to), makes headers, sets throttle fields, mutes, and keeps the order of answers. Everything is sans-IO.
 """
 
 from __future__ import annotations
@@ -104,13 +104,13 @@ Outcome: TypeAlias = Forward | Answer | Ask | Wait
 
 
 class Interceptor(Protocol):
-    """Judges requests of some API keys. One object serves all connections: it keeps no state of a request."""
+    """Inspects requests of some API keys. One object serves all connections: it keeps no state of a request."""
 
     def request(self, request: AdminRequest, now_ms: float) -> Outcome:
-        """Judge a request. Raises WireError ("request_malformed") if it cannot be read: its connection ends."""
+        """Inspect a request. Raises WireError ("request_malformed") if it cannot be read: its connection ends."""
 
 
 Interceptors: TypeAlias = Mapping[int, Interceptor]
-"""API key -> who judges its requests."""
+"""API key -> who inspects its requests."""
 
 NO_INTERCEPTORS: Final[Interceptors] = {}

@@ -1,4 +1,4 @@
-"""One request that creates or deletes partitions, while it is judged: what each topic costs, and what became of it."""
+"""One request that creates or deletes partitions, while it is decided: what each topic costs, and what became of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from proxy.interceptors.intercept import AdminRequest, Answer, Forward, Reply
 from proxy.wire import topics as wire
 from proxy.wire.frames import WireError
-from proxy.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, Described, NamedTopic, Result
+from proxy.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, Described, NamedTopic, TopicResult
 from quota.entity import Kind
 from quota.ledger import Ledger
 
@@ -90,7 +90,7 @@ class Wanted:
     """The count in the request: of a new topic, or that a topic shall have; None where it says none."""
     cost: int | None = None
     """Partitions to be created or deleted; None: not known (yet)."""
-    judged: bool = True
+    counts: bool = True
     """False: the broker will refuse it (unknown, repeated, there already), and shall say so itself. Not charged."""
     charged: int = 0
     """What was taken from the tokens."""
@@ -117,7 +117,7 @@ class MutationRequest:
             created, self.validate_only = wire.read_create_topics(version, body)
             self.wanted = [Wanted(name, None, count, count) for name, count in created]
             for topic in self.wanted:
-                topic.judged = topic.said is None or topic.said > 0
+                topic.counts = topic.said is None or topic.said > 0
         elif request.api_key == DELETE_TOPICS:
             self.wanted = [Wanted(name, topic_id) for name, topic_id in wire.read_delete_topics(version, body)]
         else:
@@ -125,7 +125,7 @@ class MutationRequest:
             self.wanted = [Wanted(name, None, count) for name, count in extended]
         repeated = Counter(topic.key for topic in self.wanted)
         for topic in self.wanted:
-            topic.judged = topic.judged and repeated[topic.key] == 1  # Kafka: INVALID_REQUEST for each repeated name
+            topic.counts = topic.counts and repeated[topic.key] == 1  # Kafka: INVALID_REQUEST for each repeated name
 
     @property
     def strict(self) -> bool:
@@ -146,7 +146,7 @@ class MutationRequest:
         return list(dict.fromkeys(t.topic_id for t in self.wanted if t.name is None and t.topic_id is not None))
 
     def look_up(self, described: Iterable[Described], now_ms: float) -> None:
-        """Take over what a broker knows: names, ids, and partitions as the cost. Unknown topics are not judged."""
+        """Take over what a broker knows: names, ids, and partitions as the cost. Unknown topics do not count."""
         found: dict[TopicKey | None, Described] = {}
         for one in described:
             found[one.name] = found[one.topic_id] = one
@@ -161,26 +161,26 @@ class MutationRequest:
             elif known is not None and known.error in _UNKNOWN and recent is not None:
                 topic.cost = recent.partitions
             else:
-                topic.cost, topic.judged = None, False
+                topic.cost, topic.counts = None, False
 
     def may_refuse(self, now_ms: float) -> bool:
         """Whether there are too few tokens to accept every topic: they must not be below zero before the last one."""
-        costs = [topic.cost or 0 for topic in self.wanted if topic.judged]
+        costs = [topic.cost or 0 for topic in self.wanted if topic.counts]
         return self._knowledge.ledger.observed(self.request.account, Kind.MUTATION, now_ms) < sum(costs[:-1])
 
-    def judge(self, now_ms: float) -> Forward | Answer:
+    def decide(self, now_ms: float) -> Forward | Answer:
         """Charge what is known, refuse what has to be."""
         ledger, account = self._knowledge.ledger, self.request.account
-        judged = [topic for topic in self.wanted if topic.judged and topic.cost]
+        countable = [topic for topic in self.wanted if topic.counts and topic.cost]
         if not self.strict:
-            for topic in judged:
+            for topic in countable:
                 topic.charged = topic.cost or 0
-            total = sum(topic.charged for topic in judged)
+            total = sum(topic.charged for topic in countable)
             if total:
                 ledger.charge_no_throttle(account, Kind.MUTATION, total, now_ms)
             return Forward(on_response=self.settle)  # which finds out the delay, when it is known what was done
         delay_ms = 0
-        for topic in judged:
+        for topic in countable:
             if delay_ms > 0:  # no token comes while we look: what follows is refused as well
                 topic.refused = True
                 continue
@@ -228,7 +228,7 @@ class MutationRequest:
         topics = [NamedTopic(topic.name, topic.topic_id) for topic in self.wanted if topic.refused]
         return wire.refusals(self.request.api_key, self.request.api_version, topics) if topics else []
 
-    def _put_right(self, topic: Wanted, result: Result, now_ms: float) -> None:
+    def _put_right(self, topic: Wanted, result: TopicResult, now_ms: float) -> None:
         ledger, account = self._knowledge.ledger, self.request.account
         actual = 0
         if result.error == _NONE:
@@ -242,7 +242,7 @@ class MutationRequest:
             ledger.refund(account, Kind.MUTATION, topic.charged - actual, now_ms)
         topic.charged = actual
 
-    def _remember(self, topic: Wanted, result: Result, partitions: int, now_ms: float) -> None:
+    def _remember(self, topic: Wanted, result: TopicResult, partitions: int, now_ms: float) -> None:
         recent = self._knowledge.recent
         if self.request.api_key == CREATE_TOPICS:
             recent.put(result.name, result.topic_id, partitions, now_ms)

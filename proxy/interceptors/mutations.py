@@ -26,12 +26,12 @@ from quota.ledger import Ledger
 MUTATION_APIS: Final = (CREATE_TOPICS, DELETE_TOPICS, CREATE_PARTITIONS)
 DEFAULT_COUNT_MS: Final = 60_000
 """How long the brokers' default partition count is believed; every new topic that has it renews it."""
-MOST_ASKED: Final = 10
+MAX_ASKED: Final = 10
 """Topics named when the default count is asked for: one of them that may be created is enough."""
 
 
 class MutationQuota:
-    """Judges the three requests (an `intercept.Interceptor`). One for all connections to a cluster."""
+    """Inspects the three requests (an `intercept.Interceptor`). One for all connections to a cluster."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -61,14 +61,14 @@ class MutationQuota:
         try:
             work = MutationRequest(self, request)
         except WireError:
-            return  # the broker may judge it
+            return  # the broker may refuse it
         if not work.is_free:
             fallback = self.default_count or 1 if request.api_key == CREATE_TOPICS else 1
-            total = sum(topic.cost or fallback for topic in work.wanted if topic.judged)
+            total = sum(topic.cost or fallback for topic in work.wanted if topic.counts)
             self.ledger.charge_no_throttle(request.account, Kind.MUTATION, total, now_ms)
 
     def _create(self, work: MutationRequest, now_ms: float) -> Outcome:
-        unsaid = [str(topic.name) for topic in work.wanted if topic.said is None and topic.judged]
+        unsaid = [str(topic.name) for topic in work.wanted if topic.said is None and topic.counts]
         fresh = self.default_count is not None and now_ms - self._default_since_ms <= DEFAULT_COUNT_MS
         if not unsaid or fresh:
             return self._create_counted(work, now_ms)
@@ -80,7 +80,7 @@ class MutationQuota:
                         self.learn_default(result.partitions, now_ms)
             return self._create_counted(work, now_ms)
 
-        version, question = wire.default_count_question(unsaid[:MOST_ASKED])
+        version, question = wire.default_count_question(unsaid[:MAX_ASKED])
         return Ask(CREATE_TOPICS, version, question, told)
 
     def _create_counted(self, work: MutationRequest, now_ms: float) -> Outcome:
@@ -88,13 +88,13 @@ class MutationQuota:
             if topic.said is None:
                 topic.cost = self.default_count or 1
         if not work.strict or not work.may_refuse(now_ms):
-            return work.judge(now_ms)
+            return work.decide(now_ms)
 
         def told(body: bytes, now_ms: float) -> Outcome:
             existing = {topic.name for topic in wire.read_metadata(version, body) if topic.error in EXISTS}
             for topic in work.wanted:
-                topic.judged = topic.judged and topic.name not in existing
-            return work.judge(now_ms)
+                topic.counts = topic.counts and topic.name not in existing
+            return work.decide(now_ms)
 
         # There are too few tokens for all. Topics that are there already must not use up what is left, nor be told to
         # come back later: programs that create "if it is not there" ask for them again at every start.
@@ -106,8 +106,8 @@ class MutationQuota:
             work.look_up(wire.read_metadata(version, body), now_ms)
             repeated = Counter(topic.topic_id for topic in work.wanted)  # by name, and once more by id
             for topic in work.wanted:
-                topic.judged = topic.judged and (topic.topic_id is None or repeated[topic.topic_id] == 1)
-            return work.judge(now_ms)
+                topic.counts = topic.counts and (topic.topic_id is None or repeated[topic.topic_id] == 1)
+            return work.decide(now_ms)
 
         with_ids = work.request.api_version >= 6
         version, question = wire.metadata_question(work.names(), work.ids(), ids_wanted=with_ids)
@@ -119,8 +119,8 @@ class MutationQuota:
             for topic in work.wanted:
                 if topic.cost is not None:
                     topic.cost = (topic.said or 0) - topic.cost
-                    topic.judged = topic.judged and topic.cost > 0
-            return work.judge(now_ms)
+                    topic.counts = topic.counts and topic.cost > 0
+            return work.decide(now_ms)
 
         version, question = wire.metadata_question(work.names(), [], ids_wanted=False)
         return Ask(METADATA, version, question, told)

@@ -30,18 +30,18 @@ from quota.admin import (
     Changes,
     Component,
     Entity,
-    Judged,
     Op,
     Quotas,
+    Validated,
     entity_of,
-    judge,
     select,
+    validate,
 )
 
 AlterRule = Literal["deny", "forward", "apply"]
 
 _NO_TIME: Final = timedelta(0)
-MOST_ANSWERS: Final = 16
+MAX_ANSWERS: Final = 16
 """DescribeClientQuotas answers that are kept until the limits change. To encode all of 10 000 limits takes the better
 part of 0.1 s: once, not as often as anybody asks."""
 
@@ -85,7 +85,7 @@ class QuotaAdmin:
         """AlterClientQuotas by outcome: denied, unauthorized, invalid, validated, applied, failed, forwarded."""
 
     def request(self, request: AdminRequest, now_ms: float) -> Outcome:
-        """Judge a request of either API. Raises WireError if it cannot be read."""
+        """Inspect a request of either API. Raises WireError if it cannot be read."""
         version = request.api_version
         if request.api_key == DESCRIBE_CLIENT_QUOTAS:
             message = _read(request.body, "request_malformed", "describe_client_quotas", version, "request")
@@ -116,7 +116,7 @@ class QuotaAdmin:
         answer = self._answers.get(question)
         if answer is None:
             answer = describe_response(version, select(quotas, components, strict=strict))
-            if len(self._answers) >= MOST_ANSWERS:
+            if len(self._answers) >= MAX_ANSWERS:
                 del self._answers[next(iter(self._answers))]
             self._answers[question] = answer
         return answer
@@ -147,7 +147,7 @@ class QuotaAdmin:
             self.requests["unauthorized"] += 1
             text = f"user {request.user} may not alter quotas through this kquota sidecar"
             return Answer(_refusal(version, alterations, AdminError(CLUSTER_AUTHORIZATION_FAILED, text)))
-        verdicts = judge(alterations)
+        verdicts = validate(alterations)
         changes = {one.entity: one.changes for one in verdicts if one.changes}
         if message.validate_only or not changes:
             self.requests["validated" if message.validate_only else "invalid"] += 1
@@ -158,7 +158,7 @@ class QuotaAdmin:
         self,
         user: str,
         changes: Changes,
-        verdicts: Sequence[Judged],
+        verdicts: Sequence[Validated],
         version: int,
         decide: Callable[[Outcome], None],
     ) -> None:
@@ -216,7 +216,7 @@ def describe_response(
     )
 
 
-def alter_response(version: int, verdicts: Iterable[Judged], failed: AdminError | None = None) -> bytes:
+def alter_response(version: int, verdicts: Iterable[Validated], failed: AdminError | None = None) -> bytes:
     """The body of an AlterClientQuotas response. `failed`: what was valid could not be carried out."""
     kinds = _classes("alter_client_quotas", version, "response")
     entries = []
@@ -235,7 +235,7 @@ def alter_response(version: int, verdicts: Iterable[Judged], failed: AdminError 
 def _refusal(version: int, alterations: Iterable[tuple[Entity, Sequence[Op]]], error: AdminError) -> bytes:
     """Every entity once, with the same error."""
     entities = dict.fromkeys(entity for entity, _ in alterations)
-    return alter_response(version, [Judged(entity, {}, error) for entity in entities])
+    return alter_response(version, [Validated(entity, {}, error) for entity in entities])
 
 
 # ---- kio ------------------------------------------------------------------------------------------------------------

@@ -12,14 +12,14 @@ from typing import Final
 
 from proxy.io.kernel import unread_bytes
 
-JUDGE_FROM_MS: Final = 200.0
+MIN_PROBED_MS: Final = 200.0
 """Shorter mutes judge nobody: their first half is no time to be told in."""
 
 
-class Patience:
-    """Watches one mute. `look_s` is when to look next; `ignored` is the verdict once `look` has returned True."""
+class ThrottleComplianceProbe:
+    """Watches one mute. `next_poll_s` is when to look next; `ignored` is the verdict once `look` has returned True."""
 
-    __slots__ = ("_first", "_sock", "_times", "ignored", "look_s", "mute_ms")
+    __slots__ = ("_first", "_sock", "_times", "ignored", "mute_ms", "next_poll_s")
 
     def __init__(self, sock: socket, begin_s: float, end_s: float) -> None:
         self._sock = sock
@@ -28,17 +28,17 @@ class Patience:
         self.mute_ms = (end_s - begin_s) * 1000.0
         # Not quite to the end: a client that waits may be a little early.
         times = [begin_s + (end_s - begin_s) * part for part in (0.5, 0.9)]
-        self._times = times if self.mute_ms >= JUDGE_FROM_MS else []
-        self.look_s = self._times[0] if self._times else math.inf
+        self._times = times if self.mute_ms >= MIN_PROBED_MS else []
+        self.next_poll_s = self._times[0] if self._times else math.inf
 
-    def look(self, now_s: float) -> bool:
+    def poll(self, now_s: float) -> bool:
         """Look if it is time; True when the client has been judged."""
-        if now_s < self.look_s:
+        if now_s < self.next_poll_s:
             return False
         here = unread_bytes(self._sock)
-        if self.look_s == self._times[0] and now_s < self._times[1]:
-            self._first, self.look_s = here, self._times[1]
+        if self.next_poll_s == self._times[0] and now_s < self._times[1]:
+            self._first, self.next_poll_s = here, self._times[1]
             return False
-        judged = self.look_s == self._times[1]  # else we slept through the first look, and know nothing
-        self.ignored, self.look_s = here > self._first, math.inf
+        judged = self.next_poll_s == self._times[1]  # else we slept through the first look, and know nothing
+        self.ignored, self.next_poll_s = here > self._first, math.inf
         return judged

@@ -1,4 +1,4 @@
-"""One connection pair from beginning to end: the tasks that wait for what its turns (`proxy.io.connection_io`) cannot do.
+"""One connection pair from beginning to end: the tasks that wait for what `proxy.io.connection_io` cannot do.
 
 The client pump is for requests, the broker pump for responses. A turn that finds the other side's socket full reads
 nothing more before what it has read is on its way, so that back-pressure goes through us to whoever is too fast.
@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from proxy.errors import CloseReason, SessionError, UpstreamError, first_error
-from proxy.io.connection_io import Pause, Shared, Turns, endpoint_of
+from proxy.io.connection_io import ConnectionIO, Shared, StopReason, endpoint_of
 from proxy.io.kernel import round_trip_ms
 from proxy.io.reactor import take
 from proxy.io.rounds import Watch
@@ -43,10 +43,10 @@ class Connection:
         self._client = client
         self._broker: socket | None = None
         self._shared = shared
-        self._turns: Turns | None = None
+        self._io: ConnectionIO | None = None
         self._draining = False
         self._progress = trio.Event()
-        """Set and replaced when requests have been answered, or a handler has decided, and that is waited for."""
+        """Set and replaced when requests have been answered, or an interceptor has decided, and that is waited for."""
         self._active_s = trio.current_time()
         self.peer = peer
         self.broker_name = broker_name
@@ -67,12 +67,12 @@ class Connection:
     def drain(self) -> None:
         """Read no further request; close once everything in flight has been answered."""
         self._draining = True
-        turns = self._turns
-        if turns is None:
+        io = self._io
+        if io is None:
             return
-        turns.draining = True
-        if turns.patience is not None or turns.is_held:
-            turns.client_watch.run()
+        io.draining = True
+        if io.compliance is not None or io.is_held:
+            io.client_watch.run()
         elif self.session.client_at_boundary:
             with suppress(OSError):  # wakes the pump if it waits for a request; a half-read one is still taken
                 self._client.shutdown(SHUT_RD)
@@ -90,12 +90,12 @@ class Connection:
     @property
     def last_activity_s(self) -> float:
         """When bytes were moved last, in either direction."""
-        return self._active_s if self._turns is None else self._turns.last_activity_s
+        return self._active_s if self._io is None else self._io.last_activity_s
 
     def info(self) -> ConnectionInfo:
         """What /connections shows."""
         session, now_s = self.session, trio.current_time()
-        now_ms, held = now_s * 1000.0, session.exchange.held
+        now_ms, held = now_s * 1000.0, session.state.held
         return ConnectionInfo(
             peer=self.peer,
             broker=self.broker_name,
@@ -128,7 +128,7 @@ class Connection:
             reason = error.reason
             if error.kind is not None:
                 self._shared.counters.parse_errors[error.kind] += 1
-            self._shared.complaints.closed(
+            self._shared.close_log.closed(
                 str(reason), error.kind, error=str(error), peer=self.peer, broker=self.broker_name
             )
         except* Exception:
@@ -136,8 +136,8 @@ class Connection:
         finally:
             self.ended = True
             self.session.close(trio.current_time() * 1000.0)
-            if self._turns is not None:
-                self._turns.close()
+            if self._io is not None:
+                self._io.close()
             for watch in self._watches:
                 watch.close()
             close(self._client)
@@ -148,18 +148,18 @@ class Connection:
     async def _serve(self) -> CloseReason:
         reason = CloseReason.CLIENT_CLOSED
         shared, client = self._shared, endpoint_of(self._client)
-        turns = Turns(client, self._watch(self._client), self.session, shared, trio.current_time())
-        turns.draining = self._draining
-        turns.on_progress = self._wake
-        self.session.when_decided(turns._progress)
-        self._turns = turns
+        io = ConnectionIO(client, self._watch(self._client), self.session, shared, trio.current_time())
+        io.draining = self._draining
+        io.on_progress = self._wake
+        self.session.when_decided(io._progress)
+        self._io = io
         async with trio.open_nursery() as nursery:
-            reason = await self._client_pump(turns, nursery)
+            reason = await self._client_pump(io, nursery)
             # No more requests. What is still owed is delivered before the broker hears of the end: a broker that sees
             # the end of input closes at once, answers or not.
             # A client that ended inside a request gets no such patience: its broken request will never be answered.
-            while self._owes_answers(turns) and self._reason is None:
-                await self._answered(turns)
+            while self._owes_answers(io) and self._reason is None:
+                await self._answered(io)
             nursery.cancel_scope.cancel()
         return self._reason or reason
 
@@ -176,28 +176,28 @@ class Connection:
         self._progress.set()
         self._progress = trio.Event()
 
-    async def _answered(self, turns: Turns) -> None:
-        """Wait until some response has been passed on, or a handler has decided."""
-        turns.progress_wanted = True
+    async def _answered(self, io: ConnectionIO) -> None:
+        """Wait until some response has been passed on, or an interceptor has decided."""
+        io.progress_wanted = True
         await self._progress.wait()
 
-    def _owes_answers(self, turns: Turns) -> bool:
+    def _owes_answers(self, io: ConnectionIO) -> bool:
         if self._broker is None or not self.session.client_at_boundary:
             return False
-        return not self.session.quiet or bool(turns.to_client)
+        return not self.session.quiet or bool(io.to_client)
 
-    async def _client_pump(self, turns: Turns, nursery: trio.Nursery) -> CloseReason:
+    async def _client_pump(self, io: ConnectionIO, nursery: trio.Nursery) -> CloseReason:
         while True:
-            match await take(turns.client_watch, turns.client_turn):
-                case Pause.WAITS:
+            match await take(io.client_watch, io.on_client_readable):
+                case StopReason.WAITS:
                     if self.session.must_wait:
-                        await self._answered(turns)
-                case Pause.CONNECT:
-                    await self._connect(turns, nursery)
-                case Pause.ENDED:
+                        await self._answered(io)
+                case StopReason.CONNECT:
+                    await self._connect(io, nursery)
+                case StopReason.ENDED:
                     return CloseReason.DRAINED if self._draining else CloseReason.CLIENT_CLOSED
 
-    async def _connect(self, turns: Turns, nursery: trio.Nursery) -> None:
+    async def _connect(self, io: ConnectionIO, nursery: trio.Nursery) -> None:
         try:
             broker = self._broker = await self._dial()
         except UpstreamError as error:
@@ -205,12 +205,12 @@ class Connection:
                 CloseReason.UPSTREAM_UNREACHABLE, f"cannot connect to broker {self.broker_name}: {error}"
             ) from error
         self.session.round_trip_ms = round_trip_ms(broker)
-        turns.connected(endpoint_of(broker), self._watch(broker))
-        nursery.start_soon(self._broker_pump, turns)
+        io.connected(endpoint_of(broker), self._watch(broker))
+        nursery.start_soon(self._broker_pump, io)
 
-    async def _broker_pump(self, turns: Turns) -> None:
-        assert turns.broker_watch is not None
-        await take(turns.broker_watch, turns.broker_turn)
+    async def _broker_pump(self, io: ConnectionIO) -> None:
+        assert io.broker_watch is not None
+        await take(io.broker_watch, io.on_broker_readable)
         self.session.broker_ended()
         self._reason = self._reason or CloseReason.BROKER_CLOSED
         self._scope.cancel()

@@ -5,44 +5,44 @@ from proxy.io.endpoint cimport Endpoint
 from proxy.io.pairing cimport Pairing as PairingType
 from proxy.io.rounds cimport Clock as ClockType, Round as RoundType, Watch as WatchType
 from proxy.io.splice cimport Splice as SpliceType
-from proxy.session.state cimport Exchange as ExchangeType
+from proxy.session.state cimport SessionState as SessionStateType
 from proxy.session.framing cimport FrameWalker
-from proxy.session.request_handler cimport RequestSide as RequestSideType
-from proxy.session.response_handler cimport ResponseSide as ResponseSideType
+from proxy.session.request_handler cimport RequestHandler as RequestHandlerType
+from proxy.session.response_handler cimport ResponseHandler as ResponseHandlerType
 
 
-cdef class Turns:
+cdef class ConnectionIO:
     cdef public Endpoint broker, client
     cdef public WatchType broker_watch, client_watch
-    cdef public object _answers, _buffer, _shared, on_progress, patience, session
+    cdef public object _answers, _buffer, _shared, on_progress, compliance, session
     cdef public bytes to_broker, to_client
     cdef public bint draining, is_held, progress_wanted
     cdef public double last_activity_s
     cdef public long _request_read_bytes, _response_read_bytes, _splice_min_bytes
     cdef public ClockType _clock
     cdef public RoundType _round
-    cdef public ExchangeType _exchange
-    cdef public RequestSideType _requests
-    cdef public ResponseSideType _responses
+    cdef public SessionStateType _state
+    cdef public RequestHandlerType _requests
+    cdef public ResponseHandlerType _responses
     cdef public SpliceType _splice_down, _splice_up
     cdef public PairingType _pairing
 
-    @cython.locals(exchange=ExchangeType, requests=RequestSideType, responses=ResponseSideType, watch=WatchType,
+    @cython.locals(state=SessionStateType, requests=RequestHandlerType, responses=ResponseHandlerType, watch=WatchType,
                    frames=FrameWalker, splice=SpliceType, broker=Endpoint, others_next=cython.bint, now_s=cython.double,
                    now_ms=cython.double, stopped=cython.bint, skip=cython.longlong, taken=cython.Py_ssize_t,
                    wanted=cython.Py_ssize_t, received=cython.Py_ssize_t, took_s=cython.double, more=cython.bint,
                    _=cython.int)
-    cpdef object client_turn(self)
+    cpdef object on_client_readable(self)
     cpdef bint _flush_broker(self) except -1
     cpdef object _wait_for_room_at_broker(self)
     @cython.locals(splice=SpliceType, now_s=cython.double)
     cdef object _splice_request(self, Endpoint broker, long long count)
     cpdef object _part(self)
-    @cython.locals(responses=ResponseSideType, watch=WatchType, broker=Endpoint, frames=FrameWalker, splice=SpliceType,
+    @cython.locals(responses=ResponseHandlerType, watch=WatchType, broker=Endpoint, frames=FrameWalker, splice=SpliceType,
                    skip=cython.longlong, wanted=cython.Py_ssize_t, most=cython.Py_ssize_t, received=cython.Py_ssize_t,
                    now_s=cython.double, took_s=cython.double, more=cython.bint, sent=cython.bint,
                    _=cython.int)
-    cpdef object broker_turn(self)
+    cpdef object on_broker_readable(self)
     cpdef bint _send_client(self, Py_ssize_t taken, object out, bint more) except -1
     cpdef bint _flush_client(self) except -1
     cpdef object _answer(self)

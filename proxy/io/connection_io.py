@@ -14,7 +14,7 @@ from typing import Final
 
 from proxy.errors import SessionError, broker_failed, client_failed
 from proxy.io import calls, records
-from proxy.io.compliance import Patience
+from proxy.io.compliance import ThrottleComplianceProbe
 from proxy.io.endpoint import Endpoint
 from proxy.io.kernel import unread_bytes
 from proxy.io.pairing import Pairing
@@ -25,7 +25,7 @@ from proxy.io.splice import PipePool, SinkError, SourceError, Splice, Step
 from proxy.session.framing import Buffer
 from proxy.session.session import Session
 from proxy.session.state import Held
-from proxy.telemetry.close_log import Complaints
+from proxy.telemetry.close_log import CloseLogLimiter
 from proxy.telemetry.observer import Counters
 from proxy.tls.channel import TlsSocket
 
@@ -37,11 +37,11 @@ HEAD_BYTES: Final = 4096
 probably, so that its head is enough here and the kernel moves the rest."""
 
 
-class Pause(enum.Enum):
+class StopReason(enum.Enum):
     """Why a turn ended: what the pump's task has to do before the next one."""
 
     WAITS = enum.auto()
-    """Too many requests in flight, or a handler has asked something."""
+    """Too many requests in flight, or an interceptor has asked something."""
     CONNECT = enum.auto()
     """The first request is here (`to_broker`), and the broker is not connected to yet."""
     ENDED = enum.auto()
@@ -58,7 +58,7 @@ class Shared:
     splice_min_bytes: int
     reactor: Reactor
     """Tells when there is something to read."""
-    complaints: Complaints
+    close_log: CloseLogLimiter
 
 
 def endpoint_of(sock: object) -> Endpoint:
@@ -68,14 +68,13 @@ def endpoint_of(sock: object) -> Endpoint:
     return calls.PlainEndpoint(sock, splices=True)  # type: ignore[arg-type]
 
 
-class Turns:
+class ConnectionIO:
     """What one connection pair does when something has come."""
 
     __slots__ = (
         "_answers",
         "_buffer",
         "_clock",
-        "_exchange",
         "_pairing",
         "_request_read_bytes",
         "_requests",
@@ -86,15 +85,16 @@ class Turns:
         "_splice_down",
         "_splice_min_bytes",
         "_splice_up",
+        "_state",
         "broker",
         "broker_watch",
         "client",
         "client_watch",
+        "compliance",
         "draining",
         "is_held",
         "last_activity_s",
         "on_progress",
-        "patience",
         "progress_wanted",
         "session",
         "to_broker",
@@ -107,7 +107,7 @@ class Turns:
         self.broker: Endpoint | None = None
         self.broker_watch: Watch | None = None
         self.session = session
-        self._exchange, self._requests, self._responses = session.exchange, session.requests, session.responses
+        self._state, self._requests, self._responses = session.state, session.requests, session.responses
         self._shared = shared
         self._round = shared.reactor.round
         self._clock = self._round.clock
@@ -122,11 +122,11 @@ class Turns:
         self._splice_down = Splice(shared.pipes)
         self._pairing: Pairing | None = None
         self.on_progress: Callable[[], None] | None = None
-        """Called, if `progress_wanted`, when requests have been answered or a handler has decided."""
+        """Called, if `progress_wanted`, when requests have been answered or an interceptor has decided."""
         self.progress_wanted = False
         self.draining = False
         """No further request is read."""
-        self.patience: Patience | None = None
+        self.compliance: ThrottleComplianceProbe | None = None
         """Of a mute, while it is watched."""
         self.is_held = False
         """The next request waits for what its group owes, and is counted among those."""
@@ -150,37 +150,37 @@ class Turns:
 
     # ---- client -> broker -------------------------------------------------------------------------------------------
 
-    def client_turn(self) -> Pause | Again | None:
+    def on_client_readable(self) -> StopReason | Again | None:
         """All that can be done with the client's requests without waiting (see `proxy.io.reactor.take`)."""
-        exchange, requests, responses, watch = self._exchange, self._requests, self._responses, self.client_watch
+        state, requests, responses, watch = self._state, self._requests, self._responses, self.client_watch
         frames, splice, broker = requests.walker, self._splice_up, self.broker
         if self.to_client:
             self._flush_client()
         if self.to_broker and not (self.broker is not None and self._flush_broker()):
-            return None if broker is not None else Pause.CONNECT
+            return None if broker is not None else StopReason.CONNECT
         if responses.answer_due():
             self._answer()
         others_next = False
         for _ in range(TURNS_BEFORE_CHECKPOINT):
             now_s = self._clock.now_s()
             now_ms = now_s * 1000.0
-            if exchange.mute_until_ms > now_ms and not splice.inside:
+            if state.mute_until_ms > now_ms and not splice.inside:
                 self._part()
                 return self._stay_muted(now_s)
-            if self.patience is not None:
-                self._judge_patience(self.patience, now_s)
+            if self.compliance is not None:
+                self._check_compliance(self.compliance, now_s)
                 self.unmute()
             elif self.is_held:
                 self.unmute()
             if self.draining:
                 self._part()
                 if requests.at_boundary:
-                    return Pause.ENDED
+                    return StopReason.ENDED
             # What there is to wait for, or was read already, has stopped the walk; but a name may be looked up.
-            stopped = frames.stopped or exchange.client_waits
-            if stopped and (requests.in_flight_full() or requests.asking() or exchange.client_waits):
+            stopped = frames.stopped or state.client_waits
+            if stopped and (requests.in_flight_full() or requests.asking() or state.client_waits):
                 self._part()
-                return Pause.WAITS
+                return StopReason.WAITS
             skip = frames.movable()
             if broker is not None and ((watch.readable and skip >= self._splice_min_bytes > 0) or splice.inside):
                 step = self._splice_request(broker, skip)
@@ -193,7 +193,7 @@ class Turns:
                     self._wait_for_room_at_broker()
                     return None
                 if step is Step.ENDED:
-                    return Pause.ENDED
+                    return StopReason.ENDED
             if stopped and requests.has_backlog():
                 self._part()
                 out: list[Buffer] | None = requests.resume(now_ms)
@@ -210,7 +210,7 @@ class Turns:
                     watch.readable = False
                     return None
                 if received == 0:
-                    return Pause.ENDED
+                    return StopReason.ENDED
                 self.last_activity_s = now_s
                 out = requests.take(self._buffer, received, now_ms)
                 taken = frames.taken
@@ -228,7 +228,7 @@ class Turns:
             if taken if out is None else out:
                 if broker is None:  # it is connected to when the first request comes
                     self.to_broker = bytes(self._buffer[:taken]) if out is None else b"".join(out)
-                    return Pause.CONNECT
+                    return StopReason.CONNECT
                 more = watch.readable and frames.movable() >= self._splice_min_bytes > 0
                 self.to_broker = _send(broker, self._buffer, taken, out, more, broker_failed)
                 if self.to_broker and not self._flush_broker():
@@ -274,46 +274,46 @@ class Turns:
 
     # ---- mute -------------------------------------------------------------------------------------------------------
 
-    def _stay_muted(self, now_s: float) -> Pause | None:
+    def _stay_muted(self, now_s: float) -> StopReason | None:
         """A turn before the mute's deadline: read nothing, and come back then. ENDED if the client has gone."""
         session, watch, sock = self.session, self.client_watch, self.client.sock
-        patience, deadline_s = self.patience, self._exchange.mute_until_ms / 1000.0
-        held = self._exchange.held
+        compliance, deadline_s = self.compliance, self._state.mute_until_ms / 1000.0
+        held = self._state.held
         if held is not None:
             return self._stay_held(held, deadline_s)
-        if patience is None:
+        if compliance is None:
             self._shared.counters.connections_muted += 1
-            patience = self.patience = Patience(sock, now_s, deadline_s)
-        self._judge_patience(patience, now_s)
+            compliance = self.compliance = ThrottleComplianceProbe(sock, now_s, deadline_s)
+        self._check_compliance(compliance, now_s)
         if self.draining and session.client_at_boundary:
-            return Pause.ENDED
+            return StopReason.ENDED
         # Requests that the client sent before it closed (acks=0!) are still taken, at their time.
         if watch.over and not session.has_backlog and not unread_bytes(sock):
-            return Pause.ENDED
-        watch.come_back(min(deadline_s, patience.look_s))
+            return StopReason.ENDED
+        watch.come_back(min(deadline_s, compliance.next_poll_s))
         return None
 
-    def _stay_held(self, held: Held, deadline_s: float) -> Pause | None:
+    def _stay_held(self, held: Held, deadline_s: float) -> StopReason | None:
         """As `_stay_muted`, while a request waits for what its group owes. The client was not told to wait, so nothing
-        is said of its patience."""
+        is noted of whether it complies."""
         if not self.is_held:
             self.unmute()
             self.is_held = True
             self._shared.counters.connections_waiting += 1
         # A request that has not been forwarded is sent again by its client, on another connection.
         if self.draining or (self.client_watch.over and not held.kept):
-            return Pause.ENDED
+            return StopReason.ENDED
         self.client_watch.come_back(deadline_s)
         return None
 
-    def _judge_patience(self, patience: Patience, now_s: float) -> None:
-        if patience.look(now_s):
-            self.session.note_mute(patience.mute_ms, ignored=patience.ignored)
+    def _check_compliance(self, compliance: ThrottleComplianceProbe, now_s: float) -> None:
+        if compliance.poll(now_s):
+            self.session.note_mute(compliance.mute_ms, ignored=compliance.ignored)
 
     def unmute(self) -> None:
         """Neither muted nor held any more."""
-        if self.patience is not None:
-            self.patience = None
+        if self.compliance is not None:
+            self.compliance = None
             self._shared.counters.connections_muted -= 1
         if self.is_held:
             self.is_held = False
@@ -321,7 +321,7 @@ class Turns:
 
     # ---- broker -> client -------------------------------------------------------------------------------------------
 
-    def broker_turn(self) -> Pause | Again | None:
+    def on_broker_readable(self) -> StopReason | Again | None:
         """All that can be done with the broker's responses without waiting (see `proxy.io.reactor.take`)."""
         responses, watch, broker = self._responses, self.broker_watch, self.broker
         assert watch is not None
@@ -343,7 +343,7 @@ class Turns:
                 if step is Step.SHARE:
                     continue
                 if step is Step.ENDED:
-                    return Pause.ENDED
+                    return StopReason.ENDED
                 if step is not Step.NO_PIPE:
                     self._expect_rest(watch)
                     if step is Step.EMPTY:
@@ -366,7 +366,7 @@ class Turns:
                 watch.readable = False
                 return None
             if received == 0:
-                return Pause.ENDED
+                return StopReason.ENDED
             self.last_activity_s = now_s = self._clock.now_s()
             out = responses.take(self._buffer, received, now_s * 1000.0, self._round.since_ms)
             took_s = 0.0

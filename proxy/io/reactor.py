@@ -32,7 +32,7 @@ import structlog
 import trio
 
 from proxy.io.rounds import AGAIN, Again, Clock, Round, Watch
-from proxy.io.sched_policy import Courtesy
+from proxy.io.sched_policy import SchedPolicy
 
 log = structlog.get_logger("kquota.reactor")
 
@@ -72,9 +72,9 @@ class Reactor(trio.abc.Instrument):
         """While `run` waits."""
 
     @property
-    def courtesy(self) -> Courtesy:
+    def sched_policy(self) -> SchedPolicy:
         """What the event loop asks before it waits."""
-        return self.round.courtesy
+        return self.round.sched_policy
 
     @property
     def nested(self) -> bool:

@@ -1,7 +1,7 @@
 cimport cython
 
 from proxy.io cimport calls
-from proxy.io.sched_policy cimport Courtesy as CourtesyType
+from proxy.io.sched_policy cimport SchedPolicy as SchedPolicyType
 from proxy.io.pairing cimport Pairing as PairingType
 
 
@@ -32,7 +32,7 @@ cdef class Watch:
 cdef class Round:
     cdef public calls.Poller poller
     cdef public Clock clock
-    cdef public CourtesyType courtesy
+    cdef public SchedPolicyType sched_policy
     cdef public dict watches
     cdef public object again, force_wakeup, on_sooner, runq
     cdef public list late

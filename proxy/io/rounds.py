@@ -17,7 +17,7 @@ import trio
 
 from proxy.io import calls
 from proxy.io.pairing import TICK_NS, Pairing
-from proxy.io.sched_policy import QUIET_S, Courtesy
+from proxy.io.sched_policy import QUIET_S, SchedPolicy
 
 WAITED_S: Final = 30e-6
 """Asking the kernel without waiting takes less (about 5 µs measured, 12 µs with 32 sockets ready)."""
@@ -123,13 +123,13 @@ class Watch:
         """The head of a large response has passed, what follows can wait for others (`proxy.io.sched_policy`)."""
         if self.rest_s != NEVER:
             self.rest_s = NEVER
-            self._round.courtesy.halfway += 1
+            self._round.sched_policy.halfway += 1
 
     def rest_came(self, now_s: float) -> None:
         """All of it has passed, if there was one."""
         if self.rest_s == NEVER:
             self.rest_s = now_s
-            self._round.courtesy.halfway -= 1
+            self._round.sched_policy.halfway -= 1
 
     def close(self) -> None:
         """Watch no more. To be called before the socket is closed."""
@@ -148,12 +148,12 @@ class Round:
         "_ticker",
         "again",
         "clock",
-        "courtesy",
         "force_wakeup",
         "late",
         "on_sooner",
         "poller",
         "runq",
+        "sched_policy",
         "since_ms",
         "told_s",
         "trio_fd",
@@ -163,7 +163,7 @@ class Round:
     def __init__(self, clock: Clock) -> None:
         self.poller = calls.Poller()
         self.clock = clock
-        self.courtesy = Courtesy()
+        self.sched_policy = SchedPolicy()
         self.watches: dict[int, Watch] = {}
         self.again: deque[Watch] = deque()
         """Those that have done their share and not finished."""
@@ -244,8 +244,8 @@ class Round:
                 # which a turn may have used up in the meantime (room in a socket). Nobody would watch our sockets.
                 assert self.force_wakeup is not None
                 self.force_wakeup()
-                if self.courtesy.gives_way:  # tasks may start threads, which begin with what this one has
-                    self.courtesy.give_way(False)
+                if self.sched_policy.gives_way:  # tasks may start threads, which begin with what this one has
+                    self.sched_policy.give_way(False)
                 return
 
     def serve(self, wait_s: float, asked_s: float) -> bool:
@@ -253,7 +253,7 @@ class Round:
         too (nested), or if something came at all (not nested)."""
         poller = self.poller
         if wait_s > 0.0:
-            self.courtesy.before_wait(asked_s)
+            self.sched_policy.before_wait(asked_s)
         count = poller.wait(wait_s)
         now_s = self.clock.now_s()
         self.since_ms = (now_s if now_s - asked_s > WAITED_S else self.told_s) * 1000.0
@@ -267,7 +267,7 @@ class Round:
                 self._serve(watch, poller.flags_of(event))
             elif fd == self.trio_fd:
                 found = True
-                self.courtesy.quick_s = now_s
+                self.sched_policy.quick_s = now_s
             elif fd == self._ticker.fd and self._ticker.ticked():
                 self._tick()
         while left:
@@ -280,7 +280,7 @@ class Round:
 
     def _serve(self, watch: Watch, flags: int) -> None:
         if self.told_s - watch.rest_s > QUIET_S:
-            self.courtesy.quick_s = self.told_s
+            self.sched_policy.quick_s = self.told_s
         if flags & ROOM and watch.room_for is not None:
             waiting, watch.room_for = watch.room_for, None
             waiting.run()

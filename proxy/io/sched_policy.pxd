@@ -1,7 +1,7 @@
 cimport cython
 
 
-cdef class Courtesy:
+cdef class SchedPolicy:
     cdef public object _set_policy
     cdef public bint _possible, gives_way
     cdef public long long halfway

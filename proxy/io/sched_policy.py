@@ -18,7 +18,7 @@ from typing import Final
 
 import structlog
 
-log = structlog.get_logger("kquota.courtesy")
+log = structlog.get_logger("kquota.sched_policy")
 
 QUIET_S: Final = 0.1
 """A connection that had the rest of a large response coming this lately is one that moves much; for events of others
@@ -35,7 +35,7 @@ def policy_now() -> int:
     return os.sched_getscheduler(0)
 
 
-class Courtesy:
+class SchedPolicy:
     """What the event loop asks before it waits. One per event loop, made and used in its thread.
 
     Where the thread has not the ordinary policy to begin with, somebody has chosen another one, and it stays.

@@ -14,13 +14,13 @@ from proxy.session.framing import Buffer
 
 SHARE_S: Final = 0.002
 """Nor does a turn go on for longer than about this: 64 KB may be one request or two thousand, and everybody waits."""
-LEAST_READ_BYTES: Final = 2048
+MIN_READ_BYTES: Final = 2048
 
 
 def next_read_bytes(last_bytes: int, took_s: float, most_bytes: int) -> int:
     """How much to read at once, after a read of `last_bytes` that took `took_s` to deal with."""
     if took_s > SHARE_S:
-        return max(last_bytes // 2, LEAST_READ_BYTES)
+        return max(last_bytes // 2, MIN_READ_BYTES)
     return min(last_bytes * 2, most_bytes) if took_s < SHARE_S / 4 else last_bytes
 
 

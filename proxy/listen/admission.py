@@ -22,7 +22,7 @@ from quota.connections import Cause, ConnectionGate, Refusal, Ticket, canonical_
 
 log = structlog.get_logger("kquota.admission")
 
-MOST_HOLD_S: Final = 30.0
+MAX_HOLD_S: Final = 30.0
 """Windows can be configured to be a day long; no client waits longer than this (request.timeout.ms) anyway."""
 HELD_SHARE: Final = 4
 """At most a quarter of the process's file descriptors are held ones, whatever is configured."""
@@ -30,7 +30,7 @@ HOUSEKEEPING_S: Final = 1.0
 FORGET_EACH_TIME: Final = 2000
 LOG_INTERVAL_S: Final = 10.0
 """The first refusal of a name by a limit is logged at once; how many more there were, once in this time."""
-MOST_LOGGED: Final = 20
+MAX_LOGGED: Final = 20
 """Names in the log per interval; metrics count all."""
 
 REASONS: Final = {
@@ -51,7 +51,7 @@ class _Held:
     reason: CloseReason = field(compare=False)
 
 
-class Admission:
+class ConnectionAdmission:
     """Asks the gate about each accepted connection, and gets rid of those that it refuses."""
 
     def __init__(self, gate: ConnectionGate, counters: Counters, max_held: int) -> None:
@@ -80,7 +80,7 @@ class Admission:
         self._log(decision, held, now_s)
         if held:
             self._number += 1
-            until_s = now_s + min(decision.delay_ms / 1000.0, MOST_HOLD_S)
+            until_s = now_s + min(decision.delay_ms / 1000.0, MAX_HOLD_S)
             heapq.heappush(self._held, _Held(until_s, self._number, client, reason))
             self._counters.connections_held = len(self._held)
             self._changed.set()
@@ -147,7 +147,7 @@ class Admission:
         key = (refusal.cause, refusal.name)
         if key in self._repeated:
             self._repeated[key] += 1
-        elif len(self._repeated) < MOST_LOGGED:
+        elif len(self._repeated) < MAX_LOGGED:
             self._repeated[key] = 0
             log.warning(
                 "connection refused",

@@ -12,7 +12,7 @@ from proxy.auth.sasl import Login
 from proxy.auth.token_owners import TokenOwners
 from proxy.errors import SessionError
 from proxy.io.connection import Connection
-from proxy.listen.admission import Admission
+from proxy.listen.admission import ConnectionAdmission
 from proxy.session.session import Session
 from proxy.settings import ProxySettings
 from proxy.upstream.cluster import ClusterError, ask_token_owners
@@ -22,7 +22,7 @@ log = structlog.get_logger("kquota.proxy")
 
 OWNER_LIMIT_S: Final = 5.0
 """How long a client waits at most until it is known whose delegation token it has."""
-MOST_WAITING: Final = 1000
+MAX_WAITING: Final = 1000
 """Clients whose token's owner is being looked up; those beyond it are users without a name at once."""
 
 Identify = Callable[[str | None], None]
@@ -32,7 +32,10 @@ class Identification:
     """One for all connections of a sidecar."""
 
     def __init__(
-        self, settings: ProxySettings, admission: Admission, known_brokers: Callable[[], Iterable[tuple[str, int]]]
+        self,
+        settings: ProxySettings,
+        admission: ConnectionAdmission,
+        known_brokers: Callable[[], Iterable[tuple[str, int]]],
     ) -> None:
         self._settings = settings
         self._admission = admission
@@ -40,7 +43,7 @@ class Identification:
         self._owners = TokenOwners(settings.token_owners, self._ask if settings.credentials else None)
         self.login_expected = settings.credentials is not None
         """The cluster's listener wants SASL: the sidecar has a login of its own, or some connection has logged in."""
-        self._send, self._wanted = trio.open_memory_channel[tuple[str, Connection, Identify]](MOST_WAITING)
+        self._send, self._wanted = trio.open_memory_channel[tuple[str, Connection, Identify]](MAX_WAITING)
 
     def watch(self, session: Session, connection: Connection, ticket: Ticket, tls_user: str | None) -> None:
         """From now on the connection's logins are followed; `tls_user` is whom the client's certificate names."""

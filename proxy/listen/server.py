@@ -18,17 +18,17 @@ from proxy.io.connection_io import Shared
 from proxy.io.reactor import Reactor
 from proxy.io.splice import PipePool
 from proxy.listen.addresses import AddressBook, BadAddressError, BrokerKey, NoFreePortError
-from proxy.listen.admission import Admission
+from proxy.listen.admission import ConnectionAdmission
 from proxy.listen.identification import Identification
 from proxy.listen.listeners import bind, bind_all
 from proxy.listen.passthrough import TransparentConnection, begins_with_tls
-from proxy.listen.spare_fd import Reserve, most_connections
+from proxy.listen.spare_fd import SpareFd, most_connections
 from proxy.listen.sweeper import Sweeper
 from proxy.listen.transparent import Destination, Interception, spelled
 from proxy.session.session import Session
 from proxy.session.state import AddressTranslator
 from proxy.settings import ProxySettings
-from proxy.telemetry.close_log import Complaints
+from proxy.telemetry.close_log import CloseLogLimiter
 from proxy.telemetry.observer import ConnectionInfo, Counters
 from proxy.tls.contexts import ServerTls
 from proxy.tls.handshakes import HandshakeError, Handshakes
@@ -83,16 +83,16 @@ class Proxy:
             buffer=memoryview(bytearray(settings.buffer_bytes)),
             splice_min_bytes=settings.splice_min_bytes,
             reactor=Reactor(),
-            complaints=Complaints(),
+            close_log=CloseLogLimiter(),
         )
         self._handshakes = Handshakes(self.counters)
         self._dialer = Dialer(settings.connect_timeout_s, settings.upstream_tls, self.counters, self._handshakes)
-        self._admission = Admission(ledger.connections, self.counters, settings.max_held_connections)
+        self._admission = ConnectionAdmission(ledger.connections, self.counters, settings.max_held_connections)
         self._connections: set[Connection] = set()
         self._securing = 0  # connections whose TLS handshake is under way: they count as well
         self._most_connections = most_connections(settings.max_connections)
-        self._reserve = Reserve()
-        self._sweeper = Sweeper(settings, self._connections, self._shared.complaints)
+        self._spare_fd = SpareFd()
+        self._sweeper = Sweeper(settings, self._connections, self._shared.close_log)
         self._listeners: list[socket.socket] = []
         self._nursery: trio.Nursery | None = None
         self._accept_scopes: set[trio.CancelScope] = set()
@@ -184,7 +184,7 @@ class Proxy:
                 listener.close()
             self._listeners.clear()
             self._shared.pipes.close()
-            self._reserve.close()
+            self._spare_fd.close()
 
     def drain(self) -> None:
         """Stop accepting, let requests in flight finish, then close; `serve` returns when that is done."""
@@ -265,18 +265,18 @@ class Proxy:
             self._accept_said_s = now_s
             log.error("cannot accept", error=str(error), failures=self.counters.accept_failures)
         for _ in range(TURNED_AWAY_AT_ONCE):
-            if not self._reserve.turn_away(listener):
+            if not self._spare_fd.turn_away(listener):
                 break
             self.counters.connections_opened += 1
             self.counters.connections_closed[str(CloseReason.NO_DESCRIPTORS)] += 1
         await trio.sleep(ACCEPT_PAUSE_S)
-        self._reserve.refill()
+        self._spare_fd.refill()
 
     def _turn_away(self, client: socket.socket, address: tuple[str, int], reason: CloseReason, **why: Any) -> None:
         client.close()
         self.counters.connections_opened += 1
         self.counters.connections_closed[str(reason)] += 1
-        self._shared.complaints.closed(str(reason), peer=f"{address[0]}:{address[1]}", **why)
+        self._shared.close_log.closed(str(reason), peer=f"{address[0]}:{address[1]}", **why)
 
     def _start_connection(
         self,
@@ -289,7 +289,7 @@ class Proxy:
         destination, plain = None, dial
         if self._interception is not None:
             try:
-                destination = self._interception.judge(client, address)
+                destination = self._interception.inspect(client, address)
             except SessionError as refusal:
                 self._interception.refuse(client, refusal)
                 return

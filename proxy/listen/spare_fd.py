@@ -24,7 +24,7 @@ def most_connections(wanted: int) -> int:
     return max(min(wanted, (descriptors - KEPT_FREE) // PER_CONNECTION), 1)
 
 
-class Reserve:
+class SpareFd:
     """One open descriptor that is good for nothing."""
 
     def __init__(self) -> None:

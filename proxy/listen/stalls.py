@@ -18,7 +18,7 @@ LOOKS_PER_TIMEOUT: Final = 10
 """A stall is found at most a tenth of its timeout late."""
 
 
-class Wait:
+class ProgressTimer:
     """One thing that a peer has begun, and how long it has kept us waiting, in seconds."""
 
     __slots__ = ("_moved_bytes", "waited_s")
@@ -43,7 +43,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class Sample:
     """What is seen of a connection at one moment. Byte counts are running totals."""
 
     under_way: bool
@@ -73,13 +73,13 @@ class Stalls:
     def __init__(self, limits: StallLimits) -> None:
         self._limits = limits
         self._before_s = 0.0
-        self._writer = Wait()
-        self._reader = Wait()
-        self._broker = Wait()
+        self._writer = ProgressTimer()
+        self._reader = ProgressTimer()
+        self._broker = ProgressTimer()
         self.waited_s = 0.0
         """How long it was that has become too long."""
 
-    def look(self, passed_s: float, seen: Sight) -> CloseReason | None:
+    def look(self, passed_s: float, seen: Sample) -> CloseReason | None:
         """Why the connection has to end; None while nobody has kept us waiting too long."""
         limits = self._limits
         least = limits.min_bytes_per_s

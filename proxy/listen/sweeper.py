@@ -13,15 +13,15 @@ import trio
 from proxy.errors import CloseReason
 from proxy.io.connection import Connection
 from proxy.io.kernel import peer_has_closed, send_queue, unread_bytes, was_reset
-from proxy.listen.stalls import LOOKS_PER_TIMEOUT, Sight, Stalls
+from proxy.listen.stalls import LOOKS_PER_TIMEOUT, Sample, Stalls
 from proxy.settings import ProxySettings
-from proxy.telemetry.close_log import Complaints
+from proxy.telemetry.close_log import CloseLogLimiter
 
 IDLE_CHECKS_PER_LIMIT: Final = 10
 SHORTEST_CHECK_S: Final = 0.05
 LONGEST_CHECK_S: Final = 5.0
-"""Complaints that were held back are told at least this often."""
-MOST_CORKED_BYTES: Final = 65_536
+"""Lines about ended connections that were held back are logged at least this often."""
+MAX_CORKED_BYTES: Final = 65_536
 """No segment is larger: what is less may wait for the rest of its response, which the broker has yet to send."""
 PORTION: Final = 20
 """Connections looked at before others get their turn: with 200 the p99 of others doubled (docs/load.md)."""
@@ -30,10 +30,12 @@ PORTION: Final = 20
 class Sweeper:
     """Ends idle, abandoned and stalled connections."""
 
-    def __init__(self, settings: ProxySettings, connections: Collection[Connection], complaints: Complaints) -> None:
+    def __init__(
+        self, settings: ProxySettings, connections: Collection[Connection], close_log: CloseLogLimiter
+    ) -> None:
         self._settings = settings
         self._connections = connections
-        self._complaints = complaints
+        self._close_log = close_log
         self._stalls: dict[Connection, Stalls] = {}
 
     async def run(self) -> None:
@@ -48,7 +50,7 @@ class Sweeper:
             now_s = trio.current_time()
             await self._sweep(now_s, now_s - before_s)
             before_s = now_s
-            self._complaints.look(now_s)
+            self._close_log.look(now_s)
 
     async def _sweep(self, now_s: float, passed_s: float) -> None:
         # What a process that was stopped, or starved, has not seen is nobody's fault.
@@ -63,7 +65,7 @@ class Sweeper:
                 connection.abort(reason)
             elif (reason := stalls.look(passed_s, sight(connection, now_s))) is not None:
                 connection.abort(reason)
-                self._complaints.closed(
+                self._close_log.closed(
                     str(reason),
                     peer=connection.peer,
                     broker=connection.broker_name,
@@ -98,13 +100,13 @@ def abandoned(connection: Connection) -> CloseReason | None:
     return CloseReason.BROKER_SILENT if peer_has_closed(client) else None
 
 
-def sight(connection: Connection, now_s: float) -> Sight:
+def sight(connection: Connection, now_s: float) -> Sample:
     """Whom something waits for, and how much has moved."""
     session = connection.session
     client, broker = connection.sockets
     request_begun, response_begun = not session.client_at_boundary, session.response_begun
     unsent_bytes, acked_bytes = send_queue(client)
-    return Sight(
+    return Sample(
         under_way=session.under_way,
         muted=session.mute_until_ms > now_s * 1000.0 or session.must_wait,
         owed=bool(session.inflight),
@@ -114,6 +116,6 @@ def sight(connection: Connection, now_s: float) -> Sight:
         response_begun=response_begun,
         broker_bytes=session.broker_bytes_total,
         unread_responses=response_begun and broker is not None and unread_bytes(broker) > 0,
-        unsent=unsent_bytes > (MOST_CORKED_BYTES if response_begun else 0),
+        unsent=unsent_bytes > (MAX_CORKED_BYTES if response_begun else 0),
         acked_bytes=acked_bytes,
     )

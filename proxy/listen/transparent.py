@@ -21,7 +21,7 @@ import trio
 
 from proxy.errors import CloseReason, SessionError, UpstreamError
 from proxy.listen.listeners import LOOPBACK_HOSTS
-from proxy.settings import Transparent
+from proxy.settings import TransparentSettings
 from proxy.telemetry.observer import Counters
 from quota.connections import canonical_address
 
@@ -130,9 +130,9 @@ class Destinations:
 
 
 class Interception:
-    """Judges the connections that a transparent listener accepts, and dials for those that are served."""
+    """Inspects the connections that a transparent listener accepts, and dials for those that are served."""
 
-    def __init__(self, settings: Transparent, counters: Counters, connect_timeout_s: float) -> None:
+    def __init__(self, settings: TransparentSettings, counters: Counters, connect_timeout_s: float) -> None:
         self._mark = settings.mark
         self._destinations = Destinations(settings.networks, settings.ports)
         self._counters = counters
@@ -159,7 +159,7 @@ class Interception:
                     sender.sendto(b"", (host, port))
             await trio.sleep(HEARTBEAT_S)
 
-    def judge(self, client: socket.socket, peer: Any) -> Destination:
+    def inspect(self, client: socket.socket, peer: Any) -> Destination:
         """Where an accepted connection is to go. Raises SessionError if it is not to be served."""
         try:
             destination = original_destination(client)
@@ -195,7 +195,7 @@ class Interception:
         return destination
 
     def refuse(self, client: socket.socket, refusal: SessionError) -> None:
-        """Close a connection that was judged so, count it, and say so now and then."""
+        """Close a connection that is refused, count it, and say so now and then."""
         self._counters.connections_opened += 1
         self._counters.connections_closed[str(refusal.reason)] += 1
         # A reset: the client is told that nobody serves it, rather than left to wonder about an empty answer.

@@ -8,7 +8,7 @@ effect, Metadata for no topics:
     client: Produce ---> held (what has come of it; nothing more is read)
                          Metadata ---> broker: closes, or answers with an error --> `login_missing`, charged to nobody
                                        broker: answers with its brokers ----------> no login is needed: the Produce
-                                                                                    request is judged as any other
+                                                                                    request is inspected as any other
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Final
 from proxy.errors import CloseReason, SessionError
 from proxy.interceptors.intercept import Forward, Outcome
 from proxy.session.framing import Buffer, FrameWalker
-from proxy.session.login import NOBODY
+from proxy.session.login import UNAUTHENTICATED
 from proxy.wire.apis import METADATA, api_name
 from proxy.wire.messages import metadata_request
 from proxy.wire.primitives import INT32
 
 if TYPE_CHECKING:
-    from proxy.session.in_flight import Pending
-    from proxy.session.state import Exchange
+    from proxy.session.in_flight import InFlightRequest
+    from proxy.session.state import SessionState
 
 FREE_VERSIONS: Final = 4
 """ApiVersions requests that are charged to nobody. A broker answers one before the login and closes the connection at
@@ -40,10 +40,10 @@ QUESTION_CLIENT_ID: Final = "kquota"
 class BeforeLogin:
     """This phase of one connection. Knows nothing of sockets and clocks."""
 
-    __slots__ = ("_api_key", "_exchange", "_head", "_versions", "_walker", "expected")
+    __slots__ = ("_api_key", "_head", "_state", "_versions", "_walker", "expected")
 
-    def __init__(self, exchange: Exchange, walker: FrameWalker, expected: bool) -> None:
-        self._exchange = exchange
+    def __init__(self, state: SessionState, walker: FrameWalker, expected: bool) -> None:
+        self._state = state
         self._walker = walker
         self.expected = expected
         """The listener is known to want a login, which has not come yet."""
@@ -54,7 +54,7 @@ class BeforeLogin:
     @property
     def under_way(self) -> bool:
         """Whether a login has to come before anything else: we were told, or the broker has begun one."""
-        logins = self._exchange.logins
+        logins = self._state.logins
         return self.expected or (logins is not None and logins.wanted)
 
     @property
@@ -69,7 +69,7 @@ class BeforeLogin:
 
     def needless(self) -> bool:
         """Whether the broker has said already that it expects no login: then this phase is over."""
-        logins = self._exchange.logins
+        logins = self._state.logins
         if logins is None or logins.wanted or not logins.refused:
             return False
         self._over()
@@ -77,20 +77,20 @@ class BeforeLogin:
 
     def _over(self) -> None:
         """No login is needed: tell so."""
-        logins = self._exchange.logins
+        logins = self._state.logins
         if logins is not None:
             logins.wanted = False
         self.expected = False
-        self._exchange.authenticated(None)
+        self._state.authenticated(None)
 
     def ask(
-        self, pending: Pending, head: bytes, total: int, take_again: Callable[[bytes], None], out: list[Buffer]
+        self, pending: InFlightRequest, head: bytes, total: int, take_again: Callable[[bytes], None], out: list[Buffer]
     ) -> int:
-        """Hold a request of `total` bytes, of which `head` has come, and ask in its place; returns as a judge does.
+        """Hold a request of `total` bytes, of which `head` has come, and ask in its place; returns as `inspect`.
 
         When the broker takes requests, `take_again(head)` is told, and the walk goes on with what that gives it.
         """
-        exchange, walker = self._exchange, self._walker
+        state, walker = self._state, self._walker
         self._head, self._api_key = head, pending.api_key
 
         def answered(body: bytes, _now_ms: float) -> Outcome:
@@ -98,17 +98,17 @@ class BeforeLogin:
             if len(body) < INT32.size or INT32.unpack_from(body)[0] <= 0:
                 raise self._missing()
             self._head = None
-            exchange.client_waits = False
+            state.client_waits = False
             take_again(head)
             walker.skip = 0
             walker.stopped = True  # whoever reads next takes that first
             self._over()
-            return Forward()  # of a handler's request that waits: there is none
+            return Forward()  # of an interceptor's request that waits: there is none
 
         pending.api_key, pending.api_version, pending.asked = METADATA, QUESTION_VERSION, answered
-        pending.account = NOBODY
-        exchange.inflight.append(pending)
-        exchange.client_waits = True
+        pending.account = UNAUTHENTICATED
+        state.inflight.append(pending)
+        state.client_waits = True
         out.append(metadata_request(QUESTION_VERSION, pending.correlation_id, QUESTION_CLIENT_ID))
         walker.skip = total - len(head)
         return -len(head)

@@ -142,7 +142,7 @@ class FetchShaper:
         try:
             check_lengths(module.FetchRequest, raw)
             request, used = read(raw, 0)
-        except Exception:  # kio raises many kinds; whatever it is, the broker shall judge the request, not we
+        except Exception:  # kio raises many kinds; whatever it is, the broker shall inspect the request, not we
             return None
         return request if used == len(raw) else None
 

@@ -1,8 +1,8 @@
 cimport cython
 
 
-cdef class FrameJudge:
-    cpdef Py_ssize_t judge(self, object buf, Py_ssize_t start, Py_ssize_t end, list out) except? -1
+cdef class FrameInspector:
+    cpdef Py_ssize_t inspect(self, object buf, Py_ssize_t start, Py_ssize_t end, list out) except? -1
     cpdef object complete(self)
 
 
@@ -16,4 +16,4 @@ cdef class FrameWalker:
     cpdef long long movable(self) except -1
     @cython.locals(position=cython.Py_ssize_t, run=cython.Py_ssize_t, take=cython.Py_ssize_t, used=cython.Py_ssize_t,
                    before=cython.Py_ssize_t, out=list)
-    cpdef object walk(self, FrameJudge side, object view, Py_ssize_t end)
+    cpdef object walk(self, FrameInspector side, object view, Py_ssize_t end)

@@ -5,7 +5,7 @@
               v                   |                 v                   |
     BOUNDARY ---> HEAD (held) ----+--- verdict ---> BODY (forward | drop) ---> BOUNDARY
 
-A `FrameJudge` looks at the head of a frame and says what happens to it; the walker counts the rest. Bytes that are
+A `FrameInspector` looks at the head of a frame and says what happens to it; the walker counts the rest. Bytes that are
 forwarded as they stand are never copied, but returned as views into the caller's buffer, few and long ones.
 """
 
@@ -18,16 +18,16 @@ Buffer = bytes | bytearray | memoryview
 Scrub = Callable[[memoryview], bytes]
 
 
-class FrameJudge:
+class FrameInspector:
     """What a walker asks about each frame. Both directions of a session are one."""
 
     __slots__ = ()
 
-    def judge(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
-        """Judge the frame at `start`, of which the bytes up to `end` (or its own end) are there.
+    def inspect(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
+        """Inspect the frame at `start`, of which the bytes up to `end` (or its own end) are there.
 
         Returns 0: more bytes needed, `walker.need` says how many from `start`; or, if it has set `walker.stopped`, the
-        frame is to be judged again later, and the walk ends before it.
+        frame is to be inspected again later, and the walk ends before it.
         n > 0: n bytes dealt with in place; they are forwarded, or dropped if `walker.dropping` was set.
         n < 0: -n bytes are replaced by what was appended to `out`.
         Unless 0, `walker.skip` has been set to the length of the rest of the frame.
@@ -46,17 +46,17 @@ class FrameWalker:
 
     def __init__(self) -> None:
         self.skip = 0
-        """Bytes of the current frame still to come that nobody judges."""
+        """Bytes of the current frame still to come that nobody inspects."""
         self.dropping = False
         """Those bytes are thrown away instead of forwarded."""
         self.scrub: Scrub | None = None
         """Those bytes go through this function, which may hold some back until the frame's last piece."""
         self.held: bytearray | None = None
-        """Head of a frame that was too short to be judged."""
+        """Head of a frame that was too short to be inspected."""
         self.need = 0
         """Length of `held` at which to try again."""
         self.stopped = False
-        """Set by `complete` or `judge`: go no further for now."""
+        """Set by `complete` or `inspect`: go no further for now."""
         self.taken = 0
         """How many bytes the last walk has taken."""
 
@@ -68,11 +68,11 @@ class FrameWalker:
         """Bytes that may go from one socket to the other without passing through here."""
         return 0 if self.dropping or self.scrub is not None else self.skip
 
-    def walk(self, side: FrameJudge, view: memoryview, end: int) -> list[Buffer] | None:
+    def walk(self, side: FrameInspector, view: memoryview, end: int) -> list[Buffer] | None:
         """Take the first `end` bytes of a writable view. Returns what to send on, in order; None is short for the bytes
         that were taken, as they stand (nearly always).
 
-        Fewer than all are `taken` only if the judge has set `stopped`. (What it looked at then may be in `held`, and
+        Fewer than all are `taken` only if `inspect` has set `stopped`. (What it looked at then may be in `held`, and
         comes before what was not taken.)
         """
         out: list[Buffer] = []
@@ -94,7 +94,7 @@ class FrameWalker:
                 if len(self.held) < self.need:
                     break
                 held, self.held = self.held, None
-                used = side.judge(held, 0, len(held), out)
+                used = side.inspect(held, 0, len(held), out)
                 if used == 0:
                     self.held = held
                     if self.stopped:
@@ -104,7 +104,7 @@ class FrameWalker:
                     out.append(held)
             else:
                 before = len(out)
-                used = side.judge(view, position, end, out)
+                used = side.inspect(view, position, end, out)
                 if used > 0 and not self.dropping:
                     position += used
                 else:

@@ -2,16 +2,16 @@
 
 A mute holds the connection that brought it about, after its response. What is asked here holds a request before
 anything has been done with it: on a connection that is new, or whose mute was cut to `max_mute`, or whose group-mates
-have used what there was. The session stops before the request and judges it again; `quota.gate` keeps the queue.
+have used what there was. The session stops before the request and inspects it again; `quota.gate` keeps the queue.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from proxy.session.in_flight import Pending
+from proxy.session.in_flight import InFlightRequest
 from proxy.session.request_time import EXEMPT
-from proxy.session.state import Exchange
+from proxy.session.state import SessionState
 from proxy.wire import requests
 from proxy.wire.apis import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH
 from proxy.wire.sasl import SASL_APIS
@@ -19,7 +19,7 @@ from proxy.wire.topics import STRICT_FROM
 from quota.entity import Kind
 from quota.ledger import Account
 
-MOST_KEPT_MS: Final = 10_000
+MAX_KEPT_MS: Final = 10_000
 """Requests that want no answer (acks=0) are kept for a client that has closed, if their turn comes within this time."""
 # Members of the enum by names of this module: to look one up through the enum takes longer than what is done with it.
 PRODUCED: Final = Kind.PRODUCE
@@ -44,7 +44,7 @@ MAX_INT32: Final = 2**31 - 1
 
 
 def lets_through(
-    exchange: Exchange,
+    state: SessionState,
     account: Account,
     header: requests.RequestHeader,
     buf: bytearray | memoryview,
@@ -53,8 +53,8 @@ def lets_through(
     now_ms: float,
 ) -> bool:
     """Whether the request in `buf`, of which the bytes up to `end` are there (`whole`: all of it), may be forwarded. If
-    not, `exchange.mute_until_ms` is when to ask again."""
-    api_key, ledger = header.api_key, exchange.ledger
+    not, `state.mute_until_ms` is when to ask again."""
+    api_key, ledger = header.api_key, state.ledger
     gates = GATES
     # The two that make up nearly all traffic are told apart without a look-up.
     if api_key == _PRODUCE:
@@ -67,35 +67,35 @@ def lets_through(
         produce = kind is PRODUCED
         # A client that is new, or whose limits are, may be led to a counter that owes already.
         asks = meter.generation != ledger.generation or (group is not None and group.may_hold)
-        if not asks and not (produce and (not whole or exchange.owed_until_ms)):
+        if not asks and not (produce and (not whole or state.owed_until_ms)):
             continue
         if kind is MUTATED and header.api_version >= STRICT_FROM[api_key]:
-            continue  # refused topic by topic, by its handler
+            continue  # refused topic by topic, by its interceptor
         amount = header.size if produce else 0
-        wait_ms, group = ledger.hold(account, kind, exchange, amount, now_ms, whole=whole)
+        wait_ms, group = ledger.hold(account, kind, state, amount, now_ms, whole=whole)
         if produce:
-            exchange.promised = group
-            wait_ms = max(wait_ms, exchange.put_off_ms(now_ms))
+            state.promised = group
+            wait_ms = max(wait_ms, state.put_off_ms(now_ms))
         if wait_ms <= 0 or group is None:
             continue
-        if exchange.may_renew(now_ms) and group.renews(header.size, int(now_ms)):
-            group.pass_held(exchange)
+        if state.may_renew(now_ms) and group.renews(header.size, int(now_ms)):
+            group.pass_held(state)
             continue
         wants_answer = not produce or requests.produce_acks(buf, header.body, end, header.api_version) != 0
-        exchange.hold(kind, group, wait_ms, now_ms, kept=not wants_answer and wait_ms <= MOST_KEPT_MS)
+        state.hold(kind, group, wait_ms, now_ms, kept=not wants_answer and wait_ms <= MAX_KEPT_MS)
         return False
-    if exchange.held is not None and api_key not in (FETCH, SHARE_FETCH):  # these may yet have to wait for their own
-        exchange.let_go(account, api_key, header.size, now_ms)
+    if state.held is not None and api_key not in (FETCH, SHARE_FETCH):  # these may yet have to wait for their own
+        state.let_go(account, api_key, header.size, now_ms)
     return True
 
 
-def admits_unshaped(exchange: Exchange, pending: Pending, now_ms: float) -> bool:
+def admits_unshaped(state: SessionState, pending: InFlightRequest, now_ms: float) -> bool:
     """As `lets_through`, for a fetch that can neither be answered in place of the broker nor be made smaller."""
     account = pending.account
-    admission = exchange.ledger.admit(account, Kind.FETCH, MAX_INT32, now_ms)
+    admission = state.ledger.admit(account, Kind.FETCH, MAX_INT32, now_ms)
     if admission.throttle_ms > 0:
-        exchange.hold(Kind.FETCH, None, admission.throttle_ms, now_ms)
+        state.hold(Kind.FETCH, None, admission.throttle_ms, now_ms)
         return False
     pending.admission = admission
-    exchange.let_go(account, pending.api_key, 0, now_ms)
+    state.let_go(account, pending.api_key, 0, now_ms)
     return True

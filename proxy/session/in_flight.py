@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from proxy.interceptors.intercept import OnResponse, Outcome
-    from quota.counter import Admission
+    from quota.counter import FetchAdmission
     from quota.entity import Kind
     from quota.ledger import Account
 
 
-class Pending:
-    """One request without its answer yet; made by `new_pending`.
+class InFlightRequest:
+    """One request without its answer yet; made by `new_in_flight`.
 
     `api_version`: the one the client asked for, and so that of the response's layout.
     `throttle_until_ms`: the end of the mute this request has brought about; what is left of it goes into the response's
@@ -23,9 +23,9 @@ class Pending:
     `local_answer`: the whole response frame, made here; the broker never saw the request. It still waits for its turn.
     `replicated_bytes`: the size of a Produce request with acks=all; 0 for all others.
     `admission`: of a Fetch that the ledger has let through; what it reserved is settled when the response comes.
-    `on_response`: the handler that gets the whole response. `held_bytes`: what is kept of the request or of its answer
-    until it is this one's turn, if that can be large. `asked`: this is a handler's own question, of which the client
-    knows nothing; the answer goes to this function. `next`: the request after this one, while both wait.
+    `on_response`: the interceptor that gets the whole response. `held_bytes`: what is kept of the request or of its
+    answer until it is this one's turn, if that can be large. `asked`: this is an interceptor's own question, of which
+    the client knows nothing; the answer goes to this function. `next`: the request after this one, while both wait.
     """
 
     correlation_id: int
@@ -39,11 +39,11 @@ class Pending:
     charged: float | None
     local_answer: bytes | None
     replicated_bytes: int
-    admission: Admission | None
+    admission: FetchAdmission | None
     on_response: OnResponse | None
     held_bytes: int
     asked: Callable[[bytes, float], Outcome] | None
-    next: Pending | None
+    next: InFlightRequest | None
 
     __slots__ = (
         "account",
@@ -65,10 +65,12 @@ class Pending:
     )
 
 
-def new_pending(correlation_id: int, api_key: int, api_version: int, account: Account, sent_ms: float) -> Pending:
+def new_in_flight(
+    correlation_id: int, api_key: int, api_version: int, account: Account, sent_ms: float
+) -> InFlightRequest:
     """The entry of a request of `account`, which was read at `sent_ms`."""
     # Not by calling the class: where that is compiled it would take longer than all that is done here.
-    pending = Pending.__new__(Pending)
+    pending = InFlightRequest.__new__(InFlightRequest)
     pending.correlation_id = correlation_id
     pending.api_key = api_key
     pending.api_version = api_version
@@ -88,18 +90,18 @@ def new_pending(correlation_id: int, api_key: int, api_version: int, account: Ac
     return pending
 
 
-class InFlight:
+class InFlightQueue:
     """The queue of one connection: `append` at its end, `popleft` from its beginning, as of a deque."""
 
     __slots__ = ("count", "newest", "oldest")
 
     def __init__(self) -> None:
-        self.oldest: Pending | None = None
+        self.oldest: InFlightRequest | None = None
         """The one whose response comes next."""
-        self.newest: Pending | None = None
+        self.newest: InFlightRequest | None = None
         self.count = 0
 
-    def append(self, pending: Pending) -> None:
+    def append(self, pending: InFlightRequest) -> None:
         """One more request waits, behind all others."""
         if self.newest is None:
             self.oldest = pending
@@ -108,7 +110,7 @@ class InFlight:
         self.newest = pending
         self.count += 1
 
-    def popleft(self) -> Pending:
+    def popleft(self) -> InFlightRequest:
         """Take the oldest out. Raises IndexError if there is none."""
         pending = self.oldest
         if pending is None:
@@ -128,7 +130,7 @@ class InFlight:
     def __len__(self) -> int:
         return self.count
 
-    def __iter__(self) -> Iterator[Pending]:
+    def __iter__(self) -> Iterator[InFlightRequest]:
         """From the oldest to the newest."""
         pending = self.oldest
         while pending is not None:

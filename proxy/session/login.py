@@ -20,16 +20,16 @@ from quota.entity import ANONYMOUS, Identity
 from quota.ledger import Account
 
 if TYPE_CHECKING:
-    from proxy.session.in_flight import Pending
-    from proxy.session.state import Exchange
+    from proxy.session.in_flight import InFlightRequest
+    from proxy.session.state import SessionState
 
-NOBODY: Final = Account(Identity(ANONYMOUS, ""))
+UNAUTHENTICATED: Final = Account(Identity(ANONYMOUS, ""))
 """The client of requests before and in a login: in no ledger, charged nothing, shared by all sessions."""
-NOBODY.touched = True  # nobody is to look at it
+UNAUTHENTICATED.touched = True  # nobody is to look at it
 RAW: Final = -1
 """`api_version` of a raw message's pending answer."""
 RENEWAL_SHARE: Final = 0.08
-MOST_RENEWAL_MS: Final = 30_000.0
+MAX_RENEWAL_MS: Final = 30_000.0
 _UNCHANGED: Final = Reply()
 
 
@@ -41,16 +41,16 @@ def renewal_ms(lifetime_ms: int) -> float:
     Earlier than 90 % would be of no use: librdkafka, which does not wait when told to, would fill up again what has
     just passed. So 2 % of the lifetime are left for its timer to be late, and 8 %, half a minute at most, for the rest.
     """
-    return min(lifetime_ms * RENEWAL_SHARE, MOST_RENEWAL_MS)
+    return min(lifetime_ms * RENEWAL_SHARE, MAX_RENEWAL_MS)
 
 
 class Logins:
     """The logins of one session. Made when the first one begins."""
 
-    __slots__ = ("_accepted", "_exchange", "refused", "wanted", "watch")
+    __slots__ = ("_accepted", "_state", "refused", "wanted", "watch")
 
-    def __init__(self, exchange: Exchange, claim: str) -> None:
-        self._exchange = exchange
+    def __init__(self, state: SessionState, claim: str) -> None:
+        self._state = state
         self.watch = SaslWatch(claim)
         self._accepted = False
         self.wanted = False
@@ -66,11 +66,11 @@ class Logins:
     def end(self) -> None:
         """An ordinary request has come: whatever was under way is over."""
         self.watch.over()
-        self._exchange.client_waits = False
+        self._state.client_waits = False
 
     # ---- from the client --------------------------------------------------------------------------------------------
 
-    def request(self, header: RequestHeader, body: memoryview, pending: Pending) -> None:
+    def request(self, header: RequestHeader, body: memoryview, pending: InFlightRequest) -> None:
         """A whole SaslHandshake or SaslAuthenticate request."""
         watch = self.watch
         if header.api_key == wire.SASL_HANDSHAKE:
@@ -85,7 +85,7 @@ class Logins:
                 return _UNCHANGED
 
             pending.on_response = answered
-        self._exchange.client_waits = True
+        self._state.client_waits = True
 
     def raw_frame(self, walker: FrameWalker, buf: bytearray | memoryview, start: int, end: int) -> bytes | None:
         """The raw message at `start`; None when more bytes are needed, or it is a request again (`watch.raw`)."""
@@ -107,7 +107,7 @@ class Logins:
                 return None
             login = watch.ends_raw(head)
             if login is not None:
-                self._exchange.client_waits = False
+                self._state.client_waits = False
                 self._tell(login)
                 return None
         total = 4 + size
@@ -115,7 +115,7 @@ class Logins:
             walker.need = total
             return None
         watch.message(memoryview(buf)[start + 4 : start + total])
-        self._exchange.client_waits = watch.awaiting
+        self._state.client_waits = watch.awaiting
         walker.skip = 0
         return bytes(buf[start : start + total])
 
@@ -123,21 +123,21 @@ class Logins:
 
     def raw_answer(self, token: bytes, now_ms: float) -> None:
         """The broker's answer to a raw message: there is none but when it goes on, or has accepted."""
-        self._answered(wire.Answer(0, token, 0), now_ms)
+        self._answered(wire.SaslResponse(0, token, 0), now_ms)
 
     def _handshake_answered(self, body: bytes, _now_ms: float) -> Reply:
         error = wire.error_code(body)
         self.watch.handshake_answered(error)
         self.refused = error == wire.ILLEGAL_SASL_STATE
         self.wanted = self.wanted or not (self.refused or self._accepted)
-        self._exchange.client_waits = False
+        self._state.client_waits = False
         return _UNCHANGED
 
-    def _answered(self, answer: wire.Answer, now_ms: float) -> None:
-        exchange = self._exchange
+    def _answered(self, answer: wire.SaslResponse, now_ms: float) -> None:
+        state = self._state
         accepted = self.watch.answered(answer)
         self.refused = answer.error == wire.ILLEGAL_SASL_STATE
-        exchange.client_waits = False
+        state.client_waits = False
         if accepted is not None:
             if accepted.fault is not None:
                 raise SessionError(
@@ -146,19 +146,19 @@ class Logins:
                     kind="sasl_name",
                 )
             end_ms = now_ms + accepted.lifetime_ms if accepted.lifetime_ms else math.inf
-            exchange.renew(end_ms - renewal_ms(accepted.lifetime_ms), end_ms, now_ms)
+            state.renew(end_ms - renewal_ms(accepted.lifetime_ms), end_ms, now_ms)
             self._tell(accepted.login)
 
     def _tell(self, login: Login) -> None:
         self._accepted, self.wanted = True, False
-        self._exchange.authenticated(login)
+        self._state.authenticated(login)
 
 
-def logins_of(exchange: Exchange) -> Logins:
+def logins_of(state: SessionState) -> Logins:
     """Those of this session, from the first one on."""
-    if exchange.logins is None:
-        exchange.logins = Logins(exchange, exchange.claim)
-    return exchange.logins
+    if state.logins is None:
+        state.logins = Logins(state, state.claim)
+    return state.logins
 
 
 def too_large(size: int) -> WireError:
@@ -178,4 +178,4 @@ def copies(buffers: list[Buffer]) -> list[Buffer]:
     return [bytes(buffer) for buffer in buffers]
 
 
-__all__ = ["NOBODY", "RAW", "Login", "Logins", "copies", "logins_of", "renewal_ms", "too_large", "wipe"]
+__all__ = ["RAW", "UNAUTHENTICATED", "Login", "Logins", "copies", "logins_of", "renewal_ms", "too_large", "wipe"]

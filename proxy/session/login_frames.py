@@ -5,52 +5,52 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from proxy.session.framing import Buffer
-from proxy.session.in_flight import Pending, new_pending
-from proxy.session.login import NOBODY, RAW, logins_of, too_large
+from proxy.session.in_flight import InFlightRequest, new_in_flight
+from proxy.session.login import RAW, UNAUTHENTICATED, logins_of, too_large
 from proxy.wire.requests import RequestHeader
 from proxy.wire.sasl import MAX_SASL_BYTES, SASL_AUTHENTICATE
 
 if TYPE_CHECKING:
-    from proxy.session.request_handler import RequestSide
+    from proxy.session.request_handler import RequestHandler
 
 
-def judge_request(
-    side: RequestSide,
+def inspect_request(
+    side: RequestHandler,
     buf: bytearray | memoryview,
     start: int,
     here: int,
     header: RequestHeader,
-    pending: Pending,
+    pending: InFlightRequest,
     out: list[Buffer],
 ) -> int:
-    """A request of a login: taken whole, passed on, and nothing of it is kept but a name. Returns as a judge does."""
+    """A request of a login: taken whole, passed on, and nothing of it is kept but a name. Returns as `inspect`."""
     total = 4 + header.size
     if header.size > MAX_SASL_BYTES:
         raise side.malformed(buf, start, start + here, too_large(header.size))
-    exchange, walker = side._exchange, side.walker
-    logins = logins_of(exchange)
+    state, walker = side._state, side.walker
+    logins = logins_of(state)
     logins.watch.begin()
     if here < total:
         walker.need = total
         return 0
     if not logins.refused:
-        pending.account = NOBODY
-    exchange.count_request(pending.account, pending.api_key)
-    exchange.inflight.append(pending)
+        pending.account = UNAUTHENTICATED
+    state.count_request(pending.account, pending.api_key)
+    state.inflight.append(pending)
     logins.request(header, memoryview(buf)[header.body : start + total], pending)
     out.append(bytes(buf[start : start + total]))
     walker.skip = 0
     return -total
 
 
-def judge_raw(side: RequestSide, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
-    """Judge the raw SASL message at `start`, which has no request header."""
-    logins = logins_of(side._exchange)
+def inspect_raw(side: RequestHandler, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
+    """Inspect the raw SASL message at `start`, which has no request header."""
+    logins = logins_of(side._state)
     # An earlier frame of the same read was a request again: all behind it are.
     frame = logins.raw_frame(side.walker, buf, start, end) if logins.watch.raw else None
     if frame is None:
-        return 0 if logins.watch.raw else side._judge(buf, start, end, out)
+        return 0 if logins.watch.raw else side._inspect(buf, start, end, out)
     if logins.watch.awaiting:
-        side._exchange.inflight.append(new_pending(0, SASL_AUTHENTICATE, RAW, NOBODY, side._now_ms))
+        side._state.inflight.append(new_in_flight(0, SASL_AUTHENTICATE, RAW, UNAUTHENTICATED, side._now_ms))
     out.append(frame)
     return -len(frame)

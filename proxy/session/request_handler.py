@@ -1,4 +1,4 @@
-"""The client's direction: requests are judged, charged, forwarded, made smaller, or answered here."""
+"""The client's direction: requests are inspected, charged, forwarded, made smaller, or answered here."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from proxy.interceptors.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Ou
 from proxy.session import gate, in_flight, login_frames
 from proxy.session.before_login import BeforeLogin
 from proxy.session.fetch import FetchShaper
-from proxy.session.framing import Buffer, FrameJudge, FrameWalker
-from proxy.session.in_flight import Pending
-from proxy.session.login import NOBODY, copies, wipe
+from proxy.session.framing import Buffer, FrameInspector, FrameWalker
+from proxy.session.in_flight import InFlightRequest
+from proxy.session.login import UNAUTHENTICATED, copies, wipe
 from proxy.session.outcomes import carry_out
 from proxy.session.sizes import (
     FIRST_BYTES,
@@ -21,7 +21,7 @@ from proxy.session.sizes import (
     is_established,
     unreadable,
 )
-from proxy.session.state import Exchange
+from proxy.session.state import SessionState
 from proxy.settings import SizeLimits
 from proxy.wire import integers, requests, responses
 from proxy.wire.apis import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH, api_name, is_known
@@ -52,7 +52,7 @@ PRODUCED: Final = Kind.PRODUCE
 FETCHED: Final = Kind.FETCH
 
 
-class RequestSide(FrameJudge):
+class RequestHandler(FrameInspector):
     """Requests of one client connection. Knows nothing of sockets and clocks."""
 
     __slots__ = (
@@ -61,7 +61,6 @@ class RequestSide(FrameJudge):
         "_charged_bytes",
         "_charged_pending",
         "_client_id",
-        "_exchange",
         "_joined",
         "_max_frame_bytes",
         "_max_header_bytes",
@@ -73,6 +72,7 @@ class RequestSide(FrameJudge):
         "_saw_request",
         "_shaper",
         "_sizes",
+        "_state",
         "_unsent",
         "_waiting",
         "account",
@@ -85,9 +85,9 @@ class RequestSide(FrameJudge):
     )
 
     def __init__(
-        self, exchange: Exchange, user: str, sizes: SizeLimits, max_in_flight: int, login_expected: bool = False
+        self, state: SessionState, user: str, sizes: SizeLimits, max_in_flight: int, login_expected: bool = False
     ) -> None:
-        self._exchange = exchange
+        self._state = state
         self.user = user
         """Who is charged; see `identify`."""
         self._sizes = sizes
@@ -101,11 +101,11 @@ class RequestSide(FrameJudge):
         """Who is charged when the last byte of a Produce request has come, while there is one under way;"""
         self._charged_bytes = 0
         """its size;"""
-        self._charged_pending: Pending | None = None
+        self._charged_pending: InFlightRequest | None = None
         """its entry among those in flight, None for acks=0."""
         self._produce_bytes = 0
         """Size of the latest Produce request."""
-        self._unsent: Pending | None = None
+        self._unsent: InFlightRequest | None = None
         """Request whose last byte is still to come."""
         self.account: Account | None = None
         """The client that sent the last request,"""
@@ -116,11 +116,11 @@ class RequestSide(FrameJudge):
         self._joined: dict[str, Account] = {}
         """Clients that count this connection as theirs, by client-id: this user's among `client_ids`."""
         self._saw_request = False
-        self.before = BeforeLogin(exchange, self.walker, login_expected)
+        self.before = BeforeLogin(state, self.walker, login_expected)
         """Requests before the login are charged to nobody, as by a broker."""
         self._shaper = FetchShaper()
         self._missed = self._shaper.missed
-        self._waiting: tuple[bytes, bytes, Pending] | None = None
+        self._waiting: tuple[bytes, bytes, InFlightRequest] | None = None
         """Request (header, body) whose handler has not decided yet."""
         self.client_ids: list[str] = []
         self.software: str | None = None
@@ -139,14 +139,14 @@ class RequestSide(FrameJudge):
         account, self._charged, self._charged_pending = self._charged, None, None
         if account is not None:
             come = max(self._charged_bytes - self.walker.skip, 0)
-            self._exchange.ledger.charge_no_throttle(account, PRODUCED, come, now_ms)
+            self._state.ledger.charge_no_throttle(account, PRODUCED, come, now_ms)
         self.close()
 
     def close(self) -> None:
         """The connection is no longer one of its user's."""
         for account in self._joined.values():
             account.leave()
-            self._exchange.ledger.wake(account)
+            self._state.ledger.wake(account)
         self._joined.clear()
 
     def identify(self, user: str) -> None:
@@ -160,19 +160,19 @@ class RequestSide(FrameJudge):
     def _client(self, api_key: int, client_id: str) -> Account | None:
         """Whom the request of this API and client-id is charged to, now that this is not the same as before. None: it
         has to wait until the broker has shown that it needs no login."""
-        exchange, before = self._exchange, self.before
-        logins = exchange.logins
+        state, before = self._state, self.before
+        logins = state.logins
         login = api_key in SASL_APIS
         if login and (logins is None or not logins.refused):
-            return NOBODY
+            return UNAUTHENTICATED
         wanted = before.under_way
         if wanted and api_key == API_VERSIONS and before.takes_versions():
-            return NOBODY  # brokers take this one before the login
+            return UNAUTHENTICATED  # brokers take this one before the login
         if logins is not None and logins.active and not login:
             logins.end()
         if wanted and not before.needless():
             return None
-        self.account = account = exchange.ledger.account(self.user, client_id)
+        self.account = account = state.ledger.account(self.user, client_id)
         self._client_id = client_id = (
             account.identity.client_id
         )  # very long ones are shortened there; nothing holds them whole
@@ -188,26 +188,26 @@ class RequestSide(FrameJudge):
             self.client_ids.append(client_id)
 
     def has_backlog(self) -> bool:
-        """True if requests that were already read have to be judged before more is read."""
-        return self._backlog is not None or self._exchange.outcome is not None
+        """True if requests that were already read have to be inspected before more is read."""
+        return self._backlog is not None or self._state.outcome is not None
 
     def asking(self) -> bool:
-        """True while a request waits for its handler: for the answer to a question of its, or for what it waits for."""
-        return self._waiting is not None and self._exchange.outcome is None
+        """True while a request waits for its interceptor: for the answer to a question, or for what that waits for."""
+        return self._waiting is not None and self._state.outcome is None
 
     @property
     def at_boundary(self) -> bool:
-        """True between two requests, all of which have been judged."""
+        """True between two requests, all of which have been inspected."""
         return self.walker.at_boundary() and self._waiting is None and not self.before.holds
 
     def in_flight_full(self) -> bool:
         """True while too many requests wait for their answer, or those that do take too much memory."""
-        exchange = self._exchange
-        return exchange.inflight.count >= self._max_in_flight or exchange.held_bytes > _MAX_IN_FLIGHT_BYTES
+        state = self._state
+        return state.inflight.count >= self._max_in_flight or state.held_bytes > _MAX_IN_FLIGHT_BYTES
 
     def ended_with_produce(self) -> int:
         """Size of the Produce request with which the last read has ended; 0 if it ended otherwise."""
-        newest, walker = self._exchange.inflight.newest, self.walker
+        newest, walker = self._state.inflight.newest, self.walker
         if newest is None or walker.skip or walker.held is not None or walker.stopped:
             return 0
         return self._produce_bytes if newest.api_key == _PRODUCE else 0
@@ -215,8 +215,8 @@ class RequestSide(FrameJudge):
     def resume(self, now_ms: float) -> list[Buffer]:
         """Go on with the requests in the backlog. Returns the buffers to send to the broker, in order."""
         out: list[Buffer] = []
-        exchange = self._exchange
-        outcome, exchange.outcome = exchange.outcome, None
+        state = self._state
+        outcome, state.outcome = state.outcome, None
         if outcome is not None and self._waiting is not None:
             self._now_ms = now_ms
             (head, body, pending), self._waiting = self._waiting, None
@@ -234,10 +234,10 @@ class RequestSide(FrameJudge):
     def take(self, view: memoryview, end: int, now_ms: float) -> list[Buffer] | None:
         """Take the first `end` bytes of a view, which were read from the client. Returns the buffers to send to the
         broker, in order; None for the first `walker.taken` bytes as they stand."""
-        exchange = self._exchange
-        exchange.client_bytes += end
+        state = self._state
+        state.client_bytes += end
         out = self._walk(view, end, now_ms, None)
-        logins = exchange.logins
+        logins = state.logins
         if logins is not None and logins.active:
             out = copies([view[: self.walker.taken]] if out is None else out)
             wipe(view[:end])
@@ -245,7 +245,7 @@ class RequestSide(FrameJudge):
 
     def moved(self, count: int, now_ms: float) -> None:
         """`count` bytes of the body went to the broker without passing through `take`."""
-        self._exchange.client_bytes += count
+        self._state.client_bytes += count
         self.walker.skip -= count
         if self.walker.skip == 0:
             self._now_ms = now_ms
@@ -254,7 +254,7 @@ class RequestSide(FrameJudge):
     def _walk(self, view: memoryview, end: int, now_ms: float, backlog: bytearray | None) -> list[Buffer] | None:
         """`backlog` is where the bytes of `view` are kept, if they are kept already."""
         self._now_ms = now_ms
-        logins = self._exchange.logins
+        logins = self._state.logins
         self._raw = logins is not None and logins.watch.raw
         walker = self.walker
         out = walker.walk(self, view, end)
@@ -262,13 +262,13 @@ class RequestSide(FrameJudge):
         if walker.stopped and walker.held is not None:
             self._backlog, walker.held = walker.held + view[taken:end], None
         elif taken < end:
-            # Nothing is copied each time that a request which waits is judged again.
+            # Nothing is copied each time that a request which waits is inspected again.
             self._backlog = bytearray(view[taken:end]) if taken or backlog is None else backlog
         return out
 
     def complete(self) -> tuple[()]:
         """The last byte of a request has been read: charge what is charged then, and mute."""
-        now_ms, exchange = self._now_ms, self._exchange
+        now_ms, state = self._now_ms, self._state
         if self._unsent is not None:
             self._unsent.sent_ms = now_ms
             self._unsent = None
@@ -276,27 +276,26 @@ class RequestSide(FrameJudge):
         if account is not None:
             pending, size_bytes = self._charged_pending, self._charged_bytes
             self._charged = self._charged_pending = None
-            delay_ms = exchange.ledger.charge(account, PRODUCED, size_bytes, now_ms)
+            delay_ms = state.ledger.charge(account, PRODUCED, size_bytes, now_ms)
             if delay_ms > 0:
                 if pending is None:
-                    exchange.mute(account, PRODUCED, delay_ms, now_ms, size_bytes)
+                    state.mute(account, PRODUCED, delay_ms, now_ms, size_bytes)
                 else:
-                    exchange.impose(pending, PRODUCED, delay_ms, now_ms, size_bytes)
-        self.walker.stopped = (  # no further request may be judged now
-            exchange.mute_until_ms > now_ms
-            or self.in_flight_full()
-            or self._waiting is not None
-            or exchange.client_waits
+                    state.impose(pending, PRODUCED, delay_ms, now_ms, size_bytes)
+        self.walker.stopped = (  # no further request may be inspected now
+            state.mute_until_ms > now_ms or self.in_flight_full() or self._waiting is not None or state.client_waits
         )
         return ()
 
-    def judge(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
-        """Judge what begins at `start`: a request, or in a login a raw message (see `FrameJudge.judge`)."""
-        return login_frames.judge_raw(self, buf, start, end, out) if self._raw else self._judge(buf, start, end, out)
+    def inspect(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
+        """Inspect what begins at `start`: a request, or in a login a raw message (see `FrameInspector.inspect`)."""
+        return (
+            login_frames.inspect_raw(self, buf, start, end, out) if self._raw else self._inspect(buf, start, end, out)
+        )
 
-    def _judge(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
-        """Judge the request at `start`."""
-        state, now_ms = self.walker, self._now_ms
+    def _inspect(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
+        """Inspect the request at `start`."""
+        walker, now_ms = self.walker, self._now_ms
         try:
             header = requests.parse_request_header(buf, start, end, self._max_frame_bytes)
             if (end if header is None else header.body) - start > self._max_header_bytes:
@@ -307,7 +306,7 @@ class RequestSide(FrameJudge):
             raise self.malformed(buf, start, end, error) from error
         here = end - start
         if header is None:
-            state.need = bytes_wanted(buf, start, here)
+            walker.need = bytes_wanted(buf, start, here)
             return 0
         total = 4 + header.size
         if here > total:
@@ -319,13 +318,15 @@ class RequestSide(FrameJudge):
         if account is None or client_id != self._client_id:
             account = self._client(api_key, client_id)
         if account is None:
-            pending = in_flight.new_pending(header.correlation_id, api_key, version, NOBODY, now_ms)
+            pending = in_flight.new_in_flight(header.correlation_id, api_key, version, UNAUTHENTICATED, now_ms)
             return self.before.ask(pending, bytes(buf[start : start + here]), total, self._take_again, out)
-        exchange, whole = self._exchange, here == total
-        if account is not NOBODY and not gate.lets_through(exchange, account, header, buf, start + here, whole, now_ms):
-            state.stopped = True
+        state, whole = self._state, here == total
+        if account is not UNAUTHENTICATED and not gate.lets_through(
+            state, account, header, buf, start + here, whole, now_ms
+        ):
+            walker.stopped = True
             return 0
-        pending = in_flight.new_pending(header.correlation_id, api_key, version, account, now_ms)
+        pending = in_flight.new_in_flight(header.correlation_id, api_key, version, account, now_ms)
         answered = True
         if api_key == _PRODUCE:
             try:
@@ -340,7 +341,7 @@ class RequestSide(FrameJudge):
                         end,
                         WireError("request_malformed", f"a Produce request of {total - 4} bytes has no acks"),
                     )
-                state.need = min(total, 2 * here)
+                walker.need = min(total, 2 * here)
                 return 0
             answered = acks != 0
             self._produce_bytes = total
@@ -351,37 +352,37 @@ class RequestSide(FrameJudge):
         elif api_key == _FETCH:
             wanted = total if total <= _MAX_HELD_BYTES else header.body - start + FETCH_HEAD_BYTES
             if here < wanted:
-                state.need = wanted
+                walker.need = wanted
                 return 0
             return self._fetch(buf, start, here, total, header, pending, out)
         elif api_key == _SHARE_FETCH:
-            if not gate.admits_unshaped(self._exchange, pending, now_ms):
-                state.stopped = True
+            if not gate.admits_unshaped(self._state, pending, now_ms):
+                walker.stopped = True
                 return 0
         elif api_key == _API_VERSIONS and not header.known:
             # Newer than what we could clamp: the client is told so exactly as a broker would, and comes down (KIP-511).
             pending.local_answer = responses.unsupported_api_versions_response(header.correlation_id)
-            state.dropping = True
+            walker.dropping = True
         elif api_key == _API_VERSIONS and self.software is None and here == total:
             self.software = client_software(buf, header.body, start + total, version)
             account.software = self.software or account.software
         elif api_key in SASL_APIS and header.known:
-            return login_frames.judge_request(self, buf, start, here, header, pending, out)
-        elif api_key in self._exchange.interceptors and header.known:
+            return login_frames.inspect_request(self, buf, start, here, header, pending, out)
+        elif api_key in self._state.interceptors and header.known:
             if total > MAX_INTERCEPTED_BYTES:
                 text = f"{api_name(api_key)} request of {header.size} bytes; at most {MAX_INTERCEPTED_BYTES} are held"
                 raise self.malformed(buf, start, end, WireError("request_too_large", text))
             if here < total:
-                state.need = total
+                walker.need = total
                 return 0
-            self._exchange.count_request(account, api_key)
+            self._state.count_request(account, api_key)
             return self._intercept(buf, start, total, header, pending, out)
-        self._exchange.count_request(account, api_key)
+        self._state.count_request(account, api_key)
         if answered:
-            self._exchange.inflight.append(pending)
+            self._state.inflight.append(pending)
             if here < total:
                 self._unsent = pending
-        state.skip = total - here
+        walker.skip = total - here
         return here
 
     def _take_again(self, head: bytes) -> None:
@@ -395,11 +396,11 @@ class RequestSide(FrameJudge):
         here: int,
         total: int,
         header: requests.RequestHeader,
-        pending: Pending,
+        pending: InFlightRequest,
         out: list[Buffer],
     ) -> int:
         """Fetch is decided before the broker works: answered here if over the quota, else made small enough."""
-        exchange, now_ms, account = self._exchange, self._now_ms, pending.account
+        state, now_ms, account = self._state, self._now_ms, pending.account
         version = header.api_version
         try:
             fields = requests.parse_fetch(buf, header.body, start + here, version)
@@ -409,38 +410,38 @@ class RequestSide(FrameJudge):
             if is_known(FETCH, version):
                 cut = WireError("request_malformed", f"a Fetch request of {total - 4} bytes has no topics")
                 raise self.malformed(buf, start, start + here, cut)
-            if exchange.translate is not None:
+            if state.translate is not None:
                 raise SessionError(
                     CloseReason.UNSUPPORTED_VERSION,
                     f"Fetch version {version} is newer than this sidecar, and its response may carry broker addresses",
                     kind="unsupported_version",
                 )
-            if not gate.admits_unshaped(exchange, pending, now_ms):
+            if not gate.admits_unshaped(state, pending, now_ms):
                 self.walker.stopped = True
                 return 0
             self._forward_fetch(pending, total - here)
             return here
         wanted = fields.max_bytes if fields.max_bytes is not None else gate.MAX_INT32
-        admission = exchange.ledger.admit(account, FETCHED, wanted, now_ms)
+        admission = state.ledger.admit(account, FETCHED, wanted, now_ms)
         if admission.throttle_ms > 0:
             body = buf[header.body : start + here] if here == total <= _MAX_HELD_BYTES else None
             session_id = self._shaper.take_over(fields, body, version)
             if session_id is None:
-                exchange.hold(FETCHED, None, admission.throttle_ms, now_ms)
+                state.hold(FETCHED, None, admission.throttle_ms, now_ms)
                 self.walker.stopped = True
                 return 0
             delay_ms = admission.throttle_ms
             self._forward_fetch(pending, total - here)
             pending.local_answer = responses.empty_fetch_response(version, header.correlation_id, delay_ms, session_id)
-            exchange.impose(pending, FETCHED, delay_ms, now_ms)
-            exchange.counters.fetches_answered += 1
+            state.impose(pending, FETCHED, delay_ms, now_ms)
+            state.counters.fetches_answered += 1
             self.walker.dropping = True
             return here
         pending.admission = admission
         self._forward_fetch(pending, total - here)
         max_bytes = admission.max_bytes
         if max_bytes is not None and max_bytes < wanted:
-            exchange.counters.fetches_shaped += 1
+            state.counters.fetches_shaped += 1
         if self._missed:
             # The requests answered here before this one never reached the broker: this one carries their news too.
             body = buf[header.body : start + here] if here == total <= _MAX_HELD_BYTES else None
@@ -454,15 +455,15 @@ class RequestSide(FrameJudge):
             self._shaper.patch_epoch(buf, fields)
         if max_bytes is not None:
             requests.lower_fetch(buf, fields, max_bytes)
-        upstream_version = responses.fetch_version_upstream(version) if exchange.translate is not None else version
+        upstream_version = responses.fetch_version_upstream(version) if state.translate is not None else version
         if upstream_version != version:
             integers.put_int16(buf, start + 6, upstream_version)
         return here
 
-    def _forward_fetch(self, pending: Pending, rest_bytes: int) -> None:
-        self._exchange.let_go(pending.account, FETCH, 0, self._now_ms)
-        self._exchange.count_request(pending.account, FETCH)
-        self._exchange.inflight.append(pending)
+    def _forward_fetch(self, pending: InFlightRequest, rest_bytes: int) -> None:
+        self._state.let_go(pending.account, FETCH, 0, self._now_ms)
+        self._state.count_request(pending.account, FETCH)
+        self._state.inflight.append(pending)
         self.walker.skip = rest_bytes
 
     def _intercept(
@@ -471,25 +472,25 @@ class RequestSide(FrameJudge):
         start: int,
         total: int,
         header: requests.RequestHeader,
-        pending: Pending,
+        pending: InFlightRequest,
         out: list[Buffer],
     ) -> int:
-        """An administrator's request, whole: its handler decides."""
-        exchange = self._exchange
+        """An administrator's request, whole: its interceptor decides."""
+        state = self._state
         api_key, version = pending.api_key, pending.api_version
         body = bytes(buf[header.body : start + total])
         request = AdminRequest(api_key, version, self.user, header.client_id, pending.account, body)
         try:
-            outcome = exchange.interceptors[api_key].request(request, self._now_ms)
+            outcome = state.interceptors[api_key].request(request, self._now_ms)
         except WireError as error:
             raise self.malformed(buf, start, start + total, error) from error
         self._act(outcome, bytes(buf[start + 4 : header.body]), body, pending, out)
         return -total
 
-    def _act(self, outcome: Outcome, head: bytes, body: bytes, pending: Pending, out: list[Buffer]) -> None:
-        # Set before a handler that waits is started: it may have decided by the time that it returns.
+    def _act(self, outcome: Outcome, head: bytes, body: bytes, pending: InFlightRequest, out: list[Buffer]) -> None:
+        # Set before an interceptor that waits is started: it may have decided by the time that it returns.
         self._waiting = (head, body, pending)
-        if not carry_out(self._exchange, outcome, head, body, pending, out, self._now_ms):
+        if not carry_out(self._state, outcome, head, body, pending, out, self._now_ms):
             self._waiting = None
 
     def malformed(self, buf: bytearray | memoryview, start: int, end: int, error: WireError) -> SessionError:

@@ -8,7 +8,7 @@ charged
              response
     less     the network's round trip, as the kernel measured it when connecting (nothing where the request lay ready at
              the broker while it worked on the one before), and HANDOVER_MS
-    at least LEAST_MS, if it took as long as that
+    at least MIN_MS, if it took as long as that
 
 Requests whose answer may wait for something else than a thread (time, other members, replicas, the controller) are
 charged at most the connection's *baseline*: the median of what its latest requests that never wait were charged; for
@@ -31,7 +31,7 @@ def _keys(*names: str) -> frozenset[int]:
 HANDOVER_MS: Final = 0.08
 """The least that passing a request from thread to thread in a broker takes, and its answer back; nobody is busy then.
 Measured on an idle broker: a Metadata request took 0.105 ms (median) on loopback, of which the broker charged 0.028."""
-LEAST_MS: Final = 0.02
+MIN_MS: Final = 0.02
 """What brokers charge for the cheapest requests (Metadata without topics, eight in flight: 0.019 ms each)."""
 DEFAULT_BASELINE_MS: Final = 0.3
 """The baseline of a connection that has not shown better. Brokers charged 0.29 ms for a Fetch at the end of a log with
@@ -108,15 +108,15 @@ class RequestTime:
         self._baseline: float | None = DEFAULT_BASELINE_MS  # None: to be found again
 
     def busy_ms(
-        self, api_key: int, sent_ms: float, now_ms: float, replicated_bytes: int = 0, came_ms: float | None = None
+        self, api_key: int, sent_ms: float, now_ms: float, replicated_bytes: int = 0, arrived_ms: float | None = None
     ) -> float:
         """What to charge a request whose last byte was read at `sent_ms` and whose response is read at `now_ms`.
 
-        `came_ms`: since when that response may have been there (`proxy.io.reactor`); None: since now.
+        `arrived_ms`: since when that response may have been there (`proxy.io.reactor`); None: since now.
         `replicated_bytes`: the size of a Produce request with acks=all, 0 for all others.
         """
-        free_ms, handover_ms, least_ms = self.free_ms, HANDOVER_MS, LEAST_MS
-        came = now_ms if came_ms is None else came_ms
+        free_ms, handover_ms, least_ms = self.free_ms, HANDOVER_MS, MIN_MS
+        came = now_ms if arrived_ms is None else arrived_ms
         if free_ms > sent_ms:
             start_ms = free_ms
             unused_ms = handover_ms

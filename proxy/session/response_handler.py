@@ -9,10 +9,10 @@ from typing import Final
 
 from proxy.errors import CloseReason, SessionError
 from proxy.interceptors.intercept import MAX_INTERCEPTED_BYTES
-from proxy.session.framing import Buffer, FrameJudge, FrameWalker
-from proxy.session.in_flight import Pending
-from proxy.session.login import NOBODY, RAW, copies, wipe
-from proxy.session.state import Exchange
+from proxy.session.framing import Buffer, FrameInspector, FrameWalker
+from proxy.session.in_flight import InFlightRequest
+from proxy.session.login import RAW, UNAUTHENTICATED, copies, wipe
+from proxy.session.state import SessionState
 from proxy.wire import integers, responses, throttle
 from proxy.wire.apis import FETCH, JOIN_GROUP, SHARE_FETCH, SYNC_GROUP, api_name, version_range
 from proxy.wire.frames import WireError
@@ -43,44 +43,44 @@ BUSY: Final = Kind.REQUEST
 FETCHED: Final = Kind.FETCH
 
 
-class ResponseSide(FrameJudge):
+class ResponseHandler(FrameInspector):
     """Responses to one client connection. Knows nothing of sockets and clocks."""
 
     __slots__ = (
         "_came_ms",
-        "_exchange",
         "_latency",
         "_max_response_bytes",
         "_now_ms",
         "_raw",
+        "_state",
         "_timed",
         "bytes_total",
         "fetched_bytes",
         "walker",
     )
 
-    def __init__(self, exchange: Exchange, max_response_bytes: int) -> None:
-        self._exchange = exchange
-        self._latency = exchange.counters.upstream_latency
+    def __init__(self, state: SessionState, max_response_bytes: int) -> None:
+        self._state = state
+        self._latency = state.counters.upstream_latency
         self._max_response_bytes = max_response_bytes
         self.walker = FrameWalker()
         self._now_ms = 0.0
         self._came_ms = 0.0
         self._raw = False
         """The walk began with a raw SASL message, which has no response header."""
-        self._timed: Pending | None = None
-        """The latest request whose time has been charged; its response may be judged again, with more of it there."""
+        self._timed: InFlightRequest | None = None
+        """The latest request whose time has been charged; its response may be inspected again, with more of it."""
         self.bytes_total = 0
         self.fetched_bytes = 0
         """Size of the latest Fetch response."""
 
-    def take(self, view: memoryview, end: int, now_ms: float, came_ms: float) -> list[Buffer] | None:
+    def take(self, view: memoryview, end: int, now_ms: float, arrived_ms: float) -> list[Buffer] | None:
         """Take the first `end` bytes of a view, which were read from the broker and may have been there since
-        `came_ms`. Returns the buffers to send to the client, in order; None for all these bytes as they stand."""
+        `arrived_ms`. Returns the buffers to send to the client, in order; None for all these bytes as they stand."""
         self.bytes_total += end
         self._now_ms = now_ms
-        self._came_ms = came_ms
-        logins = self._exchange.logins
+        self._came_ms = arrived_ms
+        logins = self._state.logins
         if logins is None or not logins.active:
             self._raw = False
             return self.walker.walk(self, view, end)
@@ -103,12 +103,12 @@ class ResponseSide(FrameJudge):
         """No more comes. Of a fetch response, charged whole when it began, the part that never came is given back."""
         pending, missing = self._timed, self.walker.skip
         if missing and pending is not None and pending.api_key in (FETCH, SHARE_FETCH):
-            self._exchange.ledger.refund(pending.account, FETCHED, missing, now_ms)
+            self._state.ledger.refund(pending.account, FETCHED, missing, now_ms)
         self.walker.skip = 0
 
     def answer_due(self) -> bool:
         """Whether the oldest request in flight was answered here."""
-        oldest = self._exchange.inflight.oldest
+        oldest = self._state.inflight.oldest
         return oldest is not None and oldest.local_answer is not None
 
     def ready_answers(self) -> Sequence[Buffer]:
@@ -117,33 +117,33 @@ class ResponseSide(FrameJudge):
 
     def complete(self) -> Sequence[Buffer]:
         """The last byte of a response has come: from now on the broker has time for the next request."""
-        exchange = self._exchange
-        # Unless it has muted us: then from the end of that (see `Exchange.broker_throttled`).
-        came_ms, mute_ms = self._came_ms, exchange.broker_mute_until_ms
-        exchange.request_time.free_ms = came_ms if came_ms > mute_ms else mute_ms
+        state = self._state
+        # Unless it has muted us: then from the end of that (see `SessionState.broker_throttled`).
+        arrived_ms, mute_ms = self._came_ms, state.broker_mute_until_ms
+        state.request_time.free_ms = arrived_ms if arrived_ms > mute_ms else mute_ms
         return self._ready() if self.answer_due() else _NOTHING
 
     def _ready(self) -> list[Buffer]:
         out: list[Buffer] = []
-        inflight = self._exchange.inflight
+        inflight = self._state.inflight
         while (pending := inflight.oldest) is not None and (answer := pending.local_answer) is not None:
             inflight.popleft()
-            self._exchange.note(pending)
-            self._exchange.held_bytes -= pending.held_bytes
+            self._state.note(pending)
+            self._state.held_bytes -= pending.held_bytes
             self.bytes_total += len(answer)
             out.append(answer)
         return out
 
-    def judge(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
-        """Judge what begins at `start`: a response, or in a login a raw message (see `FrameJudge.judge`)."""
-        return self._judge_raw(buf, start, end, out) if self._raw else self._judge(buf, start, end, out)
+    def inspect(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
+        """Inspect what begins at `start`: a response, or in a login a raw message (see `FrameInspector.inspect`)."""
+        return self._inspect_raw(buf, start, end, out) if self._raw else self._inspect(buf, start, end, out)
 
-    def _judge(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
-        """Judge the response at `start`."""
-        state, exchange, now_ms = self.walker, self._exchange, self._now_ms
+    def _inspect(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
+        """Inspect the response at `start`."""
+        walker, state, now_ms = self.walker, self._state, self._now_ms
         here = end - start
         if here < 8:
-            state.need = 8
+            walker.need = 8
             return 0
         size, correlation_id = integers.int32(buf, start), integers.int32(buf, start + 4)
         if not 4 <= size <= self._max_response_bytes:
@@ -152,7 +152,7 @@ class ResponseSide(FrameJudge):
                 f"the broker sent a frame of {size} bytes; they have 4 to {self._max_response_bytes}",
                 kind="broker_frame_size",
             )
-        inflight = exchange.inflight
+        inflight = state.inflight
         pending = inflight.oldest
         if pending is None:
             raise SessionError(
@@ -177,7 +177,7 @@ class ResponseSide(FrameJudge):
         throttle_ms = self._throttle_ms(pending) if pending.throttle_until_ms else 0
         used = here
         if (
-            exchange.translate is not None
+            state.translate is not None
             and api_key != _SHARE_FETCH
             and not responses.is_plain(api_key, version, buf, start, start + here)
             and responses.needs_rewrite(api_key, version)
@@ -190,7 +190,7 @@ class ResponseSide(FrameJudge):
             if total > _HEAD_BYTES and (api_key == _FETCH or not throttle.needs_whole_frame(api_key, version)):
                 wanted = _HEAD_BYTES
             if here < wanted <= MAX_HELD_RESPONSE_BYTES:
-                state.need = wanted
+                walker.need = wanted
                 return 0
         inflight.popleft()
         if api_key == _FETCH:
@@ -203,28 +203,28 @@ class ResponseSide(FrameJudge):
             throttle_ms = self._throttle_ms(pending)
         elif api_key not in WAITING_APIS:
             self._latency.add(self._latency_ms(pending) / 1000.0)
-        told_ms = throttle.read_throttle(buf, start, start + here, api_key, version)
-        if told_ms > 0:
-            exchange.broker_throttled(pending, told_ms, now_ms)
+        broker_throttle_ms = throttle.read_throttle(buf, start, start + here, api_key, version)
+        if broker_throttle_ms > 0:
+            state.broker_throttled(pending, broker_throttle_ms, now_ms)
         if pending.cause is not None:
-            exchange.note(pending)
-        state.skip = total - here
+            state.note(pending)
+        walker.skip = total - here
         if throttle_ms > 0 and used > 0:
             throttle.patch_throttle(buf, start, start + here, api_key, version, throttle_ms)
-        if api_key == _SHARE_FETCH and exchange.translate is not None:
+        if api_key == _SHARE_FETCH and state.translate is not None:
             return self._scrub_share_fetch(version, buf[start : start + here], total, out)
         return used
 
     def _raw_comes(self) -> bool:
         """Whether the next frame is a raw SASL message: nothing else is owed meanwhile."""
-        exchange = self._exchange
-        if exchange.inflight.oldest is not None:
-            return exchange.inflight.oldest.api_version == RAW
-        return exchange.logins is not None and exchange.logins.watch.raw
+        state = self._state
+        if state.inflight.oldest is not None:
+            return state.inflight.oldest.api_version == RAW
+        return state.logins is not None and state.logins.watch.raw
 
-    def _judge_raw(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
-        """Judge the raw SASL message at `start`, which has no response header."""
-        exchange, here = self._exchange, end - start
+    def _inspect_raw(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
+        """Inspect the raw SASL message at `start`, which has no response header."""
+        state, here = self._state, end - start
         if here < 4:
             self.walker.need = 4
             return 0
@@ -239,54 +239,60 @@ class ResponseSide(FrameJudge):
         if here < total:
             self.walker.need = total
             return 0
-        if exchange.inflight.oldest is not None:
-            if exchange.inflight.oldest.api_version != RAW:
+        if state.inflight.oldest is not None:
+            if state.inflight.oldest.api_version != RAW:
                 raise SessionError(
                     CloseReason.BROKER_MALFORMED,
                     "the broker sent two SASL messages for one",
                     kind="broker_unasked_response",
                 )
-            exchange.inflight.popleft()
-            assert exchange.logins is not None
-            exchange.logins.raw_answer(bytes(buf[start + 4 : start + total]), self._now_ms)
-        elif exchange.logins is not None:
-            exchange.logins.watch.answers += 1
+            state.inflight.popleft()
+            assert state.logins is not None
+            state.logins.raw_answer(bytes(buf[start + 4 : start + total]), self._now_ms)
+        elif state.logins is not None:
+            state.logins.watch.answers += 1
         out.append(bytes(buf[start : start + total]))
         self.walker.skip = 0
         return -total
 
-    def _latency_ms(self, pending: Pending) -> float:
+    def _latency_ms(self, pending: InFlightRequest) -> float:
         """From the request, or when a broker that throttled began to read it, to the first byte of its response."""
-        return max(self._now_ms - max(pending.sent_ms, self._exchange.broker_mute_until_ms), 0.0)
+        return max(self._now_ms - max(pending.sent_ms, self._state.broker_mute_until_ms), 0.0)
 
-    def _charge_time(self, pending: Pending) -> None:
+    def _charge_time(self, pending: InFlightRequest) -> None:
         """Charge the time that the broker was busy. Known with the first bytes of the response, before any goes on."""
         self._timed = pending
-        if pending.account is NOBODY:
+        if pending.account is UNAUTHENTICATED:
             return
-        exchange, now_ms = self._exchange, self._now_ms
-        busy_ms = exchange.request_time.busy_ms(
+        state, now_ms = self._state, self._now_ms
+        busy_ms = state.request_time.busy_ms(
             pending.api_key, pending.sent_ms, now_ms, pending.replicated_bytes, self._came_ms
         )
         if busy_ms <= 0.0:
             return  # exempt: neither charged nor checked
         if pending.asked is not None:
-            exchange.ledger.charge_no_throttle(pending.account, BUSY, busy_ms, now_ms)
+            state.ledger.charge_no_throttle(pending.account, BUSY, busy_ms, now_ms)
             return  # the client's own request is still to come
-        delay_ms = exchange.ledger.charge(pending.account, BUSY, busy_ms, now_ms)
+        delay_ms = state.ledger.charge(pending.account, BUSY, busy_ms, now_ms)
         if delay_ms > 0:
-            exchange.impose(pending, BUSY, delay_ms, now_ms, busy_ms)
+            state.impose(pending, BUSY, delay_ms, now_ms, busy_ms)
 
-    def _throttle_ms(self, pending: Pending) -> int:
+    def _throttle_ms(self, pending: InFlightRequest) -> int:
         """What is left of the throttle that a request has brought about."""
         left_ms = pending.throttle_until_ms - self._now_ms
         return math.ceil(left_ms) if left_ms > 0 else 0
 
     def _hand_over(
-        self, buf: bytearray | memoryview, start: int, here: int, total: int, pending: Pending, out: list[Buffer]
+        self,
+        buf: bytearray | memoryview,
+        start: int,
+        here: int,
+        total: int,
+        pending: InFlightRequest,
+        out: list[Buffer],
     ) -> int:
-        """A response that a handler wants whole; results as `_judge`."""
-        exchange, now_ms = self._exchange, self._now_ms
+        """A response that an interceptor wants whole; results as `_inspect`."""
+        state, now_ms = self._state, self._now_ms
         api_key, version = pending.api_key, pending.api_version
         if total > MAX_INTERCEPTED_BYTES:
             raise SessionError(
@@ -297,27 +303,27 @@ class ResponseSide(FrameJudge):
         if here < total:
             self.walker.need = total
             return 0
-        exchange.inflight.popleft()
-        exchange.held_bytes -= pending.held_bytes
-        exchange.counters.upstream_latency.add(self._latency_ms(pending) / 1000.0)
-        told_ms = responses.read_throttle(buf, start, start + total, api_key, version)
-        if told_ms > 0:
-            exchange.broker_throttled(pending, told_ms, now_ms)
+        state.inflight.popleft()
+        state.held_bytes -= pending.held_bytes
+        state.counters.upstream_latency.add(self._latency_ms(pending) / 1000.0)
+        broker_throttle_ms = responses.read_throttle(buf, start, start + total, api_key, version)
+        if broker_throttle_ms > 0:
+            state.broker_throttled(pending, broker_throttle_ms, now_ms)
         try:
             body = bytes(buf[responses.body_at(buf, start, start + total, api_key, version) : start + total])
             if pending.asked is not None:
-                exchange.outcome = pending.asked(body, now_ms)
+                state.outcome = pending.asked(body, now_ms)
                 return -total
             assert pending.on_response is not None
             reply = pending.on_response(body, now_ms)
         except WireError as error:
             raise SessionError(CloseReason.BROKER_MALFORMED, str(error), kind=error.reason) from error
         if reply.delay_ms > 0:
-            exchange.impose(pending, reply.kind, reply.delay_ms, now_ms)
-        exchange.note(pending)
+            state.impose(pending, reply.kind, reply.delay_ms, now_ms)
+        state.note(pending)
         throttle_ms = self._throttle_ms(pending)
         if reply.body is not None:
-            throttle_ms = max(throttle_ms, told_ms)
+            throttle_ms = max(throttle_ms, broker_throttle_ms)
             out.append(response_frame(api_key, version, pending.correlation_id, reply.body, throttle_ms))
             return -total
         if throttle_ms > 0:
@@ -342,16 +348,16 @@ class ResponseSide(FrameJudge):
         start: int,
         here: int,
         total: int,
-        pending: Pending,
+        pending: InFlightRequest,
         throttle_ms: int,
         out: list[Buffer],
     ) -> int:
-        """Replace broker addresses (or clamp ApiVersions) at the head of a response; results as `_judge`."""
-        exchange = self._exchange
-        assert exchange.translate is not None
+        """Replace broker addresses (or clamp ApiVersions) at the head of a response; results as `_inspect`."""
+        state = self._state
+        assert state.translate is not None
         api_key, version = pending.api_key, pending.api_version
         try:
-            done = responses.rewrite(api_key, version, buf, start, start + here, exchange.translate)
+            done = responses.rewrite(api_key, version, buf, start, start + here, state.translate)
         except WireError as error:
             reason = (
                 CloseReason.UNSUPPORTED_VERSION
@@ -377,7 +383,7 @@ class ResponseSide(FrameJudge):
             return 0
         if done is None:  # nothing to replace
             return here
-        exchange.counters.addresses_rewritten += 1
+        state.counters.addresses_rewritten += 1
         head = bytearray(done.head)
         if throttle_ms > 0:
             responses.patch_throttle(head, 0, len(head), api_key, version, throttle_ms)
@@ -386,17 +392,17 @@ class ResponseSide(FrameJudge):
             out.append(bytes(buf[start + done.consumed : start + here]))
         return -here
 
-    def _charge_fetch(self, pending: Pending, amount_bytes: int) -> None:
+    def _charge_fetch(self, pending: InFlightRequest, amount_bytes: int) -> None:
         """Charge a Fetch or ShareFetch response. Where the request could not be answered in place of the broker, the
         client is told now what its next one would have to wait for, and muted."""
-        exchange, now_ms = self._exchange, self._now_ms
+        state, now_ms = self._state, self._now_ms
         account, admission = pending.account, pending.admission
         assert admission is not None  # requests of those APIs are admitted before they are forwarded
-        exchange.ledger.settle(account, FETCHED, admission, amount_bytes, now_ms)
+        state.ledger.settle(account, FETCHED, admission, amount_bytes, now_ms)
         if pending.api_key == _SHARE_FETCH or pending.api_version > _FETCH_MAX:
-            delay_ms = exchange.ledger.check(account, FETCHED, now_ms)
+            delay_ms = state.ledger.check(account, FETCHED, now_ms)
             if delay_ms > 0:
-                exchange.impose(pending, FETCHED, delay_ms, now_ms, amount_bytes)
+                state.impose(pending, FETCHED, delay_ms, now_ms, amount_bytes)
 
 
 def _scrub(scrubber: ShareFetchScrubber, data: bytearray | memoryview) -> bytes:

@@ -1,21 +1,21 @@
 """One connection pair as a state machine: bytes and a clock reading in, bytes to send and a mute deadline out.
 
-    client bytes -> RequestSide  --+-- forwarded (perhaps patched), replaced, or dropped and answered here
+    client bytes -> RequestHandler  --+-- forwarded (perhaps patched), replaced, or dropped and answered here
                         |          |
-                     Exchange (requests in flight, mute)
+                     SessionState (requests in flight, mute)
                         |          |
-    broker bytes -> ResponseSide --+-- forwarded (throttle patched), or its head replaced (addresses)
+    broker bytes -> ResponseHandler --+-- forwarded (throttle patched), or its head replaced (addresses)
 
 States of the client's side, of which only one is ever true:
 
     | state    | means                                             | left by                                         |
     |----------|---------------------------------------------------|-------------------------------------------------|
-    | OPEN     | requests are read and judged                      | a throttle -> MUTED; `max_in_flight` -> FULL    |
+    | OPEN     | requests are read and inspected                   | a throttle -> MUTED; `max_in_flight` -> FULL    |
     | MUTED    | nothing is read before `mute_until_ms` (KIP-219); | the deadline -> OPEN, what was already read     |
     |          | responses go on flowing                           | first (`has_backlog`, `resume`)                 |
     | FULL     | too many requests wait for their answer           | a response -> OPEN, likewise                    |
-    | ASKING   | a handler has asked the broker something, or      | the answer -> what the handler then decides     |
-    |          | waits, before it judges (`handlers.intercept`)    |                                                 |
+    | ASKING   | an interceptor has asked the broker something, or | the answer -> what the interceptor decides      |
+    |          | waits, before it decides (`interceptors`)         |                                                 |
     | LOGIN    | the broker owes the answer to a SASL message      | the answer -> OPEN, perhaps as somebody else    |
     |          | (`auth.sasl`), or a name is being looked up       |                                                 |
 
@@ -34,9 +34,9 @@ from typing import Final
 from proxy.auth.sasl import DEFAULT_CLAIM, Login
 from proxy.interceptors.intercept import NO_INTERCEPTORS, Interceptors
 from proxy.session.framing import Buffer
-from proxy.session.request_handler import RequestSide
-from proxy.session.response_handler import ResponseSide
-from proxy.session.state import AddressTranslator, Exchange
+from proxy.session.request_handler import RequestHandler
+from proxy.session.response_handler import ResponseHandler
+from proxy.session.state import AddressTranslator, SessionState
 from proxy.settings import DEFAULT_SIZES, SizeLimits
 from proxy.telemetry.observer import Counters
 from quota.entity import Kind
@@ -52,10 +52,10 @@ class Session:
     """
 
     __slots__ = (
-        "exchange",
         "inflight",
         "requests",
         "responses",
+        "state",
     )
 
     def __init__(
@@ -73,17 +73,17 @@ class Session:
     ) -> None:
         """`translate(node_id, host, port, kind)` gives the address clients are told instead; None: rewrite nothing.
 
-        `interceptors` judge the requests of some APIs whole (`proxy.interceptors.intercept`). `login_expected`: the
+        `interceptors` inspect the requests of some APIs whole (`proxy.interceptors.intercept`). `login_expected`: the
         listener is known to want SASL, so what comes before the login is charged to nobody
         (`proxy.session.before_login`). `claim` is the claim of OAUTHBEARER's tokens that names the principal.
         """
-        exchange = Exchange(ledger, counters, translate, interceptors)
-        self.exchange: Final = exchange
-        self.requests: Final = RequestSide(exchange, user, sizes, max_in_flight, login_expected)
-        exchange.claim = claim
-        self.responses: Final = ResponseSide(exchange, sizes.max_response_bytes)
-        """Both directions. For the turns, which call them and look at them and at `exchange` for every read."""
-        self.inflight: Final = exchange.inflight
+        state = SessionState(ledger, counters, translate, interceptors)
+        self.state: Final = state
+        self.requests: Final = RequestHandler(state, user, sizes, max_in_flight, login_expected)
+        state.claim = claim
+        self.responses: Final = ResponseHandler(state, sizes.max_response_bytes)
+        """Both directions. For the connection's I/O, which calls and looks at them, and at `state`, for every read."""
+        self.inflight: Final = state.inflight
 
     def client_bytes(self, view: memoryview, now_ms: float) -> list[Buffer]:
         """Take bytes read from the client (a writable view, heads are patched in place). Returns the buffers to send to
@@ -100,11 +100,11 @@ class Session:
         """Go on with the backlog after a mute; as `client_bytes`."""
         return self.requests.resume(now_ms)
 
-    def broker_bytes(self, view: memoryview, now_ms: float, came_ms: float | None = None) -> list[Buffer]:
-        """Take bytes read from the broker, which may have been there since `came_ms` (None: just now). Returns the
+    def broker_bytes(self, view: memoryview, now_ms: float, arrived_ms: float | None = None) -> list[Buffer]:
+        """Take bytes read from the broker, which may have been there since `arrived_ms` (None: just now). Returns the
         buffers to send to the client. Raises SessionError if they answer nothing, or cannot be read where they must be
         rewritten."""
-        out = self.responses.take(view, len(view), now_ms, now_ms if came_ms is None else came_ms)
+        out = self.responses.take(view, len(view), now_ms, now_ms if arrived_ms is None else arrived_ms)
         taken = self.responses.walker.taken
         return out if out is not None else [view[:taken]] if taken else []
 
@@ -125,16 +125,16 @@ class Session:
     def identify(self, user: str) -> None:
         """The client has proved to be somebody: requests from now on are charged to `user`, those before it are not."""
         self.requests.identify(user)
-        if self.exchange.client_waits:
-            self.exchange.client_waits = False
-            self.exchange.wake()
+        if self.state.client_waits:
+            self.state.client_waits = False
+            self.state.wake()
 
     def when_authenticated(self, tell: Callable[[Login | None], None]) -> None:
         """`tell(login)` is called whenever the broker has accepted a login by SASL, before its answer goes on; with
         None when the broker takes requests although a login was expected. A SessionError that it raises ends the
         connection.
         """
-        self.exchange.authenticated = tell
+        self.state.authenticated = tell
 
     def broker_ended(self) -> None:
         """The broker has closed the connection. Raises SessionError if there is more to say about that."""
@@ -142,21 +142,21 @@ class Session:
 
     def hold(self) -> None:
         """Take nothing from the client before `identify` is called."""
-        self.exchange.client_waits = True
+        self.state.client_waits = True
 
     @property
     def mute_until_ms(self) -> float:
         """The client is not read before this time."""
-        return self.exchange.mute_until_ms
+        return self.state.mute_until_ms
 
     @property
     def round_trip_ms(self) -> float:
         """The network's round trip to the broker: that long nobody works on a request."""
-        return self.exchange.request_time.round_trip_ms
+        return self.state.request_time.round_trip_ms
 
     @round_trip_ms.setter
     def round_trip_ms(self, value: float) -> None:
-        self.exchange.request_time.round_trip_ms = value
+        self.state.request_time.round_trip_ms = value
 
     @property
     def client_skip(self) -> int:
@@ -190,17 +190,17 @@ class Session:
 
     @property
     def has_backlog(self) -> bool:
-        """True if requests that were already read wait to be judged; call `resume` before reading more."""
+        """True if requests that were already read wait to be inspected; call `resume` before reading more."""
         return self.requests.has_backlog()
 
     @property
     def must_wait(self) -> bool:
         """True while the client is not read before something else has happened: FULL, ASKING or LOGIN."""
-        return self.requests.in_flight_full() or self.requests.asking() or self.exchange.client_waits
+        return self.requests.in_flight_full() or self.requests.asking() or self.state.client_waits
 
     def when_decided(self, wake: Callable[[], None]) -> None:
-        """`wake()` is called when a handler that waited for something has decided: look at `must_wait` again."""
-        self.exchange.wake = wake
+        """`wake()` is called when an interceptor that waited for something has decided: look at `must_wait` again."""
+        self.state.wake = wake
 
     @property
     def quiet(self) -> bool:
@@ -219,16 +219,16 @@ class Session:
 
     def note_mute(self, mute_ms: float, *, ignored: bool) -> None:
         """A mute of `mute_ms` is nearly over, in whose second half the client went on sending, or did not."""
-        self.exchange.counters.libraries.note(self.software, mute_ms, ignored=ignored)
+        self.state.counters.libraries.note(self.software, mute_ms, ignored=ignored)
         account = self.requests.account
         if account is not None:
             account.note_mute(ignored=ignored)
-            self.exchange.ledger.wake(account)
+            self.state.ledger.wake(account)
 
     @property
     def client_bytes_total(self) -> int:
         """Bytes received from the client."""
-        return self.exchange.client_bytes
+        return self.state.client_bytes
 
     @property
     def broker_bytes_total(self) -> int:
@@ -237,12 +237,12 @@ class Session:
 
     def close(self, now_ms: float) -> None:
         """The connection ends: what admitted fetches had reserved is free again, and what of a response never came."""
-        exchange = self.exchange
-        exchange.close()
+        state = self.state
+        state.close()
         self.requests.end(now_ms)
         self.responses.close(now_ms)
-        for pending in exchange.inflight:
-            exchange.note(pending)
+        for pending in state.inflight:
+            state.note(pending)
             if pending.admission is not None:
-                exchange.ledger.settle(pending.account, Kind.FETCH, pending.admission, 0, now_ms)
-        exchange.inflight.clear()
+                state.ledger.settle(pending.account, Kind.FETCH, pending.admission, 0, now_ms)
+        state.inflight.clear()

@@ -13,14 +13,14 @@ from proxy.wire.sasl import SASL_APIS
 
 MAX_HELD_IN_FLIGHT_BYTES: Final = 4 * 1024 * 1024
 """Administrators' requests whose answers will be changed, and answers made here, are kept until it is their turn. When
-they take more than this, no further request is judged before some have gone."""
+they take more than this, no further request is inspected before some have gone."""
 FIRST_BYTES: Final = 16
 """Enough of a connection's beginning to tell what protocol it is."""
 BEGINNING_APIS: Final = frozenset({API_VERSIONS, *SASL_APIS})
 
 
 def bytes_wanted(buf: bytearray | memoryview, start: int, here: int) -> int:
-    """How much of a request must be there before its header can be judged again; never more than the frame itself.
+    """How much of a request must be there before its header can be inspected again; never more than the frame itself.
 
     Twice as much each time: a header that comes in drops is not walked through again for every drop.
     """

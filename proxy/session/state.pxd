@@ -1,7 +1,7 @@
 cimport cython
 
 # Under other names: `proxy.session.state` gets the classes by import as well.
-from proxy.session.in_flight cimport InFlight as InFlightType, Pending as PendingType
+from proxy.session.in_flight cimport InFlightQueue as InFlightQueueType, InFlightRequest as InFlightRequestType
 from proxy.session.request_time cimport RequestTime as RequestTimeType
 from quota.accounts cimport Account as AccountType
 from quota.activity cimport RequestCounts
@@ -10,10 +10,10 @@ from quota.ledger cimport Ledger as LedgerType
 cdef int _FETCH, _PRODUCE
 
 
-cdef class Exchange:
+cdef class SessionState:
     cdef public LedgerType ledger
     cdef public RequestTimeType request_time
-    cdef public InFlightType inflight
+    cdef public InFlightQueueType inflight
     cdef public RequestCounts _counted
     cdef public object authenticated, claim, counters, held, interceptors, logins, outcome, promised
     cdef public object translate, wake
@@ -25,9 +25,9 @@ cdef class Exchange:
     @cython.locals(key=cython.int)
     cpdef object count_request(self, AccountType account, int api_key)
     cpdef object mute(self, AccountType account, object kind, long long delay_ms, double now_ms, object charged=*)
-    cpdef object broker_throttled(self, PendingType pending, long long told_ms, double now_ms)
+    cpdef object broker_throttled(self, InFlightRequestType pending, long long broker_throttle_ms, double now_ms)
     @cython.locals(until_ms=cython.double)
-    cpdef object impose(self, PendingType pending, object kind, long long delay_ms, double now_ms, object charged=*)
+    cpdef object impose(self, InFlightRequestType pending, object kind, long long delay_ms, double now_ms, object charged=*)
     cpdef object _hold(self, double until_ms, double now_ms)
     cpdef object let_go(self, AccountType account, int api_key, object amount, double now_ms)
-    cpdef object note(self, PendingType pending)
+    cpdef object note(self, InFlightRequestType pending)

@@ -9,13 +9,13 @@ from typing import Final
 
 from proxy.auth.sasl import DEFAULT_CLAIM, Login
 from proxy.interceptors.intercept import NO_INTERCEPTORS, Interceptors, Outcome
-from proxy.session.in_flight import InFlight, Pending
+from proxy.session.in_flight import InFlightQueue, InFlightRequest
 from proxy.session.login import Logins
 from proxy.session.request_time import RequestTime
 from proxy.telemetry.observer import Counters
 from proxy.wire.apis import FETCH, PRODUCE
 from proxy.wire.schema import APIS
-from quota.counter import Group
+from quota.counter import QuotaCounter
 from quota.entity import Kind
 from quota.ledger import Account, Ledger
 
@@ -26,8 +26,8 @@ AddressTranslator = Callable[[int, str, int, str], tuple[str, int]]
 # Numbers that are compared for each request or response: in compiled code these are C numbers (see the .pxd).
 _PRODUCE: Final = PRODUCE
 _FETCH: Final = FETCH
-MOST_PASSING_BYTES: Final = 16 * 1024 * 1024
-"""What may pass unmuted before a client logs in again, twice (`Exchange._may_pass`): more than the socket buffers
+MAX_PASSING_BYTES: Final = 16 * 1024 * 1024
+"""What may pass unmuted before a client logs in again, twice (`SessionState._may_pass`): more than the socket buffers
 between it and us hold. Without a bound whoever does not log in again would have no limit for that long."""
 
 
@@ -37,14 +37,14 @@ class Held:
     charged, nor forwarded, and no response can tell the client of it."""
 
     kind: Kind
-    group: Group | None
+    group: QuotaCounter | None
     """Where the connection has its place in the queue."""
     since_ms: float
     kept: bool = False
     """It is forwarded in its turn even if the client has closed: it wants no answer (acks=0)."""
 
 
-class Exchange:
+class SessionState:
     """The requests in flight, the mute, and what else both directions look at."""
 
     __slots__ = (
@@ -88,7 +88,7 @@ class Exchange:
         """None: nothing is rewritten."""
         self.interceptors = interceptors
         self.outcome: Outcome | None = None
-        """What a handler has decided about the request that waited for its question to be answered."""
+        """What an interceptor has decided about the request that waited for its question to be answered."""
         self.authenticated: Callable[[Login | None], None] = _no_matter
         """Called when the broker has accepted a login; with None when requests come without one."""
         self.claim = DEFAULT_CLAIM
@@ -99,13 +99,13 @@ class Exchange:
         """Nothing is taken from the client before the broker has answered its SASL message (or its name is known)."""
         self.wake: Callable[[], None] = _nobody
         """Called when an outcome has come from outside: the client's requests can go on."""
-        self.inflight = InFlight()
+        self.inflight = InFlightQueue()
         self.held: Held | None = None
         """What the client waits for, if it is not a mute of its own; `mute_until_ms` is when to ask again."""
-        self.promised: Group | None = None
+        self.promised: QuotaCounter | None = None
         """The group that expects this connection's next request after its mute."""
         self.held_bytes = 0
-        """Kept by all that is in flight; above a bound no further request is judged."""
+        """Kept by all that is in flight; above a bound no further request is inspected."""
         self.request_time = RequestTime()
         self.mute_until_ms = 0.0
         """The client is not read before this time."""
@@ -131,7 +131,7 @@ class Exchange:
             self.ledger.wake(account)
 
     def decided(self, outcome: Outcome) -> None:
-        """The decision that a handler had to wait for."""
+        """The decision that an interceptor had to wait for."""
         self.outcome = outcome
         self.wake()
 
@@ -140,12 +140,14 @@ class Exchange:
         self.ledger.note_throttle(account, kind, delay_ms, at_ms=now_ms, api_key=PRODUCE, amount=charged)
         self._hold(now_ms + delay_ms, now_ms)
 
-    def broker_throttled(self, pending: Pending, told_ms: int, now_ms: float) -> None:
+    def broker_throttled(self, pending: InFlightRequest, broker_throttle_ms: int, now_ms: float) -> None:
         """The broker itself throttles: it has told the client so, and reads nothing of this connection meanwhile."""
-        self.ledger.note_broker_throttle(pending.account, told_ms)
-        self.broker_mute_until_ms = max(self.broker_mute_until_ms, now_ms + told_ms)
+        self.ledger.note_broker_throttle(pending.account, broker_throttle_ms)
+        self.broker_mute_until_ms = max(self.broker_mute_until_ms, now_ms + broker_throttle_ms)
 
-    def impose(self, pending: Pending, kind: Kind, delay_ms: int, now_ms: float, charged: float | None = None) -> None:
+    def impose(
+        self, pending: InFlightRequest, kind: Kind, delay_ms: int, now_ms: float, charged: float | None = None
+    ) -> None:
         """Do not read the client for `delay_ms`, because of this request.
 
         A request may be over several quotas, found out when it comes and when its response does. The throttle is the
@@ -166,7 +168,9 @@ class Exchange:
             until_ms = self.renew_ms
         self.mute_until_ms = max(self.mute_until_ms, until_ms)
 
-    def hold(self, kind: Kind, group: Group | None, wait_ms: float, now_ms: float, *, kept: bool = False) -> None:
+    def hold(
+        self, kind: Kind, group: QuotaCounter | None, wait_ms: float, now_ms: float, *, kept: bool = False
+    ) -> None:
         """Do not read the client for `wait_ms`: the request that is next in line waits in `group`'s queue."""
         held = self.held
         if held is None:
@@ -217,7 +221,7 @@ class Exchange:
         taken = self.client_bytes
         if self._passes_from is None:
             self._passes_from = taken
-        if taken - self._passes_from < MOST_PASSING_BYTES:
+        if taken - self._passes_from < MAX_PASSING_BYTES:
             return True
         if not self._passes_again:
             return False
@@ -234,7 +238,7 @@ class Exchange:
         owed_until_ms, self.owed_until_ms = self.owed_until_ms, 0.0
         self._hold(owed_until_ms, now_ms)
 
-    def note(self, pending: Pending) -> None:
+    def note(self, pending: InFlightRequest) -> None:
         """The request is done with: count the throttle it has brought about, under the one quota that caused it."""
         if pending.cause is not None:
             self.ledger.note_throttle(

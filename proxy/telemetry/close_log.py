@@ -11,11 +11,11 @@ import trio
 log = structlog.get_logger("kquota.connection")
 
 INTERVAL_S: Final = 10.0
-MOST_LINES: Final = 20
+MAX_LINES: Final = 20
 """Of each kind per interval; metrics count all."""
 
 
-class Complaints:
+class CloseLogLimiter:
     """Why connections ended that neither side wanted to end."""
 
     def __init__(self) -> None:
@@ -29,14 +29,14 @@ class Complaints:
             self.add_up()
             self._until_s = now_s + INTERVAL_S
         self._said[reason, kind] += 1
-        if self._said[reason, kind] <= MOST_LINES:
+        if self._said[reason, kind] <= MAX_LINES:
             log.warning("connection closed", reason=reason, kind=kind, **details)
 
     def add_up(self) -> None:
         """Say how many more there have been, and begin anew."""
         for (reason, kind), count in self._said.items():
-            if count > MOST_LINES:
-                log.warning("more connections closed", reason=reason, kind=kind, count=count - MOST_LINES)
+            if count > MAX_LINES:
+                log.warning("more connections closed", reason=reason, kind=kind, count=count - MAX_LINES)
         self._said.clear()
 
     def look(self, now_s: float) -> None:

@@ -1,6 +1,6 @@
 """How client libraries take throttles: mutes that were watched, and those that were ignored, by library and version.
 
-Clients make up what they call themselves (KIP-511), so the names are bounded: of more than `MOST_LIBRARIES` the one
+Clients make up what they call themselves (KIP-511), so the names are bounded: of more than `MAX_LIBRARIES` the one
 that was muted longest ago is forgotten, and whoever counts hears of it (`on_forget`) before it goes.
 """
 
@@ -12,7 +12,7 @@ from typing import Final
 
 UNKNOWN: Final = "unknown"
 """A client that said nothing: its ApiVersions was older than version 3, or there was none."""
-MOST_LIBRARIES: Final = 1000
+MAX_LIBRARIES: Final = 1000
 
 
 class LibraryMutes:
@@ -34,7 +34,7 @@ class LibraryMutes:
 class Libraries:
     """All libraries whose clients were muted, at most `most` of them."""
 
-    def __init__(self, most: int = MOST_LIBRARIES) -> None:
+    def __init__(self, most: int = MAX_LIBRARIES) -> None:
         self._most = most
         self._known: OrderedDict[tuple[str, str], LibraryMutes] = OrderedDict()
         self.on_forget: list[Callable[[LibraryMutes], None]] = []

@@ -29,7 +29,7 @@ cdef enum:
     # Holds a chunk's records, also of a client that wants small ones (RFC 6066, section 4): at most 131072 / 512 = 256,
     # each with a header, an initialization vector, a MAC and padding, 5 + 16 + 48 + 256 bytes: 83 200 in all.
     BUFFER_BYTES = CHUNK_BYTES + 96 * 1024
-    LEAST_BYTES = RECORD_BYTES + 1024  # that are asked of the kernel: a record
+    MIN_BYTES = RECORD_BYTES + 1024  # that are asked of the kernel: a record
     ERROR_WANT_READ = 2
     ERROR_ZERO_RETURN = 6
 
@@ -119,7 +119,7 @@ cdef class Channel:
         cdef size_t part = 0
         cdef int error = 0
         self.busy, self.drained, self.got_some = True, False, False
-        self.room_bytes = min(max(wanted, LEAST_BYTES), BUFFER_BYTES)
+        self.room_bytes = min(max(wanted, MIN_BYTES), BUFFER_BYTES)
         ERR_clear_error()
         while got < wanted:
             if not SSL_read_ex(self.ssl, to + got, <size_t>(wanted - got), &part):

@@ -1,6 +1,6 @@
 """What a certificate says: its subject as Java prints it, and until when it is good.
 
-TLS itself is OpenSSL's work, which has judged a certificate before it gets here. What its Python module tells of a
+TLS itself is OpenSSL's work, which has verified a certificate before it gets here. What its Python module tells of a
 subject is not enough to know the user that a broker would see: attributes without a name in RFC 2253 are printed by
 Java as the hexadecimal form of their *encoding*. So this reads DER (ITU-T X.690), as far as that takes.
 """

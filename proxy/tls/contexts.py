@@ -43,7 +43,7 @@ class TlsSide:
     """What both directions have in common: files in, a context and its expiry out."""
 
     def __init__(self, setting: str, pair: KeyPair | None, authorities: tuple[str, Path] | None) -> None:
-        """`authorities` are those that judge the peer's certificate: the setting's name and the file.
+        """`authorities` are those that verify the peer's certificate: the setting's name and the file.
 
         Raises TlsFilesError.
         """

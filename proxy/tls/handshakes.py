@@ -28,7 +28,7 @@ LINGER_S: Final = 1.0
 """How long a client that was refused may take to read why: closing at once could cost it the alert (a reset)."""
 LINGER_BYTES: Final = 65_536
 LOG_INTERVAL_S: Final = 10.0
-MOST_LOGGED: Final = 20
+MAX_LOGGED: Final = 20
 """Different failures in the log per interval, by peer and reason; metrics count all."""
 
 
@@ -117,7 +117,7 @@ class Handshakes:
         key = (reason, peer, text)
         if key in self._repeated:
             self._repeated[key] += 1
-        elif len(self._repeated) < MOST_LOGGED:
+        elif len(self._repeated) < MAX_LOGGED:
             self._repeated[key] = 0
             if reason == "closed":  # probes of a port open connections and close them again
                 log.info("TLS handshake not finished", reason=reason, peer=peer, error=text)

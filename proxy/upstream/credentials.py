@@ -18,11 +18,11 @@ from typing import Final
 from proxy.wire.frames import WireError
 from proxy.wire.messages import framed, request_header
 from proxy.wire.primitives import string
-from proxy.wire.sasl import SASL_AUTHENTICATE, SASL_HANDSHAKE, Answer, answer, error_code
+from proxy.wire.sasl import SASL_AUTHENTICATE, SASL_HANDSHAKE, SaslResponse, answer, error_code
 from quota.files import read_file
 
 MAX_SECRET_BYTES: Final = 65_536
-MOST_ITERATIONS: Final = 65_536
+MAX_ITERATIONS: Final = 65_536
 """A server that asks for more work than this is not obeyed: nothing else happens meanwhile. Kafka's own limit is 16384
 (`ScramMechanism`)."""
 _HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
@@ -88,7 +88,7 @@ def login(credentials: Credentials, client_id: str, secret: str | None = None) -
             raise LoginError("the broker does not accept the token")
 
 
-def _message(client_id: str, token: bytes) -> Generator[bytes, bytes, Answer]:
+def _message(client_id: str, token: bytes) -> Generator[bytes, bytes, SaslResponse]:
     head = request_header(SASL_AUTHENTICATE, _VERSION, 2, client_id)
     reply = yield framed(head + len(token).to_bytes(4, "big") + token)
     try:
@@ -122,8 +122,8 @@ def scram_final(hash_name: str, password: str, first: str, nonce: str, server_fi
         raise LoginError("the broker's first SCRAM message cannot be read") from None
     if not whole_nonce.startswith(nonce) or len(whole_nonce) == len(nonce):
         raise LoginError("the broker's SCRAM nonce does not go on from ours")
-    if not 1 <= iterations <= MOST_ITERATIONS:
-        raise LoginError(f"the broker asks for {iterations} SCRAM iterations; 1 to {MOST_ITERATIONS} are taken")
+    if not 1 <= iterations <= MAX_ITERATIONS:
+        raise LoginError(f"the broker asks for {iterations} SCRAM iterations; 1 to {MAX_ITERATIONS} are taken")
     salted = hashlib.pbkdf2_hmac(hash_name, password.encode(), salt, iterations)
     client_key = hmac.digest(salted, b"Client Key", hash_name)
     stored_key = hashlib.new(hash_name, client_key).digest()

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import trio
 
-MOST_LOOKUPS: Final = 16
+MAX_LOOKUPS: Final = 16
 """Names that are looked up at the same time; further ones wait for their turn as long as who asks has patience."""
 
 
@@ -23,7 +23,7 @@ class Resolver(trio.abc.HostnameResolver):
     def __init__(self, look_up: Callable[..., Any] = socket.getaddrinfo) -> None:
         """`look_up` has the arguments and results of `socket.getaddrinfo`, and may block."""
         self._look_up = look_up
-        self._threads = trio.CapacityLimiter(MOST_LOOKUPS)
+        self._threads = trio.CapacityLimiter(MAX_LOOKUPS)
         self._under_way: dict[tuple[Any, ...], _Lookup] = {}
 
     async def getaddrinfo(

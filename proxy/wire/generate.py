@@ -298,7 +298,7 @@ class Layouts:
         return found
 
     def check_addresses(self) -> None:
-        """Every response on a broker's listener with a host and a port must have been judged."""
+        """Every response on a broker's listener with a host and a port must have been looked at."""
         for release in self.releases:
             for (key, kind), message in release.items():
                 if kind != "response" or not message.carries_addresses():

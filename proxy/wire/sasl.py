@@ -61,7 +61,7 @@ PLAIN_FAULT: Final = "its message is not as in RFC 4616, with a name in UTF-8"
 _BEARER: Final = re.compile(rb"bearer +([-_~+/.A-Za-z0-9]+=*)", re.IGNORECASE)
 
 
-class Answer(NamedTuple):
+class SaslResponse(NamedTuple):
     """A SaslAuthenticate response (or a raw token from the broker), as far as it matters."""
 
     error: int
@@ -96,7 +96,7 @@ def client_token(version: int, body: Buffer) -> Buffer | None:
     return body[start:end]
 
 
-def answer(version: int, body: Buffer) -> Answer:
+def answer(version: int, body: Buffer) -> SaslResponse:
     """A SaslAuthenticate response body. Raises WireError, which shows nothing of it."""
     try:
         (error,) = _INT16.unpack_from(body)
@@ -105,7 +105,7 @@ def answer(version: int, body: Buffer) -> Answer:
         lifetime_ms = _INT64.unpack_from(body, end)[0] if version >= _LIFETIME_VERSION else 0
     except (ValueError, struct_error):
         raise WireError("sasl_malformed", "a SaslAuthenticate response that ends before its fields do") from None
-    return Answer(int(error), bytes(body[start:end]), max(int(lifetime_ms), 0))
+    return SaslResponse(int(error), bytes(body[start:end]), max(int(lifetime_ms), 0))
 
 
 def _sized(version: int, body: Buffer, at: int, width: Struct) -> tuple[int, int]:

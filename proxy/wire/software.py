@@ -14,7 +14,7 @@ MAX_CHARACTERS: Final = 100
 def client_software(buf: Buffer, body: int, end: int, version: int) -> str | None:
     """The text `name/version` from the ApiVersions request body at `body`, or None if it has none or is malformed.
 
-    The broker judges malformed requests (INVALID_REQUEST); nothing is raised here.
+    Malformed requests are the broker's to refuse (INVALID_REQUEST); nothing is raised here.
     """
     if version < FIRST_VERSION:
         return None

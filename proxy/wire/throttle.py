@@ -96,7 +96,7 @@ def needs_whole_frame(api_key: int, version: int) -> bool:
 def patch_throttle(frame: WritableBuffer, start: int, end: int, api_key: int, version: int, throttle_ms: int) -> bool:
     """Set throttle_time_ms to `throttle_ms`, unless the broker's own is higher. False: no field within reach.
 
-    The frame may be cut behind the field. Nothing is raised for malformed frames: the client shall judge them.
+    The frame may be cut behind the field. Nothing is raised for malformed frames: they are the client's to refuse.
     """
     pos = _throttle_position(frame, start, end, api_key, version)
     if pos < 0:

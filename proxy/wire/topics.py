@@ -40,7 +40,7 @@ REFUSAL_TEXT: Final = "The throttling quota has been exceeded."
 """Kafka's text for error 89. A KRaft controller sends null and leaves the text to the client library."""
 
 MAX_TOPICS: Final = 10_000
-"""More topics in one request are not judged: these take an eighth of a second, in which nobody else is served. KRaft
+"""More topics in one request are not looked at: these take an eighth of a second, in which nobody else is served. KRaft
 controllers do not take more than 10 000 records from one request either."""
 
 _NAMES: Final = {CREATE_TOPICS: "create_topics", DELETE_TOPICS: "delete_topics", CREATE_PARTITIONS: "create_partitions"}
@@ -78,7 +78,7 @@ class NewCount(NamedTuple):
     """How many partitions it shall have."""
 
 
-class Result(NamedTuple):
+class TopicResult(NamedTuple):
     """What a broker did about one topic."""
 
     name: str | None
@@ -151,7 +151,7 @@ def read_create_partitions(version: int, body: bytes) -> tuple[list[NewCount], b
     return [NewCount(topic.name, topic.count) for topic in message.topics], message.validate_only
 
 
-def read_results(api_key: int, version: int, body: bytes) -> list[Result]:
+def read_results(api_key: int, version: int, body: bytes) -> list[TopicResult]:
     """What the broker did, topic by topic. Raises WireError ("broker_malformed")."""
     if api_key == CREATE_TOPICS and version == 0:
         message = _decoded(_CreateTopicsResponseV0, body, "broker_malformed", "CreateTopics response")
@@ -163,7 +163,7 @@ def read_results(api_key: int, version: int, body: bytes) -> list[Result]:
         message = _decoded(_message_class(module), whole, "broker_malformed", f"{_NAMES[api_key]} response")
     topics = {CREATE_TOPICS: "topics", DELETE_TOPICS: "responses", CREATE_PARTITIONS: "results"}[api_key]
     return [
-        Result(one.name, getattr(one, "topic_id", None), one.error_code.value, _created_count(one))
+        TopicResult(one.name, getattr(one, "topic_id", None), one.error_code.value, _created_count(one))
         for one in getattr(message, topics)
     ]
 

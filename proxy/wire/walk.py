@@ -33,7 +33,7 @@ class Address(NamedTuple):
     port_bytes: int
 
 
-class Scope(NamedTuple):
+class TagScope(NamedTuple):
     """A tagged field that was entered: its uvarint size field, and its contents."""
 
     size_at: int
@@ -58,7 +58,7 @@ class Walker:
         self.limit = limit if limit < frame_end else frame_end
         self.frame_end = frame_end
         self.addresses: list[Address] = []
-        self.scopes: list[Scope] = []
+        self.scopes: list[TagScope] = []
         self.throttle_at = -1
         self._node_id = -1
         self._controllers = False
@@ -186,7 +186,7 @@ class Walker:
             content_end = pos + size
             for wanted_tag, program in wanted:
                 if tag == wanted_tag:
-                    self.scopes.append(Scope(size_at, pos, content_end))
+                    self.scopes.append(TagScope(size_at, pos, content_end))
                     if self.run(program, pos) > content_end:
                         raise self._malformed(f"tagged field {tag} is longer than the size that it says")
             self.need(content_end)

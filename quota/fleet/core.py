@@ -10,10 +10,10 @@ from typing import Final, NamedTuple
 
 from quota.fleet.appetite import Appetite
 from quota.fleet.claim import Claim, exact
-from quota.fleet.record import GroupUse, OtherFleetError, Record, RecordError, decode, encode, fleet_hash
+from quota.fleet.record import FleetRecordError, GroupUse, OtherFleetError, Record, decode, encode, fleet_hash
 from quota.fleet.split import CAPACITY, floor_share, grant_of
 from quota.fleet.timing import Timing
-from quota.fleet.view import MOVED, Seen, View
+from quota.fleet.view import MOVED, LastUse, View
 
 LEARNING: Final = 1.25
 """Intervals for which a partition is only listened to: every member that writes into it has then been heard."""
@@ -24,7 +24,7 @@ Outgoing = tuple[int, bytes]
 """A partition and what to publish there."""
 
 
-class Why(StrEnum):
+class ShareReason(StrEnum):
     """Where a share comes from."""
 
     SPLIT = "split"
@@ -37,12 +37,12 @@ class Why(StrEnum):
     """They did not for longer: the limit / known instances."""
 
 
-class Standing(NamedTuple):
+class FleetStatus(NamedTuple):
     """How a group stands, for metrics and people."""
 
     share: float
     """What this instance may use, as a fraction of the limit."""
-    why: Why
+    why: ShareReason
     demand: float
     usage: float
     """The whole fleet's, in the group's unit per second."""
@@ -174,7 +174,7 @@ class Fleet:
         except OtherFleetError:
             self.other_fleets += 1
             return
-        except RecordError:
+        except FleetRecordError:
             self.malformed += 1
             return
         self.take(partition, record, now)
@@ -258,7 +258,7 @@ class Fleet:
             return 1.0 / self.known
         return min(own.claim.held + floor_share(self.known), 1.0)
 
-    def standing(self, group: int, now: float) -> Standing:
+    def standing(self, group: int, now: float) -> FleetStatus:
         """How a group stands."""
         own = self._own[group]
         share = self.share(group, now)
@@ -271,13 +271,13 @@ class Fleet:
                 level += seen.use.level
                 instances += 1
         partition = self._partitions.get(own.partition)
-        why = Why.SPLIT if own.claim.held and mine else Why.FLOOR
+        why = ShareReason.SPLIT if own.claim.held and mine else ShareReason.FLOOR
         if self._lost(own.partition):
-            why = Why.ALONE
+            why = ShareReason.ALONE
         elif partition is not None and self._late(partition, now):
-            why = Why.LAST
+            why = ShareReason.LAST
         level = min(level + self.view.level_of_gone(group, now), 1.0)
-        return Standing(share, why, own.appetite.demand, usage, instances, self.known, level)
+        return FleetStatus(share, why, own.appetite.demand, usage, instances, self.known, level)
 
     def level(self, group: int, now: float) -> float:
         """How full the fleet's window is, of what the limit lets lie there; at most 1."""
@@ -346,7 +346,7 @@ class Fleet:
         there = self.view.instances(now)
         self.known = max(there if self.member in self.view.members else there + 1, self._at_least, 1)
 
-    def _others(self, group: int, now: float) -> list[Seen]:
+    def _others(self, group: int, now: float) -> list[LastUse]:
         return [seen for member, seen in self.view.group(group, now) if member != self.member]
 
     def _room(self, group: int, now: float) -> float:

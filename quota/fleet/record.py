@@ -11,15 +11,15 @@ import math
 import struct
 from typing import Final, NamedTuple
 
-from quota.entity import GroupKey
+from quota.entity import CounterKey
 
 MAGIC: Final = b"kq"
 VERSION: Final = 1
-MOST_GROUPS: Final = 10_000
+MAX_GROUPS: Final = 10_000
 LONGEST_NAME: Final = 63
 """Bytes of an instance's name."""
-MOST_INTERVAL_MS: Final = 3_600_000
-MOST_BYTES: Final = 300_000
+MAX_INTERVAL_MS: Final = 3_600_000
+MAX_BYTES: Final = 300_000
 """No record is longer: 10 000 groups of 28 bytes, and the head."""
 
 _LEAVING: Final = 1
@@ -54,11 +54,11 @@ class Record(NamedTuple):
     groups: tuple[GroupUse, ...]
 
 
-class RecordError(ValueError):
+class FleetRecordError(ValueError):
     """Not a record of this version: it changes nothing."""
 
 
-class OtherFleetError(RecordError):
+class OtherFleetError(FleetRecordError):
     """A sound head, of another fleet that shares the topic."""
 
 
@@ -67,7 +67,7 @@ def fleet_hash(fleet_id: str) -> int:
     return _hash(b"fleet", fleet_id)
 
 
-def group_hash(kind: str, key: GroupKey) -> int:
+def group_hash(kind: str, key: CounterKey) -> int:
     """A group as records carry it: 64 bits, of which two of a thousand groups are alike once in 10^13 fleets."""
     return _hash(kind.encode(), *("-" if name is None else f"={name}" for name in key))
 
@@ -90,19 +90,19 @@ def encode(fleet: int, record: Record) -> bytes:
 
 
 def decode(fleet: int, data: bytes) -> Record:
-    """What `data` says. Raises RecordError for all that is not exactly as :func:`encode` writes it."""
+    """What `data` says. Raises FleetRecordError for all that is not exactly as :func:`encode` writes it."""
     if len(data) < _HEAD.size or data[:2] != MAGIC:
-        raise RecordError("no record of a fleet")
+        raise FleetRecordError("no record of a fleet")
     _, version, flags, its_fleet, member, seq, interval_ms, count, length = _HEAD.unpack_from(data)
     if version != VERSION:
-        raise RecordError(f"version {version}, expected {VERSION}")
+        raise FleetRecordError(f"version {version}, expected {VERSION}")
     if its_fleet != fleet:
         raise OtherFleetError("of another fleet")
     start = _HEAD.size + length
-    if flags & ~_LEAVING or count > MOST_GROUPS or length > LONGEST_NAME or not 0 < interval_ms <= MOST_INTERVAL_MS:
-        raise RecordError("its head is not sound")
+    if flags & ~_LEAVING or count > MAX_GROUPS or length > LONGEST_NAME or not 0 < interval_ms <= MAX_INTERVAL_MS:
+        raise FleetRecordError("its head is not sound")
     if len(data) != start + count * _USE.size:
-        raise RecordError(f"{len(data)} bytes, expected {start + count * _USE.size}")
+        raise FleetRecordError(f"{len(data)} bytes, expected {start + count * _USE.size}")
     groups = tuple([GroupUse(*values) for values in _USE.iter_unpack(data[start:])])
     for use in groups:
         # Chained comparisons are false for NaN.
@@ -113,7 +113,7 @@ def decode(fleet: int, data: bytes) -> Record:
             and 0.0 <= use.held <= 1.0
             and 0.0 <= use.claim <= 1.0
         ):
-            raise RecordError("a number that cannot be")
+            raise FleetRecordError("a number that cannot be")
     name = data[_HEAD.size : start].decode("utf-8", "replace")
     return Record(member, seq, interval_ms, bool(flags & _LEAVING), name, groups)
 

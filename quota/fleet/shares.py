@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from quota.connections import ConnectionEntry, Scope
-from quota.counter import Group
-from quota.entity import GroupKey, Kind
+from quota.counter import QuotaCounter
+from quota.entity import CounterKey, Kind
 from quota.fleet.appetite import SAMPLE_MS
-from quota.fleet.core import Fleet, Outgoing, Standing
+from quota.fleet.core import Fleet, FleetStatus, Outgoing
 from quota.fleet.record import group_hash
 from quota.fleet.split import CAPACITY
 from quota.ledger import Ledger
@@ -26,7 +26,7 @@ class _Local:
 
     __slots__ = ("amount", "group", "hash", "throttled")
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: QuotaCounter) -> None:
         self.group = group
         self.hash = group_hash(group.kind, group.key)
         self.amount: float = group.usage.amount
@@ -41,7 +41,7 @@ class _Rate:
     def __init__(self, entry: ConnectionEntry, name: str, share: float) -> None:
         self.entry = entry
         self.name = name
-        self.hash = group_hash(f"connection by {entry.scope}", GroupKey(name, None))
+        self.hash = group_hash(f"connection by {entry.scope}", CounterKey(name, None))
         self.made = 0
         self.refused = False
         self.share = share
@@ -90,21 +90,21 @@ class Shares:
         self._apply(now)
         return found
 
-    def active(self) -> Iterator[Group]:
+    def active(self) -> Iterator[QuotaCounter]:
         """Groups that are used here."""
         return (local.group for local in list(self._active.values()))
 
-    def standing(self, group: Group) -> Standing | None:
+    def standing(self, group: QuotaCounter) -> FleetStatus | None:
         """How a group stands in the fleet; None for one whose limit is this instance's own."""
         local = self._locals.get(id(group))
         return None if local is None or not group.fleet else self.fleet.standing(local.hash, self._now)
 
-    def standing_of_rate(self, scope: Scope, name: str) -> Standing | None:
+    def standing_of_rate(self, scope: Scope, name: str) -> FleetStatus | None:
         """How the connection rate of an address or a user stands."""
         rate = self._rates.get((scope, name))
         return None if rate is None else self.fleet.standing(rate.hash, self._now)
 
-    def rates(self) -> Iterator[tuple[Scope, str, Standing]]:
+    def rates(self) -> Iterator[tuple[Scope, str, FleetStatus]]:
         """Addresses and users whose connection rate is the fleet's and is used here."""
         return ((scope, name, self.fleet.standing(one.hash, self._now)) for (scope, name), one in self._rates.items())
 
@@ -141,14 +141,14 @@ class Shares:
 
     # ---- groups -----------------------------------------------------------------------------------------------------
 
-    def _found(self, group: Group) -> None:
+    def _found(self, group: QuotaCounter) -> None:
         local = self._locals.get(id(group))
         if local is None:
             local = self._locals[id(group)] = _Local(group)
             self.fleet.join(local.hash, self._now)
         self._give(local, self._now, anew=True)
 
-    def _forgotten(self, group: Group) -> None:
+    def _forgotten(self, group: QuotaCounter) -> None:
         local = self._locals.pop(id(group), None)
         self._active.pop(id(group), None)
         if local is not None:

@@ -10,7 +10,7 @@ from typing import Final
 from quota.fleet.record import GroupUse, Record
 from quota.fleet.timing import Timing
 
-MOST_MEMBERS: Final = 50_000
+MAX_MEMBERS: Final = 50_000
 """More members than any fleet has are no fleet; further ones are not looked at."""
 MISSED: Final = 3
 """Records that say only that an instance is there, before it is taken to be gone."""
@@ -19,7 +19,7 @@ MOVED: Final = 0.3
 _SWEEP_MS: Final = 1000
 
 
-class Seen:
+class LastUse:
     """What one member said last about one group."""
 
     __slots__ = ("gone_ms", "use")
@@ -35,7 +35,7 @@ class Seen:
         return max(self.use.held, self.use.claim)
 
 
-class Member:
+class FleetPeer:
     """One process of the fleet."""
 
     __slots__ = ("at_ms", "left", "name", "patience_ms", "seqs")
@@ -56,8 +56,8 @@ class View:
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
-        self.members: Final[dict[int, Member]] = {}
-        self._groups: dict[int, dict[int, Seen]] = {}
+        self.members: Final[dict[int, FleetPeer]] = {}
+        self._groups: dict[int, dict[int, LastUse]] = {}
         self._writers: dict[int, dict[int, float]] = {}
         """By partition, who wrote about groups in it, and until when that counts."""
         self._next_sweep = 0.0
@@ -74,10 +74,10 @@ class View:
         """A record arrived. False: it is not newer than what is known of its member, and changed nothing."""
         member = self.members.get(record.member)
         if member is None:
-            if len(self.members) >= MOST_MEMBERS:
+            if len(self.members) >= MAX_MEMBERS:
                 self.refused += 1
                 return False
-            member = self.members[record.member] = Member(MISSED * self._timing.presence * self._timing.interval_ms)
+            member = self.members[record.member] = FleetPeer(MISSED * self._timing.presence * self._timing.interval_ms)
         if member.left or record.seq <= member.seqs.get(partition, -1):
             self.repeated += 1
             return False
@@ -98,12 +98,12 @@ class View:
             group = self._groups.setdefault(use.group, {})
             self._note_move(use, group.get(record.member))
             if use.demand or use.held or use.claim or use.level:
-                group[record.member] = Seen(use, ends)
+                group[record.member] = LastUse(use, ends)
             else:
                 group.pop(record.member, None)
         return True
 
-    def group(self, group: int, now: float) -> Iterator[tuple[int, Seen]]:
+    def group(self, group: int, now: float) -> Iterator[tuple[int, LastUse]]:
         """What members that are not forgotten say of a group."""
         for member, seen in self._groups.get(group, {}).items():
             if now <= seen.gone_ms:
@@ -157,10 +157,10 @@ class View:
         for one in [one for one, member in self.members.items() if now - member.at_ms > 2 * member.patience_ms]:
             del self.members[one]
 
-    def _there(self, now: float) -> list[Member]:
+    def _there(self, now: float) -> list[FleetPeer]:
         return [one for one in self.members.values() if not one.left and now - one.at_ms <= one.patience_ms]
 
-    def _note_move(self, use: GroupUse, before: Seen | None) -> None:
+    def _note_move(self, use: GroupUse, before: LastUse | None) -> None:
         was = 0.0 if before is None else before.use.demand
         if abs(use.demand - was) > MOVED * max(use.demand, was) or (use.held == 0) != (before is None):
             self.moves[use.group] = self.moves.get(use.group, 0) + 1

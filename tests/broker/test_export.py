@@ -18,7 +18,7 @@ import trio
 from config.load import load_bytes
 from deploy.export.exporter import Clocks, Exporter, Origin, new_exporter, partition_of
 from deploy.export.topic import TopicSink, connector
-from deploy.export.worker import Batch, SinkError, Worker
+from deploy.export.worker import Batch, ExportError, Worker
 from deploy.kafka import KafkaCluster
 from deploy.kafka.ports import free_ports
 from quota import record
@@ -240,7 +240,7 @@ def test_a_topic_whose_brokers_are_gone_is_an_error_in_bounded_time() -> None:
     (port,) = free_ports(1)
     sink = TopicSink("usage", "i", connector([f"127.0.0.1:{port}"]))
     began = time.monotonic()
-    with pytest.raises(SinkError, match="topic usage"):
+    with pytest.raises(ExportError, match="topic usage"):
         sink.write(Batch([b"1\n"], 1, 0, ""))
     sink.close()
     assert time.monotonic() - began < 30

@@ -33,7 +33,7 @@ LONG_ATTACKS_S = {"slow_before_login": 2.5, "slow_writers": 2.5, "many_connectio
 QUOTAS = [{"client-id": "<default>", "controller_mutation_rate": 5}]
 LIMITS = {"stall_timeout_ms": 1000, "pre_auth_timeout_ms": 1000}
 TOPIC = "honest-beside-attackers"
-MOST_RSS_MB = 300
+MAX_RSS_MB = 300
 LONGEST_MS = 10_000.0
 """Broker, attackers and other tests share the machine: what is held up by the sidecar would never come."""
 REASONS = {
@@ -130,7 +130,7 @@ def test_an_honest_client_beside_an_attacker(
     assert honest.got == honest.sent
     assert median_ms < 20 * alone_ms + 500
     assert max(beside) < LONGEST_MS
-    assert rss_mb(running.process.pid) < MOST_RSS_MB
+    assert rss_mb(running.process.pid) < MAX_RSS_MB
     if kind in ONCE and kind not in ("garbage", "cut_headers", "client_ids", "lying_arrays", "resets_within_a_frame"):
         assert done["ended"] >= 1, "not one of these is a client: each is shown the door"
 

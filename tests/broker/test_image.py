@@ -118,7 +118,7 @@ def test_nothing_is_fetched_but_packages_with_sums(dockerfile: tuple[dict[str, s
 def test_only_the_wheel_is_compiled_and_no_image_has_a_compiler(
     dockerfile: tuple[dict[str, str], dict[str, Stage]],
 ) -> None:
-    """One stage installs gcc; from it nothing is copied but wheels, and without the lane it makes none."""
+    """One stage installs gcc; from it nothing is copied but wheels, and without a compiler it makes none."""
     stages = dockerfile[1]
     compilers = {"gcc", "libc6-dev"}
     assert [name for name, one in stages.items() if one.packages() & compilers] == ["wheel"]
@@ -315,13 +315,13 @@ def test_the_image_runs_compiled_and_as_python(image: Builder, config: Path, pur
     try:
         _wait(lambda: httpx.get(f"http://127.0.0.1:{admin}/healthz").is_success, process)
         (info,) = re.findall(r"^kquota_build_info\{.*\}", httpx.get(f"http://127.0.0.1:{admin}/metrics").text, re.M)
-        assert f'lane="{"pure" if pure else "compiled"}"' in info
+        assert f'data_path="{"pure" if pure else "compiled"}"' in info
     finally:
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
     (up,) = (json.loads(line) for line in output.splitlines() if "kquota is up" in line)
-    assert up["lane"] == ("pure Python: KQUOTA_PURE is set" if pure else "compiled")
+    assert up["data_path"] == ("pure Python: KQUOTA_PURE is set" if pure else "compiled")
 
 
 @pytest.fixture

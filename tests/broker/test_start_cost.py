@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.rig.procstat import resident_bytes
 from benchmarks.rig.rawclient import idle_connections
-from deploy.common.blocked_imports import UNUSED, without
+from deploy.common.blocked_imports import UNUSED, blocked_imports
 from deploy.common.gc_tuning import settle
 from deploy.kafka import KafkaCluster
 from tests.support.sidecars import sidecar
@@ -21,8 +21,8 @@ PROJECT = Path(__file__).parents[2]
 LOADED = """
 import json, sys
 from deploy.cli.main import app
-from deploy.common.blocked_imports import UNUSED, without
-with without(*UNUSED):
+from deploy.common.blocked_imports import UNUSED, blocked_imports
+with blocked_imports(*UNUSED):
     import deploy.app.run
 print(json.dumps(sorted(name for name, module in sys.modules.items() if module is not None)))
 """
@@ -56,12 +56,12 @@ def test_a_start_loads_what_it_needs() -> None:
 
 def test_hidden_modules_can_be_had_afterwards() -> None:
     name = "this.is.hidden"
-    with without(name, "json"):
+    with blocked_imports(name, "json"):
         with pytest.raises(ModuleNotFoundError):
             __import__(name)
         assert __import__("json") is json, "what was there stays"
     assert name not in sys.modules
-    with pytest.raises(RuntimeError), without(name):
+    with pytest.raises(RuntimeError), blocked_imports(name):
         raise RuntimeError
     assert name not in sys.modules
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deploy.app.throttle_log import MOST_EPISODES, MOST_LINES, QUIET_MS, ThrottleLog
+from deploy.app.throttle_log import MAX_EPISODES, MAX_LINES, QUIET_MS, ThrottleLog
 from deploy.kafka import KafkaCluster
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
@@ -82,17 +82,17 @@ def test_a_throttle_is_taken_note_of_once_whenever_it_is_looked_for(books: Ledge
 def test_invented_names_cannot_flood_the_log_nor_memory(books: Ledger) -> None:
     lines = Lines()
     log = ThrottleLog(books, lines)
-    for number in range(3 * MOST_EPISODES):
+    for number in range(3 * MAX_EPISODES):
         throttle(books, f"c{number}", number / 10)
         if number % 100 == 0:
             log.look(number / 10)
     log.look(400)
-    assert len(lines.take()) == MOST_LINES
-    assert len(log._episodes) <= MOST_EPISODES
+    assert len(lines.take()) == MAX_LINES
+    assert len(log._episodes) <= MAX_EPISODES
     log.look(60_500)
     ((event, values),) = lines.take()[:1]
     assert event == "lines about throttled counters were left out"
-    assert values["left_out"] > 2 * MOST_EPISODES
+    assert values["left_out"] > 2 * MAX_EPISODES
 
 
 def test_a_real_sidecar_writes_them(kafka: KafkaCluster, topic: str) -> None:

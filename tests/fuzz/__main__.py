@@ -21,11 +21,11 @@ from pathlib import Path
 
 from tests.fuzz import blind
 
-INSTRUMENTED = ("config", "proxy.session", "proxy.interceptors", "proxy.tls.certificates", "proxy.auth.sasl", "proxy.wire",
-    "quota.admin", "quota.files")  # fmt: skip
+INSTRUMENTED = ("config", "proxy.session", "proxy.interceptors", "proxy.tls.certificates", "proxy.auth.sasl",
+    "proxy.wire", "quota.admin", "quota.files")  # fmt: skip
 """Modules whose branches guide the fuzzer. The arithmetic of quotas is not one of them: it sees no bytes."""
 SLOWEST_INPUT_S = 10
-MOST_MEMORY_MB = 1024
+MAX_MEMORY_MB = 1024
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def run(name: str, corpus: Path, runs: int, seconds: int) -> Result:
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "tests.fuzz", "--child", name, f"-atheris_runs={runs}", f"-max_total_time={seconds}",
-         f"-max_len={wanted.max_bytes}", f"-timeout={SLOWEST_INPUT_S}", f"-rss_limit_mb={MOST_MEMORY_MB}",
+         f"-max_len={wanted.max_bytes}", f"-timeout={SLOWEST_INPUT_S}", f"-rss_limit_mb={MAX_MEMORY_MB}",
          f"-artifact_prefix={findings}/", "-print_final_stats=1", str(grown), str(seeds)],
         capture_output=True, text=True, errors="replace", check=False,
     )  # fmt: skip

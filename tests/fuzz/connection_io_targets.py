@@ -1,5 +1,5 @@
-"""Both turns of a connection pair, whatever the bytes are: compiled and as Python, the same comes out of them, and the
-same is remembered."""
+"""Both directions of a connection pair, whatever the bytes are: compiled and as Python, the same comes out of
+them, and the same is remembered."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _pure() -> Pure:
 
 
 @target(
-    "turns",
+    "connection_io",
     _scripts,
     ("proxy.io.connection_io", "proxy.session.request_handler", "proxy.session.response_handler"),
     max_bytes=3072,

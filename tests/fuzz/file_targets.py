@@ -23,14 +23,14 @@ from quota.files import read_file
 from tests.fuzz.targets import target
 from tests.support.hostile_files import KINDS, put, take_away
 
-MOST_CPU_S = 5.0
-MOST_S = 30.0
+MAX_CPU_S = 5.0
+MAX_S = 30.0
 """Far more than any of this takes, and less than waiting would."""
 _OPENING = b'[~{~- ~? ~{a: ~[{a: ~&a [~!!seq [~[[],~\n- ~? - ~"a": [~[? ~-\n~'
 _OTHER = b"]~}~a~: ~,~\n~ ~*a~<<: ~| \n~\"~'~#~%TAG !a! b\n~\n--- ~1:"
 OPENERS = tuple((_OPENING + _OTHER).split(b"~"))
 """What is repeated: it opens, closes or fills something."""
-_MOST_TEXT_BYTES = 150_000
+_MAX_TEXT_BYTES = 150_000
 """50 000 brackets ended the process."""
 
 
@@ -44,9 +44,9 @@ def nesting(data: bytes) -> None:
     text = bytearray()
     for which, count in zip(data[::2], data[1::2], strict=False):
         text += OPENERS[which % len(OPENERS)] * (count * count + 1)
-        if len(text) > _MOST_TEXT_BYTES:
+        if len(text) > _MAX_TEXT_BYTES:
             break
-    del text[_MOST_TEXT_BYTES:]
+    del text[_MAX_TEXT_BYTES:]
     began_s = time.thread_time()
     with suppress(ConfigError):
         load_bytes("q.yaml", bytes(text))
@@ -54,7 +54,7 @@ def nesting(data: bytes) -> None:
         assert _depth(parse("q.yaml", bytes(text)).values) <= MAX_DEPTH
     with suppress(ConfigError):
         parse_overlay("o.yaml", bytes(text))
-    assert time.thread_time() - began_s < MOST_CPU_S
+    assert time.thread_time() - began_s < MAX_CPU_S
 
 
 def _depth(value: object) -> int:
@@ -110,4 +110,4 @@ def hostile_files(data: bytes) -> None:
         with suppress(ConfigError, StaticUserError, LoginError):
             read()
             assert kind is None
-    assert time.monotonic() - began_s < MOST_S
+    assert time.monotonic() - began_s < MAX_S

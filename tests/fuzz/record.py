@@ -25,7 +25,7 @@ from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.fuzz.seeds import RECORDED
 
-MOST_BYTES = 3000
+MAX_BYTES = 3000
 TOPIC = "recorded"
 
 
@@ -48,7 +48,7 @@ Recorded.all = []
 
 def _kept(take: Callable[..., Any], kept: bytearray) -> Callable[..., Any]:
     def taken(view: memoryview, *more: Any) -> Any:
-        if len(kept) < MOST_BYTES:
+        if len(kept) < MAX_BYTES:
             kept.extend(view)
         return take(view, *more)
 
@@ -135,8 +135,8 @@ def main() -> None:
     connections = [
         {
             "client": (one.client_ids or ["?"])[0],
-            "from_client": bytes(one.from_client[:MOST_BYTES]).hex(),
-            "from_broker": bytes(one.from_broker[:MOST_BYTES]).hex(),
+            "from_client": bytes(one.from_client[:MAX_BYTES]).hex(),
+            "from_broker": bytes(one.from_broker[:MAX_BYTES]).hex(),
         }
         for one in Recorded.all
         if one.from_client

@@ -21,7 +21,7 @@ _STEP: Final = struct.Struct(">BBH")
 """What happens, a size in units of 64 bytes, and a number."""
 GENUINE, FORGED, FLIPPED, SENT, READ, GOODBYE, CLOSED = range(7)
 _KINDS: Final = 7
-MOST_STEPS: Final = 60
+MAX_STEPS: Final = 60
 
 
 @cache
@@ -55,7 +55,7 @@ def records(data: bytes) -> None:
     sent, got, forged, at = bytearray(), bytearray(), False, 0
     with pair(_both(), direct=True, buffer_bytes=8192) as made:
         with suppress(OSError):  # how a broken connection ends
-            for _ in range(MOST_STEPS):
+            for _ in range(MAX_STEPS):
                 if at + _STEP.size > len(data):
                     break
                 kind, size, number = _STEP.unpack_from(data, at)

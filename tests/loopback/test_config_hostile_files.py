@@ -28,9 +28,9 @@ from config.problems import ConfigError
 from config.table import to_table
 from deploy.common.atomic import replace_file
 from deploy.kubernetes.webhook import Certificate, WebhookApp, of_files
-from deploy.sources.follow import MOST_UNSETTLED, Followed, Follower
+from deploy.sources.follow import MAX_UNSETTLED, Followed, Follower
 from deploy.sources.quota_file import FileSource
-from deploy.sources.reading import MOST_SETTLING, Aside, FileReader, StuckError
+from deploy.sources.reading import MAX_SETTLING, Aside, FileReader, StuckError
 from deploy.sources.security import load_security
 from deploy.sources.watch import ReloadState, Watcher
 from proxy.tls.contexts import KeyPair, ServerTls, TlsFilesError
@@ -431,7 +431,7 @@ async def test_a_configuration_that_keeps_changing_is_told_of_once(
             assert running.state.successful
     (error,) = [entry for entry in logs if entry["log_level"] == "error"]
     assert error["problems"] == [
-        f"{path}: cannot be read: it keeps changing: {MOST_SETTLING + 1} readings, and no two in a row were the same"
+        f"{path}: cannot be read: it keeps changing: {MAX_SETTLING + 1} readings, and no two in a row were the same"
     ]
 
 
@@ -498,7 +498,7 @@ async def test_followed_files_that_keep_changing_are_told_of_once(
             nursery.cancel_scope.cancel()
     (error,) = [entry["error"] for entry in logs if entry["log_level"] == "error"]
     assert error == (
-        f"listen.tls {path}: they keep changing: {MOST_UNSETTLED} looks, and each time they were others afterwards"
+        f"listen.tls {path}: they keep changing: {MAX_UNSETTLED} looks, and each time they were others afterwards"
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 import structlog
 import trio
 
-from deploy.kubernetes.cluster import CONFIGURATIONS, Cluster, ClusterError
+from deploy.kubernetes.cluster import CONFIGURATIONS, ApiServerError, Cluster
 from deploy.kubernetes.distributor import Distributor
 from deploy.kubernetes.own_certificate import Pair, keep, tell
 from tests.support.scripted_api import ScriptedApi, scripted_api
@@ -100,15 +100,15 @@ async def test_a_pod_of_a_new_namespace_is_not_kept_waiting_for_ten_seconds(api:
 
 async def test_what_the_api_server_says_is_passed_on(api: ScriptedApi, tmp_path: Path) -> None:
     async with Cluster(api.url, api.account) as cluster:
-        with pytest.raises(ClusterError, match=r"GET /api/v1/none: /api/v1/none not found") as missing:
+        with pytest.raises(ApiServerError, match=r"GET /api/v1/none: /api/v1/none not found") as missing:
             await cluster.ask("GET", "/api/v1/none")
         assert missing.value.status == 404
         assert await cluster.get("/api/v1/none") is None
         (api.account / "token").write_text("renewed, but wrong")
-        with pytest.raises(ClusterError, match="Unauthorized"):
+        with pytest.raises(ApiServerError, match="Unauthorized"):
             await cluster.get("/api/v1/none")
     async with Cluster("https://127.0.0.1:1", api.account) as cluster:
-        with pytest.raises(ClusterError) as away:
+        with pytest.raises(ApiServerError) as away:
             await cluster.ask("GET", "/")
         assert away.value.status == 0
 

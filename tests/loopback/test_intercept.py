@@ -10,9 +10,9 @@ import trio
 
 from proxy.errors import CloseReason, SessionError
 from proxy.interceptors.intercept import MAX_INTERCEPTED_BYTES, AdminRequest, Answer, Ask, Forward, Outcome, Reply, Wait
-from proxy.session.in_flight import Pending, new_pending
+from proxy.session.in_flight import InFlightRequest, new_in_flight
 from proxy.session.session import Session
-from proxy.session.state import Exchange
+from proxy.session.state import SessionState
 from proxy.telemetry.observer import Counters
 from proxy.wire.frames import WireError
 from quota.entity import Kind
@@ -275,9 +275,9 @@ async def test_through_the_shell_a_wait_holds_up_its_own_connection_only() -> No
 # --- several throttles, one cause
 
 
-def pending(of: Ledger) -> tuple[Exchange, Pending]:
+def pending(of: Ledger) -> tuple[SessionState, InFlightRequest]:
     account = of.account("ANONYMOUS", "c")
-    return Exchange(of, Counters(), None), new_pending(1, 0, 7, account, 0.0)
+    return SessionState(of, Counters(), None), new_in_flight(1, 0, 7, account, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -293,11 +293,11 @@ def test_of_several_throttles_the_longest_is_imposed_and_named(
     bytes_ms: int, request_ms: int, at_ms: float, cause: Kind, counted_ms: int
 ) -> None:
     of = ledger()
-    exchange, one = pending(of)
-    exchange.impose(one, Kind.PRODUCE, bytes_ms, 0.0)
-    exchange.impose(one, Kind.REQUEST, request_ms, at_ms)
-    exchange.note(one)
-    assert exchange.mute_until_ms == one.throttle_until_ms == max(bytes_ms, at_ms + request_ms)
+    state, one = pending(of)
+    state.impose(one, Kind.PRODUCE, bytes_ms, 0.0)
+    state.impose(one, Kind.REQUEST, request_ms, at_ms)
+    state.note(one)
+    assert state.mute_until_ms == one.throttle_until_ms == max(bytes_ms, at_ms + request_ms)
     assert throttles(of, "ANONYMOUS") == {cause: (1, counted_ms)}
 
 

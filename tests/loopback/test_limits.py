@@ -15,7 +15,7 @@ import trio
 
 from proxy.io.kernel import send_queue
 from proxy.listen.server import Proxy
-from proxy.listen.spare_fd import KEPT_FREE, Reserve, most_connections
+from proxy.listen.spare_fd import KEPT_FREE, SpareFd, most_connections
 from proxy.settings import SizeLimits, StallLimits
 from tests.support.scripted_broker import answer, closed_reason, connect, never_answer, read_frame, through, until
 from tests.support.session_tools import API_VERSIONS, produce, produce_response, request
@@ -308,7 +308,7 @@ async def test_a_mute_without_a_descriptor_to_watch_the_client_with() -> None:
 def test_the_reserve_is_there_again_after_it_was_used() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
-        reserve = Reserve()
+        reserve = SpareFd()
         with socket.create_connection(listener.getsockname()) as client, no_descriptors_left():
             assert reserve.turn_away(listener)
             assert client.recv(1) == b""

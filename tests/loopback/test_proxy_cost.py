@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import trio
 
-from proxy.io.sockets import LEAST_READ_BYTES, SHARE_S, next_read_bytes
-from proxy.session.request_handler import RequestSide
-from proxy.session.response_handler import ResponseSide
+from proxy.io.sockets import MIN_READ_BYTES, SHARE_S, next_read_bytes
+from proxy.session.request_handler import RequestHandler
+from proxy.session.response_handler import ResponseHandler
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
@@ -31,11 +31,11 @@ SYSTEM_CALLS = ("recv_into", "send", "sendmsg", "splice", "poll", "register", "m
 BUFFER_BYTES = 65_536
 SPLICE_MIN_BYTES = 32_768
 REQUESTS = 500
-MOST_CALLS = {"pure": 130, "compiled": 16}
+MAX_CALLS = {"pure": 130, "compiled": 16}
 """Of Python functions for a request and its response; 109 without and 113 with a quota when this was written: most are
 small ones that are single instructions where they are compiled. Compiled 13, of which 9 make the frames of this test
 and 4 are trio's, which waits for both ends here as well."""
-MOST_CALLS_OF_A_FETCH = {"pure": 200, "compiled": 16}
+MAX_CALLS_OF_A_FETCH = {"pure": 200, "compiled": 16}
 """The same for a fetch and its large response; 166 without a quota, 11 to 13 compiled."""
 
 
@@ -82,7 +82,7 @@ async def test_calls_for_a_small_request(quota: float | None, data_path: str) ->
         assert each.get("splice", 0) == 0
         # A socket is registered once, not once for each wait.
         assert calls["register"] + calls["modify"] + calls["unregister"] < 10
-        assert each.get("python", 0) < MOST_CALLS[data_path], each
+        assert each.get("python", 0) < MAX_CALLS[data_path], each
 
 
 @pytest.mark.parametrize("quota", [None, 1e12], ids=["no quota", "a quota"])
@@ -108,7 +108,7 @@ async def test_calls_for_a_fetch(quota: float | None, data_path: str) -> None:
             for number in range(1, frames + 1):
                 await fetch(number)
         each = {name: count / frames for name, count in calls.items()}
-        assert each.get("python", 0) < MOST_CALLS_OF_A_FETCH[data_path], each
+        assert each.get("python", 0) < MAX_CALLS_OF_A_FETCH[data_path], each
         (account,) = ledger.accounts()
         assert account.meters[Kind.FETCH].charges == frames + 1
         assert account.meters[Kind.FETCH].amount == (frames + 1) * (len(records) + 14)
@@ -140,7 +140,7 @@ async def test_large_bodies_do_not_enter_python(
     body = os.urandom(1 << 20) * 8
     entered: Counter[str] = Counter()
 
-    def watched(side: type[RequestSide] | type[ResponseSide], name: str) -> None:
+    def watched(side: type[RequestHandler] | type[ResponseHandler], name: str) -> None:
         take = side.take
 
         def counting(self: Any, view: memoryview, end: int, *more: Any) -> Any:
@@ -149,8 +149,8 @@ async def test_large_bodies_do_not_enter_python(
 
         monkeypatch.setattr(side, "take", counting)
 
-    watched(RequestSide, "up")
-    watched(ResponseSide, "down")
+    watched(RequestHandler, "up")
+    watched(ResponseHandler, "down")
     size = {"up": len(body), "down": 100}
 
     async def reply(stream: Any, frame: bytes) -> None:
@@ -182,7 +182,7 @@ def test_a_turn_is_short_however_small_the_requests_are() -> None:
     """64 KB may be two thousand requests of a flood: less is read at once then, and more again when it goes quickly."""
     most = 65_536
     assert next_read_bytes(most, 0.05, most) == most // 2
-    assert next_read_bytes(LEAST_READ_BYTES, 0.05, most) == LEAST_READ_BYTES
+    assert next_read_bytes(MIN_READ_BYTES, 0.05, most) == MIN_READ_BYTES
     assert next_read_bytes(4096, SHARE_S / 2, most) == 4096
     assert next_read_bytes(4096, SHARE_S / 10, most) == 8192
     assert next_read_bytes(most, SHARE_S / 10, most) == most

@@ -15,7 +15,7 @@ from proxy.io.connection import Connection
 from proxy.listen import sweeper
 from proxy.listen.sweeper import PORTION, Sweeper
 from proxy.settings import ProxySettings
-from proxy.telemetry.close_log import Complaints
+from proxy.telemetry.close_log import CloseLogLimiter
 from tests.support.scripted_broker import (
     ScriptedBroker,
     answer,
@@ -73,7 +73,7 @@ def test_patience_with_a_client_that_has_gone_begins_when_its_mute_is_over() -> 
                 ),
             )
             settings = ProxySettings("127.0.0.1", 1, range(2, 3), (), drain_timeout_s=5.0, max_idle_s=3600.0)
-            ends = Sweeper(settings, [], Complaints())._quiet
+            ends = Sweeper(settings, [], CloseLogLimiter())._quiet
             # Nothing has come for 59, 60.01 and 64.9 s, but the mute was over at 160 s.
             assert [ends(gone, now_s) for now_s in (159.0, 160.01, 164.9)] == [None, None, None]
             assert ends(gone, 165.1) is CloseReason.BROKER_SILENT

@@ -24,7 +24,7 @@ from deploy.admin.app import not_ready
 from deploy.common.atomic import replace_file
 from deploy.sources import quota_cluster
 from deploy.sources.quota_cluster import ClusterSource
-from deploy.sources.quota_file import MOST_WAITING, FileSource
+from deploy.sources.quota_file import MAX_WAITING, FileSource
 from deploy.sources.quota_source import QuotaSource
 from proxy.upstream.cluster import ClusterError
 from quota.admin import Changes, Entity, Quotas
@@ -167,7 +167,7 @@ async def test_a_write_that_fails_halfway_leaves_the_old_file(path: Path) -> Non
 async def test_an_overlay_that_could_not_be_read_again_is_not_written(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deploy.sources.quota_file, "MOST_BYTES", 1000)
+    monkeypatch.setattr(deploy.sources.quota_file, "MAX_BYTES", 1000)
     source = FileSource(Path("kquota.yaml"), with_overlay(path))
     async with running(source):
         many: Changes = {(("user", f"user {number}"),): {PRODUCE: 1.0} for number in range(100)}
@@ -188,16 +188,16 @@ async def test_a_slow_disk_holds_up_administrators_only(path: Path, monkeypatch:
     async with running(source):
         source.apply("admin", {ALICE: {PRODUCE: 1.0}}, reasons.append)
         await trio.testing.wait_all_tasks_blocked()
-        for number in range(MOST_WAITING):  # one is being written, and these wait
+        for number in range(MAX_WAITING):  # one is being written, and these wait
             source.apply("admin", {BOB: {PRODUCE: number + 1.0}}, reasons.append)
         source.apply("admin", {BOB: {PRODUCE: 1.0}}, reasons.append)
         assert reasons == ["100 alterations are waiting already"]
         for _ in range(100):  # the event loop goes on
             await trio.lowlevel.checkpoint()
         written.set()
-        await until(lambda: len(reasons) == MOST_WAITING + 2)
+        await until(lambda: len(reasons) == MAX_WAITING + 2)
     assert set(reasons[1:]) == {None}
-    assert load_overlay(path) == {ALICE: {PRODUCE: 1.0}, BOB: {PRODUCE: float(MOST_WAITING)}}
+    assert load_overlay(path) == {ALICE: {PRODUCE: 1.0}, BOB: {PRODUCE: float(MAX_WAITING)}}
 
 
 async def test_an_edited_overlay_is_read_and_a_broken_one_is_not(path: Path) -> None:

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from deploy.kafka.ports import free_ports
 from proxy.io import sched_policy
 from proxy.io.reactor import take
-from proxy.io.sched_policy import QUIET_S, Courtesy
+from proxy.io.sched_policy import QUIET_S, SchedPolicy
 from proxy.listen.server import Proxy
 from proxy.settings import ProxySettings
 from quota.ledger import Ledger
@@ -26,7 +26,7 @@ from tests.support.session_tools import FETCH, fetch_body, produce, produce_resp
 LARGE_BYTES = 8_000_000
 PART_BYTES = 4_000
 """A large response comes in many of these; each wakes the event loop."""
-MOST_PARTS = 1_500
+MAX_PARTS = 1_500
 PATIENCE_S = 15.0
 STEP_S = 0.005
 
@@ -45,13 +45,13 @@ class Kernel:
             raise self.error
         self.policy = policy
 
-    def courtesy(self) -> Courtesy:
-        return Courtesy(self.set_policy, lambda: self.policy)
+    def sched_policy(self) -> SchedPolicy:
+        return SchedPolicy(self.set_policy, lambda: self.policy)
 
 
 def test_it_gives_way_only_while_rests_are_to_come_and_nothing_else_has_come_lately() -> None:
     kernel = Kernel()
-    polite = kernel.courtesy()
+    polite = kernel.sched_policy()
     polite.before_wait(1.0)
     assert kernel.asked == []  # nothing large is under way
     polite.halfway = 2
@@ -73,7 +73,7 @@ def test_it_gives_way_only_while_rests_are_to_come_and_nothing_else_has_come_lat
 @pytest.mark.parametrize("policy", [os.SCHED_BATCH, os.SCHED_IDLE, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK])
 def test_a_policy_that_somebody_has_chosen_stays(policy: int) -> None:
     kernel = Kernel(policy)
-    polite = kernel.courtesy()
+    polite = kernel.sched_policy()
     polite.halfway = 1
     polite.before_wait(1.0)
     assert (kernel.asked, polite.gives_way) == ([], False)
@@ -82,7 +82,7 @@ def test_a_policy_that_somebody_has_chosen_stays(policy: int) -> None:
 def test_what_the_kernel_refuses_is_said_once_and_not_tried_again() -> None:
     kernel = Kernel()
     kernel.error = OSError(errno.EPERM, "Operation not permitted")
-    polite = kernel.courtesy()
+    polite = kernel.sched_policy()
     polite.halfway = 1
     with capture_logs() as logs:
         polite.before_wait(1.0)
@@ -99,7 +99,7 @@ def test_a_kernel_that_does_not_tell_is_left_alone() -> None:
     def unknown() -> int:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    polite = Courtesy(kernel.set_policy, unknown)
+    polite = SchedPolicy(kernel.set_policy, unknown)
     polite.halfway = 1
     polite.before_wait(1.0)
     assert kernel.asked == []
@@ -109,10 +109,10 @@ def test_the_kernel_takes_it_from_an_ordinary_thread_and_gives_it_back() -> None
     seen: list[int] = []
 
     def change() -> None:
-        polite = Courtesy()
+        polite = SchedPolicy()
         for wanted in (True, False):
             polite.give_way(wanted)
-            seen.append(courtesy.policy_now())
+            seen.append(sched_policy.policy_now())
 
     thread = threading.Thread(target=change)
     thread.start()
@@ -148,7 +148,7 @@ class Broker:
         """A large response, then a small one."""
         data = response(FETCH, 11, 1, bytes(LARGE_BYTES))
         at = 0
-        while at < MOST_PARTS * PART_BYTES:
+        while at < MAX_PARTS * PART_BYTES:
             peer.sendall(data[at : at + PART_BYTES])
             at += PART_BYTES
             self.seen.append(self.policy())
@@ -227,11 +227,11 @@ def test_with_something_else_about_everything_is_as_usual() -> None:
                 await trio.sleep(0.01)
                 readers[0].watch.expect_rest()
                 readers[0].watch.expect_rest()  # once more changes nothing
-                assert reactor.courtesy.halfway == 1
+                assert reactor.sched_policy.halfway == 1
                 assert await trio.to_thread.run_sync(drive) == ({os.SCHED_OTHER}, True)
                 for reader in readers:
                     reader.watch.close()  # in the middle of it
-                assert reactor.courtesy.halfway == 0
+                assert reactor.sched_policy.halfway == 0
                 nursery.cancel_scope.cancel()
 
     in_trio(main)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pytest
 
-from analysis.compact import Settings, compact
+from analysis.compact import CompactSettings, compact
 from analysis.days import Days
 from analysis.errors import ReportError, WrongUseError
 from analysis.files import write_text
@@ -54,7 +54,7 @@ def raw(tmp_path: Path) -> Path:
 
 def run(spark: SparkSession, raw: Path, **more: object) -> tuple[int, list[str]]:
     told: list[str] = []
-    settings = Settings(str(raw), str(raw.parent / "store"), **more)  # type: ignore[arg-type]
+    settings = CompactSettings(str(raw), str(raw.parent / "store"), **more)  # type: ignore[arg-type]
     return compact(spark, settings, told.append, now_ms=NOW_MS), told
 
 
@@ -225,7 +225,7 @@ def test_rollups_of_minutes_make_up_those_of_hours_and_days(spark: SparkSession,
     # 24 records of two clients of two sidecars in two minutes a day, of three days; a thousand bytes each.
     assert sums == {"minute": (24, 24, 24_000, 0), "hour": (24, 24, 24_000, 0), "day": (12, 24, 24_000, 0)}
     compact(
-        spark, Settings(str(raw), str(store), keep_days=2), lambda _: None, now_ms=NOW_MS
+        spark, CompactSettings(str(raw), str(store), keep_days=2), lambda _: None, now_ms=NOW_MS
     )  # and none is left of days that are deleted
     assert {path.parent.name for path in store.glob("rollups/*/date=*/*")} <= {"date=2025-10-21", "date=2025-10-22"}
 

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from analysis.audit import instances, words
 from analysis.errors import ReportError
-from analysis.fleet import Fleet, main, records, write
+from analysis.fleet import GeneratedFleet, main, records, write
 from quota.record import FIELDS, problems
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-SMALL = Fleet(sidecars=6, days=2, interval_s=1200, apps=4, lost=0.03, repeated=0.03, parts=2)
+SMALL = GeneratedFleet(sidecars=6, days=2, interval_s=1200, apps=4, lost=0.03, repeated=0.03, parts=2)
 
 
 def test_rows_are_records_and_follow_from_the_seed(spark: SparkSession) -> None:
@@ -75,7 +75,9 @@ def test_a_part_that_was_broken_off_is_written_again_and_a_whole_one_is_not(
     write(spark, SMALL, str(tmp_path), quiet=True)
     assert spark.read.parquet(str(cut)).count() == rows > 0
     assert {file: file.stat().st_mtime_ns for file in whole.iterdir()} == before
-    with pytest.raises(ReportError, match=r"another fleet: Fleet\(.*seed=1.*; this is Fleet\(.*seed=2"):
+    with pytest.raises(
+        ReportError, match=r"another fleet: GeneratedFleet\(.*seed=1.*; this is GeneratedFleet\(.*seed=2"
+    ):
         write(spark, replace(SMALL, seed=2), str(tmp_path), quiet=True)
 
 

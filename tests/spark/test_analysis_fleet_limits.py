@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from analysis.levels import Candidate, load_candidate
+from analysis.levels import CandidateQuotas, load_candidate
 from config.load import load_bytes
 from config.table import entries, to_table
 from deploy.cli.check import summary_json
@@ -126,7 +126,7 @@ quotas:
 """
     config = load_bytes("q.yaml", file, on_paper=True)
     (tmp_path / "q.json").write_text(json.dumps(summary_json("q.yaml", config, to_table(config))))
-    each = Candidate([{"user": "shop", "producer_byte_rate": 4e6}])
+    each = CandidateQuotas([{"user": "shop", "producer_byte_rate": 4e6}])
     told, out = report("whatif", rows, candidates={"fleet": load_candidate(tmp_path / "q.json"), "each": each})
     groups = {row["candidate"]: row for row in table(out, "groups")}
     # Together 3 MB in each of the first ten seconds, 6 in the next ten, 3 in the last ten. In the window are eleven
@@ -165,7 +165,7 @@ def test_whatif_of_a_fleet_of_many_is_that_of_one_with_all_their_traffic(report:
         for n, second in enumerate(seconds)
     ]
     quotas = [{"user": "<default>", "consumer_byte_rate": 5e6, "scope": "fleet"}]
-    _, out = report("whatif", rows, candidates={"c": Candidate(quotas)})
+    _, out = report("whatif", rows, candidates={"c": CandidateQuotas(quotas)})
     found = {row["group_user"]: row for row in table(out, "groups")}
     names = ("seconds_over", "longest_delay_s", "extreme_in_window", "time_over_share")
     assert floats(found["many"], *names) == pytest.approx(floats(found["one"], *names))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from analysis.errors import WrongUseError
-from analysis.levels import Candidate, load_candidate, resolved
+from analysis.levels import CandidateQuotas, load_candidate, resolved
 from config.load import load_bytes
 from config.table import to_table
 from deploy.cli.check import summary_json
@@ -77,4 +77,4 @@ def test_what_is_no_candidate_is_refused(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(WrongUseError, match=told):
             load_candidate(path)
-    assert Candidate([]).entries(Kind.PRODUCE) == []
+    assert CandidateQuotas([]).entries(Kind.PRODUCE) == []

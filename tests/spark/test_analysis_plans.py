@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pytest
 
-from analysis.fleet import START_MS, Fleet, write
-from analysis.levels import Candidate
+from analysis.fleet import START_MS, GeneratedFleet, write
+from analysis.levels import CandidateQuotas
 from analysis.prices import to_prices
 from analysis.runner import make
 from benchmarks.suites.analysis_queries import QUERIES, differences, duckdb_asker, queries
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-FLEET = Fleet(sidecars=24, days=1, interval_s=600, apps=3, hot=8, repeated=0.01, parts=2)
+FLEET = GeneratedFleet(sidecars=24, days=1, interval_s=600, apps=3, hot=8, repeated=0.01, parts=2)
 """(1/3)^(1/8) = 87 % of the sidecars are of one application."""
 PRICES = {"currency": "EUR", "prices": {"produce_gb": 1, "burst_gb": 1, "idle_produce_mb_s_hour": 1}}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -35,7 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "noisy": {},
     "capacity": {},
     "recommend": {},
-    "whatif": {"candidates": {"c": Candidate([{"user": "<default>", "producer_byte_rate": 1e6}])}},
+    "whatif": {"candidates": {"c": CandidateQuotas([{"user": "<default>", "producer_byte_rate": 1e6}])}},
     "obedience": {},
     "slo": {"target": 0.99},
     "forecast": {"horizon_days": 30},

@@ -21,7 +21,7 @@ import pytest
 
 from analysis.errors import WrongUseError
 from analysis.stream_metrics import StreamMetrics, lag_messages, late_rows, listen_address
-from analysis.streaming import ROLLUP, Settings, address, follow, read_properties, start
+from analysis.streaming import ROLLUP, StreamSettings, address, follow, read_properties, start
 from deploy.kafka.ports import free_ports
 from quota.record import to_line
 from tests.support.secure_tools import PASSWORDS
@@ -60,7 +60,7 @@ def minutes(spark: SparkSession, directory: Path) -> dict[tuple[str, int], tuple
 
 def run_once(spark: SparkSession, source: Path, output: Path) -> tuple[int, int]:
     """Take what is there; (rows read, rows that came too late) of the rollups."""
-    queries = start(spark, Settings(str(source), str(output), delay="2 minutes", once=True))
+    queries = start(spark, StreamSettings(str(source), str(output), delay="2 minutes", once=True))
     for query in queries:
         query.awaitTermination()
     progress = [one for query in queries if query.name == "rollups" for one in query.recentProgress]
@@ -97,7 +97,7 @@ def test_state_is_bounded_and_metrics_tell_it(spark: SparkSession, tmp_path: Pat
         ]
         write(source, [*rows, rows[0]], f"{day:02}.jsonl")
         os.utime(source / f"{day:02}.jsonl", (T0_MS / 1000 + day, T0_MS / 1000 + day))  # the order they are read in
-    settings = Settings(str(source), str(output), delay="1 hour", once=True, rows_per_batch=at_once)
+    settings = StreamSettings(str(source), str(output), delay="1 hour", once=True, rows_per_batch=at_once)
     metrics, told = StreamMetrics(), []
     queries = start(spark, settings)
     follow(queries, told.append, metrics=metrics, every_s=0.1)

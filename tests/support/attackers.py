@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 Address = tuple[str, int]
 
 HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(range(192))
-MOST_OPEN = 150
+MAX_OPEN = 150
 
 
 def framed(content: bytes) -> bytes:
@@ -143,7 +143,7 @@ def dripping(kind: str, target: Address, ends: float, done: Counter[str]) -> Non
     with ExitStack() as stack:
         held: list[tuple[socket.socket, Iterator[int]]] = []
         while time.monotonic() < ends:
-            if len(held) < MOST_OPEN:
+            if len(held) < MAX_OPEN:
                 with suppress(OSError):
                     client = stack.enter_context(socket.create_connection(target, timeout=1))
                     client.sendall(data[:at_once])

@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from config.fleet import Fleet
+from config.fleet import FleetSection
 from deploy.export.exporter import ExportState
 from deploy.export.worker import WorkerState
 from deploy.fleet.exchange import Exchange
 from deploy.fleet.member import Member
-from deploy.metrics import Metrics, Status
+from deploy.metrics import Exposition, Status
 from deploy.metrics.fleet import fleet_families
 from deploy.metrics.held import held_families
 from deploy.metrics.security import security_families
@@ -47,7 +47,7 @@ async def everything() -> bytes:
     security = Security(side, None, IdentityPolicy(), Follower([Followed("listen.tls", [], list)]))
     status = Status(ready=True, cluster_reached=True, draining=False)
     export = ExportState({"files": WorkerState(1, 1, 1, 1, 1.0, None)}, 1, 1)
-    metrics = Metrics(
+    metrics = Exposition(
         ledger,
         counters,
         ReloadState(),
@@ -66,7 +66,7 @@ def _member() -> Member:
     """Of a fleet, with a group in use."""
     rates = ConnectionLimits([ConnectionEntry(Scope.IP, "10.0.0.1", 10.0, reach="fleet")])
     ledger = Ledger(QuotaTable([Entry("u", None, producer_byte_rate=10, reach="fleet")], connections=rates))
-    settings = Fleet()
+    settings = FleetSection()
     member = Member(settings, ledger, Exchange(settings, []), lambda: 1000.0, "here")
     ledger.charge(ledger.account("u", "c"), Kind.PRODUCE, 1, 1000)
     ledger.connections.admit("10.0.0.1", None, 1000.0)

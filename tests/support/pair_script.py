@@ -29,7 +29,7 @@ STEP = struct.Struct(">BBH")
 CLIENT, BROKER, PASS, ANSWER = range(4)
 """Bytes from the client; from the broker; time passes; a frame from the broker, if it is the answer that is due."""
 LIMITS = (None, 1000.0, 50_000.0, 1e12)
-MOST_STEPS = 40
+MAX_STEPS = 40
 ROOT = Path(__file__).parents[2]
 
 
@@ -75,7 +75,7 @@ def _states(data: bytes) -> Iterator[Any]:
         came_now=bool(flags & 128),
     ) as (time, one):
         at = 1
-        for _ in range(MOST_STEPS):
+        for _ in range(MAX_STEPS):
             if at + STEP.size > len(data) or one.ended:
                 break
             kind, cut, length = STEP.unpack_from(data, at)

@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.errors import SessionError
-from proxy.io.connection_io import Pause, Shared, Turns, endpoint_of
+from proxy.io.connection_io import ConnectionIO, Shared, StopReason, endpoint_of
 from proxy.io.reactor import Reactor
 from proxy.io.rounds import AGAIN, Clock, Watch
 from proxy.io.splice import PipePool
-from proxy.session.in_flight import Pending
+from proxy.session.in_flight import InFlightRequest
 from proxy.session.session import Session
-from proxy.telemetry.close_log import Complaints
+from proxy.telemetry.close_log import CloseLogLimiter
 from proxy.telemetry.observer import Counters
-from quota.counter import Admission
+from quota.counter import FetchAdmission
 from quota.ledger import Ledger
 from quota.table import QuotaTable
-from quota.window import WindowGroup
+from quota.window import WindowCounter
 from tests.support.session_tools import translate
 
 BUFFER_BYTES = 16_384
@@ -40,7 +40,7 @@ def book_of(ledger: Ledger, now_ms: float) -> Any:
         )
         for account in ledger.accounts()
     )
-    groups = [window_of(group) for group in ledger.groups() if isinstance(group, WindowGroup)]
+    groups = [window_of(group) for group in ledger.groups() if isinstance(group, WindowCounter)]
     return accounts, groups, ledger.reservations, [_snapshot(one) for one in ledger.snapshot(now_ms)]
 
 
@@ -48,8 +48,8 @@ def _snapshot(one: Any) -> Any:
     return [(name, getattr(one, name)) for name in one.__slots__ if name not in ("shadow", "candidate")]
 
 
-def window_of(group: WindowGroup) -> Any:
-    rate, pacer, portions = group.rate, group.pacer, group._portions
+def window_of(group: WindowCounter) -> Any:
+    rate, pacer, portions = group.rate, group.pacer, group._fetch_sizer
     return (
         (rate._sums, rate._starts, rate._lasts, rate.window_ms, group.last_ms, group.owed_until),
         (group._admitted, group._outstanding, group._typical),
@@ -93,7 +93,7 @@ class Driven:
         self.pool = PipePool()
         self.stack.callback(self.pool.close)
         buffer = memoryview(bytearray(BUFFER_BYTES))
-        shared = Shared(self.counters, self.pool, buffer, SPLICE_MIN_BYTES, reactor, Complaints())
+        shared = Shared(self.counters, self.pool, buffer, SPLICE_MIN_BYTES, reactor, CloseLogLimiter())
         self.session = Session(
             self.ledger,
             self.counters,
@@ -103,7 +103,7 @@ class Driven:
         )
         self.client_watch = Watch(reactor.round, client.fileno())
         self.broker_watch = Watch(reactor.round, broker.fileno())
-        self.turns = Turns(endpoint_of(client), self.client_watch, self.session, shared, self.time())
+        self.turns = ConnectionIO(endpoint_of(client), self.client_watch, self.session, shared, self.time())
         self.stack.callback(self.turns.close)
         self.turns.connected(endpoint_of(broker), self.broker_watch)
 
@@ -151,29 +151,29 @@ class Driven:
         self.drain()
 
     def _turn_of_client(self) -> bool:
-        return self._turn(self.turns.client_turn, self.client_watch, self.broker_watch)
+        return self._turn(self.turns.on_client_readable, self.client_watch, self.broker_watch)
 
     def _turn_of_broker(self) -> bool:
         if self.came_now:
             self.reactor.round.since_ms = self.time() * 1000.0
-        return self._turn(self.turns.broker_turn, self.broker_watch, self.client_watch)
+        return self._turn(self.turns.on_broker_readable, self.broker_watch, self.client_watch)
 
     def _turn(self, turn: Any, watch: Watch, other: Watch) -> bool:
         """One turn. Whether there may be more to do."""
         watch.readable = True
         result = turn()
         self.drain()
-        if result is Pause.ENDED:
+        if result is StopReason.ENDED:
             self.ended = "ended"
-        assert result in (None, AGAIN, Pause.WAITS, Pause.ENDED)
+        assert result in (None, AGAIN, StopReason.WAITS, StopReason.ENDED)
         full, other.room_for = other.room_for is not None, None  # there is room now
         return result is AGAIN or full
 
     def state(self) -> Any:
         """Whatever one can see of it."""
         session, turns = self.session, self.turns
-        exchange, asks, answers = session.exchange, session.requests, session.responses
-        time = exchange.request_time
+        state, asks, answers = session.state, session.requests, session.responses
+        time = state.request_time
         counters = self.counters
         return {
             "to broker": bytes(self.to_broker),
@@ -184,10 +184,10 @@ class Driven:
                 for walker in (asks.walker, answers.walker)
             ],
             "exchange": (
-                exchange.mute_until_ms, exchange.held_bytes, exchange.broker_mute_until_ms, exchange.client_waits,
-                exchange.client_bytes,
+                state.mute_until_ms, state.held_bytes, state.broker_mute_until_ms, state.client_waits,
+                state.client_bytes,
             ),
-            "in flight": [pending_of(one) for one in exchange.inflight],
+            "in flight": [pending_of(one) for one in state.inflight],
             "requests": (
                 asks.client_ids, asks.software, asks._saw_request, asks.established, asks._backlog,
                 None if asks._charged is None else (asks._charged_bytes, asks._charged_pending is not None),
@@ -197,7 +197,7 @@ class Driven:
             "time": (time.free_ms, time._recent, time._at, time.baseline_ms),
             "turns": (
                 turns.to_broker, turns.to_client, turns._answers, turns._request_read_bytes,
-                turns._response_read_bytes, turns.last_activity_s, turns.patience is not None,
+                turns._response_read_bytes, turns.last_activity_s, turns.compliance is not None,
             ),
             "counters": (
                 counters.requests, counters.upstream_latency.counts, counters.upstream_latency.sum_s,
@@ -208,7 +208,7 @@ class Driven:
         }  # fmt: skip
 
 
-def admission_of(one: Admission) -> Any:
+def admission_of(one: FetchAdmission) -> Any:
     return one.throttle_ms, one.max_bytes, one.reserved, one.paced_ms
 
 
@@ -218,7 +218,7 @@ PENDING = (
 )  # fmt: skip
 
 
-def pending_of(one: Pending) -> Any:
+def pending_of(one: InFlightRequest) -> Any:
     fields = {name: getattr(one, name) for name in PENDING}
     fields["account"] = one.account.identity
     fields["admission"] = None if one.admission is None else admission_of(one.admission)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MOST_TASKS = 10_000
+MAX_TASKS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def watched(spark: SparkSession) -> Iterator[Watched]:
             continue
         seen.plans.append(one.physicalPlanDescription())
         for stage in _items(one.stages().toSeq()):
-            tasks = [_shuffled(task) for task in _items(core.statusStore().taskList(stage, 0, MOST_TASKS))]
+            tasks = [_shuffled(task) for task in _items(core.statusStore().taskList(stage, 0, MAX_TASKS))]
             if any(tasks):
                 seen.stages.append(Stage(tasks))
 

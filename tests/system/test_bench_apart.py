@@ -245,7 +245,7 @@ def test_the_peer_answers_what_a_sidecar_asks_and_ends_what_it_does_not_know(tmp
 
 @contextmanager
 def relaying(tmp_path: Path, upstream_port: int) -> Iterator[variants.Running]:
-    assert variants.RELAY.missing() is None, "a compiler is what the compiled lane needs as well"
+    assert variants.RELAY.missing() is None, "a compiler is what the compiled data path needs as well"
     ports = variants.Ports(*free_ports(1), upstream_port, 0)
     running = variants.start(variants.RELAY, ports, ("127.0.0.1", 0), tmp_path / "relay")
     try:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from deploy.export.files import FileSink, complete
-from deploy.export.worker import Batch, SinkError
+from deploy.export.worker import Batch, ExportError
 from quota import record
 
 HOUR = "date=2026-08-01/hour=12"
@@ -154,12 +154,12 @@ def test_a_full_disk_leaves_no_half_line_and_goes_on_when_there_is_room(small_di
     filler.write_bytes(b"x" * 40_000)
     files = sink(small_disk)
     written = []
-    complaint: SinkError | None = None
+    complaint: ExportError | None = None
     for first in range(1, 100, 5):
         one = batch(first, 5)
         try:
             files.write(one)
-        except SinkError as error:
+        except ExportError as error:
             complaint = error
             assert len(one.lines) == 5, "all or nothing"
             break
@@ -181,7 +181,7 @@ def test_a_full_disk_leaves_no_half_line_and_goes_on_when_there_is_room(small_di
 def test_a_directory_that_cannot_be_made_is_complained_of_and_tried_again(tmp_path: Path) -> None:
     (tmp_path / "usage").write_text("a file in the way")
     files = sink(tmp_path / "usage")
-    with pytest.raises(SinkError, match=r"usage.*(exists|directory)"):
+    with pytest.raises(ExportError, match=r"usage.*(exists|directory)"):
         files.write(batch(1))
     (tmp_path / "usage").unlink()
     files.write(batch(1))

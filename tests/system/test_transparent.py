@@ -23,7 +23,7 @@ from deploy.cli.check import summary_text
 from deploy.sources.security import load_security
 from proxy.listen.server import Proxy
 from proxy.listen.transparent import Destination, Destinations, is_own_address, read_sockaddr_in, read_sockaddr_in6
-from proxy.settings import ProxySettings, Transparent
+from proxy.settings import ProxySettings, TransparentSettings
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 from tests.support.namespaces import Namespace
@@ -69,7 +69,7 @@ async def intercepting(
 ) -> AsyncIterator[tuple[Proxy, ScriptedBroker]]:
     """A proxy in transparent mode, and a broker that listens on both brokers' addresses."""
     broker = ScriptedBroker(handler, node_port=KAFKA)
-    transparent = Transparent(**({"mark": MARK} | more))
+    transparent = TransparentSettings(**({"mark": MARK} | more))
     settings = ProxySettings(
         host, LISTEN, range(1, 2), bootstrap, drain_timeout_s=drain_timeout_s, transparent=transparent
     )
@@ -195,7 +195,9 @@ async def test_a_mark_that_may_not_be_set_keeps_it_from_starting(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr("proxy.listen.transparent.set_mark", refused)
-    proxy = Proxy(ProxySettings("127.0.0.1", 0, range(1, 2), (), transparent=Transparent(mark=1)), Ledger(QuotaTable()))
+    proxy = Proxy(
+        ProxySettings("127.0.0.1", 0, range(1, 2), (), transparent=TransparentSettings(mark=1)), Ledger(QuotaTable())
+    )
     with pytest.RaisesGroup(pytest.RaisesExc(PermissionError, match="transparent.mark needs the capability NET_ADMIN")):
         await proxy.serve()
 
@@ -290,7 +292,7 @@ def test_a_configuration_needs_nothing_but_the_mode() -> None:
     assert warnings_of(config) == []
     settings = proxy_settings(config, load_security(config))
     assert settings.bootstrap == ()
-    assert settings.transparent == Transparent()
+    assert settings.transparent == TransparentSettings()
 
 
 def test_a_configuration_with_everything() -> None:
@@ -299,7 +301,9 @@ listen: {host: "::", port: 15001}
 transparent: {mark: 1337, networks: [10.0.0.0/8, "fd00::/8", 192.0.2.7], ports: [9092, "9094-9096"]}
 """
     config = load_bytes("q.yaml", text)
-    allowed = Transparent(1337, ("10.0.0.0/8", "fd00::/8", "192.0.2.7/32"), (range(9092, 9093), range(9094, 9097)))
+    allowed = TransparentSettings(
+        1337, ("10.0.0.0/8", "fd00::/8", "192.0.2.7/32"), (range(9092, 9093), range(9094, 9097))
+    )
     assert proxy_settings(config, load_security(config)).transparent == allowed
     summary = summary_text("q.yaml", config, QuotaTable())
     assert "redirected connections to 10.0.0.0/8, fd00::/8, 192.0.2.7/32, ports 9092, 9094-9096" in summary

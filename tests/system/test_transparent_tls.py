@@ -13,7 +13,7 @@ from config.load import load_bytes
 from config.problems import ConfigError
 from proxy.io.splice import PipePool
 from proxy.listen.server import Proxy
-from proxy.settings import ProxySettings, StallLimits, Transparent
+from proxy.settings import ProxySettings, StallLimits, TransparentSettings
 from proxy.tls.contexts import ClientTls, KeyPair, ServerTls
 from quota.entity import DEFAULT
 from quota.ledger import Ledger
@@ -68,7 +68,7 @@ async def passing(
                 await handler(stream)
 
     ledger = Ledger(QuotaTable([] if entry is None else [entry]), num_samples=2, window_ms=1000)
-    transparent = Transparent(mark=MARK, tls_passthrough=passthrough)
+    transparent = TransparentSettings(mark=MARK, tls_passthrough=passthrough)
     stalls = StallLimits(pre_auth_timeout_s=0.5)  # no first request is seen, and that is nobody's fault
     settings = ProxySettings(
         "127.0.0.1", LISTEN, range(1, 2), (), drain_timeout_s=10.0, transparent=transparent, stalls=stalls
@@ -256,7 +256,7 @@ async def terminating(
         range(1, 2),
         (),
         drain_timeout_s=5.0,
-        transparent=Transparent(mark=MARK),
+        transparent=TransparentSettings(mark=MARK),
         listen_tls=ServerTls(KeyPair(own.chain, own.key)) if listen_tls else None,
         upstream_tls=ClientTls(authorities=authority.certificate, server_name=None if listen_tls else "kafka-0.test"),
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxy.io.compliance import Patience
+from proxy.io.compliance import ThrottleComplianceProbe
 from quota.entity import Kind
 from tests.support.session_tools import (
     API_VERSIONS,
@@ -87,7 +87,7 @@ def test_what_is_sent_in_the_second_half_of_a_mute_ignores_it(
     pair: tuple[socket.socket, socket.socket], before: bytes, after: bytes, ignored: bool
 ) -> None:
     ours, client = pair
-    patience = Patience(ours, 100.0, 102.0)
+    patience = ThrottleComplianceProbe(ours, 100.0, 102.0)
     assert patience.look_s == 101.0
     assert not patience.look(100.5)
     client.sendall(before)
@@ -102,5 +102,7 @@ def test_what_is_sent_in_the_second_half_of_a_mute_ignores_it(
 def test_short_mutes_and_late_looks_judge_nobody(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, client = pair
     client.sendall(b"x")
-    assert not Patience(ours, 100.0, 100.19).look(200.0)
-    assert not Patience(ours, 100.0, 102.0).look(101.9), "when the first look is missed, nothing is known"
+    assert not ThrottleComplianceProbe(ours, 100.0, 100.19).look(200.0)
+    assert not ThrottleComplianceProbe(ours, 100.0, 102.0).look(101.9), (
+        "when the first look is missed, nothing is known"
+    )

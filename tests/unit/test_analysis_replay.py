@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from analysis.replay import fold as replay
-from analysis.replay.fold import Outcome, Rule, fold
+from analysis.replay.fold import ReplayResult, Rule, fold
 from analysis.replay.intervals import events, near, ordered, places
 from analysis.replay.window import delays_ms, rates, sample_begins
 from config.load import load_bytes
@@ -99,7 +99,7 @@ def traffic(dice: random.Random, shape: str, groups: int, count: int) -> Spread:
     return rows
 
 
-def folded(rule: Rule, rows: Spread, limits: Any) -> Outcome:
+def folded(rule: Rule, rows: Spread, limits: Any) -> ReplayResult:
     shuffled = random.Random(1).sample(rows, len(rows))
     group, start_ms, duration_s, amount = (np.array(one) for one in zip(*shuffled, strict=True))
     return fold(rule, group, start_ms, duration_s.astype(float), amount.astype(float), np.array(limits, dtype=float))
@@ -159,7 +159,7 @@ def test_intervals_as_simulate_has_their_seconds(shape: str, num_samples: int, w
 def test_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = traffic(random.Random(3), "ten", 2, 400)
     whole = folded(Rule(), rows, [[900.0], [600.0]])
-    monkeypatch.setattr(replay, "MOST_EVENTS", 37)
+    monkeypatch.setattr(replay, "MAX_EVENTS", 37)
     cut = folded(Rule(), rows, [[900.0], [600.0]])
     assert whole.seconds_over.tolist() == cut.seconds_over.tolist()
     assert whole.longest_ms.tolist() == cut.longest_ms.tolist()

@@ -82,7 +82,7 @@ def test_a_request_before_the_login_is_charged_to_nobody_and_goes_nowhere(api_ke
     one.close(2000.0)
     assert identities(of) == set()
     assert (one.mute_until_ms, one.client_ids, one.user) == (0.0, [], "ANONYMOUS")
-    assert sum(one.exchange.counters.requests.values()) == 1, "ApiVersions alone"
+    assert sum(one.state.counters.requests.values()) == 1, "ApiVersions alone"
 
 
 def test_twenty_connections_do_not_throttle_a_client_that_need_not_log_in() -> None:

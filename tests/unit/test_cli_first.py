@@ -177,7 +177,7 @@ def test_the_sidecar_to_ask(command: str, monkeypatch: pytest.MonkeyPatch) -> No
         asked.append(admin)
         raise OSError("nobody there")
 
-    monkeypatch.setattr("deploy.cli.admin_client.ask", refuse)
+    monkeypatch.setattr("deploy.cli.admin_client.get_json", refuse)
     monkeypatch.setattr("deploy.cli.top.ask", refuse)
     monkeypatch.delenv("KQUOTA_CONFIG", raising=False)
     assert kquota(command).exit_code == 1

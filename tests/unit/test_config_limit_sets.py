@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from config.limit_sets import _MOST_SETS, OrdinaryEntries
+from config.limit_sets import _MAX_SETS, LimitSetCache
 from config.load import load_bytes, warnings_of
 from config.model import QuotaEntry
 from config.problems import ConfigError
@@ -32,7 +32,7 @@ def outcome(written: str) -> object:
 
 def by_the_model(written: str) -> object:
     """The same with each entry looked at whole."""
-    with patch.object(OrdinaryEntries, "entry", lambda *_: None):
+    with patch.object(LimitSetCache, "entry", lambda *_: None):
         return outcome(written)
 
 
@@ -135,7 +135,7 @@ def test_a_duplicate_beside_kafkas_static_names_is_found() -> None:
 
 
 def test_sets_of_limits_are_checked_once_and_not_remembered_without_end() -> None:
-    known = OrdinaryEntries()
+    known = LimitSetCache()
 
     def value_of(written: str) -> object:
         return int(written) if written.isdigit() else written
@@ -146,8 +146,8 @@ def test_sets_of_limits_are_checked_once_and_not_remembered_without_end() -> Non
         made = [known.entry(("client-id", f"c{n}", "producer_byte_rate", "4000"), value_of) for n in range(100)]
         assert made == [Entry(None, f"c{n}", 4000.0) for n in range(100)]
         assert len(checked) == 1
-        for limit in range(1, _MOST_SETS + 10):
+        for limit in range(1, _MAX_SETS + 10):
             assert known.entry(("user", "<default>", "producer_byte_rate", str(limit)), value_of) == Entry(
                 DEFAULT, None, float(limit)
             )
-    assert len(known._known) == _MOST_SETS
+    assert len(known._known) == _MAX_SETS

@@ -13,7 +13,7 @@ import config.rows as rows_module
 import config.source as source_module
 from config.load import load_bytes
 from config.problems import ConfigError
-from config.rows import _MOST_TRIED, Rows
+from config.rows import _MAX_TRIED, Rows
 from config.source import plain_values
 from tests.unit.test_reload_cost import outcome
 
@@ -274,7 +274,7 @@ def test_the_start_of_a_file_is_no_row() -> None:
 
 
 def test_rows_are_not_looked_for_for_ever() -> None:
-    few, many = ("quotas:\n" + "  - a\n" * count + rows(3) for count in (_MOST_TRIED - 1, _MOST_TRIED))
+    few, many = ("quotas:\n" + "  - a\n" * count + rows(3) for count in (_MAX_TRIED - 1, _MAX_TRIED))
     assert left(few) < len(few)
     assert left(many) == len(many)
     assert (

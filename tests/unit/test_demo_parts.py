@@ -17,7 +17,7 @@ from deploy.demo.clients.reporter import Pace
 from deploy.demo.errors import DemoError
 from deploy.demo.meter import Track
 from deploy.demo.phases import length, steady_from
-from deploy.demo.plan import LONGER_S, MB, PLANS, STEADY_AT_LEAST_S, STEADY_FROM_S, Plan
+from deploy.demo.plan import LONGER_S, MB, PLANS, STEADY_AT_LEAST_S, STEADY_FROM_S, DemoClient
 from deploy.demo.sidecar import configuration
 from deploy.demo.stage import check_libraries
 from deploy.demo.verdict import judge, sentence
@@ -29,7 +29,7 @@ ORDERS, GREEDY, MODEST, REPORTS, BATCH = PLANS
 # ---- the meter ------------------------------------------------------------------------------------------------------
 
 
-def track_of(plan: Plan, points: list[tuple[float, float]]) -> Track:
+def track_of(plan: DemoClient, points: list[tuple[float, float]]) -> Track:
     """A track with reports (second, MB in all); the common start is second 1000 of the clock."""
     track = Track(plan, began=1000.0)
     for second, megabytes in points:
@@ -68,7 +68,7 @@ def test_last_throttle_is_what_came_since_the_last_look() -> None:
 # ---- the verdict ----------------------------------------------------------------------------------------------------
 
 
-def held(plan: Plan, share: float, seconds: float = 30.0) -> Track:
+def held(plan: DemoClient, share: float, seconds: float = 30.0) -> Track:
     """A client that bursts 10 s' worth in the first second, waits, and then moves `share` of its limit."""
     assert plan.limit is not None
     limit = plan.limit / MB

@@ -11,7 +11,7 @@ import pytest
 from cryptography import x509
 
 from deploy.kubernetes import own_quotas
-from deploy.kubernetes.distribution import Distribution, Known, Plan, Seen, plans
+from deploy.kubernetes.distribution import Distribution, Known, NamespacePlan, Observed, plans
 from deploy.kubernetes.own_certificate import AUTHORITY_DAYS, CERTIFICATE_DAYS, renewed
 from deploy.kubernetes.own_quotas import Policy
 from tests.support.webhook_tools import TOLD
@@ -26,11 +26,11 @@ OWNER = {
 }
 
 
-def seen(**given: Any) -> Seen:
-    return Seen(**({"base": BASE, "owner": OWNER, "namespaces": {}, "copies": {}, "quotas": {}} | given))
+def seen(**given: Any) -> Observed:
+    return Observed(**({"base": BASE, "owner": OWNER, "namespaces": {}, "copies": {}, "quotas": {}} | given))
 
 
-def only(found: Seen, told: Distribution = TOLD) -> Plan:
+def only(found: Observed, told: Distribution = TOLD) -> NamespacePlan:
     (plan,) = plans(found, told, {})
     return plan
 

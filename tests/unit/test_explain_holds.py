@@ -14,7 +14,7 @@ from deploy.cli.top import chosen, page, rows
 from proxy.telemetry.observer import ConnectionInfo
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
-from quota.status import standing
+from quota.status import counter_status
 from quota.table import Entry, QuotaTable
 
 AT = Moment(now_ms=4000.0, wall_s=1_790_000_000.0)
@@ -57,7 +57,7 @@ def explained(ledger: Ledger) -> str:
 def test_explain_says_who_waits_and_for_how_long(ledger: Ledger) -> None:
     text = explained(ledger)
     assert "4 connections open, 1 of them not read now, 2 with a request that waits to be forwarded" in text
-    now = standing(next(ledger.groups(Kind.PRODUCE)), AT.now_ms)
+    now = counter_status(next(ledger.groups(Kind.PRODUCE)), AT.now_ms)
     # 8.4 s less 4 s; 0.2 s may be owed when a request passes; the two that wait cost 2 s each
     assert now.line == (2, 4200, 8200, 4400)
     assert (now.owed_ms, now.wait_ms) == (4400, 8200)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from deploy.export.worker import Batch, SinkError, Worker
+from deploy.export.worker import Batch, ExportError, Worker
 from tests.support.waiting import until
 
 LIMIT_S = 20.0
@@ -29,7 +29,7 @@ class Sink:
             self.failures -= 1
             self.written += batch.lines[: self.partly]
             batch.lines = batch.lines[self.partly :]
-            raise SinkError("no room")
+            raise ExportError("no room")
         self.written += batch.lines
 
     def tick(self) -> None:

@@ -3,8 +3,8 @@
 import pytest
 
 from quota.connections import ConnectionEntry, ConnectionLimits, Refusal, Scope, Ticket
-from quota.entity import DEFAULT, GroupKey, Kind
-from quota.fleet.core import Fleet, Why
+from quota.entity import DEFAULT, CounterKey, Kind
+from quota.fleet.core import Fleet, ShareReason
 from quota.fleet.shares import SOON_MS, Shares
 from quota.fleet.split import CAPACITY, RESERVE
 from quota.ledger import Ledger
@@ -197,7 +197,7 @@ def test_explained() -> None:
     assert group is not None
     standing = site.shares[0].standing(group)
     assert standing is not None
-    assert (standing.why, standing.instances, standing.known) == (Why.SPLIT, 2, 2)
+    assert (standing.why, standing.instances, standing.known) == (ShareReason.SPLIT, 2, 2)
     assert standing.usage == pytest.approx(0.75 * MB, rel=0.1)
     assert site.shares[0].standing_of_rate(Scope.IP, "10.0.0.1") is None
 
@@ -243,4 +243,4 @@ def test_group_keys_of_one_name_are_told_apart() -> None:
     site.run(1, {0: 10.0})
     site.run(1, {0: 10.0}, Kind.FETCH)
     assert site.shares[0].count == 2
-    assert {group.key for group in site.ledgers[0].groups()} == {GroupKey("u", None)}
+    assert {group.key for group in site.ledgers[0].groups()} == {CounterKey("u", None)}

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quota.entity import GroupKey
+from quota.entity import CounterKey
 from quota.fleet.appetite import Appetite
 from quota.fleet.claim import Claim, exact
-from quota.fleet.core import Fleet, Why
+from quota.fleet.core import Fleet, ShareReason
 from quota.fleet.record import (
+    FleetRecordError,
     GroupUse,
     OtherFleetError,
     Record,
-    RecordError,
     decode,
     encode,
     fleet_hash,
@@ -100,7 +100,7 @@ def test_any_bytes_are_a_record_or_none(data: bytes) -> None:
 def _decodes_or_says_so(data: bytes) -> None:
     try:
         record = decode(FLEET, data)
-    except RecordError:
+    except FleetRecordError:
         return
     assert all(0 <= use.held <= 1 and 0 <= use.claim <= 1 for use in record.groups)
 
@@ -139,7 +139,13 @@ def test_other_fleets_on_the_topic_do_not_mix() -> None:
 
 
 def test_groups_are_told_apart_by_kind_and_by_which_names_take_part() -> None:
-    keys = [GroupKey("a", None), GroupKey(None, "a"), GroupKey("a", ""), GroupKey("a", "a"), GroupKey("", "a")]
+    keys = [
+        CounterKey("a", None),
+        CounterKey(None, "a"),
+        CounterKey("a", ""),
+        CounterKey("a", "a"),
+        CounterKey("", "a"),
+    ]
     assert len({group_hash(kind, key) for kind in ("produce", "fetch") for key in keys}) == 10
 
 
@@ -372,14 +378,14 @@ def test_without_records_the_last_share_stays_and_then_the_limit_is_divided_by_t
             rig.deliver(at)
             rig.step(at)
     assert rig.fleets[0].share(GROUP, rig.now) == pytest.approx(before, rel=0.05)
-    assert rig.fleets[0].standing(GROUP, rig.now).why is Why.LAST
+    assert rig.fleets[0].standing(GROUP, rig.now).why is ShareReason.LAST
     while rig.now - start < 15_000:
         rig.now += 250
         for at in range(4):
             rig.deliver(at)
             rig.step(at)
     standing = rig.fleets[0].standing(GROUP, rig.now)
-    assert (standing.share, standing.why, rig.fleets[0].lost) == (0.25, Why.ALONE, True)
+    assert (standing.share, standing.why, rig.fleets[0].lost) == (0.25, ShareReason.ALONE, True)
     # The others have taken over what it held, and give it back when it is heard again.
     rig.want = [2.0] * 4
     for _ in range(20):

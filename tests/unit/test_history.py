@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.admin.history import INTERVAL_S, MOST_COUNTERS, SAMPLES, USED_WITHIN_MS, History
+from deploy.admin.history import INTERVAL_S, MAX_COUNTERS, SAMPLES, USED_WITHIN_MS, History
 from proxy.telemetry.observer import Counters
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
@@ -56,15 +56,15 @@ def test_nothing_is_kept_beyond_15_minutes_and_idle_counters_leave() -> None:
 def test_only_so_many_counters_are_remembered_the_most_used_ones() -> None:
     ledger = books()
     history = History(ledger, Counters())
-    for number in range(3 * MOST_COUNTERS):
+    for number in range(3 * MAX_COUNTERS):
         ledger.charge(ledger.account("u", f"c{number:03}"), Kind.PRODUCE, 10 * (number + 1), 0)
     look(history, 1)
     names = {one["client_id"] for one in history.as_json(1)["counters"]}
-    assert names == {f"c{number:03}" for number in range(2 * MOST_COUNTERS, 3 * MOST_COUNTERS)}
+    assert names == {f"c{number:03}" for number in range(2 * MAX_COUNTERS, 3 * MAX_COUNTERS)}
     ledger.charge(ledger.account("u", "late"), Kind.PRODUCE, 9000, STEP_MS)
     look(history, STEP_MS)
     counters = history.as_json(STEP_MS)["counters"]
-    assert len(counters) == MOST_COUNTERS
+    assert len(counters) == MAX_COUNTERS
     assert next(one["use"] for one in counters if one["client_id"] == "late") == [None, 0.9]
     # None of them is used any more: all stay for what they did, with nothing since.
     look(history, STEP_MS + USED_WITHIN_MS)

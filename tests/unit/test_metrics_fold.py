@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from deploy.common.top_k import IDLE_MS, OTHER, Fold, Labels, Totals, label
+from deploy.common.top_k import IDLE_MS, OTHER, Labels, TopKSeries, Totals, label
 
 REST = (OTHER, OTHER)
 
@@ -18,7 +18,7 @@ class Clients:
 
     def __init__(self, most: int) -> None:
         self.totals: dict[str, float] = {}
-        self.fold: Fold[str] = Fold(most, 1, weight)
+        self.fold: TopKSeries[str] = TopKSeries(most, 1, weight)
 
     def add(self, name: str, amount: float) -> None:
         self.totals[name] = self.totals.get(name, 0) + amount
@@ -114,7 +114,7 @@ def test_refunds_never_make_a_series_go_back() -> None:
 
 
 def test_a_client_called_other_is_no_duplicate() -> None:
-    fold: Fold[str] = Fold(5, 1, weight)
+    fold: TopKSeries[str] = TopKSeries(5, 1, weight)
     for _ in fold.look([("x", REST, (3.0,)), ("y", ("y", "c"), (1.0,))], 0):
         pass
     assert sorted(fold.series()) == [(REST, [3.0]), (("y", "c"), [1.0])]

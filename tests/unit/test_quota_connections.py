@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quota.connections import (
-    MOST_REMEMBERED,
+    MAX_REMEMBERED,
     Cause,
     ConnectionEntry,
     ConnectionGate,
@@ -234,11 +234,11 @@ def test_refusals_are_remembered_by_name_and_bounded() -> None:
         (Cause.IP_CAP, B, 1, 7),
     ]
     assert gate.gate.standing(IP, A, 9).refused == gate.gate.refusals(1)
-    for number in range(MOST_REMEMBERED):
+    for number in range(MAX_REMEMBERED):
         gate.attempts(1, 10, f"10.1.{number >> 8}.{number & 255}")
-    assert len(gate.gate.refusals(10**6)) == MOST_REMEMBERED
+    assert len(gate.gate.refusals(10**6)) == MAX_REMEMBERED
     assert gate.gate.standing(IP, A, 10).refused == []
-    assert gate.gate.refused == {Cause.IP_RATE: 3, Cause.IP_CAP: 1 + MOST_REMEMBERED}
+    assert gate.gate.refused == {Cause.IP_RATE: 3, Cause.IP_CAP: 1 + MAX_REMEMBERED}
 
 
 # ---- entities ---------------------------------------
@@ -370,7 +370,7 @@ def test_memory_is_bounded_however_many_addresses_come() -> None:
 
 
 def test_in_a_window_without_end_the_longest_idle_address_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quota.connections.MOST_TRACKED", 3)
+    monkeypatch.setattr("quota.connections.MAX_TRACKED", 3)
     gate = Gate(ConnectionEntry(IP, DEFAULT, 1), num_samples=10_000)
     for now, last in enumerate((1, 2, 3, 1, 4)):
         gate.attempts(1, now, f"10.0.0.{last}")

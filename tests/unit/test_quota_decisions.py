@@ -6,8 +6,8 @@ from typing import Any
 
 from proxy.session.session import Session
 from proxy.telemetry.observer import Counters
-from quota.decisions import MOST_COUNTERS, MOST_EACH, Decision, Why
-from quota.entity import DEFAULT, GroupKey, Identity, Kind
+from quota.decisions import MAX_COUNTERS, MAX_EACH, Decision, Why
+from quota.entity import DEFAULT, CounterKey, Identity, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 from tests.support.session_tools import from_broker, from_client, produce, produce_response
@@ -30,7 +30,7 @@ def throttle(of: Ledger, client_id: str, amount: float, now_ms: float) -> int:
 def test_a_throttle_is_remembered_with_its_cause() -> None:
     books = ledger()
     assert throttle(books, "c", 6000, 10.0) == 2000  # 600 B/s against 500: 0.2 * 10 s
-    (decision,) = books.decisions.of(PRODUCE, GroupKey(None, "c"))
+    (decision,) = books.decisions.of(PRODUCE, CounterKey(None, "c"))
     assert decision == Decision(10.0, PRODUCE, Identity("u", "c"), 0, 6000, 2000, 500, 600.0, Why.OVER)
 
 
@@ -45,7 +45,7 @@ def test_the_rest_of_a_cut_delay_says_so() -> None:
     # 55 000 B: 5500 B/s, (5500 - 500) / 500 * 10 s = 100 s; 1 s is imposed, the rest is owed
     assert throttle(books, "c", 55_000, 0) == 1000
     assert throttle(books, "c", 0, 99_500) == 500  # the window is empty by now
-    assert [one.why for one in books.decisions.of(PRODUCE, GroupKey(None, "c"))] == [Why.OWED, Why.OVER]
+    assert [one.why for one in books.decisions.of(PRODUCE, CounterKey(None, "c"))] == [Why.OWED, Why.OVER]
 
 
 def test_a_client_within_its_limit_that_is_paced_says_so() -> None:
@@ -53,18 +53,18 @@ def test_a_client_within_its_limit_that_is_paced_says_so() -> None:
     now = 0.0
     for _ in range(35):  # a burst, Kafka's delays, and then the rate while the window has room again
         now += throttle(books, "c", 500, now) + 1
-    newest = books.decisions.of(PRODUCE, GroupKey(None, "c"))[0]
+    newest = books.decisions.of(PRODUCE, CounterKey(None, "c"))[0]
     assert newest.why is Why.PACED
     assert newest.observed < 1000
 
 
 def test_each_counter_keeps_its_newest_and_all_together_are_in_order() -> None:
     books = ledger()
-    for turn in range(MOST_EACH + 4):
+    for turn in range(MAX_EACH + 4):
         throttle(books, "loud", 60_000, 10.0 * turn)
     throttle(books, "quiet", 60_000, 55.0)
-    loud = books.decisions.of(PRODUCE, GroupKey(None, "loud"))
-    assert [one.at_ms for one in loud] == [110.0 - 10.0 * turn for turn in range(MOST_EACH)]
+    loud = books.decisions.of(PRODUCE, CounterKey(None, "loud"))
+    assert [one.at_ms for one in loud] == [110.0 - 10.0 * turn for turn in range(MAX_EACH)]
     latest = books.decisions.latest(8)
     assert [one.at_ms for one in latest] == [110.0, 100.0, 90.0, 80.0, 70.0, 60.0, 55.0, 50.0]
     assert latest[6].identity.client_id == "quiet"
@@ -73,11 +73,11 @@ def test_each_counter_keeps_its_newest_and_all_together_are_in_order() -> None:
 
 def test_invented_names_push_out_the_oldest_and_no_more_than_that() -> None:
     books = ledger()
-    for number in range(MOST_COUNTERS + 50):
+    for number in range(MAX_COUNTERS + 50):
         throttle(books, f"c{number}", 60_000, float(number))
-    assert books.decisions.of(PRODUCE, GroupKey(None, "c49")) == []
-    assert len(books.decisions.of(PRODUCE, GroupKey(None, "c50"))) == 1
-    assert len(books.decisions.latest(2 * MOST_COUNTERS)) == MOST_COUNTERS
+    assert books.decisions.of(PRODUCE, CounterKey(None, "c49")) == []
+    assert len(books.decisions.of(PRODUCE, CounterKey(None, "c50"))) == 1
+    assert len(books.decisions.latest(2 * MAX_COUNTERS)) == MAX_COUNTERS
 
 
 def test_what_a_session_imposes_is_remembered_with_api_and_amount() -> None:

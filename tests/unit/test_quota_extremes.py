@@ -8,7 +8,7 @@ import pytest
 
 from quota.entity import Kind
 from quota.ledger import Ledger
-from quota.table import LEAST_LIMIT, MOST_LIMIT, CandidateLimits, Entry, QuotaTable
+from quota.table import MAX_LIMIT, MIN_LIMIT, CandidateLimits, Entry, QuotaTable
 
 AMOUNTS = (0, 1, 10**6, 2**31)
 STEPS_MS = (0, 1, 7, 100, 1000, 11_000)
@@ -49,6 +49,6 @@ def test_counters_work_under_any_limit(limit: float, smooth: bool, cap_ms: int |
 
 def test_what_is_counted_with_is_bounded_and_what_was_written_is_kept() -> None:
     entry = Entry("u", None, 2.0**63, 1.0, 1e308, 1e-300, candidate=CandidateLimits(request_percentage=1e308))
-    assert [entry.limit(kind) for kind in Kind] == [MOST_LIMIT, 1.0, MOST_LIMIT, LEAST_LIMIT]
-    assert entry.candidate_limit(Kind.REQUEST) == MOST_LIMIT
+    assert [entry.limit(kind) for kind in Kind] == [MAX_LIMIT, 1.0, MAX_LIMIT, MIN_LIMIT]
+    assert entry.candidate_limit(Kind.REQUEST) == MAX_LIMIT
     assert (entry.request_percentage, entry.controller_mutation_rate) == (1e308, 1e-300)

@@ -15,7 +15,7 @@ from kio.schema.errors import ErrorCode
 
 from proxy.errors import CloseReason, SessionError
 from proxy.interceptors import quota_admin
-from proxy.interceptors.quota_admin import MOST_ANSWERS, AlterRule, QuotaAdmin, describe_request, read_described
+from proxy.interceptors.quota_admin import MAX_ANSWERS, AlterRule, QuotaAdmin, describe_request, read_described
 from proxy.session.session import Session
 from quota.admin import CLUSTER_AUTHORIZATION_FAILED, AdminError, Changes, Entity, Quotas
 from tests.support.session_tools import (
@@ -322,9 +322,9 @@ def test_answers_are_kept_until_the_limits_change_and_never_many(version: int, m
     authority.shown = {ALICE: {PRODUCE: 2.0}}
     assert [shown(), shown()] == [1, 1]
     assert len(encoded) == 3
-    for number in range(3 * MOST_ANSWERS):
+    for number in range(3 * MAX_ANSWERS):
         assert shown(("user", 0, f"user {number}")) == 0
-    assert len(admin._answers) == MOST_ANSWERS
+    assert len(admin._answers) == MAX_ANSWERS
     assert shown() == 1
 
 

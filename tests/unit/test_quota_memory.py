@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from quota import counter_store
 from quota.accounts import STEP, Account
-from quota.counter import Group
+from quota.counter import QuotaCounter
 from quota.counter_store import OVERFLOW
-from quota.entity import DEFAULT, LONGEST_NAME, GroupKey, Kind, bounded_name
+from quota.entity import DEFAULT, LONGEST_NAME, CounterKey, Kind, bounded_name
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 from tests.support.examples import examples
@@ -104,7 +104,7 @@ def test_accounts_that_are_held_are_never_forgotten() -> None:
 def test_forgotten_accounts_and_counters_are_announced() -> None:
     ledger = ledger_of(100)
     accounts: list[Account] = []
-    groups: list[Group] = []
+    groups: list[QuotaCounter] = []
     ledger.on_forget.append(accounts.append)
     ledger.counters.on_forget.append(groups.append)
     for now in range(0, 1_000_000, 1000):
@@ -225,7 +225,7 @@ def test_newcomers_share_one_counter_under_their_entrys_limit(crowded: tuple[Led
     shared = one.meters[PRODUCE].group
     assert shared is not None
     assert shared is two.meters[PRODUCE].group
-    assert (shared.key, shared.limit, shared.users) == (GroupKey(None, OVERFLOW), 500, 2)
+    assert (shared.key, shared.limit, shared.users) == (CounterKey(None, OVERFLOW), 500, 2)
     assert shared in list(ledger.groups(PRODUCE))
     produce = ledger.explain("v", "late-2", 0).kinds[0]
     assert (produce.group, produce.throttle_ms, produce.counter) == (("", OVERFLOW), 2000, shared)
@@ -356,7 +356,9 @@ def test_a_sweep_bears_what_others_do_meanwhile() -> None:
         group = account.meters[PRODUCE].group
         assert group is not None
         ledger.check(account, PRODUCE, 2 * HOUR_MS)
-        assert account.meters[PRODUCE].group is ledger.counters.get(PRODUCE, GroupKey(None, account.identity.client_id))
+        assert account.meters[PRODUCE].group is ledger.counters.get(
+            PRODUCE, CounterKey(None, account.identity.client_id)
+        )
 
 
 def test_a_reload_looks_at_no_counter() -> None:
@@ -370,4 +372,4 @@ def test_a_reload_looks_at_no_counter() -> None:
 
 
 def test_an_hour_is_kafkas() -> None:
-    assert counters.EXPIRE_AFTER_MS == HOUR_MS
+    assert counter_store.EXPIRE_AFTER_MS == HOUR_MS

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from quota.counter import Admission
+from quota.counter import FetchAdmission
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
@@ -143,7 +143,7 @@ def fetch(
     ledger, run = ledger_of(limit, smooth), Run(limit, connections)
     account = ledger.account("u", "c")
     logs = [Log(batch, mixed, seed) for seed in range(connections)]
-    events: list[tuple[float, int, Admission | None, int, int]] = [
+    events: list[tuple[float, int, FetchAdmission | None, int, int]] = [
         (i * 0.01, i, None, 0, 0) for i in range(connections + idle)
     ]
     while events[0][0] < until_ms:
@@ -161,7 +161,7 @@ def fetch(
         if admit:
             admission = ledger.admit(account, FETCH, 50 * MB, t)
         else:
-            admission = Admission(ledger.check(account, FETCH, t), ledger.allowance(account, FETCH, t))
+            admission = FetchAdmission(ledger.check(account, FETCH, t), ledger.allowance(account, FETCH, t))
         if admission.throttle_ms > 0:
             run.refused += 1
             heapq.heapreplace(events, (t + admission.throttle_ms + rtt_ms, connection, None, 0, 0))

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quota.counter import Group
+from quota.counter import QuotaCounter
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
-from quota.status import free_ms, standing
+from quota.status import counter_status, free_ms
 from quota.table import Entry, QuotaTable
 from tests.support.examples import examples
 
@@ -24,7 +24,7 @@ LIMITS = Entry(
 )
 
 
-def counter(kind: Kind, amount: float, now_ms: float = 0, *, smooth: bool = False, **options: object) -> Group:
+def counter(kind: Kind, amount: float, now_ms: float = 0, *, smooth: bool = False, **options: object) -> QuotaCounter:
     """A counter that was charged once."""
     ledger = Ledger(QuotaTable([LIMITS]), smooth=smooth, **options)  # type: ignore[arg-type]
     ledger.charge(ledger.account("u", "c"), kind, amount, now_ms)
@@ -33,26 +33,26 @@ def counter(kind: Kind, amount: float, now_ms: float = 0, *, smooth: bool = Fals
 
 
 def test_bytes_over_the_limit() -> None:
-    found = standing(counter(Kind.PRODUCE, 6000), 0)
+    found = counter_status(counter(Kind.PRODUCE, 6000), 0)
     # 600 B/s in a window of 10 s; (600 - 500) / 500 * 10 s = 2 s
     assert (found.amount, found.window_ms, found.share) == (6000, 10_000, 1.2)
     assert (found.wait_ms, found.muted_ms, found.owed_ms, found.paced) == (2000, 2000, 0, False)
     assert (found.tokens, found.burst) == (None, None)
     # The one sample stays 11 s in the window, but its divisor never exceeds 10.999 s: 545 B/s, until it expires.
     assert found.free_ms == 11_000
-    half = standing(counter(Kind.PRODUCE, 6000), 500)
+    half = counter_status(counter(Kind.PRODUCE, 6000), 500)
     assert half.muted_ms == 1500
     assert half.wait_ms == 1500  # 6000 / 10.5 s = 571.4 B/s: 0.143 * 10.5 s
 
 
 def test_a_delay_that_was_cut_is_owed() -> None:
-    found = standing(counter(Kind.PRODUCE, 55_000, max_throttle_ms=1000), 0)
+    found = counter_status(counter(Kind.PRODUCE, 55_000, max_throttle_ms=1000), 0)
     assert (found.wait_ms, found.muted_ms, found.owed_ms) == (1000, 1000, 100_000)
     assert found.free_ms == 100_000
 
 
 def test_request_time_is_shown_in_busy_milliseconds() -> None:
-    found = standing(counter(Kind.REQUEST, 2000), 0)
+    found = counter_status(counter(Kind.REQUEST, 2000), 0)
     # 2000 ms busy are 200 percent-seconds: 20 % over 10 s, twice the limit
     assert (found.amount, found.share) == (pytest.approx(2000), pytest.approx(2.0))
     assert found.wait_ms == 1000  # at most one sample
@@ -61,7 +61,7 @@ def test_request_time_is_shown_in_busy_milliseconds() -> None:
 @pytest.mark.parametrize("algorithm", ["token_bucket", "windowed_burst"])
 def test_mutations_show_tokens(algorithm: str) -> None:
     group = counter(Kind.MUTATION, 560, mutation_num_samples=100, mutation_algorithm=algorithm)
-    found = standing(group, 0)
+    found = counter_status(group, 0)
     # KIP-599's example: rate 5, burst 500, 560 partitions: -60 tokens, 12 s
     assert (found.tokens, found.burst, found.amount) == (-60, 500, 560)
     assert found.share == pytest.approx(1.12)
@@ -70,15 +70,15 @@ def test_mutations_show_tokens(algorithm: str) -> None:
 
 
 def test_a_huge_debt_is_found_too() -> None:
-    found = standing(counter(Kind.MUTATION, 1_000_055), 0)  # burst 55: -1 000 000 tokens at 5/s
+    found = counter_status(counter(Kind.MUTATION, 1_000_055), 0)  # burst 55: -1 000 000 tokens at 5/s
     assert found.free_ms == 200_000_000
 
 
 def test_nothing_used_means_free() -> None:
     group = counter(Kind.PRODUCE, 100)
-    found = standing(group, 0)
+    found = counter_status(group, 0)
     assert (found.wait_ms, found.free_ms, found.muted_ms) == (0, 0, 0)
-    later = standing(group, 3_600_000)
+    later = counter_status(group, 3_600_000)
     assert (later.amount, later.share) == (0, 0)
 
 
@@ -86,8 +86,8 @@ def test_a_counter_without_a_limit_waits_for_nothing() -> None:
     ledger = Ledger(QuotaTable([Entry(client_id="other", producer_byte_rate=1)]))
     ledger.charge(ledger.account("u", "c"), Kind.PRODUCE, 1000, 0)
     (group,) = ledger.groups()
-    assert standing(group, 0).share is None
-    assert standing(group, 0).free_ms == 0
+    assert counter_status(group, 0).share is None
+    assert counter_status(group, 0).free_ms == 0
 
 
 @settings(max_examples=examples(150))
@@ -109,7 +109,7 @@ def test_free_means_free_and_looking_changes_nothing(
     (group,) = ledger.groups()
     twin = copy.deepcopy(group)
     free = free_ms(group, now)
-    assert standing(group, now).free_ms == free
+    assert counter_status(group, now).free_ms == free
     assert group.due(now + free) == group.line(now + free).newcomer_ms == 0
     if free:
         assert group.due(now + free - 1) > 0 or group.line(now + free - 1).newcomer_ms > 0

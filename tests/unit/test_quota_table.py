@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from quota.entity import DEFAULT, GroupKey, Kind, Level, Name
+from quota.entity import DEFAULT, CounterKey, Kind, Level, Name
 from quota.ledger import Ledger
 from quota.table import EmptyClientId, Entry, QuotaTable
 
@@ -116,19 +116,19 @@ def test_every_level_wins_over_the_ones_below() -> None:
 @pytest.mark.parametrize(
     ("levels", "expected"),
     [
-        ([], GroupKey(None, "c")),
-        ([Level.CLIENT], GroupKey(None, "c")),
-        ([Level.DEFAULT_CLIENT], GroupKey(None, "c")),
-        ([Level.USER], GroupKey("u", None)),
-        ([Level.DEFAULT_USER], GroupKey("u", None)),
-        ([Level.USER_CLIENT], GroupKey("u", "c")),
-        ([Level.DEFAULT_USER_DEFAULT_CLIENT], GroupKey("u", "c")),
-        ([Level.USER, Level.DEFAULT_CLIENT], GroupKey("u", None)),
-        ([Level.DEFAULT_USER, Level.USER_DEFAULT_CLIENT], GroupKey("u", "c")),
-        ([Level.DEFAULT_USER, Level.CLIENT], GroupKey("u", None)),
+        ([], CounterKey(None, "c")),
+        ([Level.CLIENT], CounterKey(None, "c")),
+        ([Level.DEFAULT_CLIENT], CounterKey(None, "c")),
+        ([Level.USER], CounterKey("u", None)),
+        ([Level.DEFAULT_USER], CounterKey("u", None)),
+        ([Level.USER_CLIENT], CounterKey("u", "c")),
+        ([Level.DEFAULT_USER_DEFAULT_CLIENT], CounterKey("u", "c")),
+        ([Level.USER, Level.DEFAULT_CLIENT], CounterKey("u", None)),
+        ([Level.DEFAULT_USER, Level.USER_DEFAULT_CLIENT], CounterKey("u", "c")),
+        ([Level.DEFAULT_USER, Level.CLIENT], CounterKey("u", None)),
     ],
 )
-def test_tags(levels: list[Level], expected: GroupKey) -> None:
+def test_tags(levels: list[Level], expected: CounterKey) -> None:
     table = QuotaTable(ALL_LEVELS[level] for level in levels)
     assert table.resolve(PRODUCE, "u", "c").key == expected
     assert table.resolve(PRODUCE, "u", "c").group == expected.tags
@@ -136,18 +136,18 @@ def test_tags(levels: list[Level], expected: GroupKey) -> None:
 
 def test_tags_of_clients_that_no_quota_is_about() -> None:
     # One sort of level: its tags, with no limit. A mixture without a hit: the client-id's tags (Kafka's last resort).
-    assert QuotaTable([rate("u", None, 1)]).resolve(PRODUCE, "v", "d").key == GroupKey("v", None)
-    assert QuotaTable([rate("u", "c", 1)]).resolve(PRODUCE, "v", "d").key == GroupKey("v", "d")
+    assert QuotaTable([rate("u", None, 1)]).resolve(PRODUCE, "v", "d").key == CounterKey("v", None)
+    assert QuotaTable([rate("u", "c", 1)]).resolve(PRODUCE, "v", "d").key == CounterKey("v", "d")
     mixture = QuotaTable([rate("u", "c", 1), rate("u", None, 1), rate(None, "c", 3)])
-    assert mixture.resolve(PRODUCE, "v", "d").key == GroupKey(None, "d")
+    assert mixture.resolve(PRODUCE, "v", "d").key == CounterKey(None, "d")
     assert mixture.resolve(PRODUCE, "v", "d").limit is None
     assert mixture.resolve(PRODUCE, "v", "c").limit == 3
 
 
 def test_kinds_are_apart() -> None:
     table = QuotaTable([Entry(user="u", consumer_byte_rate=5), Entry(client_id=DEFAULT, producer_byte_rate=7)])
-    assert table.resolve(Kind.FETCH, "u", "c").key == GroupKey("u", None)
-    assert table.resolve(Kind.PRODUCE, "u", "c").key == GroupKey(None, "c")
+    assert table.resolve(Kind.FETCH, "u", "c").key == CounterKey("u", None)
+    assert table.resolve(Kind.PRODUCE, "u", "c").key == CounterKey(None, "c")
     assert not table.resolve(Kind.REQUEST, "u", "c").recorded
     assert [table.records(kind) for kind in Kind] == [True, True, False, False]
 

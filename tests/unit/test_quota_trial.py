@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Account, GroupSnapshot, Ledger, TrialSnapshot
-from quota.mutation import BucketGroup
+from quota.mutation import BucketCounter
 from quota.table import RATE_FIELD, CandidateLimits, Entry, QuotaTable
 from quota.trial import Trial
 
@@ -218,5 +218,5 @@ def test_the_algorithm_on_trial_is_the_live_one() -> None:
     ledger = Ledger(with_candidate(MUTATION, 10), mutation_algorithm="windowed_burst")
     charge_mutations(ledger, ledger.account("u", "c"), 120, 0, strict=False)
     (group,) = ledger.groups()
-    assert isinstance(group, BucketGroup)
+    assert isinstance(group, BucketCounter)
     assert trial_of(ledger).throttle_ms == 1000  # 10 tokens below zero at 10/s

@@ -304,9 +304,9 @@ def test_a_thread_that_reads_gives_its_core_away_after_each_half_millisecond(mon
         now_s += seconds
         slept_s.append(seconds)
 
-    monkeypatch.setattr(heap.time, "monotonic", lambda: now_s)
-    monkeypatch.setattr(heap.select, "select", select)
-    pause = heap.pauses()
+    monkeypatch.setattr(gc_tuning.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(gc_tuning.select, "select", select)
+    pause = gc_tuning.pauses()
     for _ in range(10_000):  # 10 ms of work
         now_s += 0.000001
         pause()

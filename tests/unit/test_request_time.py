@@ -11,7 +11,7 @@ from proxy.session.request_time import (
     DEFAULT_BASELINE_MS,
     EXEMPT,
     HANDOVER_MS,
-    LEAST_MS,
+    MIN_MS,
     MS_PER_BYTE,
     NEVER_WAIT,
     RECENT,
@@ -46,17 +46,17 @@ def test_pipelined_requests_count_once() -> None:
 def test_never_less_than_the_cheapest_request_and_never_more_than_the_time_that_passed() -> None:
     of = RequestTime()
     of.round_trip_ms = 50.0
-    assert of.busy_ms(METADATA, 0.0, 40.0) == LEAST_MS
-    assert of.busy_ms(METADATA, 0.0, LEAST_MS / 2) == LEAST_MS / 2
+    assert of.busy_ms(METADATA, 0.0, 40.0) == MIN_MS
+    assert of.busy_ms(METADATA, 0.0, MIN_MS / 2) == MIN_MS / 2
     assert of.busy_ms(METADATA, 0.0, 0.0) == 0.0
     assert of.busy_ms(METADATA, 5.0, 4.0) == 0.0  # answered before it was sent to its end
 
 
 def test_a_response_that_was_read_late_is_charged_from_when_it_may_have_come() -> None:
     of = RequestTime()
-    assert of.busy_ms(METADATA, 0.0, 10.0, came_ms=3.0) == pytest.approx(3.0 - HANDOVER_MS)
-    assert of.busy_ms(METADATA, 0.0, 10.0, came_ms=-5.0) == LEAST_MS  # the loop was told of nothing since before
-    assert of.busy_ms(FETCH, 0.0, 500.0, came_ms=0.2) == pytest.approx(0.2 - HANDOVER_MS)
+    assert of.busy_ms(METADATA, 0.0, 10.0, arrived_ms=3.0) == pytest.approx(3.0 - HANDOVER_MS)
+    assert of.busy_ms(METADATA, 0.0, 10.0, arrived_ms=-5.0) == MIN_MS  # the loop was told of nothing since before
+    assert of.busy_ms(FETCH, 0.0, 500.0, arrived_ms=0.2) == pytest.approx(0.2 - HANDOVER_MS)
 
 
 @given(

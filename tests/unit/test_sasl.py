@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.auth.sasl import Login
 from proxy.errors import CloseReason, SessionError
-from proxy.session.login import NOBODY, renewal_ms
+from proxy.session.login import UNAUTHENTICATED, renewal_ms
 from proxy.session.session import Session
 from proxy.wire import sasl as wire
 from quota.entity import Kind
@@ -242,8 +242,8 @@ def test_gssapi_is_believed_with_its_last_answer_alone() -> None:
             told = listen(one)
             log_in(one, "GSSAPI", steps[:count])
             assert told == []
-            assert one.exchange.logins is not None
-            assert one.exchange.logins.wanted, "whatever comes now is before the login"
+            assert one.state.logins is not None
+            assert one.state.logins.wanted, "whatever comes now is before the login"
         one = session(ledger())
         told = listen(one)
         log_in(one, "GSSAPI", steps)
@@ -344,7 +344,7 @@ def test_logins_are_charged_to_nobody() -> None:
     assert one.mute_until_ms == 0
     from_client(one, produce(3, 500), 2000.0)
     assert identities(of) == {("alice", "c")}
-    assert NOBODY.meters[Kind.REQUEST].amount == 0
+    assert UNAUTHENTICATED.meters[Kind.REQUEST].amount == 0
 
 
 def test_who_may_stay_without_a_further_request() -> None:

@@ -78,14 +78,14 @@ def test_a_new_connection_of_a_group_in_debt_waits_before_anything_is_forwarded(
     new = Fed(of)
     amount = of.account("ANONYMOUS", "c").meters[Kind.PRODUCE].amount
     assert new.send(produce(1, 500), 1000.0, cut) == b""
-    assert new.one.exchange.held is not None
+    assert new.one.state.held is not None
     assert not new.one.inflight
     assert of.account("ANONYMOUS", "c").meters[Kind.PRODUCE].amount == amount
     at_ms, out = new.wait(1000.0)
     out += new.read(at_ms)
     assert out == produce(1, 500)
     assert 9_700.0 <= at_ms <= 9_900.0
-    assert new.one.exchange.held is None
+    assert new.one.state.held is None
     meter = of.account("ANONYMOUS", "c").meters[Kind.PRODUCE]
     assert meter.held == 1
     assert meter.held_ms == pytest.approx(at_ms - 1000.0, abs=1)
@@ -153,7 +153,7 @@ def test_only_requests_without_an_answer_are_kept_for_a_client_that_has_gone(
     of = indebted()
     new = Fed(of)
     new.send(produce(1, 500, acks=acks), later_ms)
-    held = new.one.exchange.held
+    held = new.one.state.held
     assert held is not None
     assert held.kept is kept
 
@@ -212,7 +212,7 @@ def test_a_share_fetch_waits_like_a_fetch() -> None:
     one = Fed(of, rewrite=False)
     frame = request(SHARE_FETCH, 1, 1, b"\0" + bytes(40))
     assert one.send(frame, 1000.0) == b""
-    held = one.one.exchange.held
+    held = one.one.state.held
     assert held is not None
     assert held.kind is Kind.FETCH
     at_ms, out = one.wait(1000.0)
@@ -245,7 +245,7 @@ def test_permissive_mutations_wait_and_strict_ones_are_refused_by_their_handler(
     one = Fed(of, interceptors=dict.fromkeys(MUTATION_APIS, handler))
     create = request(CREATE_TOPICS, 1, 1, struct.pack(">i", 1) + b"\0\1t" + struct.pack(">ihiiib", 1, 1, 0, 0, 1000, 0))
     assert one.send(create, 1000.0) == b""
-    assert one.one.exchange.held is not None
+    assert one.one.state.held is not None
     at_ms, out = one.wait(1000.0)
     assert out == create
     assert at_ms == 10_000.0
@@ -256,8 +256,8 @@ def test_the_login_behind_a_held_request_is_reached_before_the_session_ends() ->
     of = ledger(produce_rate=1 * MB)
     of.charge(of.account("ANONYMOUS", "c"), Kind.PRODUCE, 300 * MB, 0.0)
     new = Fed(of)
-    exchange = new.one.exchange
-    exchange.renew(9_200.0, 9_200.0 + renewal_ms(10_000), 0.0)
+    state = new.one.state
+    state.renew(9_200.0, 9_200.0 + renewal_ms(10_000), 0.0)
     assert new.send(produce(1, 1 * MB), 5000.0) == b""
     at_ms, out = new.wait(5000.0, until_ms=20_000.0)
     assert out
@@ -272,7 +272,7 @@ def test_renewals_of_many_connections_share_one_allowance() -> None:
     passed = 0
     for _ in range(200):
         new = Fed(of)
-        new.one.exchange.renew(900.0, 1100.0, 0.0)  # logs in, and is to do so again at once
+        new.one.state.renew(900.0, 1100.0, 0.0)  # logs in, and is to do so again at once
         passed += bool(new.send(produce(1, 1 * MB), 1000.0))
     assert passed == 10  # ten seconds' worth
 

@@ -14,7 +14,7 @@ from config.identity import StaticIdentity
 from config.load import load_bytes
 from deploy.sources.follow import Followed, Follower
 from deploy.sources.security import load_security
-from deploy.sources.static_user import MOST_BYTES, StaticUser, StaticUserError
+from deploy.sources.static_user import MAX_BYTES, StaticUser, StaticUserError
 
 
 def token(subject: str) -> str:
@@ -80,7 +80,7 @@ def _write(name: str, data: bytes) -> Callable[[Path], object]:
         ("{label:empty}", lambda _: None, "expected a name as Kubernetes has them for label:empty, got ''"),
         ("{namespace}", _write("namespace", b"a/b"), "got 'a/b'"),
         ("{namespace}", _write("namespace", b"\xff"), "expected text in UTF-8"),
-        ("{namespace}", _write("namespace", b"n" * (MOST_BYTES + 1)), "it has 65537 bytes; at most 65536 are read"),
+        ("{namespace}", _write("namespace", b"n" * (MAX_BYTES + 1)), "it has 65537 bytes; at most 65536 are read"),
         ("{pod}", lambda volume: (volume / "pod").unlink(), "pod: cannot be read: No such file or directory"),
         ("{service_account}", _write("token", b"no token"), "token: expected the token of a service account"),
         ("{service_account}", _write("token", token("alice").encode()), "expected the token of a service account"),
