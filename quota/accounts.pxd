@@ -10,6 +10,8 @@ cdef class Meter(Usage):
 cdef class Account(Activity):
     cdef public object identity
     cdef public Meter _produced, _fetched, _requested, _mutated
-    cdef public long long last_ms, broker_throttled, broker_throttle_ms
+    cdef public long long last_ms, holders, broker_throttled, broker_throttle_ms
 
+    cpdef object retain(self)
+    cpdef object release(self)
     cpdef Meter meter(self, object kind)

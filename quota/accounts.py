@@ -1,6 +1,5 @@
 """Clients as their connections hold them, and how many of those that nobody holds are remembered."""
 
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -43,6 +42,7 @@ class Account(Activity):
         "_requested",
         "broker_throttle_ms",
         "broker_throttled",
+        "holders",
         "identity",
         "last_ms",
     )
@@ -52,9 +52,19 @@ class Account(Activity):
         self.identity: Final = identity
         self._produced, self._fetched, self._requested, self._mutated = Meter(), Meter(), Meter(), Meter()
         self.last_ms = 0
+        self.holders = 0
+        """How many sessions and requests refer to it; see :meth:`retain`."""
         self.broker_throttled = 0
         """Responses in which the broker itself told the client to wait."""
         self.broker_throttle_ms = 0
+
+    def retain(self) -> None:
+        """One more session or request refers to this account: it is not forgotten before :meth:`release`."""
+        self.holders += 1
+
+    def release(self) -> None:
+        """A reference that was counted by :meth:`retain` is gone."""
+        self.holders -= 1
 
     def meter(self, kind: Kind) -> Meter:
         """What the client used of one kind."""
@@ -71,15 +81,6 @@ class Account(Activity):
 
     def __repr__(self) -> str:
         return f"Account({self.identity.user!r}, {self.identity.client_id!r})"
-
-
-def _references(alone: list[Account]) -> int:
-    """How many references there are to the one account in a list, this look included."""
-    return sys.getrefcount(alone[0])
-
-
-_ALONE: Final = _references([Account(Identity("", ""))])
-"""References to an account that nobody holds but the list."""
 
 
 class Accounts:
@@ -117,12 +118,13 @@ class Accounts:
         return found
 
     def forget(self, identity: Identity) -> bool:
-        """Forget an account, unless a connection holds it: then it moves to the end. Returns whether it is gone."""
-        alone = [self._by_identity.pop(identity)]
-        if _references(alone) > _ALONE:
-            self._by_identity[identity] = alone[0]
+        """Forget an account, unless it is retained: then it moves to the end. Returns whether it is gone."""
+        account = self._by_identity[identity]
+        if account.holders > 0:
+            self._by_identity.move_to_end(identity)
             return False
-        self._on_forget(alone[0])
+        del self._by_identity[identity]
+        self._on_forget(account)
         return True
 
     def sweep(self, horizon: int) -> Iterator[int]:
@@ -132,9 +134,7 @@ class Accounts:
             forgotten = 0
             for identity in identities[start : start + STEP]:
                 account = self._by_identity.get(identity)
-                idle = account is not None and account.last_ms <= horizon
-                account = None  # not to be held here
-                if idle:
+                if account is not None and account.last_ms <= horizon:
                     forgotten += self.forget(identity)
             yield forgotten
 

@@ -297,7 +297,7 @@ def _trial_json(trial: TrialSnapshot | None) -> dict[str, Any] | None:
 
 
 def _connection_json(one: ConnectionInfo) -> dict[str, Any]:
-    return {name: getattr(one, name) for name in one.__dataclass_fields__} | {"state": one.state}
+    return {name: getattr(one, name) for name in one.__dataclass_fields__ if name != "unmuted"} | {"state": one.state}
 
 
 def _text(value: Any) -> bytes:

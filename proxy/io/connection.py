@@ -6,6 +6,7 @@ nothing more before what it has read is on its way, so that back-pressure goes t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from socket import SHUT_RD, socket
@@ -44,7 +45,6 @@ class Connection:
         self._broker: socket | None = None
         self._shared = shared
         self._io: ConnectionIO | None = None
-        self._draining = False
         self._progress = trio.Event()
         """Set and replaced when requests have been answered, or an interceptor has decided, and that is waited for."""
         self._active_s = trio.current_time()
@@ -66,11 +66,10 @@ class Connection:
 
     def drain(self) -> None:
         """Read no further request; close once everything in flight has been answered."""
-        self._draining = True
+        self.session.state.draining = True
         io = self._io
         if io is None:
             return
-        io.draining = True
         if io.compliance is not None or io.is_held:
             io.client_watch.run()
         elif self.session.client_at_boundary:
@@ -111,6 +110,7 @@ class Connection:
             user_source=self._user_source,
             waiting_for=None if held is None else held.kind.value,
             waited_ms=0.0 if held is None else max(0.0, now_ms - held.since_ms),
+            unmuted=session.client_state(math.inf).name.lower(),
         )
 
     # ---- life -------------------------------------------------------------------------------------------------------
@@ -149,7 +149,6 @@ class Connection:
         reason = CloseReason.CLIENT_CLOSED
         shared, client = self._shared, endpoint_of(self._client)
         io = ConnectionIO(client, self._watch(self._client), self.session, shared, trio.current_time())
-        io.draining = self._draining
         io.on_progress = self._wake
         self.session.when_decided(io._progress)
         self._io = io
@@ -195,7 +194,7 @@ class Connection:
                 case StopReason.CONNECT:
                     await self._connect(io, nursery)
                 case StopReason.ENDED:
-                    return CloseReason.DRAINED if self._draining else CloseReason.CLIENT_CLOSED
+                    return CloseReason.DRAINED if self.session.state.draining else CloseReason.CLIENT_CLOSED
 
     async def _connect(self, io: ConnectionIO, nursery: trio.Nursery) -> None:
         try:

@@ -11,12 +11,15 @@ from proxy.session.request_handler cimport RequestHandler as RequestHandlerType
 from proxy.session.response_handler cimport ResponseHandler as ResponseHandlerType
 
 
+cdef int _FULL, _HELD, _LOGIN
+
+
 cdef class ConnectionIO:
     cdef public Endpoint broker, client
     cdef public WatchType broker_watch, client_watch
     cdef public object _answers, _buffer, _shared, on_progress, compliance, session
     cdef public bytes to_broker, to_client
-    cdef public bint draining, is_held, progress_wanted
+    cdef public bint is_held, progress_wanted
     cdef public double last_activity_s
     cdef public long _request_read_bytes, _response_read_bytes, _splice_min_bytes
     cdef public ClockType _clock
@@ -29,10 +32,11 @@ cdef class ConnectionIO:
 
     @cython.locals(state=SessionStateType, requests=RequestHandlerType, responses=ResponseHandlerType, watch=WatchType,
                    frames=FrameWalker, splice=SpliceType, broker=Endpoint, others_next=cython.bint, now_s=cython.double,
-                   now_ms=cython.double, stopped=cython.bint, skip=cython.longlong, taken=cython.Py_ssize_t,
+                   now_ms=cython.double, stopped=cython.bint, client_state=cython.int, skip=cython.longlong, taken=cython.Py_ssize_t,
                    wanted=cython.Py_ssize_t, received=cython.Py_ssize_t, took_s=cython.double, more=cython.bint,
                    _=cython.int)
     cpdef object on_client_readable(self)
+    cpdef object _connect(self)
     cpdef bint _flush_broker(self) except -1
     cpdef object _wait_for_room_at_broker(self)
     @cython.locals(splice=SpliceType, now_s=cython.double)

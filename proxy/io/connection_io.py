@@ -24,7 +24,7 @@ from proxy.io.sockets import SHARE_S, next_read_bytes
 from proxy.io.splice import PipePool, SinkError, SourceError, Splice, Step
 from proxy.session.framing import Buffer
 from proxy.session.session import Session
-from proxy.session.state import Held
+from proxy.session.state import ClientState, Held
 from proxy.telemetry.close_log import CloseLogLimiter
 from proxy.telemetry.observer import Counters
 from proxy.tls.channel import TlsSocket
@@ -35,6 +35,10 @@ LARGE_FETCH_BYTES: Final = 262_144
 HEAD_BYTES: Final = 4096
 """After a fetch response of the size above no more than this is read of the next one at first: it is large as well,
 probably, so that its head is enough here and the kernel moves the rest."""
+# In compiled code these are C numbers (see the .pxd).
+_FULL: Final = int(ClientState.FULL)
+_LOGIN: Final = int(ClientState.LOGIN)
+_HELD: Final = int(ClientState.HELD)
 
 
 class StopReason(enum.Enum):
@@ -91,7 +95,6 @@ class ConnectionIO:
         "client",
         "client_watch",
         "compliance",
-        "draining",
         "is_held",
         "last_activity_s",
         "on_progress",
@@ -124,8 +127,6 @@ class ConnectionIO:
         self.on_progress: Callable[[], None] | None = None
         """Called, if `progress_wanted`, when requests have been answered or an interceptor has decided."""
         self.progress_wanted = False
-        self.draining = False
-        """No further request is read."""
         self.compliance: ThrottleComplianceProbe | None = None
         """Of a mute, while it is watched."""
         self.is_held = False
@@ -135,6 +136,7 @@ class ConnectionIO:
     def connected(self, broker: Endpoint, watch: Watch) -> None:
         """The broker's connection is there."""
         self.broker, self.broker_watch = broker, watch
+        self._state.connecting = False
         if not broker.splices:
             self._splice_min_bytes = 0
         elif self.client.splices:
@@ -157,14 +159,15 @@ class ConnectionIO:
         if self.to_client:
             self._flush_client()
         if self.to_broker and not (self.broker is not None and self._flush_broker()):
-            return None if broker is not None else StopReason.CONNECT
+            return None if broker is not None else self._connect()
         if responses.answer_due():
             self._answer()
         others_next = False
         for _ in range(TURNS_BEFORE_CHECKPOINT):
             now_s = self._clock.now_s()
             now_ms = now_s * 1000.0
-            if state.mute_until_ms > now_ms and not splice.inside:
+            client_state = state.client_state(now_ms)
+            if client_state >= _HELD and not splice.inside:
                 self._part()
                 return self._stay_muted(now_s)
             if self.compliance is not None:
@@ -172,13 +175,13 @@ class ConnectionIO:
                 self.unmute()
             elif self.is_held:
                 self.unmute()
-            if self.draining:
+            if state.draining:
                 self._part()
                 if requests.at_boundary:
                     return StopReason.ENDED
             # What there is to wait for, or was read already, has stopped the walk; but a name may be looked up.
-            stopped = frames.stopped or state.client_waits
-            if stopped and (requests.in_flight_full() or requests.asking() or state.client_waits):
+            stopped = frames.stopped or client_state == _LOGIN
+            if stopped and _FULL <= client_state < _HELD:
                 self._part()
                 return StopReason.WAITS
             skip = frames.movable()
@@ -228,18 +231,22 @@ class ConnectionIO:
             if taken if out is None else out:
                 if broker is None:  # it is connected to when the first request comes
                     self.to_broker = bytes(self._buffer[:taken]) if out is None else b"".join(out)
-                    return StopReason.CONNECT
+                    return self._connect()
                 more = watch.readable and frames.movable() >= self._splice_min_bytes > 0
                 self.to_broker = _send(broker, self._buffer, taken, out, more, broker_failed)
                 if self.to_broker and not self._flush_broker():
                     return None
             if responses.answer_due():
                 self._answer()
-            if not (watch.readable or frames.skip or frames.stopped or self.draining):
+            if not (watch.readable or frames.skip or frames.stopped or state.draining):
                 return None  # as the next round would find
             if others_next:
                 break
         return AGAIN
+
+    def _connect(self) -> StopReason:
+        self._state.connecting = True
+        return StopReason.CONNECT
 
     def _flush_broker(self) -> bool:
         """Send what was left over for the broker. False: its socket is full; the turn comes again when it is not."""
@@ -285,7 +292,7 @@ class ConnectionIO:
             self._shared.counters.connections_muted += 1
             compliance = self.compliance = ThrottleComplianceProbe(sock, now_s, deadline_s)
         self._check_compliance(compliance, now_s)
-        if self.draining and session.client_at_boundary:
+        if self._state.draining and session.client_at_boundary:
             return StopReason.ENDED
         # Requests that the client sent before it closed (acks=0!) are still taken, at their time.
         if watch.over and not session.has_backlog and not unread_bytes(sock):
@@ -301,7 +308,7 @@ class ConnectionIO:
             self.is_held = True
             self._shared.counters.connections_waiting += 1
         # A request that has not been forwarded is sent again by its client, on another connection.
-        if self.draining or (self.client_watch.over and not held.kept):
+        if self._state.draining or (self.client_watch.over and not held.kept):
             return StopReason.ENDED
         self.client_watch.come_back(deadline_s)
         return None

@@ -108,7 +108,7 @@ def sight(connection: Connection, now_s: float) -> Sample:
     unsent_bytes, acked_bytes = send_queue(client)
     return Sample(
         under_way=session.under_way,
-        muted=session.mute_until_ms > now_s * 1000.0 or session.must_wait,
+        muted=session.client_state(now_s * 1000.0).blocks,
         owed=bool(session.inflight),
         request_begun=request_begun,
         client_bytes=session.client_bytes_total,

@@ -102,7 +102,8 @@ class InFlightQueue:
         self.count = 0
 
     def append(self, pending: InFlightRequest) -> None:
-        """One more request waits, behind all others."""
+        """One more request waits, behind all others; its account is retained while it does."""
+        pending.account.retain()
         if self.newest is None:
             self.oldest = pending
         else:
@@ -115,6 +116,7 @@ class InFlightQueue:
         pending = self.oldest
         if pending is None:
             raise IndexError("no request is in flight")
+        pending.account.release()
         self.oldest = pending.next
         pending.next = None
         if self.oldest is None:

@@ -10,7 +10,8 @@ from quota.accounts cimport Account as AccountType
 from quota.counter cimport FetchAdmission as FetchAdmissionType
 
 cdef int _API_VERSIONS, _FETCH, _PRODUCE, _SHARE_FETCH
-cdef long long _MAX_HELD_BYTES, _MAX_IN_FLIGHT_BYTES
+cdef int _FULL
+cdef long long _MAX_HELD_BYTES
 
 
 cdef class RequestHandler(FrameInspector):
@@ -18,17 +19,17 @@ cdef class RequestHandler(FrameInspector):
     cdef public FrameWalker walker
     cdef public AccountType _charged, account
     cdef public InFlightRequestType _charged_pending, _unsent
-    cdef public object _client_id, _joined, _shaper, _sizes, _waiting, before, client_ids, software, user
+    cdef public object _client_id, _joined, _shaper, _sizes, before, client_ids, software, user
     cdef public bytearray _backlog
     cdef public dict _missed
     cdef public bint _raw, _saw_request, established
-    cdef public long long _charged_bytes, _produce_bytes, _max_frame_bytes, _max_header_bytes, _max_in_flight
+    cdef public long long _charged_bytes, _produce_bytes, _max_frame_bytes, _max_header_bytes
     cdef public double _now_ms
 
+    cpdef object _charge_next_to(self, AccountType account)
+    @cython.locals(account=AccountType)
     cpdef AccountType _client(self, int api_key, object client_id)
     cpdef bint has_backlog(self) except -1
-    cpdef bint asking(self) except -1
-    cpdef bint in_flight_full(self) except -1
     @cython.locals(walker=FrameWalker, newest=InFlightRequestType)
     cpdef long long ended_with_produce(self) except? -1
     @cython.locals(walked=object)

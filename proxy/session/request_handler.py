@@ -15,13 +15,12 @@ from proxy.session.login import UNAUTHENTICATED, copies, wipe
 from proxy.session.outcomes import carry_out
 from proxy.session.sizes import (
     FIRST_BYTES,
-    MAX_HELD_IN_FLIGHT_BYTES,
     bytes_wanted,
     header_too_large,
     is_established,
     unreadable,
 )
-from proxy.session.state import SessionState
+from proxy.session.state import ClientState, SessionState
 from proxy.settings import SizeLimits
 from proxy.wire import integers, requests, responses
 from proxy.wire.apis import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH, api_name, is_known
@@ -45,7 +44,7 @@ _FETCH: Final = FETCH
 _SHARE_FETCH: Final = SHARE_FETCH
 _API_VERSIONS: Final = API_VERSIONS
 _MAX_HELD_BYTES: Final = MAX_HELD_REQUEST_BYTES
-_MAX_IN_FLIGHT_BYTES: Final = MAX_HELD_IN_FLIGHT_BYTES
+_FULL: Final = int(ClientState.FULL)
 
 # Members of the enum by names of this module: to look one up through the enum takes longer than what is done with it.
 PRODUCED: Final = Kind.PRODUCE
@@ -64,7 +63,6 @@ class RequestHandler(FrameInspector):
         "_joined",
         "_max_frame_bytes",
         "_max_header_bytes",
-        "_max_in_flight",
         "_missed",
         "_now_ms",
         "_produce_bytes",
@@ -74,7 +72,6 @@ class RequestHandler(FrameInspector):
         "_sizes",
         "_state",
         "_unsent",
-        "_waiting",
         "account",
         "before",
         "client_ids",
@@ -84,15 +81,12 @@ class RequestHandler(FrameInspector):
         "walker",
     )
 
-    def __init__(
-        self, state: SessionState, user: str, sizes: SizeLimits, max_in_flight: int, login_expected: bool = False
-    ) -> None:
+    def __init__(self, state: SessionState, user: str, sizes: SizeLimits, login_expected: bool = False) -> None:
         self._state = state
         self.user = user
         """Who is charged; see `identify`."""
         self._sizes = sizes
         self._max_frame_bytes, self._max_header_bytes = sizes.max_frame_bytes, sizes.max_header_bytes
-        self._max_in_flight = max_in_flight
         self.walker = FrameWalker()
         self._now_ms = 0.0
         self._backlog: bytearray | None = None
@@ -120,8 +114,6 @@ class RequestHandler(FrameInspector):
         """Requests before the login are charged to nobody, as by a broker."""
         self._shaper = FetchShaper()
         self._missed = self._shaper.missed
-        self._waiting: tuple[bytes, bytes, InFlightRequest] | None = None
-        """Request (header, body) whose handler has not decided yet."""
         self.client_ids: list[str] = []
         self.software: str | None = None
         """Client library and version, from ApiVersions v3+."""
@@ -140,6 +132,8 @@ class RequestHandler(FrameInspector):
         if account is not None:
             come = max(self._charged_bytes - self.walker.skip, 0)
             self._state.ledger.charge_no_throttle(account, PRODUCED, come, now_ms)
+            account.release()
+        self._charge_next_to(None)
         self.close()
 
     def close(self) -> None:
@@ -154,8 +148,16 @@ class RequestHandler(FrameInspector):
         if user != self.user:
             self.close()
             self.user = user
-        self.account = None
+        self._charge_next_to(None)
         self.before.expected = False
+
+    def _charge_next_to(self, account: Account | None) -> None:
+        """Requests from now on are this client's, while their client-id stays the same."""
+        if account is not None:
+            account.retain()
+        if self.account is not None:
+            self.account.release()
+        self.account = account
 
     def _client(self, api_key: int, client_id: str) -> Account | None:
         """Whom the request of this API and client-id is charged to, now that this is not the same as before. None: it
@@ -172,7 +174,8 @@ class RequestHandler(FrameInspector):
             logins.end()
         if wanted and not before.needless():
             return None
-        self.account = account = state.ledger.account(self.user, client_id)
+        account = state.ledger.account(self.user, client_id)
+        self._charge_next_to(account)
         self._client_id = client_id = (
             account.identity.client_id
         )  # very long ones are shortened there; nothing holds them whole
@@ -191,19 +194,10 @@ class RequestHandler(FrameInspector):
         """True if requests that were already read have to be inspected before more is read."""
         return self._backlog is not None or self._state.outcome is not None
 
-    def asking(self) -> bool:
-        """True while a request waits for its interceptor: for the answer to a question, or for what that waits for."""
-        return self._waiting is not None and self._state.outcome is None
-
     @property
     def at_boundary(self) -> bool:
         """True between two requests, all of which have been inspected."""
-        return self.walker.at_boundary() and self._waiting is None and not self.before.holds
-
-    def in_flight_full(self) -> bool:
-        """True while too many requests wait for their answer, or those that do take too much memory."""
-        state = self._state
-        return state.inflight.count >= self._max_in_flight or state.held_bytes > _MAX_IN_FLIGHT_BYTES
+        return self.walker.at_boundary() and self._state.waiting is None and not self.before.holds
 
     def ended_with_produce(self) -> int:
         """Size of the Produce request with which the last read has ended; 0 if it ended otherwise."""
@@ -217,9 +211,9 @@ class RequestHandler(FrameInspector):
         out: list[Buffer] = []
         state = self._state
         outcome, state.outcome = state.outcome, None
-        if outcome is not None and self._waiting is not None:
+        if outcome is not None and state.waiting is not None:
             self._now_ms = now_ms
-            (head, body, pending), self._waiting = self._waiting, None
+            head, body, pending = state.take_waiting()
             self._act(outcome, head, body, pending, out)
             self.complete()
             if self.walker.stopped:
@@ -276,15 +270,15 @@ class RequestHandler(FrameInspector):
         if account is not None:
             pending, size_bytes = self._charged_pending, self._charged_bytes
             self._charged = self._charged_pending = None
+            account.release()
             delay_ms = state.ledger.charge(account, PRODUCED, size_bytes, now_ms)
             if delay_ms > 0:
                 if pending is None:
                     state.mute(account, PRODUCED, delay_ms, now_ms, size_bytes)
                 else:
                     state.impose(pending, PRODUCED, delay_ms, now_ms, size_bytes)
-        self.walker.stopped = (  # no further request may be inspected now
-            state.mute_until_ms > now_ms or self.in_flight_full() or self._waiting is not None or state.client_waits
-        )
+        # No further request may be inspected now; one that was decided meanwhile is to be resumed before.
+        self.walker.stopped = state.client_state(now_ms) >= _FULL or state.waiting is not None
         return ()
 
     def inspect(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
@@ -348,6 +342,7 @@ class RequestHandler(FrameInspector):
             if acks == ACKS_ALL:
                 pending.replicated_bytes = header.size
             self._charged, self._charged_bytes = account, header.size
+            account.retain()
             self._charged_pending = pending if answered else None
         elif api_key == _FETCH:
             wanted = total if total <= _MAX_HELD_BYTES else header.body - start + FETCH_HEAD_BYTES
@@ -489,9 +484,9 @@ class RequestHandler(FrameInspector):
 
     def _act(self, outcome: Outcome, head: bytes, body: bytes, pending: InFlightRequest, out: list[Buffer]) -> None:
         # Set before an interceptor that waits is started: it may have decided by the time that it returns.
-        self._waiting = (head, body, pending)
+        self._state.wait_for_interceptor(head, body, pending)
         if not carry_out(self._state, outcome, head, body, pending, out, self._now_ms):
-            self._waiting = None
+            self._state.take_waiting()
 
     def malformed(self, buf: bytearray | memoryview, start: int, end: int, error: WireError) -> SessionError:
         """Name what the client really speaks if its very first bytes tell."""

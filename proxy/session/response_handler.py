@@ -105,6 +105,7 @@ class ResponseHandler(FrameInspector):
         if missing and pending is not None and pending.api_key in (FETCH, SHARE_FETCH):
             self._state.ledger.refund(pending.account, FETCHED, missing, now_ms)
         self.walker.skip = 0
+        self._time(None)
 
     def answer_due(self) -> bool:
         """Whether the oldest request in flight was answered here."""
@@ -261,7 +262,7 @@ class ResponseHandler(FrameInspector):
 
     def _charge_time(self, pending: InFlightRequest) -> None:
         """Charge the time that the broker was busy. Known with the first bytes of the response, before any goes on."""
-        self._timed = pending
+        self._time(pending)
         if pending.account is UNAUTHENTICATED:
             return
         state, now_ms = self._state, self._now_ms
@@ -276,6 +277,14 @@ class ResponseHandler(FrameInspector):
         delay_ms = state.ledger.charge(pending.account, BUSY, busy_ms, now_ms)
         if delay_ms > 0:
             state.impose(pending, BUSY, delay_ms, now_ms, busy_ms)
+
+    def _time(self, pending: InFlightRequest | None) -> None:
+        """This is the latest request whose time has been charged. Its account may be refunded until the next one."""
+        if pending is not None:
+            pending.account.retain()
+        if self._timed is not None:
+            self._timed.account.release()
+        self._timed = pending
 
     def _throttle_ms(self, pending: InFlightRequest) -> int:
         """What is left of the throttle that a request has brought about."""

@@ -6,18 +6,7 @@
                         |          |
     broker bytes -> ResponseHandler --+-- forwarded (throttle patched), or its head replaced (addresses)
 
-States of the client's side, of which only one is ever true:
-
-    | state    | means                                             | left by                                         |
-    |----------|---------------------------------------------------|-------------------------------------------------|
-    | OPEN     | requests are read and inspected                   | a throttle -> MUTED; `max_in_flight` -> FULL    |
-    | MUTED    | nothing is read before `mute_until_ms` (KIP-219); | the deadline -> OPEN, what was already read     |
-    |          | responses go on flowing                           | first (`has_backlog`, `resume`)                 |
-    | FULL     | too many requests wait for their answer           | a response -> OPEN, likewise                    |
-    | ASKING   | an interceptor has asked the broker something, or | the answer -> what the interceptor decides      |
-    |          | waits, before it decides (`interceptors`)         |                                                 |
-    | LOGIN    | the broker owes the answer to a SASL message      | the answer -> OPEN, perhaps as somebody else    |
-    |          | (`auth.sasl`), or a name is being looked up       |                                                 |
+What the client may do next, and what changes that, is in `proxy.session.state.ClientState`.
 
 Rules that hold in both directions:
 - no sockets, no tasks, no clock: `now_ms` is given (monotonic milliseconds);
@@ -28,6 +17,7 @@ Rules that hold in both directions:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -36,7 +26,7 @@ from proxy.interceptors.intercept import NO_INTERCEPTORS, Interceptors
 from proxy.session.framing import Buffer
 from proxy.session.request_handler import RequestHandler
 from proxy.session.response_handler import ResponseHandler
-from proxy.session.state import AddressTranslator, SessionState
+from proxy.session.state import AddressTranslator, ClientState, SessionState
 from proxy.settings import DEFAULT_SIZES, SizeLimits
 from proxy.telemetry.observer import Counters
 from quota.entity import Kind
@@ -77,9 +67,9 @@ class Session:
         listener is known to want SASL, so what comes before the login is charged to nobody
         (`proxy.session.before_login`). `claim` is the claim of OAUTHBEARER's tokens that names the principal.
         """
-        state = SessionState(ledger, counters, translate, interceptors)
+        state = SessionState(ledger, counters, translate, interceptors, max_in_flight)
         self.state: Final = state
-        self.requests: Final = RequestHandler(state, user, sizes, max_in_flight, login_expected)
+        self.requests: Final = RequestHandler(state, user, sizes, login_expected)
         state.claim = claim
         self.responses: Final = ResponseHandler(state, sizes.max_response_bytes)
         """Both directions. For the connection's I/O, which calls and looks at them, and at `state`, for every read."""
@@ -193,10 +183,14 @@ class Session:
         """True if requests that were already read wait to be inspected; call `resume` before reading more."""
         return self.requests.has_backlog()
 
+    def client_state(self, now_ms: float) -> ClientState:
+        """What the client's side does at `now_ms`."""
+        return ClientState(self.state.client_state(now_ms))
+
     @property
     def must_wait(self) -> bool:
         """True while the client is not read before something else has happened: FULL, ASKING or LOGIN."""
-        return self.requests.in_flight_full() or self.requests.asking() or self.state.client_waits
+        return self.client_state(math.inf).blocks  # no mute lasts for ever
 
     def when_decided(self, wake: Callable[[], None]) -> None:
         """`wake()` is called when an interceptor that waited for something has decided: look at `must_wait` again."""

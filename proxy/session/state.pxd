@@ -8,6 +8,8 @@ from quota.activity cimport RequestCounts
 from quota.ledger cimport Ledger as LedgerType
 
 cdef int _FETCH, _PRODUCE
+cdef int _ASKING, _CONNECTING, _DRAINING, _FULL, _HELD, _LOGIN, _MUTED, _OPEN
+cdef long long _MAX_IN_FLIGHT_BYTES
 
 
 cdef class SessionState:
@@ -16,12 +18,14 @@ cdef class SessionState:
     cdef public InFlightQueueType inflight
     cdef public RequestCounts _counted
     cdef public object authenticated, claim, counters, held, interceptors, logins, outcome, promised
-    cdef public object translate, wake
-    cdef public bint _passes_again, client_waits
+    cdef public object translate, waiting, wake
+    cdef public bint _passes_again, client_waits, connecting, draining
+    cdef public Py_ssize_t max_in_flight
     cdef public object _passes_from
     cdef public long long client_bytes, held_bytes
     cdef public double broker_mute_until_ms, expire_ms, mute_until_ms, owed_until_ms, renew_ms
 
+    cpdef int client_state(self, double now_ms) except -1
     @cython.locals(key=cython.int)
     cpdef object count_request(self, AccountType account, int api_key)
     cpdef object mute(self, AccountType account, object kind, long long delay_ms, double now_ms, object charged=*)

@@ -1,7 +1,8 @@
-"""What the two directions of a session have in common: the requests that wait for their response, and the mute."""
+"""What both directions of a session share, and the one place that says what its client may do next (`ClientState`)."""
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from proxy.interceptors.intercept import NO_INTERCEPTORS, Interceptors, Outcome
 from proxy.session.in_flight import InFlightQueue, InFlightRequest
 from proxy.session.login import Logins
 from proxy.session.request_time import RequestTime
+from proxy.session.sizes import MAX_HELD_IN_FLIGHT_BYTES
 from proxy.telemetry.observer import Counters
 from proxy.wire.apis import FETCH, PRODUCE
 from proxy.wire.schema import APIS
@@ -29,6 +31,58 @@ _FETCH: Final = FETCH
 MAX_PASSING_BYTES: Final = 16 * 1024 * 1024
 """What may pass unmuted before a client logs in again, twice (`SessionState._may_pass`): more than the socket buffers
 between it and us hold. Without a bound whoever does not log in again would have no limit for that long."""
+
+
+class ClientState(enum.IntEnum):
+    """What the client's side of a session does; `SessionState.client_state` tells which of these is true.
+
+    | state      | means                                             | left by                                       |
+    |------------|---------------------------------------------------|-----------------------------------------------|
+    | OPEN       | requests are read and inspected                   | whatever brings about one of those below      |
+    | CONNECTING | the first request is here, and waits until the    | `connected` -> OPEN                           |
+    |            | broker has been connected to                      |                                               |
+    | DRAINING   | the request that has begun is still taken, no     | the end of the connection                     |
+    |            | other one                                         |                                               |
+    | FULL       | too many requests are in flight, or too much is   | a response -> OPEN, what was already read     |
+    |            | kept for them                                     | first (`has_backlog`, `resume`)               |
+    | ASKING     | an interceptor has asked the broker something, or | its decision (`decided`, `outcome`) -> OPEN   |
+    |            | waits, before it decides                          |                                               |
+    | LOGIN      | the broker owes the answer to a SASL message, or  | the answer, or `identify` -> OPEN             |
+    |            | the client's name is being looked up              |                                               |
+    | HELD       | the next request waits for what its group owes    | its turn (`let_go`) -> OPEN                   |
+    |            | (ADR 0026); `mute_until_ms` is when to ask again  |                                               |
+    | MUTED      | nothing is read before `mute_until_ms` (KIP-219); | the deadline -> OPEN                          |
+    |            | responses go on flowing                           |                                               |
+
+    Where several are true at once, the one further down counts: a muted client stays muted when its requests have been
+    answered, and a full one is looked at again when its mute is over.
+    """
+
+    OPEN = 0
+    CONNECTING = 1
+    DRAINING = 2
+    FULL = 3
+    ASKING = 4
+    LOGIN = 5
+    HELD = 6
+    MUTED = 7
+
+    @property
+    def blocks(self) -> bool:
+        """Whether no request is inspected, nor read, while this lasts."""
+        return self >= ClientState.FULL
+
+
+# In compiled code these are C numbers (see the .pxd).
+_OPEN: Final = int(ClientState.OPEN)
+_CONNECTING: Final = int(ClientState.CONNECTING)
+_DRAINING: Final = int(ClientState.DRAINING)
+_FULL: Final = int(ClientState.FULL)
+_ASKING: Final = int(ClientState.ASKING)
+_LOGIN: Final = int(ClientState.LOGIN)
+_HELD: Final = int(ClientState.HELD)
+_MUTED: Final = int(ClientState.MUTED)
+_MAX_IN_FLIGHT_BYTES: Final = MAX_HELD_IN_FLIGHT_BYTES
 
 
 @dataclass(slots=True)
@@ -56,7 +110,9 @@ class SessionState:
         "claim",
         "client_bytes",
         "client_waits",
+        "connecting",
         "counters",
+        "draining",
         "expire_ms",
         "held",
         "held_bytes",
@@ -64,6 +120,7 @@ class SessionState:
         "interceptors",
         "ledger",
         "logins",
+        "max_in_flight",
         "mute_until_ms",
         "outcome",
         "owed_until_ms",
@@ -71,6 +128,7 @@ class SessionState:
         "renew_ms",
         "request_time",
         "translate",
+        "waiting",
         "wake",
     )
 
@@ -80,6 +138,7 @@ class SessionState:
         counters: Counters,
         translate: AddressTranslator | None,
         interceptors: Interceptors = NO_INTERCEPTORS,
+        max_in_flight: int = 1024,
     ) -> None:
         self.ledger = ledger
         self.counters = counters
@@ -99,6 +158,13 @@ class SessionState:
         """Nothing is taken from the client before the broker has answered its SASL message (or its name is known)."""
         self.wake: Callable[[], None] = _nobody
         """Called when an outcome has come from outside: the client's requests can go on."""
+        self.waiting: tuple[bytes, bytes, InFlightRequest] | None = None
+        """Request (header, body) whose interceptor has not decided yet."""
+        self.connecting = False
+        """The first request waits until the broker has been connected to."""
+        self.draining = False
+        """No request is begun any more."""
+        self.max_in_flight = max_in_flight
         self.inflight = InFlightQueue()
         self.held: Held | None = None
         """What the client waits for, if it is not a mute of its own; `mute_until_ms` is when to ask again."""
@@ -121,6 +187,34 @@ class SessionState:
         """End of the mute that could not be because of that; it goes on once the client has logged in."""
         self.broker_mute_until_ms = 0.0
         """The broker does not read us before this time, because of a quota of its own (KIP-219)."""
+
+    # ---- what the client may do -------------------------------------------------------------------------------------
+
+    def client_state(self, now_ms: float) -> int:
+        """The value of the `ClientState` at `now_ms`."""
+        if self.mute_until_ms > now_ms:
+            return _MUTED if self.held is None else _HELD
+        if self.client_waits:
+            return _LOGIN
+        if self.waiting is not None and self.outcome is None:
+            return _ASKING
+        if self.inflight.count >= self.max_in_flight or self.held_bytes > _MAX_IN_FLIGHT_BYTES:
+            return _FULL
+        if self.connecting:
+            return _CONNECTING
+        return _DRAINING if self.draining else _OPEN
+
+    def wait_for_interceptor(self, head: bytes, body: bytes, pending: InFlightRequest) -> None:
+        """A request, whole, has been handed to its interceptor."""
+        pending.account.retain()
+        self.waiting = (head, body, pending)
+
+    def take_waiting(self) -> tuple[bytes, bytes, InFlightRequest]:
+        """Its interceptor has decided. Returns what `wait_for_interceptor` was given."""
+        assert self.waiting is not None
+        waiting, self.waiting = self.waiting, None
+        waiting[2].account.release()
+        return waiting
 
     def count_request(self, account: Account, api_key: int) -> None:
         """A request of `account` is forwarded, or answered here."""
@@ -200,6 +294,8 @@ class SessionState:
         for group in (None if held is None else held.group, self.promised):
             if group is not None:
                 group.pass_held(self)
+        if self.waiting is not None:
+            self.take_waiting()
         # Who was to be told holds this session: without them nothing is left to the garbage collector.
         self.wake, self.authenticated, self.logins = _nobody, _no_matter, None
 

@@ -107,10 +107,13 @@ class ConnectionInfo:
     """The quota that the next request waits for before it is forwarded (ADR 0026); None: it does not wait so."""
     waited_ms: float = 0.0
     """How long it has waited."""
+    unmuted: str = "open"
+    """What it does if it is neither muted nor waits: open, full, asking, login, connecting or draining
+    (`proxy.session.state.ClientState`)."""
 
     @property
     def state(self) -> str:
-        """`waiting` (before a request), `muted` (after one) or `open`."""
+        """`waiting` (before a request), `muted` (after one), or as `unmuted` says."""
         if self.waiting_for is not None:
             return "waiting"
-        return "muted" if self.muted_for_ms > 0 else "open"
+        return "muted" if self.muted_for_ms > 0 else self.unmuted

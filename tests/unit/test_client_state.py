@@ -1,0 +1,289 @@
+"""What a session's client may do next (`ClientState`), reached as in traffic; and what keeps accounts from being
+forgotten."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+
+import pytest
+
+from proxy.interceptors.intercept import AdminRequest, Answer, Ask, Outcome, Wait
+from proxy.session.session import Session
+from proxy.session.sizes import MAX_HELD_IN_FLIGHT_BYTES
+from proxy.session.state import ClientState
+from quota.accounts import Account
+from quota.ledger import Ledger
+from tests.support.sasl_tools import handshake, handshake_response
+from tests.support.session_tools import (
+    FETCH,
+    MB,
+    METADATA,
+    answers,
+    fetch_body,
+    from_broker,
+    from_client,
+    identified,
+    ledger,
+    produce,
+    produce_response,
+    request,
+    session,
+)
+
+CREATE_TOPICS = 19
+HOUR_MS = 3_600_000
+
+
+class Deciding:
+    """An interceptor that hands out what it is told to, and keeps the function that takes a later decision."""
+
+    def __init__(self, *outcomes: Outcome) -> None:
+        self.outcomes = list(outcomes)
+        self.decide: Callable[[Outcome], None] | None = None
+
+    def request(self, _request: AdminRequest, _now_ms: float) -> Outcome:
+        return self.outcomes.pop(0)
+
+    def later(self, decide: Callable[[Outcome], None]) -> None:
+        self.decide = decide
+
+
+def admin(of: Ledger, *outcomes: Outcome) -> Session:
+    return session(of, interceptors={CREATE_TOPICS: Deciding(*outcomes)})
+
+
+# ---- states ---------------------------------------------------------------------------------------------------------
+
+
+def test_open_until_something_happens() -> None:
+    one = session(ledger())
+    assert one.client_state(0.0) is ClientState.OPEN
+    from_client(one, produce(1, 100))
+    assert one.client_state(0.0) is ClientState.OPEN
+
+
+def test_muted_until_its_deadline() -> None:
+    """2 000 B in 10 s are 200 B/s, twice the limit: (200 - 100) / 100 * 10 s."""
+    one = session(ledger(produce_rate=100, smooth=False))
+    from_client(one, produce(1, 2000))
+    assert [one.client_state(at_ms) for at_ms in (0.0, 9_999.0, 10_000.0)] == [
+        ClientState.MUTED,
+        ClientState.MUTED,
+        ClientState.OPEN,
+    ]
+
+
+def test_held_while_the_group_owes_and_open_once_it_is_let_go() -> None:
+    of = ledger(produce_rate=100_000)
+    from_client(session(of), produce(1, 2 * MB))  # 10 s are owed beyond the window
+    one = session(of)
+    assert from_client(one, produce(1, 1000), 0.0) == b""
+    out, now_ms = b"", 0.0
+    while not out:
+        assert one.client_state(now_ms) is ClientState.HELD
+        now_ms = one.mute_until_ms
+        assert now_ms <= 30_000.0
+        out = b"".join(bytes(part) for part in one.resume(now_ms))
+    assert one.client_state(now_ms) in (ClientState.OPEN, ClientState.MUTED)
+    assert one.state.held is None
+
+
+def test_full_until_a_response_makes_room() -> None:
+    one = session(ledger(), max_in_flight=2)
+    assert len(from_client(one, produce(1, 100) + produce(2, 100) + produce(3, 100))) == 2 * 104
+    assert one.client_state(0.0) is ClientState.FULL
+    from_broker(one, produce_response(1))
+    assert one.client_state(0.0) is ClientState.OPEN
+    assert one.has_backlog
+
+
+def test_full_also_when_too_much_is_kept() -> None:
+    one = admin(ledger(), Answer(b"\0" * (MAX_HELD_IN_FLIGHT_BYTES + 1)))
+    from_client(one, produce(1, 100))  # in front of it: the answer has to wait for its turn
+    from_client(one, request(CREATE_TOPICS, 4, 2, b""))
+    assert one.client_state(0.0) is ClientState.FULL
+    from_broker(one, produce_response(1))
+    assert one.client_state(0.0) is ClientState.OPEN
+
+
+def test_asking_until_the_interceptor_decides() -> None:
+    interceptor = Deciding()
+    interceptor.outcomes = [Wait(interceptor.later)]
+    one = session(ledger(), interceptors={CREATE_TOPICS: interceptor})
+    from_client(one, request(CREATE_TOPICS, 4, 1, b"") + produce(2, 100))
+    assert one.client_state(0.0) is ClientState.ASKING
+    assert not one.client_at_boundary
+    assert interceptor.decide is not None
+    interceptor.decide(Answer(b"\0\0\0\0"))
+    assert one.client_state(0.0) is ClientState.OPEN
+    assert b"".join(bytes(part) for part in one.resume(0.0)) == produce(2, 100)
+    assert one.client_at_boundary
+    assert len(answers(one)) > 4
+
+
+def test_login_until_the_broker_has_answered() -> None:
+    one = identified(ledger(), login_expected=True)
+    from_client(one, handshake("PLAIN"))
+    assert one.client_state(0.0) is ClientState.LOGIN
+    from_broker(one, handshake_response())
+    assert one.client_state(0.0) is ClientState.OPEN
+
+
+def test_login_also_while_a_name_is_looked_up() -> None:
+    one = session(ledger())
+    one.hold()
+    assert one.client_state(0.0) is ClientState.LOGIN
+    one.identify("alice")
+    assert one.client_state(0.0) is ClientState.OPEN
+
+
+def test_of_several_the_last_in_the_table_counts() -> None:
+    one = session(ledger(produce_rate=100, smooth=False), max_in_flight=1)
+    from_client(one, produce(1, 2000))
+    one.state.draining = one.state.connecting = True
+    assert one.client_state(0.0) is ClientState.MUTED
+    assert one.client_state(10_000.0) is ClientState.FULL
+    from_broker(one, produce_response(1), 10_000.0)
+    assert one.client_state(20_000.0) is ClientState.CONNECTING
+    one.state.connecting = False
+    assert one.client_state(20_000.0) is ClientState.DRAINING
+    assert [one for one in ClientState if one.blocks] == [
+        ClientState.FULL,
+        ClientState.ASKING,
+        ClientState.LOGIN,
+        ClientState.HELD,
+        ClientState.MUTED,
+    ]
+
+
+# ---- accounts -------------------------------------------------------------------------------------------------------
+
+
+def kept(of: Ledger, client_id: str) -> bool:
+    """Whether an account outlives a sweep of those that were not used for an hour."""
+    account = of.account("ANONYMOUS", client_id)
+    account.last_ms = 0
+    for _ in of.sweep(2 * HOUR_MS):
+        pass
+    return account in list(of.accounts())
+
+
+def holders(of: Ledger) -> list[int]:
+    return [account.holders for account in of.accounts()]
+
+
+def test_an_account_that_no_session_refers_to_is_forgotten() -> None:
+    of = ledger()
+    assert not kept(of, "c")
+
+
+@pytest.mark.parametrize("acks", [0, 1])
+def test_a_session_keeps_the_account_of_its_latest_request_and_of_those_in_flight(acks: int) -> None:
+    of = ledger()
+    one = session(of)
+    from_client(one, produce(1, 100, acks=acks))
+    assert kept(of, "c")
+    from_client(one, produce(2, 100, client_id="d"))
+    assert (kept(of, "c"), kept(of, "d")) == (acks == 1, True)
+    if acks:
+        from_broker(one, produce_response(1))
+        assert kept(of, "c")  # the rest of its response may never come, which is a refund
+    from_broker(one, produce_response(2))
+    assert not kept(of, "c")
+    one.close(0.0)
+    assert not kept(of, "d")
+
+
+def test_a_produce_request_under_way_keeps_its_account_though_another_user_has_logged_in() -> None:
+    of = ledger()
+    one = session(of)
+    whole = produce(1, 5000, acks=0)
+    from_client(one, whole[:1000])
+    one.identify("alice")
+    assert kept(of, "c")
+    one.client_moved(len(whole) - 1000, 0.0)
+    assert not kept(of, "c")
+    assert of.account("alice", "c").holders == 0
+
+
+def test_a_request_that_waits_for_its_interceptor_keeps_its_account() -> None:
+    interceptor = Deciding()
+    interceptor.outcomes = [Wait(interceptor.later)]
+    of = ledger()
+    one = session(of, interceptors={CREATE_TOPICS: interceptor})
+    from_client(one, request(CREATE_TOPICS, 4, 1, b""))
+    one.identify("alice")
+    assert kept(of, "c")
+    one.close(0.0)
+    assert holders(of) == [] or set(holders(of)) == {0}
+
+
+def ended_by_the_client(one: Session) -> None:
+    whole = produce(3, 5000)
+    from_client(one, produce(1, 100) + request(FETCH, 11, 2, fetch_body(11, partitions={0: 0}), "d") + whole[:600])
+
+
+def ended_within_a_response(one: Session) -> None:
+    from_client(one, request(FETCH, 4, 1, fetch_body(4, partitions={0: 0}), "d"))
+    from_broker(one, struct.pack(">iiii", 100_000, 1, 0, 0) + b"\0" * 500)
+
+
+def ended_in_a_login(one: Session) -> None:
+    from_client(one, handshake("PLAIN"))
+
+
+def ended_while_held(one: Session) -> None:
+    other = session(one.state.ledger)
+    from_client(other, produce(1, 1 * MB))
+    from_client(one, produce(1, 100))
+    assert one.client_state(0.0) is ClientState.HELD
+    other.close(0.0)
+
+
+def ended_while_asking(one: Session) -> None:
+    from_client(one, request(CREATE_TOPICS, 4, 1, b""))
+
+
+@pytest.mark.parametrize(
+    "end", [ended_by_the_client, ended_within_a_response, ended_in_a_login, ended_while_held, ended_while_asking]
+)
+def test_nothing_is_held_after_the_end(end: Callable[[Session], None]) -> None:
+    of = ledger(produce_rate=1000, fetch_rate=1000)
+
+    def never(_body: bytes, _now_ms: float) -> Outcome:
+        raise AssertionError("the connection has ended")
+
+    one = admin(of, Ask(METADATA, 1, b"\0\0\0\0", never))
+    end(one)
+    one.close(math.ulp(1.0))
+    assert set(holders(of)) <= {0}
+    assert all(account.connections == 0 for account in of.accounts())
+
+
+def test_a_client_id_for_each_request_keeps_no_more_accounts_than_are_in_flight() -> None:
+    of = Ledger(ledger().table, max_clients=50)
+    one = session(of)
+    for number in range(1000):
+        from_client(one, produce(number, 100, client_id=f"c{number}"))
+        from_broker(one, produce_response(number))
+    assert sum(account.holders > 0 for account in of.accounts()) <= 2
+    assert of.clients <= 50
+
+
+def test_the_count_of_holders_survives_a_lost_race() -> None:
+    """An account is found again by name although it was about to be forgotten: it is the same one, and still held."""
+    of = ledger()
+    account = of.account("u", "c")
+    account.retain()
+    assert kept_account(of, account)
+    account.release()
+    assert not kept_account(of, account)
+
+
+def kept_account(of: Ledger, account: Account) -> bool:
+    account.last_ms = 0
+    for _ in of.sweep(2 * HOUR_MS):
+        pass
+    return of.known(*account.identity) is account
