@@ -68,9 +68,7 @@ class Connection:
         """Read no further request; close once everything in flight has been answered."""
         self.session.state.draining = True
         io = self._io
-        if io is None:
-            return
-        if io.compliance is not None or io.is_held:
+        if io is not None and (io.compliance is not None or io.is_held):
             io.client_watch.run()
         elif self.session.client_at_boundary:
             with suppress(OSError):  # wakes the pump if it waits for a request; a half-read one is still taken

@@ -12,7 +12,7 @@ from benchmarks.evasion import gssapi
 from benchmarks.evasion.frames import metadata_of_nothing, produce, produce_error
 from benchmarks.evasion.gssapi import environment
 from benchmarks.evasion.logins import authenticate, authenticated, handshake, handshake_error
-from deploy.kafka import KafkaCluster, SecureListener, Security, run_tool
+from deploy.kafka import BrokerSecurity, KafkaCluster, SecureListener, run_tool
 from deploy.kafka.cluster import BROKER_HEAP
 from deploy.kafka.tools import QUICK_JVM, TOOL_HEAP
 from proxy.wire.sasl import ILLEGAL_SASL_STATE
@@ -46,7 +46,7 @@ def kerberos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kerberos]:
     with realm(tmp_path_factory.mktemp("realm"), CLIENT, SERVICE) as made:
         properties = {"gssapi.sasl.jaas.config": made.jaas(SERVICE), "sasl.kerberos.service.name": "kafka"}
         listener = SecureListener("SASL_GSSAPI", "SASL_PLAINTEXT", properties)
-        security = Security({}, (listener,), super_users=[CLIENT], mechanisms=("GSSAPI",))
+        security = BrokerSecurity({}, (listener,), super_users=[CLIENT], mechanisms=("GSSAPI",))
         jvm = (*QUICK_JVM, *BROKER_HEAP, *made.jvm)
         with (
             KafkaCluster.start(1, progress=print, security=security, jvm=jvm) as cluster,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from deploy.kafka import DEFAULT_LISTENERS, KafkaCluster, Security
+from deploy.kafka import DEFAULT_LISTENERS, BrokerSecurity, KafkaCluster
 from deploy.redirect.cli import app
 from tests.corpus.job import wait_for
 from tests.support.certificates import Authority
@@ -42,7 +42,7 @@ def machine() -> Iterator[Namespace]:
 
 @pytest.fixture(scope="module")
 def cluster(machine: Namespace, authority: Authority) -> Iterator[KafkaCluster]:
-    secured = Security(
+    secured = BrokerSecurity(
         PASSWORDS,
         DEFAULT_LISTENERS,
         certificate=authority.issue("broker-of-its-own", BROKER).both,

@@ -21,7 +21,7 @@ from deploy.admin.app import AdminApp, AdminServer, bind
 from deploy.admin.guard import Hosts
 from deploy.app.run import now_ms
 from deploy.common import logs
-from deploy.metrics import Metrics, Status
+from deploy.metrics import Exposition, Status
 from deploy.sources.watch import ReloadState
 from proxy.telemetry.observer import Counters
 from quota.ledger import Ledger
@@ -108,7 +108,7 @@ async def admin(*listed: str) -> AsyncIterator[int]:
     """An admin port; yields its number."""
     ledger = Ledger(QuotaTable([]))
     status = Status(ready=True, cluster_reached=True, draining=False)
-    metrics = Metrics(ledger, Counters(), ReloadState(), lambda: status, max_groups=10)
+    metrics = Exposition(ledger, Counters(), ReloadState(), lambda: status, max_groups=10)
     listener = bind("127.0.0.1", 0)
     app = AdminApp(ledger, FakeProxy(), metrics, now_ms, hosts=Hosts(listed, OWN))
     async with trio.open_nursery() as nursery:

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.admin.app import AdminApp, AdminServer, bind
 from deploy.app.run import now_ms
-from deploy.metrics import Metrics, Status
+from deploy.metrics import Exposition, Status
 from deploy.sources.watch import ReloadState
 from proxy.telemetry.observer import ConnectionInfo, Counters
 from quota.entity import DEFAULT, Kind
@@ -54,7 +54,7 @@ class Admin:
     port: int
     ledger: Ledger
     proxy: FakeProxy
-    metrics: Metrics
+    metrics: Exposition
     server: AdminServer
 
     async def request(self, raw: bytes) -> bytes:
@@ -86,7 +86,7 @@ class Admin:
 async def admin(**options: Any) -> AsyncIterator[Admin]:
     ledger, proxy = Ledger(TABLE, smooth=False), FakeProxy()
     status = Status(ready=True, cluster_reached=True, draining=False)
-    metrics = Metrics(ledger, Counters(), ReloadState(), lambda: status, max_groups=10)
+    metrics = Exposition(ledger, Counters(), ReloadState(), lambda: status, max_groups=10)
     listener = bind("127.0.0.1", 0)
     server = AdminServer(listener, AdminApp(ledger, proxy, metrics, now_ms).asgi, **options)
     async with trio.open_nursery() as nursery:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from deploy.kafka import DEFAULT_LISTENERS, KafkaCluster, SecureListener, Security
+from deploy.kafka import DEFAULT_LISTENERS, BrokerSecurity, KafkaCluster, SecureListener
 from tests.support.certificates import Authority
 from tests.support.sasl_tools import jwt
 
@@ -25,9 +25,9 @@ REAUTH_MS: Final = 8000
 """Clients of the listener SASL_REAUTH have to log in again that often (KIP-368)."""
 
 
-def security(authority: Authority) -> Security:
+def security(authority: Authority) -> BrokerSecurity:
     """How the secured cluster is configured."""
-    return Security(
+    return BrokerSecurity(
         PASSWORDS,
         (
             *DEFAULT_LISTENERS,

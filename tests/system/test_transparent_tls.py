@@ -11,7 +11,8 @@ import trio
 
 from config.load import load_bytes
 from config.problems import ConfigError
-from proxy.io.splice import PipePool
+from proxy.io.splice import Splice, Step
+from proxy.listen import passthrough
 from proxy.listen.server import Proxy
 from proxy.settings import ProxySettings, StallLimits, TransparentSettings
 from proxy.tls.contexts import ClientTls, KeyPair, ServerTls
@@ -190,10 +191,19 @@ async def test_a_quiet_one_is_closed_soon_by_a_drain(
             assert proxy.counters.connections_closed == {"drained": 1}
 
 
+class WithoutPipes(Splice):
+    """As when the process is out of file descriptors."""
+
+    def step(self, source_fd: int, sink_fd: int, count: int) -> Step:
+        """No pipe could be made."""
+        self.moved = 0
+        return Step.NO_PIPE
+
+
 async def test_out_of_descriptors_bytes_are_copied(
     machine: Namespace, contexts: tuple[ssl.SSLContext, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PipePool, "take", lambda _self: None)
+    monkeypatch.setattr(passthrough, "Splice", WithoutPipes)
     with machine.inside():
         async with passing(echo, contexts) as (proxy, _), secure(contexts) as stream:
             async with trio.open_nursery() as nursery:

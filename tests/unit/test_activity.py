@@ -87,22 +87,22 @@ def test_what_is_sent_in_the_second_half_of_a_mute_ignores_it(
     pair: tuple[socket.socket, socket.socket], before: bytes, after: bytes, ignored: bool
 ) -> None:
     ours, client = pair
-    patience = ThrottleComplianceProbe(ours, 100.0, 102.0)
-    assert patience.look_s == 101.0
-    assert not patience.look(100.5)
+    probe = ThrottleComplianceProbe(ours, 100.0, 102.0)
+    assert probe.next_poll_s == 101.0
+    assert not probe.poll(100.5)
     client.sendall(before)
-    assert not patience.look(101.0)
+    assert not probe.poll(101.0)
     client.sendall(after)
-    assert patience.look_s == 101.8
-    assert patience.look(101.8)
-    assert patience.ignored is ignored
-    assert not patience.look(101.9), "judged once"
+    assert probe.next_poll_s == 101.8
+    assert probe.poll(101.8)
+    assert probe.ignored is ignored
+    assert not probe.poll(101.9), "judged once"
 
 
-def test_short_mutes_and_late_looks_judge_nobody(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_short_mutes_and_late_looks_find_nothing(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, client = pair
     client.sendall(b"x")
-    assert not ThrottleComplianceProbe(ours, 100.0, 100.19).look(200.0)
-    assert not ThrottleComplianceProbe(ours, 100.0, 102.0).look(101.9), (
+    assert not ThrottleComplianceProbe(ours, 100.0, 100.19).poll(200.0)
+    assert not ThrottleComplianceProbe(ours, 100.0, 102.0).poll(101.9), (
         "when the first look is missed, nothing is known"
     )

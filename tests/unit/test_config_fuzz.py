@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from config.load import load_bytes, warnings_of
-from config.model import Config, Identity, Listen, Log, QuotaEntry, Upstream
+from config.model import Config, IdentitySection, Listen, Log, QuotaEntry, Upstream
 from config.problems import ConfigError
 from config.table import to_table
 from quota.entity import Kind
@@ -35,7 +35,7 @@ values = st.recursive(
 keys = st.sampled_from(
     [
         info.alias or name
-        for model in (Config, Listen, Upstream, Identity, QuotaEntry, Log)
+        for model in (Config, Listen, Upstream, IdentitySection, QuotaEntry, Log)
         for name, info in model.model_fields.items()
     ]
 )

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.metrics import Metrics, Status
+from deploy.metrics import Exposition, Status
 from deploy.sources.watch import ReloadState
 from proxy.telemetry.observer import Counters
 from quota.entity import DEFAULT, Kind
@@ -21,9 +21,9 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 TABLE = QuotaTable([Entry(None, DEFAULT, producer_byte_rate=1000.0, consumer_byte_rate=1000.0)])
 
 
-def metrics_of(ledger: Ledger, counters: Counters | None = None, most: int = 200) -> Metrics:
+def metrics_of(ledger: Ledger, counters: Counters | None = None, most: int = 200) -> Exposition:
     status = Status(ready=True, cluster_reached=True, draining=False)
-    return Metrics(ledger, counters or Counters(), ReloadState(), lambda: status, max_groups=most)
+    return Exposition(ledger, counters or Counters(), ReloadState(), lambda: status, max_groups=most)
 
 
 def parse(text: bytes) -> Samples:

@@ -21,9 +21,9 @@ from quota.admin import (
     entity_of,
     entity_of_entry,
     entity_text,
-    judge,
     names_of,
     select,
+    validate,
 )
 from quota.connections import ConnectionEntry, ConnectionLimits, Scope
 from quota.entity import DEFAULT
@@ -52,7 +52,7 @@ def change(entity: Entity, **values: float | None) -> tuple[Entity, list[Op]]:
 
 def code(*alterations: tuple[Entity, list[Op]]) -> list[int]:
     """The error codes of a request, 0 for none."""
-    return [0 if verdict.error is None else verdict.error.code for verdict in judge(alterations)]
+    return [0 if verdict.error is None else verdict.error.code for verdict in validate(alterations)]
 
 
 class Table:
@@ -63,7 +63,7 @@ class Table:
         self.overlay: dict[Entity, dict[str, float | None]] = {}
 
     def alter(self, entity: Entity, **values: float | None) -> None:
-        (verdict,) = judge([change(entity, **values)])
+        (verdict,) = validate([change(entity, **values)])
         assert verdict.error is None
         self.overlay = altered(self.overlay, self.in_file, {entity: verdict.changes})
 
@@ -124,7 +124,7 @@ def test_g5_an_address_goes_with_nothing_else(mixed: Entity) -> None:
     "keys", [{"bad": 1.0}, {"bad": 1.0, PRODUCE: 1.0}, {PRODUCE: 1.0, "bad": 1.0}, {"": 1.0}, {PRODUCE: 1.0, "": 1.0}]
 )
 def test_g7_one_invalid_key_spoils_its_entity(keys: dict[str, float]) -> None:
-    (verdict,) = judge([change(entity("u"), **keys)])
+    (verdict,) = validate([change(entity("u"), **keys)])
     assert verdict.error is not None
     assert verdict.error.code == INVALID_REQUEST
     assert verdict.changes == {}
@@ -221,7 +221,7 @@ def test_g12_rates_of_connections(value: float, good: bool) -> None:
 
 
 def test_what_is_removed_need_not_exist() -> None:
-    (verdict,) = judge([change(entity("u"), producer_byte_rate=None, no_such_key=None)])
+    (verdict,) = validate([change(entity("u"), producer_byte_rate=None, no_such_key=None)])
     assert verdict.error is None
     assert Table().shown == {}
 
@@ -229,23 +229,23 @@ def test_what_is_removed_need_not_exist() -> None:
 def test_entities_are_judged_one_by_one() -> None:
     good, bad = change(entity("m2"), producer_byte_rate=7.0), change(entity("m1"), producer_byte_rate=7.0, bad=1.0)
     assert code(bad, good) == [INVALID_REQUEST, 0]
-    assert judge([bad, good])[1].changes == {PRODUCE: 7.0}
+    assert validate([bad, good])[1].changes == {PRODUCE: 7.0}
 
 
 def test_a_key_that_is_there_twice() -> None:
     twice = (entity("u"), [Op(PRODUCE, 1.0), Op(PRODUCE, None)])
-    (verdict,) = judge([twice])
+    (verdict,) = validate([twice])
     assert verdict.error is not None
     assert (verdict.error.code, verdict.changes) == (INVALID_REQUEST, {})
 
 
 def test_an_entity_that_is_there_twice_is_answered_once_and_its_first_alteration_stands() -> None:
     first, again = change(entity("a", "b"), producer_byte_rate=1.0), change(entity("a", "b"), consumer_byte_rate=2.0)
-    (verdict,) = judge([first, again, again])
+    (verdict,) = validate([first, again, again])
     assert verdict.error is not None
     assert (verdict.error.code, verdict.changes) == (INVALID_REQUEST, {PRODUCE: 1.0})
     bad = change(entity("a", "b"), bad=1.0)
-    (verdict,) = judge([bad, again])
+    (verdict,) = validate([bad, again])
     assert (verdict.error and verdict.error.code, verdict.changes) == (INVALID_REQUEST, {})
 
 

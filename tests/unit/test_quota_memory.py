@@ -62,6 +62,8 @@ def test_honest_clients_are_counted_exactly_during_an_attack() -> None:
     table = QuotaTable([*DEFAULTS.entries, Entry(client_id="named", producer_byte_rate=700)])
     attacked, calm = ledger_of(100, table, smooth=True), ledger_of(10_000, table, smooth=True)
     held = {one: [one.account("u", name) for name in ("a", "b", "c")] for one in (attacked, calm)}
+    for account in (*held[attacked], *held[calm]):
+        account.retain()
     for now in range(0, 60_000, 250):
         for index, amount in ((0, 100), (1, 125), (2, 300)):
             delays = {one.charge(held[one][index], PRODUCE, amount, now) for one in (attacked, calm)}
@@ -92,11 +94,15 @@ def test_debts_survive_an_attack() -> None:
 
 def test_accounts_that_are_held_are_never_forgotten() -> None:
     ledger = ledger_of(100)
-    held = [ledger.account("u", f"held-{number}") for number in range(150)]
+    held = []
+    for number in range(150):
+        held.append(ledger.account("u", f"held-{number}"))
+        held[-1].retain()
     invent(ledger, 1000, 0)
     assert all(ledger.account("u", account.identity.client_id) is account for account in held)
     assert ledger.clients <= 150 + 100
-    del held
+    for account in held:
+        account.release()
     invent(ledger, 200, 0, "more")
     assert ledger.clients <= 100
 
@@ -207,6 +213,7 @@ def crowded() -> tuple[Ledger, list[Account]]:
     ledger = ledger_of(100)
     held = [ledger.account("u", f"first-{number}") for number in range(100)]
     for account in held:
+        account.retain()
         ledger.charge(account, PRODUCE, 100, 0)
     return ledger, held
 
@@ -280,7 +287,8 @@ def test_clients_get_their_own_counter_once_there_is_room(crowded: tuple[Ledger,
     assert ledger.charge(late, PRODUCE, 1, 60_000) == 0
     assert late.meters[PRODUCE].group is not None
     assert late.meters[PRODUCE].group.key.client_id == OVERFLOW
-    del held[:20]
+    for account in held[:20]:
+        account.release()
     invent(ledger, 100, 80_000, "others")  # their accounts go, and with them what they used
     ledger.expire(100_000)
     ledger.charge(late, PRODUCE, 1, 100_000)
