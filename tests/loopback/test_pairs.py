@@ -99,7 +99,7 @@ async def through_sidecar(script: Callable[[Client], None]) -> None:
 
         def pairing_of() -> Any:
             (connection,) = proxy._connections
-            return connection._turns._pairing
+            return connection._io._pairing
 
         def run() -> None:
             with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:

@@ -104,11 +104,11 @@ def test_an_edited_source_is_what_runs(edited: str, tmp_path: Path) -> None:
     assert run() == "so so"
     with (tmp_path / edited).open("a") as source:
         source.write("# edited\n")
-    assert run() == f"{edited} has changed since it was compiled: make lane py py"
+    assert run() == f"{edited} has changed since it was compiled: make compile py py"
     shutil.copy(ROOT / edited, tmp_path / edited)
     (tmp_path / "quota/_compiled" / f"rate{SUFFIX}").write_bytes(b"compiled for another machine")
     assert run().endswith(" py py")
-    (tmp_path / "proxy/io/_compiled" / f"turns{SUFFIX}").unlink()
+    (tmp_path / "proxy/io/_compiled" / f"connection_io{SUFFIX}").unlink()
     assert run() == "proxy/io/connection_io.py is not compiled for this Python py py"
 
 
@@ -136,7 +136,7 @@ def checkout(tmp_path: Path) -> Path:
 
 def _build(checkout: Path, *argv: str, python: Path = BUILDER, **environment: str) -> subprocess.CompletedProcess[str]:
     """By this pip, with the packages that build the wheel in the image: those that `make` compiles with."""
-    assert BUILDER.exists(), "`make lane` makes it"
+    assert BUILDER.exists(), "`make compile` makes it"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
     return subprocess.run(
         [*pip, argv[0], "--verbose", "--no-index", "--no-deps", "--no-build-isolation", *argv[1:], "."],

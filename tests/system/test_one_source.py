@@ -57,7 +57,7 @@ def test_the_arithmetics_tests_pass_with_the_python_code_too() -> None:
     assert " passed" in run("1", "-m", "pytest", "-q", *plain, *files)
 
 
-LOOPBACK = ("courtesy", "pairs", "proxy_cost", "proxy_mutes", "proxy_shell", "reactor", "splice_order")
+LOOPBACK = ("pairs", "proxy_cost", "proxy_mutes", "proxy_shell", "reactor", "sched_policy", "splice_order")
 
 
 def test_the_loops_tests_pass_with_the_python_code_too() -> None:
