@@ -1,6 +1,8 @@
-"""The data path: a sans-IO core (`wire`, `framing`, `session` with its two sides, `fetch`, `addresses`) and a thin trio
-shell around it (`connection`, `server`, `admission`, `splice`, `cluster`). Sockets, tasks and clocks are the shell's.
+"""Bytes and connections: sessions as sans-IO state machines, and the thin shell around them that touches sockets.
 
-    client socket -> session.client_bytes() -> ledger -> inflight -> broker socket
-    broker socket -> session.broker_bytes() -> inflight match -> ledger -> patched head -> client socket, then mute
+The core (`wire`, `session`, `auth`, `interceptors`) has no sockets, tasks or clocks. The trio shell (`io`, `listen`,
+`upstream`, `tls`) has all of them.
+
+    client socket -> session.requests.take() -> ledger -> requests in flight -> broker socket
+    broker socket -> session.responses.take() -> matching request -> ledger -> patched head -> client socket, then mute
 """

@@ -1,4 +1,4 @@
-"""What the data path needs to know; built from the configuration by `deploy`, so that `proxy` knows no YAML."""
+"""The data path's settings, built from the configuration by `deploy`, so that `proxy` knows no YAML."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ class TransparentSettings:
     """Settings of `mode: transparent` alone."""
 
     mark: int | None = None
-    """Socket mark (SO_MARK) of all that the sidecar dials, for rules that leave it out by that; None: no mark."""
+    """Socket mark (SO_MARK) of all connections that the sidecar makes, for rules that exempt it by mark; None: none."""
     networks: tuple[str, ...] = ()
     """CIDRs that redirected connections may go to; empty: any."""
     ports: tuple[range, ...] = ()
     """Ports that they may go to; empty: any."""
     tls_passthrough: bool = True
-    """TLS is passed on and its bytes are counted; else such connections are closed as bytes that are not Kafka's."""
+    """TLS is passed through and its bytes counted; otherwise such connections are closed as not Kafka's protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class StallLimits:
-    """How long a peer may keep us waiting (`proxy.listen.stalls`)."""
+    """How long a peer may stall (`proxy.listen.stalls`)."""
 
     pre_auth_timeout_s: float = 30.0
     """Until the first request other than ApiVersions and SASL."""
     stall_timeout_s: float = 60.0
     """In the middle of a request or a response, or with responses unread."""
     min_bytes_per_s: float = 512.0
-    """Who moves as much as that is not waited for."""
+    """A peer that moves bytes at this rate does not count as stalled."""
 
 
 @dataclass(frozen=True, slots=True)
 class SizeLimits:
-    """How large what a peer sends may be, in bytes; each for one connection."""
+    """Size limits, in bytes, for what a peer sends; each for one connection."""
 
     max_frame_bytes: int = 104_857_600
     """Kafka's socket.request.max.bytes."""
@@ -67,22 +67,22 @@ class ProxySettings:
     advertised_host: str | None = None
     """Host that clients are told; None: the address the client itself connected to."""
     identity: IdentityPolicy = field(default_factory=IdentityPolicy)
-    """Which user a connection is."""
+    """Which user a connection belongs to."""
     oauth_claim: str = DEFAULT_CLAIM
-    """The claim of OAUTHBEARER's tokens that is the principal's name."""
+    """The claim of OAUTHBEARER tokens that is the principal's name."""
     listen_tls: ServerTls | None = None
     """Clients connect by TLS; None: plain."""
     upstream_tls: ClientTls | None = None
     """Brokers are connected to by TLS; None: plain."""
     credentials: Credentials | None = None
-    """The sidecar's own login, for its own questions."""
+    """The sidecar's own login, for its own requests."""
     token_owners: Mapping[str, str] = field(default_factory=dict)
     """Owners of delegation tokens, by token id."""
     connect_timeout_s: float = 10.0
     sizes: SizeLimits = DEFAULT_SIZES
     stalls: StallLimits = field(default_factory=StallLimits)
     max_in_flight: int = 1024
-    """Requests of one connection without an answer; above it the client is not read (back-pressure)."""
+    """Unanswered requests of one connection; above it the client is not read (backpressure)."""
     max_connections: int = 2**31 - 1
     """Kafka's max.connections; never more than file descriptors allow."""
     max_held_connections: int = 1000
@@ -90,10 +90,10 @@ class ProxySettings:
     drain_timeout_s: float = 30.0
     max_idle_s: float = 600.0
     metadata_refresh_s: float = 30.0
-    """How often the sidecar itself asks the cluster for its brokers."""
+    """How often the sidecar asks the cluster for its brokers."""
     buffer_bytes: int = 65_536
     """Size of the one receive buffer that all connections share (nothing is kept in it between wake-ups)."""
     splice_min_bytes: int = 32_768
     """Bodies with at least this much still to come are moved by splice(2), without entering Python; 0: never."""
     transparent: TransparentSettings | None = None
-    """Connections are redirected here, and go on to where they were going. None: `mode: rewrite`."""
+    """Connections are redirected here, and go on to their original destination. None: `mode: rewrite`."""

@@ -1,1 +1,1 @@
-"""Who a client is: what a SASL login proves, whose a delegation token is, and which source of identity counts."""
+"""Who a client is: what a SASL login proves, who owns a delegation token, and which source of identity counts."""

@@ -1,4 +1,4 @@
-"""Who a connection is: the configured sources of identity, in order, and what each of them knows about it."""
+"""Which user a connection belongs to: the configured sources of identity, in order, and what each one knows."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ class IdentityPolicy:
     """Which user is charged for a connection. Names are principal names alone, without `User:` before them."""
 
     sources: tuple[str, ...] = SOURCES
-    """Asked in this order."""
+    """Sources, tried in this order."""
     static_user: str | None = None
-    """What the source `static` knows of every connection; another one for new connections when its file has changed."""
+    """The user that the source `static` gives every connection; replaced for new connections when its file changes."""
 
     unknown_user: str | None = None
-    """Whom the source `sasl` names when the broker has accepted a login that shows no name; None: nobody."""
+    """The user that the source `sasl` gives when the broker has accepted a login that shows no name; None: no user."""
 
     def sasl_user(self, login: Login | None) -> str | None:
-        """What the source `sasl` knows after this login (not one by delegation token); None without one."""
+        """The user that the source `sasl` derives from this login (not one by delegation token); None without a
+        login."""
         if login is None:
             return None
         return login.name or self.unknown_user
 
     def choose(self, *, tls: str | None = None, sasl: str | None = None) -> tuple[str, str]:
-        """(user, where it comes from: "tls", "sasl", "static", or "anonymous" when no source knows one).
+        """(user, source: "tls", "sasl", "static", or "anonymous" when no source knows a user).
 
         `tls` is the principal of the client's certificate, `sasl` a name that the broker has accepted; None where
         there is none (yet).

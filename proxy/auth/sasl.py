@@ -1,25 +1,25 @@
-"""Watching a connection log in by SASL, without taking part: whose name will be believed, and from when on.
+"""Observes the SASL login of a connection without taking part: which name to believe, and from when on.
 
     | state      | means                                                     | left by                              |
     |------------|-----------------------------------------------------------|--------------------------------------|
     | IDLE       | no login under way: before the first, or after one        | SaslHandshake -> HANDSHAKE           |
     | HANDSHAKE  | the broker has been asked for a mechanism                 | its answer -> EXCHANGE, IDLE (error) |
-    | EXCHANGE   | the mechanism's messages go to and fro: in                | success -> IDLE, the name is told;   |
+    | EXCHANGE   | the mechanism's messages are exchanged: in                | success -> IDLE, name reported;      |
     |            | SaslAuthenticate (SaslHandshake v1), or raw, a size and   | an error -> IDLE                     |
     |            | bytes alone (v0)                                          |                                      |
 
 A name is only a claim until the broker has accepted the whole exchange (`SaslServerAuthenticator`):
 - PLAIN: error 0 on the only message;
 - SCRAM: error 0 and a server-final-message (`v=`) on the second one;
-- OAUTHBEARER: error 0 *and an empty message* on the first one: a token that is refused is answered with error 0 as
-  well, and a JSON challenge (RFC 7628 §3.2.3); the client says \\x01 to it, and only then comes the error;
+- OAUTHBEARER: error 0 *and an empty message* on the first one. A rejected token is answered with error 0 as well, and a
+  JSON challenge (RFC 7628 §3.2.3); the client replies \\x01, and only then comes the error;
 - GSSAPI shows no name: error 0 and an empty message on the second message or a later one. All its answers before the
-  last one have a token of Kerberos or the offer of security layers (RFC 4752, section 3.2) in them;
-- others show no name, and how they end is not known: as soon as something was accepted, the connection has the user
-  that is given for those.
+  last one carry a Kerberos token or the offer of security layers (RFC 4752, section 3.2);
+- other mechanisms show no name and their end is unknown: as soon as a message has been accepted, the connection gets
+  the user configured for them.
 
-While an answer is owed nothing else is taken from the client, as a broker does. So no request is inspected while it
-is open whose it is.
+While the broker owes an answer, nothing else is read from the client, as in a broker. So no request is inspected before
+its user is known.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _SCRAM: Final = frozenset({"SCRAM-SHA-256", "SCRAM-SHA-512"})
 _SHOWN: Final = frozenset({"PLAIN", "OAUTHBEARER", *_SCRAM})
 """Mechanisms whose messages show a name."""
 _NAMING: Final = frozenset({"PLAIN", "OAUTHBEARER"})
-"""Those whose only message has the name."""
+"""Those whose only client message contains the name."""
 _SERVER_FINAL: Final = b"v="
 _GSSAPI: Final = "GSSAPI"
 _MIN_GSSAPI_MESSAGES: Final = 2
-"""Of the client: its ticket, and its choice of a security layer. With mutual authentication one more in between."""
+"""The client's: its ticket, and its choice of a security layer. Mutual authentication adds one in between."""
 
 
 class Login(NamedTuple):
     """A login that the broker has accepted."""
 
     name: str | None
-    """Of the principal; None where the mechanism (or an opaque token) does not show it."""
+    """The principal's name; None where the mechanism (or an opaque token) does not show it."""
     by_token: bool = False
     """`name` is the id of a delegation token (KIP-48): the principal is its owner."""
 
@@ -62,8 +62,8 @@ class Accepted:
     lifetime_ms: int = 0
     """How long the broker lets this session live from now; 0: without limit."""
     fault: str | None = None
-    """Why the client's message names nobody although its mechanism always does: whom the broker has accepted cannot be
-    told, and must not be guessed. It shows nothing of the message."""
+    """Why the client's message gives no name although its mechanism always does: the accepted principal is unknown and
+    must not be guessed. Reveals nothing of the message."""
 
 
 class _State(Enum):
@@ -95,23 +95,23 @@ class SaslWatch:
         self._by_token = False
         self._fault: str | None = None
         self._messages = 0
-        """Of the client, in this exchange."""
+        """The client's messages in this exchange."""
         self.answers = 0
-        """Of the broker, in this exchange."""
+        """The broker's messages in this exchange."""
         self.mechanism: str | None = None
         self.raw = False
         """The client's next frame is a raw message of the mechanism, without a request header."""
         self.awaiting = False
-        """The broker owes an answer; nothing else is taken from the client."""
+        """The broker owes an answer; nothing else is read from the client."""
 
     @property
     def active(self) -> bool:
-        """A login is under way: what both sides send may be secret."""
+        """A login is in progress: what both sides send may be secret."""
         return self._state is not _State.IDLE
 
     @property
     def answers_each(self) -> bool:
-        """Whether the broker answers each message of the client. (The last one of GSSAPI it does not, where raw.)"""
+        """Whether the broker answers each client message. (It does not answer the last one of raw GSSAPI.)"""
         return not self.raw or self.mechanism in _SHOWN
 
     # ---- from the client --------------------------------------------------------------------------------------------
@@ -125,12 +125,12 @@ class SaslWatch:
         self.awaiting = True
 
     def begin(self) -> None:
-        """The first bytes of a SASL request or message are here."""
+        """The first bytes of a SASL request or message have arrived."""
         if self._state is _State.IDLE:
             self._state = _State.EXCHANGE
 
     def message(self, token: Buffer | None) -> None:
-        """A message of the mechanism; None where it cannot be read."""
+        """A message of the mechanism; None if it cannot be parsed."""
         self._state = _State.EXCHANGE
         self._messages += 1
         self.awaiting = self.answers_each
@@ -150,11 +150,10 @@ class SaslWatch:
 
     def ends_raw(self, head: Buffer) -> Login | None:
         """Whether a frame with these first bytes (size included) is a request again, after raw messages of a mechanism
-        whose end cannot be seen otherwise.
+        whose end cannot be recognised otherwise.
 
-        GSSAPI's messages begin with 60 (RFC 2743), 05 04 (RFC 4121) or are empty; no API key looks like these. What
-        comes while the broker owes the answer to anything but the last message is a message for the broker, whatever
-        it is.
+        GSSAPI's messages begin with 60 (RFC 2743), 05 04 (RFC 4121) or are empty; no API key looks like these. While
+        the broker owes the answer to anything but the last message, every frame is a message for the broker.
         """
         if self.answers_each or len(head) < 8:
             return None
@@ -176,7 +175,7 @@ class SaslWatch:
             self._state = _State.EXCHANGE
 
     def answered(self, answer: wire.SaslResponse) -> Accepted | None:
-        """The answer to a message; not None if the login has been accepted with it."""
+        """The answer to a message; not None if it completes a login."""
         self.awaiting = False
         if answer.error:
             self.over()
@@ -204,7 +203,7 @@ class SaslWatch:
         return accepted
 
     def over(self) -> None:
-        """Nothing of a login is under way any more."""
+        """No login is in progress any more."""
         self._state = _State.IDLE
         self._name = None
         self._by_token = False

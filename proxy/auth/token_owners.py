@@ -1,7 +1,7 @@
-"""Whose a delegation token is (KIP-48): a client that logs in by one names the token, and its owner is the principal.
+"""Owners of delegation tokens (KIP-48): a client that logs in with a token is the principal that owns the token.
 
-Known from the configuration, or from the cluster, asked by DescribeDelegationToken with the sidecar's own login. The
-answer also has the tokens' secrets (HMACs): they are skipped where they lie.
+Owners come from the configuration, or from the cluster, asked by DescribeDelegationToken with the sidecar's own login.
+That response also contains the tokens' secrets (HMACs), which are skipped in place and never copied.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from proxy.wire.messages import framed, request_header
 
 DESCRIBE_DELEGATION_TOKEN: Final = 41
 VERSION: Final = 1
-"""The one that 3.9 and 4.2 have in common, and the last without compact fields."""
+"""The version that 3.9 and 4.2 have in common, and the last without compact fields."""
 MAX_OWNERS: Final = 100_000
 ASK_AGAIN_S: Final = 1.0
-"""The cluster is not asked more often than this, whatever clients name."""
+"""The cluster is asked at most this often, whatever token ids clients send."""
 _INT16: Final = Struct(">h")
 _INT32: Final = Struct(">i")
 _TIMES_BYTES: Final = 24
@@ -69,10 +69,10 @@ def _text(body: memoryview, at: int) -> tuple[str, int]:
 
 
 class TokenOwners:
-    """Owners that are known, and how others are found."""
+    """Known owners, and how to look up others."""
 
     def __init__(self, configured: Mapping[str, str], ask: Callable[[], Awaitable[Mapping[str, str]]] | None) -> None:
-        """`ask()` gives the owners of all tokens of the cluster, or raises; None: nobody can be asked."""
+        """`ask()` returns the owners of all tokens of the cluster, or raises; None: there is no cluster to ask."""
         self._configured = dict(configured)
         self._ask = ask
         self._found: Mapping[str, str] = {}
@@ -80,7 +80,7 @@ class TokenOwners:
         self._asking = trio.Lock()
 
     def known(self, token_id: str) -> str | None:
-        """The owner, if that is known already."""
+        """The owner, if already known."""
         return self._configured.get(token_id) or self._found.get(token_id)
 
     @property
@@ -89,11 +89,11 @@ class TokenOwners:
         return self._ask is not None
 
     async def find(self, token_id: str) -> str | None:
-        """The owner; the cluster is asked if need be. Raises what asking raises."""
+        """The owner, asking the cluster if need be. Raises whatever `ask` raises."""
         if self._ask is None:
             return self.known(token_id)
         async with self._asking:
-            # A token is new, or the broker that was asked did not know it yet.
+            # The token is new, or the broker that was asked did not know it yet.
             if self.known(token_id) is None and trio.current_time() - self._asked_s >= ASK_AGAIN_S:
                 self._asked_s = trio.current_time()
                 self._found = await self._ask()

@@ -1,7 +1,7 @@
 """Requests of administrators that are inspected whole: what an interceptor is given, and what it can decide.
 
 An interceptor knows message bodies and quotas. The session does the rest: it holds the request (and the response, if
-asked to), makes headers, sets throttle fields, mutes, and keeps the order of answers. Everything is sans-IO.
+asked to), writes headers, sets throttle fields, mutes, and keeps answers in order. Everything is sans-IO.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from quota.entity import Kind
 from quota.ledger import Account
 
 MAX_INTERCEPTED_BYTES: Final = 16 * 1024 * 1024
-"""Such requests and their responses are held at most this far; larger ones end the connection. (A CreateTopics request
-of 100 000 topics has about 4 MB.)"""
+"""Such requests and their responses are held up to this size; larger ones end the connection. (A CreateTopics request
+with 100 000 topics has about 4 MB.)"""
 
 
 @dataclass(frozen=True, slots=True)
 class AdminRequest:
-    """One whole request of an API and version that are in `proxy.wire.schema`."""
+    """One whole request, of an API and version in `proxy.wire.schema`."""
 
     api_key: int
     api_version: int
@@ -33,14 +33,14 @@ class AdminRequest:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What becomes of a broker's response."""
+    """What to do with a broker's response."""
 
     body: bytes | None = None
     """What follows the response header, in the request's version; None: as the broker sent it."""
     delay_ms: int = 0
-    """Throttle that has become due with this response, on top of (not added to) that of the request."""
+    """Throttle that became due with this response: the longer of this and the request's counts, not their sum."""
     kind: Kind = Kind.MUTATION
-    """The quota that `delay_ms` is due to."""
+    """The quota that causes `delay_ms`."""
 
 
 OnResponse: TypeAlias = Callable[[bytes, float], Reply]
@@ -52,30 +52,30 @@ class Forward:
     """The request goes to the broker."""
 
     body: bytes | None = None
-    """In place of the client's own, same API and version; None: as it stands."""
+    """Replaces the client's request body, same API and version; None: unchanged."""
     on_response: OnResponse | None = None
-    """Gets the whole response."""
+    """Receives the whole response."""
     delay_ms: int = 0
-    """Throttle that the request has brought about: muted from now on, told in the response."""
+    """Throttle caused by the request: the mute starts now, and the response reports it."""
     kind: Kind = Kind.MUTATION
-    """The quota that `delay_ms` is due to."""
+    """The quota that causes `delay_ms`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The request is answered here, the broker never sees it."""
+    """The request is answered here; the broker never sees it."""
 
     body: bytes
     """What follows the response header, in the request's version. Its throttle field is set by the session."""
     delay_ms: int = 0
-    """Throttle told in the answer, muted from now on."""
+    """Throttle reported in the answer; the mute starts now."""
     kind: Kind = Kind.MUTATION
-    """The quota that `delay_ms` is due to."""
+    """The quota that causes `delay_ms`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """First something else is asked on the same broker connection; the client never hears of it.
+    """First send another request on the same broker connection; the client never learns of it.
 
     The client's later requests wait meanwhile.
     """
@@ -90,27 +90,27 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What becomes of the request depends on something outside: a file has to be written, say.
+    """The decision depends on something outside the session, such as a file that has to be written.
 
-    The client's later requests wait meanwhile; nobody else does.
+    This client's later requests wait meanwhile; other connections do not.
     """
 
     start: Callable[[Callable[[Outcome], None]], None]
-    """Called at once with the function that takes the decision: to be called once, in the event loop, now or later. If
-    the connection has ended by then, nobody hears it."""
+    """Called at once with the function that takes the decision, to be called exactly once, in the event loop, now or
+    later. If the connection has ended by then, the decision is ignored."""
 
 
 Outcome: TypeAlias = Forward | Answer | Ask | Wait
 
 
 class Interceptor(Protocol):
-    """Inspects requests of some API keys. One object serves all connections: it keeps no state of a request."""
+    """Inspects requests of some API keys. One object serves all connections: it keeps no per-request state."""
 
     def request(self, request: AdminRequest, now_ms: float) -> Outcome:
-        """Inspect a request. Raises WireError ("request_malformed") if it cannot be read: its connection ends."""
+        """Inspect a request. Raises WireError ("request_malformed") if it cannot be parsed: its connection ends."""
 
 
 Interceptors: TypeAlias = Mapping[int, Interceptor]
-"""API key -> who inspects its requests."""
+"""API key -> the interceptor of its requests."""
 
 NO_INTERCEPTORS: Final[Interceptors] = {}

@@ -1,4 +1,4 @@
-"""One request that creates or deletes partitions, while it is decided: what each topic costs, and what became of it."""
+"""One request that creates or deletes partitions, until it is decided: what each topic costs, and its outcome."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from quota.entity import Kind
 from quota.ledger import Ledger
 
 RECENT_MS: Final = 10_000
-"""How long our own changes are remembered. A broker answers CreateTopics when the controller has done it, and may know
-the topic itself some milliseconds later only: of 120 questions asked at once, 2 were answered as of before."""
+"""How long our own changes are remembered. A broker answers CreateTopics when the controller has done it, and may learn
+of the topic itself some milliseconds later: of 120 questions sent at once, 2 got an outdated answer."""
 RECENT_TOPICS: Final = 1000
 
 _NONE, _UNKNOWN_SERVER_ERROR, _UNKNOWN_TOPIC, _LEADER_NOT_AVAILABLE, _TIMED_OUT, _UNKNOWN_TOPIC_ID = 0, -1, 3, 5, 7, 100
 EXISTS: Final = frozenset({_NONE, _LEADER_NOT_AVAILABLE})
-"""Errors in Metadata of topics that are there."""
+"""Errors in Metadata of topics that exist."""
 _UNKNOWN: Final = frozenset({_UNKNOWN_TOPIC, _UNKNOWN_TOPIC_ID})
 _MAYBE_DONE: Final = frozenset({_TIMED_OUT, _UNKNOWN_SERVER_ERROR})
-"""Errors after which the change may have happened all the same, or will: the charge stays, as in Kafka."""
+"""Errors after which the change may have happened, or will happen, all the same: the charge stays, as in Kafka."""
 
 TopicKey: TypeAlias = str | uuid.UUID
 
 
 class Recent(NamedTuple):
-    """What a broker has told about a topic that was changed through this sidecar."""
+    """What a broker reported about a topic that was changed through this sidecar."""
 
     partitions: int
     topic_id: uuid.UUID | None
@@ -45,7 +45,7 @@ class RecentChanges:
         self._topics: OrderedDict[TopicKey, Recent] = OrderedDict()
 
     def put(self, name: str | None, topic_id: uuid.UUID | None, partitions: int, now_ms: float) -> None:
-        """The topic has so many partitions since now."""
+        """The topic has this many partitions from now on."""
         if topic_id is None and name is not None and name in self._topics:
             topic_id = self._topics[name].topic_id
         for key in (name, topic_id):
@@ -56,13 +56,13 @@ class RecentChanges:
             self._topics.popitem(last=False)
 
     def forget(self, *keys: TopicKey | None) -> None:
-        """The topic is gone."""
+        """The topic has been deleted."""
         for key in keys:
             if key:
                 self._topics.pop(key, None)
 
     def get(self, key: TopicKey | None, now_ms: float) -> Recent | None:
-        """A topic by name or id; None if nothing is remembered, or only something too old."""
+        """A topic by name or id; None if nothing is remembered, or if it is too old."""
         found = self._topics.get(key) if key else None
         return None if found is None or now_ms - found.at_ms > RECENT_MS else found
 
@@ -71,13 +71,13 @@ class RecentChanges:
 
 
 class Knowledge(Protocol):
-    """What outlives a request."""
+    """What is kept from one request to the next."""
 
     ledger: Ledger
     recent: RecentChanges
 
     def learn_default(self, partitions: int, now_ms: float) -> None:
-        """A topic whose creator left it to the broker has got so many partitions."""
+        """A new topic that left the count to the broker has got this many partitions."""
 
 
 @dataclass(slots=True)
@@ -87,20 +87,20 @@ class Wanted:
     name: str | None
     topic_id: uuid.UUID | None = None
     said: int | None = None
-    """The count in the request: of a new topic, or that a topic shall have; None where it says none."""
+    """The count in the request: a new topic's, or the one a topic is to grow to; None where it gives none."""
     cost: int | None = None
     """Partitions to be created or deleted; None: not known (yet)."""
     counts: bool = True
-    """False: the broker will refuse it (unknown, repeated, there already), and shall say so itself. Not charged."""
+    """False: the broker will refuse it (unknown, repeated, already exists) and should say so itself. Not charged."""
     charged: int = 0
-    """What was taken from the tokens."""
+    """Tokens charged."""
     refused: bool = False
     exempt: bool = False
-    """A shadow quota would have refused it: nothing was taken from the tokens, so nothing is put right later."""
+    """A shadow quota would have refused it: no tokens were charged, so nothing is corrected later."""
 
     @property
     def key(self) -> TopicKey | None:
-        """What the request calls it."""
+        """The name or id that the request uses."""
         return self.topic_id if self.name is None else self.name
 
 
@@ -134,19 +134,19 @@ class MutationRequest:
 
     @property
     def is_free(self) -> bool:
-        """Nothing will be changed, whatever comes."""
+        """No change results, whatever the broker answers."""
         return self.validate_only or not self.wanted
 
     def names(self) -> list[str]:
-        """The topics called by name, each once."""
+        """The topics given by name, each once."""
         return list(dict.fromkeys(topic.name for topic in self.wanted if topic.name is not None))
 
     def ids(self) -> list[uuid.UUID]:
-        """The topics called by id, each once."""
+        """The topics given by id, each once."""
         return list(dict.fromkeys(t.topic_id for t in self.wanted if t.name is None and t.topic_id is not None))
 
     def look_up(self, described: Iterable[Described], now_ms: float) -> None:
-        """Take over what a broker knows: names, ids, and partitions as the cost. Unknown topics do not count."""
+        """Take over what a broker reports: names, ids, and partitions as the cost. Unknown topics do not count."""
         found: dict[TopicKey | None, Described] = {}
         for one in described:
             found[one.name] = found[one.topic_id] = one
@@ -169,7 +169,7 @@ class MutationRequest:
         return self._knowledge.ledger.observed(self.request.account, Kind.MUTATION, now_ms) < sum(costs[:-1])
 
     def decide(self, now_ms: float) -> Forward | Answer:
-        """Charge what is known, refuse what has to be."""
+        """Charge what is known, and refuse topics where the tokens do not suffice."""
         ledger, account = self._knowledge.ledger, self.request.account
         countable = [topic for topic in self.wanted if topic.counts and topic.cost]
         if not self.strict:
@@ -201,7 +201,7 @@ class MutationRequest:
         return Forward(body, self.settle, delay_ms)
 
     def settle(self, body: bytes, now_ms: float) -> Reply:
-        """The broker has answered: put the charges right, put the refused topics in, find the delay of old clients."""
+        """The broker has answered: correct the charges, insert the refused topics, compute old clients' delay."""
         ledger, request = self._knowledge.ledger, self.request
         key, version = request.api_key, request.api_version
         refused = self._refusals()

@@ -1,11 +1,11 @@
 """The partition-mutation quota (KIP-599) on the wire: CreateTopics, DeleteTopics and CreatePartitions.
 
-Each topic costs the partitions that are created or deleted. Clients that understand THROTTLING_QUOTA_EXCEEDED (see
-`topics.STRICT_FROM`) have topics refused, one by one and in order, while the tokens are below zero: those are taken out
-of the request, and put with that error into the broker's answer. Older clients get everything, and a delay.
+Each topic costs the partitions that are created or deleted. For clients that understand THROTTLING_QUOTA_EXCEEDED (see
+`topics.STRICT_FROM`), topics are refused one by one and in order while the tokens are below zero: they are removed from
+the request and added with that error to the broker's answer. Older clients get everything, and a delay.
 
-What a request does not say is asked on the same connection just before it goes on, and what the broker answers to the
-request itself then puts the charge right. Why not a cache: docs/adr/0008.
+What a request does not say is asked on the same connection just before it is forwarded, and the broker's answer to the
+request itself then corrects the charge. Why not a cache: docs/adr/0008.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from quota.ledger import Ledger
 
 MUTATION_APIS: Final = (CREATE_TOPICS, DELETE_TOPICS, CREATE_PARTITIONS)
 DEFAULT_COUNT_MS: Final = 60_000
-"""How long the brokers' default partition count is believed; every new topic that has it renews it."""
+"""How long a broker's default partition count is believed; every new topic created with it renews it."""
 MAX_ASKED: Final = 10
-"""Topics named when the default count is asked for: one of them that may be created is enough."""
+"""Topics named when asking for the default count: one that may be created is enough."""
 
 
 class MutationQuota:
@@ -53,11 +53,12 @@ class MutationQuota:
         return self._delete(work) if request.api_key == DELETE_TOPICS else self._extend(work)
 
     def learn_default(self, partitions: int, now_ms: float) -> None:
-        """A topic whose creator left it to the broker has got so many partitions."""
+        """A new topic that left the count to the broker has got this many partitions."""
         self.default_count, self._default_since_ms = partitions, now_ms
 
     def _count(self, request: AdminRequest, now_ms: float) -> None:
-        """Nothing is limited: the totals get what the request itself tells, and 1 for each count that it does not."""
+        """Without a limit, the totals count what the request itself says, and 1 for each count that it does not
+        give."""
         try:
             work = MutationRequest(self, request)
         except WireError:
@@ -96,8 +97,8 @@ class MutationQuota:
                 topic.counts = topic.counts and topic.name not in existing
             return work.decide(now_ms)
 
-        # There are too few tokens for all. Topics that are there already must not use up what is left, nor be told to
-        # come back later: programs that create "if it is not there" ask for them again at every start.
+        # There are too few tokens for all. Topics that already exist must not use up what is left, nor be told to come
+        # back later: programs that create topics "if missing" ask for them again at every start.
         version, question = wire.metadata_question(work.names(), [], ids_wanted=False)
         return Ask(METADATA, version, question, told)
 

@@ -1,7 +1,7 @@
 """DescribeClientQuotas and AlterClientQuotas through the sidecar (KIP-546): Kafka's own tools see and set our quotas.
 
-Describe shows what is enforced here. Whether the client may look is the broker's to say: it is sent the same question
-with a filter that finds nothing, and only if it answers that without an error the limits are shown.
+Describe shows what is enforced here. The broker decides whether the client may see it: it is sent the same question
+with a filter that matches nothing, and only if it answers that without an error are the limits shown.
 Alter is refused, passed to the broker, or applied here, as configured (docs/adr/0009-quota-administration.md).
 """
 
@@ -42,12 +42,12 @@ AlterRule = Literal["deny", "forward", "apply"]
 
 _NO_TIME: Final = timedelta(0)
 MAX_ANSWERS: Final = 16
-"""DescribeClientQuotas answers that are kept until the limits change. To encode all of 10 000 limits takes the better
-part of 0.1 s: once, not as often as anybody asks."""
+"""DescribeClientQuotas answers, kept until the limits change. Encoding all of 10 000 limits takes nearly 0.1 s: do it
+once, not for every request."""
 
 
 class QuotaAuthority(Protocol):
-    """Who knows the limits in force and can change them; one for all connections."""
+    """Knows the limits in force and can change them; one for all connections."""
 
     @property
     def rule(self) -> AlterRule:
@@ -55,7 +55,7 @@ class QuotaAuthority(Protocol):
 
     @property
     def managed(self) -> str:
-        """Where quotas are managed, to complete "quotas are managed …"."""
+        """Where quotas are managed; completes the sentence "quotas are managed …"."""
 
     def quotas(self) -> Quotas:
         """The limits in force: the same object until they change."""
@@ -79,7 +79,7 @@ class QuotaAdmin:
     def __init__(self, authority: QuotaAuthority) -> None:
         self._authority = authority
         self._answered: Quotas | None = None
-        """The limits that the kept answers are about."""
+        """The limits that the cached answers describe."""
         self._answers: dict[tuple[int, bool, tuple[Component, ...]], bytes] = {}
         self.requests: Counter[str] = Counter()
         """AlterClientQuotas by outcome: denied, unauthorized, invalid, validated, applied, failed, forwarded."""
@@ -97,7 +97,7 @@ class QuotaAdmin:
     # ---- describe ---------------------------------------------------------------------------------------------------
 
     def _describe(self, request: Any, version: int, answer: bytes, now_ms: float) -> Reply:
-        """The broker has answered the question that finds nothing."""
+        """The broker has answered the question that matches nothing."""
         response = _read(answer, "broker_malformed", "describe_client_quotas", version, "response")
         if response.error_code is not ErrorCode.none:
             return Reply()  # the broker's refusal
@@ -182,7 +182,7 @@ def describe_request(version: int) -> bytes:
 
 
 def read_described(version: int, body: bytes) -> dict[Entity, dict[str, float]]:
-    """What a broker answered to it. Raises WireError if it cannot be read, AdminError if the broker refuses."""
+    """The limits in a broker's answer. Raises WireError if it cannot be parsed, AdminError if the broker refuses."""
     response = _read(body, "broker_malformed", "describe_client_quotas", version, "response")
     if response.error_code is not ErrorCode.none:
         raise AdminError(response.error_code.value, f"{response.error_code.name}: {response.error_message or ''}")
@@ -197,7 +197,7 @@ def read_described(version: int, body: bytes) -> dict[Entity, dict[str, float]]:
 def describe_response(
     version: int, found: Iterable[tuple[Entity, Mapping[str, float]]] | None, error: AdminError | None = None
 ) -> bytes:
-    """The body of a DescribeClientQuotas response; `found` is None beside an error, as a broker has it."""
+    """The body of a DescribeClientQuotas response; `found` is None beside an error, as in a broker's."""
     kinds = _classes("describe_client_quotas", version, "response")
     entries = found and tuple(
         kinds.EntryData(
@@ -217,7 +217,7 @@ def describe_response(
 
 
 def alter_response(version: int, verdicts: Iterable[Validated], failed: AdminError | None = None) -> bytes:
-    """The body of an AlterClientQuotas response. `failed`: what was valid could not be carried out."""
+    """The body of an AlterClientQuotas response. `failed`: applying the valid alterations failed."""
     kinds = _classes("alter_client_quotas", version, "response")
     entries = []
     for one in verdicts:
@@ -250,12 +250,12 @@ _MESSAGES: Final = {
 
 @cache
 def _classes(api: str, version: int, kind: str) -> Any:
-    """kio's module of a message; loaded when the first administrator comes."""
+    """kio's module of a message; imported on the first administrator's request."""
     return import_module(f"kio.schema.{api}.v{version}.{kind}")
 
 
 def _read(body: bytes, reason: str, api: str, version: int, kind: str) -> Any:
-    """Decode a whole message. Raises WireError (`reason`) if it is none, or something follows it."""
+    """Decode a whole message. Raises WireError (`reason`) if it is malformed or has trailing bytes."""
     name = _MESSAGES[api, kind]
     cls = getattr(_classes(api, version, kind), name)
     try:

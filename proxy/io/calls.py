@@ -1,6 +1,6 @@
-"""System calls of the data path that say by their result that they would have to wait, not by an exception.
+"""The data path's system calls, which report "would block" by their result instead of an exception.
 
-This is how they are made where kquota is not compiled; `calls.pyx` makes the same ones in C. They belong to one thread.
+This is the pure Python version; `calls.pyx` makes the same calls in C. They belong to one thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PlainEndpoint(Endpoint):
 
 
 def splice(source_fd: int, sink_fd: int, count: int, more: bool) -> int:
-    """splice(2) without waiting: how many bytes; 0 at the source's end, -1 if nothing can be moved now."""
+    """splice(2) without blocking: how many bytes; 0 at the source's end, -1 if it would block."""
     flags = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE | (os.SPLICE_F_MORE if more else 0)
     try:
         return os.splice(source_fd, sink_fd, count, flags=flags)
@@ -35,7 +35,7 @@ def splice(source_fd: int, sink_fd: int, count: int, more: bool) -> int:
 
 
 class Poller:
-    """An epoll instance. `wait` is the only call that waits, and lets other threads run meanwhile."""
+    """An epoll instance. `wait` is the only call that blocks, and it releases the GIL meanwhile."""
 
     __slots__ = ("_epoll", "_events", "fd")
 
@@ -45,15 +45,15 @@ class Poller:
         self._events: list[tuple[int, int]] = []
 
     def register(self, fd: int, events: int) -> None:
-        """Watch a descriptor. Raises OSError."""
+        """Register a descriptor. Raises OSError."""
         self._epoll.register(fd, events)
 
     def unregister(self, fd: int) -> None:
-        """Watch it no more. Raises OSError."""
+        """Unregister it. Raises OSError."""
         self._epoll.unregister(fd)
 
     def wait(self, timeout_s: float) -> int:
-        """Wait for events, `timeout_s` at most: how many there are, for `fd_of` and `flags_of`."""
+        """Wait for events, `timeout_s` at most. Returns their number, for `fd_of` and `flags_of`."""
         self._events = self._epoll.poll(min(timeout_s, _LONGEST_WAIT_S), MAX_EVENTS)
         return len(self._events)
 
@@ -62,16 +62,16 @@ class Poller:
         return self._events[event][0]
 
     def flags_of(self, event: int) -> int:
-        """What has happened to it: EPOLLIN and so on."""
+        """The event's flags: EPOLLIN and so on."""
         return self._events[event][1]
 
     def close(self) -> None:
-        """The end of it."""
+        """Close the epoll instance."""
         self._epoll.close()
 
 
 class Ticker:
-    """A timer that a `Poller` can watch. `fd` is -1 where the kernel has none to give."""
+    """A timer that a `Poller` can watch. `fd` is -1 if the kernel could not create one."""
 
     __slots__ = ("_libc", "fd")
 
@@ -80,19 +80,19 @@ class Ticker:
         self.fd: int = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
 
     def every(self, period_ns: int) -> bool:
-        """Tick every so many nanoseconds (below a second) from now on; 0: no more. False: that cannot be."""
+        """Tick with this period (below a second) from now on; 0: stop. False: the timer could not be set."""
         period = (ctypes.c_long * 4)(0, period_ns, 0, period_ns)
         return self.fd >= 0 and self._libc.timerfd_settime(self.fd, 0, period, None) == 0
 
     def ticked(self) -> bool:
-        """Whether it has ticked since this was asked last. (It is told again only once this has been asked.)"""
+        """Whether it has ticked since the last call. (The poller reports it again only after this call.)"""
         try:
             return bool(os.read(self.fd, 8))
         except BlockingIOError:
             return False
 
     def close(self) -> None:
-        """The end of it."""
+        """Close the timer."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, cdivision=False, annotation_typing=False
-"""`calls.py` in C: the same calls with the same results. What is documented there is not said again here.
+"""`calls.py` in C: the same calls with the same results. See there for their documentation.
 
-System calls that cannot wait are made without giving up the interpreter, which would take longer than they do.
+System calls that cannot block are made without releasing the GIL, which would take longer than the calls.
 """
 
 import os
@@ -71,7 +71,7 @@ cdef enum:
 
 
 cdef Py_ssize_t would_wait(Py_ssize_t full) except -2:
-    """`full` if the call that has just failed would have to wait; else its OSError."""
+    """`full` if the call that has just failed would block; otherwise raises its OSError."""
     cdef int number = errno
     if number == EAGAIN:
         return full
@@ -136,7 +136,7 @@ cdef class Poller:
 
     cpdef int wait(self, double timeout_s) except -1:
         cdef int count, number, wait_ms = 2_000_000_000 if timeout_s > 2e6 else <int>ceil(timeout_s * 1000.0)
-        with nogil:  # also where it does not wait: other threads get on here
+        with nogil:  # even if it does not block: this is where other threads run
             count = kq_epoll_wait(self.fd, self._events, EVENTS, wait_ms)
         if count < 0:
             number = errno

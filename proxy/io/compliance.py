@@ -1,7 +1,7 @@
-"""Whether a client waits when it is told to: some libraries ignore throttle times.
+"""Throttle compliance: whether a client waits when it is told to. Some libraries ignore throttle times.
 
-While a client is muted its socket is not read, but the kernel says how much lies there. What a client sent before it
-was told arrives in the first half of the mute; what arrives after that, it sent although it had been told to wait.
+While a client is muted its socket is not read, but the kernel reports how much is queued there. What the client sent
+before it learned of the throttle arrives in the first half of the mute; what arrives later was sent in spite of it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Final
 from proxy.io.kernel import unread_bytes
 
 MIN_PROBED_MS: Final = 200.0
-"""Shorter mutes judge nobody: their first half is no time to be told in."""
+"""Shorter mutes are not watched: their first half is too short for the throttle to reach the client."""
 
 
 class ThrottleComplianceProbe:
-    """Watches one mute. `next_poll_s` is when to look next; `ignored` is the verdict once `look` has returned True."""
+    """Watches one mute. `next_poll_s` is when to look next; `ignored` is the verdict once `poll` has returned True."""
 
     __slots__ = ("_first", "_sock", "_times", "ignored", "mute_ms", "next_poll_s")
 
@@ -26,13 +26,13 @@ class ThrottleComplianceProbe:
         self._first = 0
         self.ignored = False
         self.mute_ms = (end_s - begin_s) * 1000.0
-        # Not quite to the end: a client that waits may be a little early.
+        # Not quite until the end: a client that waits may be a little early.
         times = [begin_s + (end_s - begin_s) * part for part in (0.5, 0.9)]
         self._times = times if self.mute_ms >= MIN_PROBED_MS else []
         self.next_poll_s = self._times[0] if self._times else math.inf
 
     def poll(self, now_s: float) -> bool:
-        """Look if it is time; True when the client has been judged."""
+        """Look if it is time; True once there is a verdict."""
         if now_s < self.next_poll_s:
             return False
         here = unread_bytes(self._sock)

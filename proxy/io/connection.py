@@ -1,7 +1,7 @@
-"""One connection pair from beginning to end: the tasks that wait for what `proxy.io.connection_io` cannot do.
+"""One connection pair from beginning to end: the tasks that wait where `proxy.io.connection_io` must not block.
 
-The client pump is for requests, the broker pump for responses. A turn that finds the other side's socket full reads
-nothing more before what it has read is on its way, so that back-pressure goes through us to whoever is too fast.
+The client pump carries requests, the broker pump responses. When the other side's socket is full, a pump reads no more
+until what it has read is sent, so that backpressure reaches the faster side.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Connection:
         self._shared = shared
         self._io: ConnectionIO | None = None
         self._progress = trio.Event()
-        """Set and replaced when requests have been answered, or an interceptor has decided, and that is waited for."""
+        """Set, and then replaced, when requests have been answered or an interceptor has decided, if a task waits for
+        it."""
         self._active_s = trio.current_time()
         self.peer = peer
         self.broker_name = broker_name
@@ -57,10 +58,10 @@ class Connection:
         self.ended = False
         self._reason: CloseReason | None = None
 
-    # ---- from outside -----------------------------------------------------------------------------------------------
+    # ---- called from outside ----------------------------------------------------------------------------------------
 
     def identify(self, user: str, source: str) -> None:
-        """The client has proved to be `user`, which `source` tells."""
+        """The client has proved to be `user`, according to `source`."""
         self.session.identify(user)
         self._user_source = source
 
@@ -71,7 +72,7 @@ class Connection:
         if io is not None and (io.compliance is not None or io.is_held):
             io.client_watch.run()
         elif self.session.client_at_boundary:
-            with suppress(OSError):  # wakes the pump if it waits for a request; a half-read one is still taken
+            with suppress(OSError):  # wakes the pump if it waits for a request; a half-read one is still completed
                 self._client.shutdown(SHUT_RD)
 
     def abort(self, reason: CloseReason) -> None:
@@ -81,7 +82,7 @@ class Connection:
 
     @property
     def sockets(self) -> tuple[socket, socket | None]:
-        """The client's and the broker's, to be asked about and nothing else."""
+        """The client's and the broker's, for inspection only."""
         return self._client, self._broker
 
     @property
@@ -100,7 +101,7 @@ class Connection:
             client_ids=tuple(session.client_ids),
             software=session.software,
             in_flight=len(session.inflight),
-            # While it is held, `mute_until_ms` is when to ask again.
+            # While a request is held, `mute_until_ms` is when to ask again.
             muted_for_ms=0.0 if held is not None else max(0.0, session.mute_until_ms - now_ms),
             client_bytes=session.client_bytes_total,
             broker_bytes=session.broker_bytes_total,
@@ -111,10 +112,10 @@ class Connection:
             unmuted=session.client_state(math.inf).name.lower(),
         )
 
-    # ---- life -------------------------------------------------------------------------------------------------------
+    # ---- life cycle -------------------------------------------------------------------------------------------------
 
     async def run(self) -> CloseReason:
-        """Serve until one side ends it; always closes both sockets. Never raises for what a peer did."""
+        """Serve until one side ends the connection; always closes both sockets. Never raises for a peer's behaviour."""
         reason = CloseReason.INTERNAL_ERROR
         try:
             with self._scope:
@@ -152,9 +153,9 @@ class Connection:
         self._io = io
         async with trio.open_nursery() as nursery:
             reason = await self._client_pump(io, nursery)
-            # No more requests. What is still owed is delivered before the broker hears of the end: a broker that sees
-            # the end of input closes at once, answers or not.
-            # A client that ended inside a request gets no such patience: its broken request will never be answered.
+            # No more requests. Answers still owed are delivered before the broker sees the end of input, as it closes
+            # at once then, answers owed or not. A client that ended inside a request is not waited for: its broken
+            # request will never be answered.
             while self._owes_answers(io) and self._reason is None:
                 await self._answered(io)
             nursery.cancel_scope.cancel()
@@ -174,7 +175,7 @@ class Connection:
         self._progress = trio.Event()
 
     async def _answered(self, io: ConnectionIO) -> None:
-        """Wait until some response has been passed on, or an interceptor has decided."""
+        """Wait until a response has been passed on, or an interceptor has decided."""
         io.progress_wanted = True
         await self._progress.wait()
 

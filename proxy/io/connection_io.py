@@ -1,8 +1,8 @@
-"""The turns of one connection pair: all that can be done with requests and responses without waiting.
+"""The I/O of one connection pair: everything that can be done with requests and responses without blocking.
 
-`proxy.io.rounds` calls a turn when something has come, or when there is room in a socket that was full; what else has
-to be waited for, the pumps do (`proxy.io.connection`). Both turns use one receive buffer that all connections share:
-between two waits nothing is kept in it.
+`proxy.io.rounds` calls `on_client_readable` and `on_broker_readable` when a socket is readable, or when one that was
+full is writable again. The pumps (`proxy.io.connection`) wait for everything else. Both functions use one receive
+buffer that all connections share: nothing stays in it between two waits.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from proxy.telemetry.observer import Counters
 from proxy.tls.channel import TlsSocket
 
 TURNS_BEFORE_CHECKPOINT: Final = 8
-"""Reads in a row without waiting before other connections get their turn."""
+"""Reads in a row without waiting before other connections are served."""
 LARGE_FETCH_BYTES: Final = 262_144
 HEAD_BYTES: Final = 4096
-"""After a fetch response of the size above no more than this is read of the next one at first: it is large as well,
-probably, so that its head is enough here and the kernel moves the rest."""
+"""After a fetch response larger than the former, no more than the latter is read of the next one at first: it is
+probably large as well, so its head is enough here and the kernel moves the rest."""
 # In compiled code these are C numbers (see the .pxd).
 _FULL: Final = int(ClientState.FULL)
 _LOGIN: Final = int(ClientState.LOGIN)
@@ -42,12 +42,12 @@ _HELD: Final = int(ClientState.HELD)
 
 
 class StopReason(enum.Enum):
-    """Why a turn ended: what the pump's task has to do before the next one."""
+    """Why the I/O stopped: what the pump's task has to do before it continues."""
 
     WAITS = enum.auto()
-    """Too many requests in flight, or an interceptor has asked something."""
+    """Too many requests are in flight, or an interceptor has asked the broker something."""
     CONNECT = enum.auto()
-    """The first request is here (`to_broker`), and the broker is not connected to yet."""
+    """The first request has arrived (`to_broker`), and there is no broker connection yet."""
     ENDED = enum.auto()
 
 
@@ -61,19 +61,19 @@ class Shared:
     """Receive buffer; valid only until the next await."""
     splice_min_bytes: int
     reactor: Reactor
-    """Tells when there is something to read."""
+    """Reports readable sockets."""
     close_log: CloseLogLimiter
 
 
 def endpoint_of(sock: object) -> Endpoint:
-    """How the turns use this socket, plain or TLS."""
+    """The endpoint for this socket, plain or TLS."""
     if isinstance(sock, TlsSocket):
         return Endpoint(sock, splices=False) if sock.channel is None else records.TlsEndpoint(sock, splices=False)
     return calls.PlainEndpoint(sock, splices=True)  # type: ignore[arg-type]
 
 
 class ConnectionIO:
-    """What one connection pair does when something has come."""
+    """What one connection pair does when one of its sockets is ready."""
 
     __slots__ = (
         "_answers",
@@ -116,7 +116,7 @@ class ConnectionIO:
         self._clock = self._round.clock
         self._buffer = shared.buffer
         self.to_broker = b""
-        """What the broker's socket had no room for: it comes first."""
+        """Bytes that the broker's full socket did not take: they are sent first."""
         self.to_client = b""
         self._answers: list[Buffer] = []
         self._splice_min_bytes = shared.splice_min_bytes if client.splices else 0
@@ -128,13 +128,13 @@ class ConnectionIO:
         """Called, if `progress_wanted`, when requests have been answered or an interceptor has decided."""
         self.progress_wanted = False
         self.compliance: ThrottleComplianceProbe | None = None
-        """Of a mute, while it is watched."""
+        """Watches a mute, if it is long enough."""
         self.is_held = False
-        """The next request waits for what its group owes, and is counted among those."""
+        """The next request is held because its group is in debt; the connection is counted among the held ones."""
         self.last_activity_s = now_s
 
     def connected(self, broker: Endpoint, watch: Watch) -> None:
-        """The broker's connection is there."""
+        """The broker connection is established."""
         self.broker, self.broker_watch = broker, watch
         self._state.connecting = False
         if not broker.splices:
@@ -153,7 +153,7 @@ class ConnectionIO:
     # ---- client -> broker -------------------------------------------------------------------------------------------
 
     def on_client_readable(self) -> StopReason | Again | None:
-        """All that can be done with the client's requests without waiting (see `proxy.io.reactor.take`)."""
+        """Do everything with the client's requests that does not block (see `proxy.io.reactor.take`)."""
         state, requests, responses, watch = self._state, self._requests, self._responses, self.client_watch
         frames, splice, broker = requests.walker, self._splice_up, self.broker
         if self.to_client:
@@ -179,7 +179,7 @@ class ConnectionIO:
                 self._part()
                 if requests.at_boundary:
                     return StopReason.ENDED
-            # What there is to wait for, or was read already, has stopped the walk; but a name may be looked up.
+            # The walk stopped at something to wait for, or at the backlog; or a name is being looked up.
             stopped = frames.stopped or client_state == _LOGIN
             if stopped and _FULL <= client_state < _HELD:
                 self._part()
@@ -229,7 +229,7 @@ class ConnectionIO:
                     if self._pairing is not None:
                         self._pairing.note_read(now_s, received, requests.ended_with_produce(), watch.over)
             if taken if out is None else out:
-                if broker is None:  # it is connected to when the first request comes
+                if broker is None:  # the broker is dialled when the first request arrives
                     self.to_broker = bytes(self._buffer[:taken]) if out is None else b"".join(out)
                     return self._connect()
                 more = watch.readable and frames.movable() >= self._splice_min_bytes > 0
@@ -239,7 +239,7 @@ class ConnectionIO:
             if responses.answer_due():
                 self._answer()
             if not (watch.readable or frames.skip or frames.stopped or state.draining):
-                return None  # as the next round would find
+                return None  # the next round would find no more
             if others_next:
                 break
         return AGAIN
@@ -249,7 +249,8 @@ class ConnectionIO:
         return StopReason.CONNECT
 
     def _flush_broker(self) -> bool:
-        """Send what was left over for the broker. False: its socket is full; the turn comes again when it is not."""
+        """Send what was left over for the broker. False: its socket is full; this is called again when it is
+        writable."""
         assert self.broker is not None
         self.to_broker = _flush(self.broker, self.to_broker, broker_failed)
         if self.to_broker:
@@ -275,14 +276,14 @@ class ConnectionIO:
                 self._requests.moved(splice.moved, now_s * 1000.0)
 
     def _part(self) -> None:
-        """Something else than requests one after the other: they are told of singly again (`proxy.io.pairing`)."""
+        """Not a plain sequence of requests: report each one singly again (`proxy.io.pairing`)."""
         if self._pairing is not None:
             self._pairing.part()
 
     # ---- mute -------------------------------------------------------------------------------------------------------
 
     def _stay_muted(self, now_s: float) -> StopReason | None:
-        """A turn before the mute's deadline: read nothing, and come back then. ENDED if the client has gone."""
+        """The mute's deadline has not come: read nothing, and come back then. ENDED if the client has gone."""
         session, watch, sock = self.session, self.client_watch, self.client.sock
         compliance, deadline_s = self.compliance, self._state.mute_until_ms / 1000.0
         held = self._state.held
@@ -294,20 +295,20 @@ class ConnectionIO:
         self._check_compliance(compliance, now_s)
         if self._state.draining and session.client_at_boundary:
             return StopReason.ENDED
-        # Requests that the client sent before it closed (acks=0!) are still taken, at their time.
+        # Requests that the client sent before it closed (acks=0!) are still read, after the mute.
         if watch.over and not session.has_backlog and not unread_bytes(sock):
             return StopReason.ENDED
         watch.come_back(min(deadline_s, compliance.next_poll_s))
         return None
 
     def _stay_held(self, held: Held, deadline_s: float) -> StopReason | None:
-        """As `_stay_muted`, while a request waits for what its group owes. The client was not told to wait, so nothing
-        is noted of whether it complies."""
+        """As `_stay_muted`, while a request is held because its group is in debt. The client was not told to wait, so
+        its compliance is not recorded."""
         if not self.is_held:
             self.unmute()
             self.is_held = True
             self._shared.counters.connections_waiting += 1
-        # A request that has not been forwarded is sent again by its client, on another connection.
+        # A client sends a request that was not forwarded again, on another connection.
         if self._state.draining or (self.client_watch.over and not held.kept):
             return StopReason.ENDED
         self.client_watch.come_back(deadline_s)
@@ -318,7 +319,7 @@ class ConnectionIO:
             self.session.note_mute(compliance.mute_ms, ignored=compliance.ignored)
 
     def unmute(self) -> None:
-        """Neither muted nor held any more."""
+        """The connection is neither muted nor held any more."""
         if self.compliance is not None:
             self.compliance = None
             self._shared.counters.connections_muted -= 1
@@ -329,7 +330,7 @@ class ConnectionIO:
     # ---- broker -> client -------------------------------------------------------------------------------------------
 
     def on_broker_readable(self) -> StopReason | Again | None:
-        """All that can be done with the broker's responses without waiting (see `proxy.io.reactor.take`)."""
+        """Do everything with the broker's responses that does not block (see `proxy.io.reactor.take`)."""
         responses, watch, broker = self._responses, self.broker_watch, self.broker
         assert watch is not None
         assert broker is not None
@@ -360,7 +361,7 @@ class ConnectionIO:
                     return None
             if not watch.readable:
                 return None
-            if watch.rest_s == NEVER:  # all of a large response has come, or the process has no pipe left
+            if watch.rest_s == NEVER:  # all of a large response has come, or there is no pipe left
                 self._rest_came(watch)
             wanted = most = self._response_read_bytes
             if self._splice_min_bytes and not frames.skip and responses.fetched_bytes >= LARGE_FETCH_BYTES:
@@ -389,13 +390,14 @@ class ConnectionIO:
             if not sent:
                 return None
             if not (watch.readable or frames.skip):
-                return None  # as the next round would find
+                return None  # the next round would find no more
             if took_s > SHARE_S:
                 break
         return AGAIN
 
     def _send_client(self, taken: int, out: list[Buffer] | None, more: bool) -> bool:
-        """Send to the client, with nothing left over. False: its socket is full; the turn comes again later."""
+        """Send to the client, with nothing left over. False: its socket is full; this is called again when it is
+        writable."""
         if not (taken if out is None else out):
             return True
         self.to_client = _send(self.client, self._buffer, taken, out, more, client_failed)
@@ -414,7 +416,7 @@ class ConnectionIO:
         return not self.to_client
 
     def _answer(self) -> None:
-        """Send the answers made here whose turn has come, unless something older is still to be sent before them."""
+        """Send local answers that are next in order, unless older bytes still have to be sent before them."""
         if not self.to_client and not self._splice_down.inside:
             answers = list(self._responses.ready_answers())
             if answers:
@@ -434,17 +436,17 @@ class ConnectionIO:
                 self._answers.extend(self._responses.moved(splice.moved, now_s * 1000.0))
 
     def _expect_rest(self, watch: Watch) -> None:
-        """The kernel moves a large response, and has not all of it yet."""
+        """The kernel is moving a large response, and the rest has not arrived yet."""
         self.client_watch.expect_rest()
         watch.expect_rest()
 
     def _rest_came(self, watch: Watch) -> None:
-        """It has moved all of it, or is not to move the rest."""
+        """The kernel has moved all of it, or will not move the rest."""
         self.client_watch.rest_came(self.last_activity_s)
         watch.rest_came(self.last_activity_s)
 
     def _progress(self) -> None:
-        """Room in flight, or nothing owed any more: whoever waits for that looks again."""
+        """There is room in flight, or nothing is owed any more: wake the task that waits for that."""
         if self.progress_wanted and self.on_progress is not None:
             self.progress_wanted = False
             self.on_progress()
@@ -456,7 +458,7 @@ Failed = Callable[[BaseException | None], SessionError]
 def _send(
     endpoint: Endpoint, buffer: memoryview, taken: int, out: list[Buffer] | None, more: bool, failed: Failed
 ) -> bytes:
-    """Send `out`, or the first `taken` bytes of the buffer if that is None. Returns a copy of what was not taken."""
+    """Send `out`, or the first `taken` bytes of the buffer if that is None. Returns a copy of what was not sent."""
     try:
         if out is None:
             sent = endpoint.send(buffer, 0, taken, more)
@@ -471,7 +473,7 @@ def _send(
 
 
 def _flush(endpoint: Endpoint, left: bytes, failed: Failed) -> bytes:
-    """Send until the socket says that it is full: only then is its room told of. Returns the rest."""
+    """Send until the socket is full: only then does epoll report it writable. Returns the rest."""
     done, total = 0, len(left)
     try:
         while done < total:

@@ -1,7 +1,7 @@
-"""One side's connection as the turns use it: bytes in and out, without waiting and without an exception for that.
+"""One side's socket as the connection's I/O uses it: reads and writes that never block and do not raise for that.
 
-This is the way over a socket object's own methods: for TLS, and for plain sockets where kquota is not compiled.
-`proxy.io.calls` makes the system calls itself for plain sockets.
+This version uses a socket object's own methods: for TLS, and for plain sockets where kquota is not compiled.
+`proxy.io.calls` makes the system calls for plain sockets itself.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ class Endpoint:
 
     def __init__(self, sock: socket, *, splices: bool) -> None:
         self.sock = sock
-        """For all that is not done with each read."""
+        """For everything that is not done on each read."""
         self.fd = sock.fileno()
         self.splices = splices
-        """The kernel itself can move its bytes, and says how many have come: a plain socket."""
+        """A plain socket: splice(2) can move its bytes, and the kernel reports how many are queued."""
 
     def receive(self, buffer: memoryview, count: int) -> int:
-        """Read up to `count` bytes into the beginning of `buffer`: how many; 0 at the end, -1 if there is nothing now.
+        """Read up to `count` bytes into the beginning of `buffer`. Returns how many; 0 at the end, -1 if it would
+        block.
 
-        Fewer than asked for are all there was.
+        A short read has emptied the socket.
         """
         try:
             return self.sock.recv_into(buffer, count)
@@ -34,10 +35,10 @@ class Endpoint:
             return -1
 
     def send(self, buffer: Buffer, start: int, end: int, more: bool) -> int:
-        """Send `buffer[start:end]`: how many bytes were taken, which is 0 when the socket is full.
+        """Send `buffer[start:end]`. Returns how many bytes were taken, 0 when the socket is full.
 
-        `more`: the rest of a large frame will follow at once, and may share a packet with its head. What was not taken
-        is sent again before anything else.
+        `more`: the rest of a large frame follows at once, and may share a packet with its head. What was not taken has
+        to be sent again before anything else.
         """
         try:
             return self.sock.send(memoryview(buffer)[start:end], MSG_MORE if more else 0)

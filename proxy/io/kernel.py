@@ -1,4 +1,4 @@
-"""What the kernel knows of a TCP connection, and what no socket call tells: asked for without reading or writing."""
+"""What the kernel knows of a TCP connection beyond the socket calls, asked without reading or writing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from proxy.tls.channel import TlsSocket, received_bytes
 
 _SEND_QUEUE: Final = struct.Struct("=120xQ16xI")
-"""Of struct tcp_info (linux/tcp.h), in the machine's byte order: tcpi_bytes_acked (8 bytes) at 120, tcpi_notsent_bytes
+"""In struct tcp_info (linux/tcp.h), in the machine's byte order: tcpi_bytes_acked (8 bytes) at 120, tcpi_notsent_bytes
 (4 bytes) at 144. Linux 4.6 and later."""
 _MIN_RTT_AT: Final = 148
 """tcpi_min_rtt, 4 bytes: microseconds."""
@@ -21,17 +21,17 @@ _PEER_HAS_CLOSED: Final = frozenset({8, 9, 11})
 
 
 class SendQueue(NamedTuple):
-    """What has been written to a socket, as its peer sees it."""
+    """What has been written to a socket, as seen by its peer."""
 
     unsent_bytes: int
-    """Not sent: the peer's kernel has no room for it, the network no room for more at once, or we have said that more
-    follows (MSG_MORE) and it is less than a segment. What is on its way does not count."""
+    """Not sent: the receive window is full, or the congestion window is, or we have said that more follows (MSG_MORE)
+    and it is less than a segment. Bytes in flight do not count."""
     acked_bytes: int
-    """Confirmed since the connection was made."""
+    """Acknowledged since the connection was made."""
 
 
 def send_queue(sock: socket) -> SendQueue:
-    """How much of what we wrote the peer has taken. A socket that is no TCP connection any more has nothing waiting."""
+    """How much of what we wrote the peer has acknowledged. A socket that is no longer connected has an empty queue."""
     try:
         info = sock.getsockopt(IPPROTO_TCP, TCP_INFO, _SEND_QUEUE.size)
     except OSError:
@@ -43,12 +43,12 @@ def send_queue(sock: socket) -> SendQueue:
 
 
 def unread_bytes(sock: socket) -> int:
-    """What the peer has sent and nobody has read yet; on a TLS connection encrypted bytes for the most part."""
+    """Bytes that were received and not read yet; on a TLS connection mostly encrypted bytes."""
     return sock.unread_bytes() if isinstance(sock, TlsSocket) else received_bytes(sock)
 
 
 def round_trip_ms(sock: socket) -> float:
-    """The network's least round trip to the peer, measured by the kernel (tcp_info.tcpi_min_rtt); 0 if unknown."""
+    """The least network round trip to the peer, measured by the kernel (tcp_info.tcpi_min_rtt); 0 if unknown."""
     try:
         info = sock.getsockopt(IPPROTO_TCP, TCP_INFO, _MIN_RTT_AT + 4)
     except OSError:
@@ -60,12 +60,12 @@ def round_trip_ms(sock: socket) -> float:
 
 
 def was_reset(sock: socket) -> bool:
-    """The connection is no more."""
+    """The connection no longer exists."""
     return _tcp_state(sock) == _TCP_CLOSE
 
 
 def peer_has_closed(sock: socket) -> bool:
-    """The peer has closed its direction, whether or not we have read up to there."""
+    """The peer has closed its sending direction, whether or not we have read up to there."""
     return _tcp_state(sock) in _PEER_HAS_CLOSED
 
 

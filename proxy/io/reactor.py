@@ -1,24 +1,25 @@
-"""Waiting for many sockets at little cost: one edge-triggered epoll instance, served where trio's loop would wait.
+"""Waiting for many sockets at little cost: one edge-triggered epoll instance, served where trio's loop would block.
 
 A task that waits for a socket by `trio.lowlevel.wait_readable` costs, each time, two calls of epoll_ctl, a task put to
-sleep and woken, and a turn of the loop: more than all the work on a small request. Here each socket is registered
-once, and whoever waits for it leaves a *turn*: a function that does, without waiting, what there is to do. It runs
-right where the event is found. Only when something must be waited for (a full socket) does the task wake up. A turn
-that has to come back at a certain time (the end of a mute) says so: that costs an entry in a heap, no timer of trio's.
+sleep and woken, and a pass of the loop: more than all the work on a small request. Here each socket is registered once,
+and the task that waits for it leaves a callback (`Watch.turn`), which does what can be done without blocking. The
+callback runs right where the event is found. Only when it has to block (a full socket) does the task wake up. A
+callback that has to run again at a certain time (the end of a mute) says so: that costs an entry in a heap, not a timer
+of trio.
 
     trio has nothing to run                        events of our sockets
-      before_io_wait ------> wait for both epolls -----------------------> their turns run ---+
+      before_io_wait ------> wait for both epolls -------------------> their callbacks run ---+
                                  ^    |                                                       |
                                  |    | trio's own epoll is ready, a deadline has come,       |
-                                 |    | or a turn has woken a task: back to trio              |
+                                 |    | or a callback has woken a task: back to trio          |
                                  +----|-------------------------------------------------------+
 
-Edge-triggered means: the kernel tells once that there is something to read. `Watch.readable` remembers it until a read
-has found nothing more.
+Edge-triggered means that the kernel reports once that a socket is readable. `Watch.readable` remembers it until a read
+would block.
 
-That trio's epoll can be waited for together with ours takes two attributes of trio that are not in its documentation
-(its epoll instance, its queue of runnable tasks). Where they are not found, a task waits for our epoll as for any file
-descriptor: each event takes a turn of trio's loop again, otherwise it is the same.
+Waiting for trio's epoll together with ours takes two undocumented attributes of trio (its epoll instance and its queue
+of runnable tasks). Where they are missing, a task waits for our epoll as for any file descriptor: each event then costs
+a pass of trio's loop again, and nothing else changes.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ Result = TypeVar("Result")
 
 
 async def take(watch: Watch, turn: Callable[[], Result | Again | None]) -> Result:
-    """Call `turn` now and whenever there is something to read, until it has a result.
+    """Call `turn` now and whenever the socket is readable, until it has a result.
 
-    `turn()` returns None: nothing more to do before something comes (`readable` is False then); AGAIN: there may be
-    more, let others go first; anything else is the result. What it raises is raised here.
+    `turn()` returns None: nothing more to do before the next event (`readable` is False then); AGAIN: there may be
+    more, serve others first; anything else is the result. What it raises is raised here.
     """
     result = turn()
     if result is AGAIN:
@@ -64,16 +65,16 @@ async def take(watch: Watch, turn: Callable[[], Result | Again | None]) -> Resul
 
 
 class Reactor(trio.abc.Instrument):
-    """All watched sockets of one event loop. `start` and `stop` belong into that loop."""
+    """All watched sockets of one event loop. `start` and `stop` must be called in that loop."""
 
     def __init__(self) -> None:
         self.round = Round(Clock(trio.current_time))
         self._nap: trio.CancelScope | None = None
-        """While `run` waits."""
+        """Set while `run` waits."""
 
     @property
     def sched_policy(self) -> SchedPolicy:
-        """What the event loop asks before it waits."""
+        """The scheduling policy of the event loop's thread, set before it waits."""
         return self.round.sched_policy
 
     @property
@@ -82,7 +83,7 @@ class Reactor(trio.abc.Instrument):
         return self.round.trio_fd >= 0
 
     def start(self, *, nested: bool = True) -> None:
-        """Begin to serve; in the trio loop that the watches' tasks run in."""
+        """Begin to serve, in the trio loop that the watches' tasks run in."""
         if nested:
             self._find_trio()
         if not self.nested:
@@ -90,7 +91,7 @@ class Reactor(trio.abc.Instrument):
         trio.lowlevel.add_instrument(self)
 
     def stop(self) -> None:
-        """The end of it; watches that are left are forgotten."""
+        """Stop serving; watches that are left are dropped."""
         trio.lowlevel.remove_instrument(self)
         self.round.close()
 
@@ -101,7 +102,7 @@ class Reactor(trio.abc.Instrument):
 
             runner = GLOBAL_RUN_CONTEXT.runner
             if not isinstance(runner.clock, SystemClock):
-                return  # a test's clock: trio itself has to see when nothing happens
+                return  # a test's clock: trio itself has to notice that the loop is idle
             fd = runner.io_manager._epoll.fileno()
             clock = Clock(None, runner.clock.offset)
             runq, force_wakeup = runner.runq, runner.io_manager.force_wakeup
@@ -112,7 +113,7 @@ class Reactor(trio.abc.Instrument):
         loop.trio_fd, loop.clock, loop.runq, loop.force_wakeup = fd, clock, runq, force_wakeup
 
     def watch(self, sock: socket) -> Watch:
-        """Watch a non-blocking socket. Raises OSError if the kernel can not (no memory, too many watches)."""
+        """Watch a non-blocking socket. Raises OSError if the kernel refuses (no memory, too many watches)."""
         return self.round.watch(sock.fileno())
 
     def _wake_at(self, at_s: float) -> None:
@@ -120,7 +121,7 @@ class Reactor(trio.abc.Instrument):
             self._nap.deadline = at_s
 
     async def run(self) -> None:
-        """Serve events where trio's epoll can not be waited for together with ours; returns at once where it can."""
+        """Serve events where trio's epoll cannot be waited for together with ours; otherwise return at once."""
         loop = self.round
         while not self.nested:
             with trio.move_on_at(loop.next_s()) as self._nap:
@@ -131,7 +132,7 @@ class Reactor(trio.abc.Instrument):
                 await trio.lowlevel.checkpoint()
 
     def before_io_wait(self, timeout: float) -> None:
-        """trio has nothing to run for `timeout` seconds, or (0) lets whoever is ready run next to its tasks."""
+        """trio has nothing to run for `timeout` seconds, or (0) polls for I/O between running its tasks."""
         loop = self.round
         if loop.trio_fd >= 0:
             loop.wait(timeout)

@@ -1,6 +1,6 @@
-"""The endpoint of a TLS connection whose bytes go through OpenSSL itself (`proxy.tls._openssl`, ADR 0030).
+"""The endpoint of a TLS connection that calls OpenSSL directly (`proxy.tls._openssl`, ADR 0030).
 
-There is none where kquota is not compiled; `records.pyx` has the one that is used then.
+Without compiled modules there is no such endpoint; `records.pyx` is the compiled version.
 """
 
 from __future__ import annotations
@@ -9,6 +9,6 @@ from proxy.io.endpoint import Endpoint
 
 
 class TlsEndpoint(Endpoint):
-    """By the socket's own methods."""
+    """Uses the socket's own methods."""
 
     __slots__ = ()

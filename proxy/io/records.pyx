@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, cdivision=False, annotation_typing=False
-"""The endpoint of a TLS connection: whole records by OpenSSL itself, with no Python object for each."""
+"""The endpoint of a TLS connection: whole records by calling OpenSSL directly, with no Python object for each."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 

@@ -1,7 +1,7 @@
-"""The rounds of the event loop: wait for what comes on any watched socket, and let those run for whom it has come.
+"""The rounds of the event loop: wait for events on all watched sockets, and run their callbacks.
 
-`proxy.io.reactor` says how this fits below trio. A *turn* is what a socket's watch calls when something has come: a
-function that does, without waiting, what there is to do.
+`proxy.io.reactor` says how this fits below trio. A watch's callback (`Watch.turn`) runs when its socket is ready, and
+does what can be done without blocking.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from proxy.io.pairing import TICK_NS, Pairing
 from proxy.io.sched_policy import QUIET_S, SchedPolicy
 
 WAITED_S: Final = 30e-6
-"""Asking the kernel without waiting takes less (about 5 µs measured, 12 µs with 32 sockets ready)."""
+"""A poll that does not block takes less (about 5 µs measured, 12 µs with 32 sockets ready)."""
 LATE_AT_ONCE: Final = 16
-"""Turns whose time has come, one after the other, before sockets are looked at again. Mutes of many connections may end
-together; who is not muted does not wait for all of them."""
+"""Callbacks whose deadline has come, one after the other, before sockets are polled again. Mutes of many connections
+may end together; connections that are not muted must not wait for all of them."""
 NEVER: Final = float("inf")
 OVER: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 READABLE: Final = select.EPOLLIN | OVER
 ROOM: Final = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
-"""There is room in a socket that was full, or nobody will ever make any."""
+"""A socket that was full is writable, or never will be again."""
 WATCHED: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLOUT | select.EPOLLET
 
 
@@ -37,21 +37,21 @@ class Again:
 
 
 AGAIN: Final = Again()
-"""Result of a turn that has done its share while there may be more: others come first."""
+"""Result of a callback that has used up its share of time while there may be more to do: others come first."""
 
 
 class Clock:
-    """The time as `trio.current_time` tells it, with fewer calls on the way."""
+    """The same time as `trio.current_time`, with fewer calls to get it."""
 
     __slots__ = ("_ahead_s", "_source")
 
     def __init__(self, source: Callable[[], float] | None, ahead_s: float = 0.0) -> None:
-        """`source`: where the time comes from; None: it is `ahead_s` ahead of CLOCK_MONOTONIC."""
+        """`source` returns the time; None: it is CLOCK_MONOTONIC plus `ahead_s`."""
         self._source = source
         self._ahead_s = ahead_s
 
     def now_s(self) -> float:
-        """What time it is."""
+        """The current time."""
         return self._ahead_s + calls.monotonic_s() if self._source is None else self._source()
 
 
@@ -64,24 +64,24 @@ class Watch:
         self._round = loop
         self._fd = fd
         self.readable = True
-        """There may be something to read. Whoever reads and finds nothing sets it to False, and so may who finds less
-        than asked for, unless `over`."""
+        """The socket may be readable. A read that would block sets it to False, and so may a short read, unless
+        `over`."""
         self.over = False
-        """The other side has ended, which was told once, perhaps together with its last bytes."""
+        """The peer has closed its side; reported once, perhaps together with its last bytes."""
         self.turn: Callable[[], Any] | None = None
-        """What to call when something has come."""
+        """The callback to run when the socket is ready."""
         self.room_for: Watch | None = None
-        """The watch whose turn has found this socket full, and is to be called once there is room."""
+        """The watch whose callback found this socket full, to be run once it is writable."""
         self.task: Any = None
-        """The task that waits for the turn's result."""
+        """The task that waits for the callback's result."""
         self._queued = False
         self.back_s = NEVER
-        """When the turn is to be called again, if nothing comes before (`trio.current_time`)."""
+        """When to run the callback again if there is no event before (`trio.current_time`)."""
         self.rest_s = -NEVER
-        """NEVER (not over yet) while the rest of a large response is to come; else when that was over the last time."""
+        """NEVER while the rest of a large response is outstanding; otherwise when the last one was complete."""
 
     def run(self) -> None:
-        """Something has come, or the time."""
+        """The socket is ready, or the deadline has come: run the callback."""
         turn = self.turn
         if turn is not None:
             try:
@@ -99,40 +99,40 @@ class Watch:
                     trio.lowlevel.reschedule(self.task, outcome.Value(result))
 
     def run_again(self) -> None:
-        """It is this one's turn again."""
+        """Run the callback again after AGAIN."""
         self._queued = False
         self.run()
 
     def go_on_later(self) -> None:
-        """Call the turn after others had theirs."""
+        """Run the callback again after the others."""
         if not self._queued:
             self._queued = True
             self._round.again.append(self)
 
     def come_back(self, at_s: float) -> None:
-        """Call the turn at this time (`trio.current_time`) again; what was said about it before counts no more.
+        """Run the callback again at this time (`trio.current_time`), which replaces any earlier one.
 
-        Said by a turn that then returns None. If the task is busy elsewhere then, nothing is called: `take` begins with
-        a turn anyway.
+        Called by a callback that then returns None. If the task is busy elsewhere at that time, nothing runs: `take`
+        begins by calling the callback anyway.
         """
         if at_s != self.back_s:
             self.back_s = at_s
             self._round.come_back(at_s, self)
 
     def expect_rest(self) -> None:
-        """The head of a large response has passed, what follows can wait for others (`proxy.io.sched_policy`)."""
+        """The head of a large response has passed; the rest can wait for others (`proxy.io.sched_policy`)."""
         if self.rest_s != NEVER:
             self.rest_s = NEVER
             self._round.sched_policy.halfway += 1
 
     def rest_came(self, now_s: float) -> None:
-        """All of it has passed, if there was one."""
+        """The rest of the large response has passed, if there was one."""
         if self.rest_s == NEVER:
             self.rest_s = now_s
             self._round.sched_policy.halfway -= 1
 
     def close(self) -> None:
-        """Watch no more. To be called before the socket is closed."""
+        """Stop watching. Must be called before the socket is closed."""
         self.rest_came(-NEVER)
         self.back_s = NEVER
         self._round.forget(self._fd)
@@ -140,7 +140,7 @@ class Watch:
 
 
 class Round:
-    """All watched sockets of one event loop, and one round after the other."""
+    """All watched sockets of one event loop, served round by round."""
 
     __slots__ = (
         "_number",
@@ -166,23 +166,23 @@ class Round:
         self.sched_policy = SchedPolicy()
         self.watches: dict[int, Watch] = {}
         self.again: deque[Watch] = deque()
-        """Those that have done their share and not finished."""
+        """Watches whose callback returned AGAIN."""
         self.late: list[tuple[float, int, Watch]] = []
-        """A heap: who is to be called when. Entries that are not the watch's `back_s` count for nothing."""
+        """A heap of deadlines. Entries that differ from the watch's `back_s` are stale."""
         self._number = 0
         self.since_ms = 0.0
-        """What is ready now has come at this time or later; as `trio.current_time`, in ms.
+        """What is ready now arrived at this time or later; as `trio.current_time`, in ms.
 
-        The loop had to wait for it: it has just come. It had not: it may have come at any time since the loop was told
-        the last time. A response that is read late because of others costs no broker any time
+        If the loop had to wait, it has just arrived; otherwise it may have arrived at any time since the previous poll.
+        A response that is read late because of other connections must not count as the broker's time
         (`proxy.session.request_time`).
         """
         self.told_s = 0.0
         self.on_sooner: Callable[[float], None] | None = None
-        """Told of times at which a turn is to be called, by whoever waits elsewhere for the next one."""
+        """Called with each new deadline, if another task waits for the next one."""
         self.trio_fd = -1
-        """trio's own epoll, if it is waited for together with ours; then also: what trio has to run, and what keeps it
-        from waiting."""
+        """trio's own epoll, if it is waited for together with ours. Then also set: trio's queue of runnable tasks, and
+        the function that keeps it from blocking."""
         self.runq: Any = ()
         self.force_wakeup: Callable[[], None] | None = None
         self._paired: set[Pairing] = set()
@@ -190,19 +190,19 @@ class Round:
         if self._ticker.fd >= 0:
             try:
                 self.poller.register(self._ticker.fd, select.EPOLLIN)
-            except OSError:  # no memory, too many watches: nobody pairs
+            except OSError:  # no memory, too many watches: no pairing
                 self._ticker.close()
 
-    # ---- who is watched ---------------------------------------------------------------------------------------------
+    # ---- watches ----------------------------------------------------------------------------------------------------
 
     def watch(self, fd: int) -> Watch:
-        """Watch a non-blocking socket. Raises OSError if the kernel can not (no memory, too many watches)."""
+        """Watch a non-blocking socket. Raises OSError if the kernel refuses (no memory, too many watches)."""
         self.poller.register(fd, WATCHED)
         watch = self.watches[fd] = Watch(self, fd)
         return watch
 
     def forget(self, fd: int) -> None:
-        """Watch a socket no more."""
+        """Stop watching a socket."""
         if self.watches.pop(fd, None) is not None:
             self.poller.unregister(fd)
 
@@ -214,11 +214,11 @@ class Round:
             self.on_sooner(at_s)
 
     def next_s(self) -> float:
-        """When the next turn is to be called although nothing comes."""
+        """The next deadline."""
         return self.late[0][0] if self.late else NEVER
 
     def close(self) -> None:
-        """The end of it; watches that are left are forgotten."""
+        """Close; watches that are left are dropped."""
         self._ticker.close()
         self.poller.close()
         self.watches.clear()
@@ -227,7 +227,7 @@ class Round:
     # ---- rounds -----------------------------------------------------------------------------------------------------
 
     def wait(self, timeout: float) -> None:
-        """trio has nothing to run for `timeout` seconds, or (0) lets whoever is ready run next to its tasks."""
+        """trio has nothing to run for `timeout` seconds, or (0) polls for I/O between running its tasks."""
         now_s = self.clock.now_s()
         if timeout <= 0.0:
             self.serve(0.0, now_s)
@@ -240,17 +240,18 @@ class Round:
             found = self.serve(wait_s, now_s)
             now_s = self.clock.now_s()
             if found or self.runq or now_s >= until_s:
-                # trio must not wait now: not for all of `timeout` again, and not for what it was to find ready either,
-                # which a turn may have used up in the meantime (room in a socket). Nobody would watch our sockets.
+                # trio must not block now: not for all of `timeout` again, and not for an event that it was to find,
+                # which a callback may have used up in the meantime (a writable socket). Our sockets would be left
+                # unserved.
                 assert self.force_wakeup is not None
                 self.force_wakeup()
-                if self.sched_policy.gives_way:  # tasks may start threads, which begin with what this one has
+                if self.sched_policy.gives_way:  # a thread that a task starts inherits this thread's policy
                     self.sched_policy.give_way(False)
                 return
 
     def serve(self, wait_s: float, asked_s: float) -> bool:
-        """Wait, and let those run for whom something has come; it is `asked_s` now. True if trio has something to do
-        too (nested), or if something came at all (not nested)."""
+        """Wait, and run the callbacks of sockets that are ready; it is `asked_s` now. True if trio has something to do
+        too (nested), or if there was any event (not nested)."""
         poller = self.poller
         if wait_s > 0.0:
             self.sched_policy.before_wait(asked_s)
@@ -303,14 +304,14 @@ class Round:
     # ---- pairs of requests (`proxy.io.pairing`) ---------------------------------------------------------------------
 
     def pair(self, pairing: Pairing) -> bool:
-        """Look at this connection each `TICK_NS` from now on. False: that can not be."""
+        """Check this connection each `TICK_NS` from now on. False: there is no timer."""
         if not self._paired and not self._ticker.every(TICK_NS):
             return False
         self._paired.add(pairing)
         return True
 
     def part(self, pairing: Pairing) -> None:
-        """Look at it no more."""
+        """Stop checking it."""
         self._paired.discard(pairing)
         if not self._paired:
             self._ticker.every(0)

@@ -1,13 +1,12 @@
-"""Whom the event loop's thread may interrupt: nobody, while all that it waits for is the rest of large responses.
+"""Scheduling policy of the event loop's thread: it preempts no other while it only waits for large responses.
 
-A thread that is woken by the kernel takes the core from whoever has it, as a rule. That is right for a request, which
-somebody waits for, and for a response's head. The rest of a large response comes in many parts, though, while the
-broker is still writing it: to be woken for each of them is to interrupt the broker each time, for 100 KB or less, and
-both pay for the switch. Under SCHED_BATCH (sched(7)) a woken thread interrupts nobody. It runs when a core is free, at
-once if one is, and else when whoever has it waits or its time is up, a few ms at most: then there is more to move at
-once.
+A thread that the kernel wakes usually preempts another one. That is right for a request, since its client waits for the
+answer, and for a response's head. The rest of a large response, though, arrives in many parts while the broker is still
+writing it: waking up for each of them preempts the broker each time, for 100 KB or less, and both pay for the context
+switch. Under SCHED_BATCH (sched(7)) a woken thread preempts none. It runs at once if a core is free, and otherwise when
+the running thread blocks or its time slice ends, a few ms at most: then there is more to move at once.
 
-With small requests about, from whichever connection, everything is as usual.
+While any connection carries small requests, the ordinary policy applies.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ import structlog
 log = structlog.get_logger("kquota.sched_policy")
 
 QUIET_S: Final = 0.1
-"""A connection that had the rest of a large response coming this lately is one that moves much; for events of others
-the thread is as quick as it can be, and stays so for as long."""
+"""A connection that awaited the rest of a large response this recently counts as a bulk one. An event on any other
+makes the thread use the ordinary policy, for this long."""
 
 
 def set_policy(policy: int) -> None:
-    """Of the calling thread, whose priority within it stays (its nice value). Raises OSError."""
+    """Set the calling thread's policy, without changing its nice value. Raises OSError."""
     os.sched_setscheduler(0, policy, os.sched_param(0))
 
 
 def policy_now() -> int:
-    """The calling thread's. Raises OSError."""
+    """The calling thread's policy. Raises OSError."""
     return os.sched_getscheduler(0)
 
 
 class SchedPolicy:
-    """What the event loop asks before it waits. One per event loop, made and used in its thread.
+    """Chooses the thread's policy before the event loop waits. One per event loop, made and used in its thread.
 
-    Where the thread has not the ordinary policy to begin with, somebody has chosen another one, and it stays.
+    If the thread does not have the ordinary policy to begin with, it was chosen deliberately, and it stays.
     """
 
     __slots__ = ("_possible", "_set_policy", "gives_way", "halfway", "quick_s")
@@ -52,20 +51,20 @@ class SchedPolicy:
         except OSError:
             self._possible = False
         self.gives_way = False
-        """Whether the thread interrupts nobody when it is woken."""
+        """Whether the thread has the policy that preempts none."""
         self.halfway = 0
-        """Sockets of connections on which the rest of a large response is to come, or to find room."""
+        """Sockets with the rest of a large response still to be received or sent."""
         self.quick_s = float("-inf")
-        """When something came last that was not for one of those (the event loop's clock, as all times here)."""
+        """When the last event on any other socket came (the event loop's clock, as all times here)."""
 
     def before_wait(self, now_s: float) -> None:
-        """The loop is about to wait for whatever comes next."""
+        """The loop is about to wait."""
         wanted = self.halfway > 0 and now_s - self.quick_s > QUIET_S
         if wanted != self.gives_way:
             self.give_way(wanted)
 
     def give_way(self, wanted: bool) -> None:
-        """Interrupt nobody from now on when woken, or be woken as others are.
+        """Preempt no other thread when woken from now on, or go back to the ordinary policy.
 
         What the kernel refuses is not tried again.
         """

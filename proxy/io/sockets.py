@@ -1,4 +1,4 @@
-"""How much to read at once from a non-blocking socket, sending on, and closing it."""
+"""How much to read at once from a non-blocking socket, how to send on, and how to close it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from proxy.errors import SessionError
 from proxy.session.framing import Buffer
 
 SHARE_S: Final = 0.002
-"""Nor does a turn go on for longer than about this: 64 KB may be one request or two thousand, and everybody waits."""
+"""A callback runs for no longer than about this: 64 KB may be one request or two thousand, and others wait."""
 MIN_READ_BYTES: Final = 2048
 
 
 def next_read_bytes(last_bytes: int, took_s: float, most_bytes: int) -> int:
-    """How much to read at once, after a read of `last_bytes` that took `took_s` to deal with."""
+    """How much to read at once, after a read of `last_bytes` that took `took_s` to process."""
     if took_s > SHARE_S:
         return max(last_bytes // 2, MIN_READ_BYTES)
     return min(last_bytes * 2, most_bytes) if took_s < SHARE_S / 4 else last_bytes
@@ -30,7 +30,7 @@ def send_now(
     failed: Callable[[BaseException | None], SessionError],
     flags: int = 0,
 ) -> bytes | None:
-    """Send what the socket takes at once; returns a copy of what it did not take.
+    """Send what the socket takes at once; returns a copy of the rest.
 
     `flags`: MSG_MORE if the rest of a large frame will follow at once, so that it shares a packet with its head.
     """

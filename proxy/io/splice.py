@@ -1,4 +1,4 @@
-"""Moving bytes between two sockets inside the kernel: socket -> pipe -> socket by splice(2), pipes pooled.
+"""Moving bytes between two sockets inside the kernel: socket -> pipe -> socket by splice(2), with pooled pipes.
 
 A pipe is held only while bytes are being moved; an idle connection holds none.
 """
@@ -13,7 +13,7 @@ from typing import Final
 from proxy.io import calls
 
 PIPE_BYTES: Final = 1 << 20
-"""Asked for; the kernel may give less (fs.pipe-max-size, fs.pipe-user-pages-soft)."""
+"""Requested size; the kernel may grant less (fs.pipe-max-size, fs.pipe-user-pages-soft)."""
 POOL_SIZE: Final = 32
 
 
@@ -36,7 +36,7 @@ class Pipe:
 
 
 class PipePool:
-    """Empty pipes to reuse. `pipes_open` counts all that exist, so that tests can see a leak."""
+    """Empty pipes to reuse. `pipes_open` counts all that exist, so that tests can detect a leak."""
 
     __slots__ = ("_free", "pipes_open")
 
@@ -45,7 +45,7 @@ class PipePool:
         self.pipes_open = 0
 
     def take(self) -> Pipe | None:
-        """An empty pipe; None when the process is out of file descriptors: then bytes go through the receive buffer."""
+        """An empty pipe; None when the process is out of file descriptors: bytes then go through the receive buffer."""
         if self._free:
             return self._free.pop()
         try:
@@ -71,20 +71,20 @@ class PipePool:
 
 
 class Step(enum.Enum):
-    """How far `Splice.step` came."""
+    """How far `Splice.step` got."""
 
     DONE = enum.auto()
     """All bytes asked for have reached the sink."""
     EMPTY = enum.auto()
-    """The source has nothing more at the moment; all that it had has reached the sink."""
+    """The source would block; all that was read has reached the sink."""
     FULL = enum.auto()
-    """The sink takes nothing more at the moment."""
+    """The sink would block."""
     SHARE = enum.auto()
-    """As much as one may do before others have their turn."""
+    """The share of one connection is used up: others come first."""
     ENDED = enum.auto()
     """The source has ended."""
     NO_PIPE = enum.auto()
-    """The process is out of file descriptors, nothing was moved: the bytes have to go through the receive buffer."""
+    """The process is out of file descriptors and nothing was moved: bytes have to go through the receive buffer."""
 
 
 class Splice:
@@ -96,14 +96,14 @@ class Splice:
         self._pool = pool
         self._pipe: Pipe | None = None
         self.inside = 0
-        """Bytes that were read and have not reached the sink yet: they come before whatever is read next."""
+        """Bytes that were read and have not reached the sink yet: they go before anything read later."""
         self.moved = 0
-        """Bytes that have reached the sink in the last step, also where that has failed."""
+        """Bytes that reached the sink in the last step, even if it failed."""
 
     def step(self, source_fd: int, sink_fd: int, count: int) -> Step:
-        """Move up to `count` bytes that have not reached the sink yet, without waiting; `moved` have then.
+        """Move up to `count` bytes to the sink without blocking; `moved` of them have reached it.
 
-        Raises SourceError / SinkError, the OSError as cause.
+        Raises SourceError / SinkError, with the OSError as cause.
         """
         pipe, inside = self._pipe, self.inside
         self.moved = 0
@@ -125,7 +125,7 @@ class Splice:
                         step = Step.ENDED
                         break
                     if got < 0:
-                        source_empty = True  # or the pipe has no slot left, if there is something inside
+                        source_empty = True  # or the pipe has no slot left, if it is not empty
                     else:
                         inside += got
                 if inside:
@@ -155,14 +155,14 @@ class Splice:
         return step
 
     def close(self) -> None:
-        """What is still inside is lost."""
+        """Release the pipe; bytes still inside are lost."""
         if self._pipe is not None:
             self._pool.give_back(self._pipe, is_empty=False)
             self._pipe = None
 
 
 SHARE: Final = 8
-"""Rounds of reading and writing before others have their turn."""
+"""Rounds of reading and writing before other connections are served."""
 
 
 class SourceError(Exception):

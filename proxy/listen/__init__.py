@@ -1,1 +1,1 @@
-"""Towards the clients: listening sockets, which connections are served, and the orderly end."""
+"""Towards the clients: listening sockets, which connections are served, and the graceful shutdown."""

@@ -1,4 +1,4 @@
-"""Which local port stands for which broker. Pure book-keeping: binding is asked for through a callback."""
+"""Which local port stands for which broker. Pure bookkeeping: a callback binds the ports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_HOST_CHARACTERS: Final = 255
 
 
 class BrokerKey(NamedTuple):
-    """Brokers and controllers count their ids separately from each other's addresses (DescribeCluster v1+)."""
+    """Identifies a broker or controller; the two count their ids separately (DescribeCluster v1+)."""
 
     kind: str
     """"broker" or "controller"."""
@@ -28,11 +28,11 @@ class BrokerAddress:
 
 
 class NoFreePortError(Exception):
-    """`listen.broker_ports` is used up; the message says by how many brokers."""
+    """`listen.broker_ports` is used up; the message says how many brokers are without a port."""
 
 
 class BadAddressError(Exception):
-    """A broker has been told of at an address that nobody can connect to."""
+    """A broker was announced with an address that cannot be connected to."""
 
 
 def check_address(node_id: int, host: str, port: int) -> None:
@@ -42,10 +42,10 @@ def check_address(node_id: int, host: str, port: int) -> None:
 
 
 class AddressBook:
-    """Brokers seen so far. A broker keeps its local port for the life of the sidecar, also when its address changes."""
+    """Brokers seen so far. A broker keeps its local port for the life of the sidecar, even if its address changes."""
 
     def __init__(self, ports: range, bind: Callable[[BrokerKey, int], bool]) -> None:
-        """`bind(key, port)` opens a listener at once and returns False if the port is taken by somebody else."""
+        """`bind(key, port)` opens a listener at once; it returns False if another process has the port."""
         self._ports = ports
         self._bind = bind
         self._by_key: dict[BrokerKey, BrokerAddress] = {}
@@ -78,10 +78,10 @@ class AddressBook:
         )
 
     def upstream(self, key: BrokerKey) -> tuple[str, int]:
-        """(host, port) to dial for connections that arrive on this broker's listener, as last heard."""
+        """(host, port) to dial for connections that arrive on this broker's listener, as last reported."""
         known = self._by_key[key]
         return known.host, known.port
 
     def brokers(self) -> list[BrokerAddress]:
-        """Everything known, by kind and node id."""
+        """All known brokers, by kind and node id."""
         return [self._by_key[key] for key in sorted(self._by_key)]

@@ -1,7 +1,7 @@
 """Which accepted connections are served: the limits of connections at the listeners (KIP-612, ADR 0011).
 
-A connection over a creation rate is left open and unserved until its delay is over, and then closed, as a broker does,
-so that its client cannot come back at once. How many are held like that is bounded: descriptors are for the others.
+A connection over a creation rate is left open but unserved until its delay is over and then closed, as in a broker, so
+that its client cannot reconnect at once. The number of held connections is bounded, to leave descriptors for others.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ log = structlog.get_logger("kquota.admission")
 MAX_HOLD_S: Final = 30.0
 """Windows can be configured to be a day long; no client waits longer than this (request.timeout.ms) anyway."""
 HELD_SHARE: Final = 4
-"""At most a quarter of the process's file descriptors are held ones, whatever is configured."""
+"""At most a quarter of the process's file descriptors are used for held connections, whatever is configured."""
 HOUSEKEEPING_S: Final = 1.0
 FORGET_EACH_TIME: Final = 2000
 LOG_INTERVAL_S: Final = 10.0
-"""The first refusal of a name by a limit is logged at once; how many more there were, once in this time."""
+"""The first refusal of a name by a limit is logged at once; further ones are counted and logged once per interval."""
 MAX_LOGGED: Final = 20
 """Names in the log per interval; metrics count all."""
 
@@ -52,7 +52,7 @@ class _Held:
 
 
 class ConnectionAdmission:
-    """Asks the gate about each accepted connection, and gets rid of those that it refuses."""
+    """Asks the gate about each accepted connection, and disposes of those that it refuses."""
 
     def __init__(self, gate: ConnectionGate, counters: Counters, max_held: int) -> None:
         self._gate = gate
@@ -66,7 +66,8 @@ class ConnectionAdmission:
         self._log_until_s = 0.0
 
     def admit(self, client: socket, host: str, user: str | None) -> Ticket | None:
-        """The ticket of a connection that may be served, for :meth:`leave`. None: refused, its socket is taken over.
+        """The ticket of a connection that may be served, for :meth:`leave`. None: it is refused, and this object owns
+        its socket.
 
         `user` is None while it is not known; see :meth:`ConnectionGate.identify`.
         """
@@ -90,7 +91,7 @@ class ConnectionAdmission:
         return None
 
     def identify(self, ticket: Ticket, user: str) -> None:
-        """The user of a connection that is served became known. Raises SessionError if the user may have no more."""
+        """The user of a served connection became known. Raises SessionError if the user's limits refuse it."""
         now_s = trio.current_time()
         refusal = self._gate.identify(ticket, user, now_s * 1000.0)
         if refusal is not None:
@@ -98,17 +99,19 @@ class ConnectionAdmission:
             raise SessionError(REASONS[refusal.cause], f"user {user} may have no further connection now")
 
     def leave(self, ticket: Ticket) -> None:
-        """A connection that was served has ended."""
+        """A served connection has ended."""
         self._gate.leave(ticket)
 
     def let_go(self) -> bool:
-        """Close all that are held, now: somebody needs their descriptors, or the sidecar ends. Were there any?"""
+        """Close all held connections now: their descriptors are needed, or the sidecar ends. Returns whether any was
+        held."""
         some = bool(self._held)
         self._close_until(float("inf"))
         return some
 
     async def run(self) -> None:
-        """Close held connections at their time and keep house, until cancelled; none is held afterwards."""
+        """Close held connections when their delay is over and forget idle counters, until cancelled; then close the
+        rest."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._keep_house)

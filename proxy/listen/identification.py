@@ -1,4 +1,4 @@
-"""Who connections are, from the moment that a login tells: the policy is asked, and the limits of connections too."""
+"""Which user each connection belongs to, once a login tells: asks the identity policy and the connection limits."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from quota.connections import Ticket
 log = structlog.get_logger("kquota.proxy")
 
 OWNER_LIMIT_S: Final = 5.0
-"""How long a client waits at most until it is known whose delegation token it has."""
+"""How long a client waits at most for its delegation token's owner to be found."""
 MAX_WAITING: Final = 1000
-"""Clients whose token's owner is being looked up; those beyond it are users without a name at once."""
+"""Clients whose token's owner is being looked up; any further ones get the unknown user at once."""
 
 Identify = Callable[[str | None], None]
 
@@ -46,7 +46,7 @@ class Identification:
         self._send, self._wanted = trio.open_memory_channel[tuple[str, Connection, Identify]](MAX_WAITING)
 
     def watch(self, session: Session, connection: Connection, ticket: Ticket, tls_user: str | None) -> None:
-        """From now on the connection's logins are followed; `tls_user` is whom the client's certificate names."""
+        """Follow the connection's logins from now on; `tls_user` is the name in the client's certificate."""
         policy = self._settings.identity
 
         def identify(sasl: str | None) -> None:

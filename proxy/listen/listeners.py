@@ -14,7 +14,7 @@ def bind_all(host: str, port: int) -> list[socket.socket]:
     """The transparent listeners, non-blocking, on one port. Raises OSError.
 
     A loopback host means both families, as rules for IPv4 lead to 127.0.0.1 and those for IPv6 to ::1; ``::`` is one
-    listener for both. A machine without IPv6 gets what it can have.
+    listener for both. A machine without IPv6 gets IPv4 alone.
     """
     if host not in (*LOOPBACK_HOSTS, "localhost"):
         return [bind(host, port)]

@@ -1,8 +1,8 @@
-"""TLS that nobody gave us a key for, in transparent mode: bytes are counted and held back, more is not known of them.
+"""TLS that we have no key for, in transparent mode: its bytes are counted and throttled, and otherwise unknown.
 
 Each connection counts as its static user without a client-id. What goes to the broker is charged to the produce quota,
-what comes back to the fetch quota, records of TLS and requests of every kind included; a direction over its quota is
-not read until the delay is over, and TCP's own back-pressure does the rest.
+what comes back to the fetch quota, TLS overhead and requests of every kind included. A direction over its quota is not
+read until the delay is over, and TCP backpressure does the rest.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from quota.ledger import Account, Ledger
 
 TLS_HANDSHAKE: Final = 0x16
 """ContentType of a ClientHello's record (RFC 8446, 5.1). A Kafka request that begins with it has 0x16000000 bytes, 369
-MB, which no broker takes unless told to."""
+MB, which no broker accepts unless configured to."""
 HANDSHAKE_BYTES: Final = 4096
-"""Of each direction, passed without a wait: a connection has to be made before it can have its turn."""
+"""Of each direction, passed without waiting for the quota: a handshake has to be done before the connection queues."""
 CHUNK_BYTES: Final = 65_536
-"""At most this much is passed on before the quota is asked."""
+"""At most this much is passed on before the quota is asked again."""
 QUIET_S: Final = 1.0
-"""At the end a connection on which nothing moved for so long is taken to owe nothing: what it owes cannot be seen."""
+"""While draining, a connection idle for this long counts as finished: what it still owes cannot be seen."""
 SOFTWARE: Final = "TLS, passed through"
 """Shown in place of a client library."""
 
 
 async def begins_with_tls(client: socket, patience_s: float) -> bool:
-    """Whether the first byte of a connection is a ClientHello's; it stays to be read. False at an end, and when nothing
-    came in time: whoever reads it then finds out."""
+    """Whether the first byte of a connection is a ClientHello's; it is only peeked at. False at the end of the stream,
+    and when no byte came in time: the next read then finds out."""
     with trio.move_on_after(patience_s):
         await trio.lowlevel.wait_readable(client)
-        with suppress(OSError):  # a reset, which the reader meets again
+        with suppress(OSError):  # reset; the next read raises it again
             return client.recv(1, MSG_PEEK) == bytes([TLS_HANDSHAKE])
     return False
 
@@ -50,7 +50,7 @@ class TransparentConnection(Connection):
     """A redirected connection: only its first byte tells whether it speaks Kafka's protocol or TLS."""
 
     def __init__(self, ledger: Ledger, dial_plain: Callable[[], Awaitable[socket]], *arguments: Any) -> None:
-        """`dial_plain()` is for TLS, which goes on as it is; `arguments` are those of `Connection`."""
+        """`dial_plain()` is for TLS, which is passed through; `arguments` are those of `Connection`."""
         super().__init__(*arguments)
         self._dial_plain = dial_plain
         self._ledger = ledger
@@ -60,7 +60,7 @@ class TransparentConnection(Connection):
         self._until_ms = {Kind.PRODUCE: 0.0, Kind.FETCH: 0.0}
 
     def drain(self) -> None:
-        """As a connection that we can read; with TLS, close as soon as nothing moves any more."""
+        """As any `Connection`; with TLS, close as soon as the connection is idle."""
         if self._is_tls:
             self._drain_asked.set()
         else:
@@ -113,14 +113,14 @@ class TransparentConnection(Connection):
     async def _pass_requests(self, broker: socket, account: Account) -> None:
         await self._pass(self._client, broker, Kind.PRODUCE, account)
         self._reason = self._reason or CloseReason.CLIENT_CLOSED
-        with suppress(OSError):  # reset meanwhile
+        with suppress(OSError):  # already reset
             broker.shutdown(SHUT_WR)
 
     async def _pass(self, source: socket, sink: socket, kind: Kind, account: Account) -> None:
-        """One direction until its end, as fast as the quota lets it."""
+        """Pump one direction until its end, as fast as the quota allows."""
         splice = Splice(self._shared.pipes)
         counters = self._shared.counters
-        place = object()  # in the queue of the group, for this direction
+        place = object()  # this direction's place in the group's queue
         source_failed, sink_failed = client_failed, broker_failed
         if kind is Kind.FETCH:
             source_failed, sink_failed = broker_failed, client_failed
@@ -179,7 +179,7 @@ class TransparentConnection(Connection):
             self._ledger.pass_held(account, kind, place)
 
     async def _copy(self, source: socket, sink: socket, source_failed: Any, sink_failed: Any, moved: Any) -> bool:
-        """One read's worth without a pipe, as there are no file descriptors left; False at the end."""
+        """Move one read's worth without a pipe, as there are no file descriptors left; False at the end."""
         await trio.lowlevel.wait_readable(source)
         try:
             data = source.recv(CHUNK_BYTES)

@@ -1,4 +1,4 @@
-"""Listeners, accept loops, the cluster's brokers and the orderly end: one object that `deploy` starts and drains."""
+"""Listeners, accept loops, the cluster's brokers and the graceful shutdown: what `deploy` starts and drains."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ log = structlog.get_logger("kquota.proxy")
 
 ACCEPT_CAPACITY_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 ACCEPT_PAUSE_S: Final = 0.1
-"""Out of descriptors: established connections go on, new ones are turned away, some each time."""
+"""Out of descriptors: open connections go on, and this many new ones are turned away at a time."""
 ACCEPT_SAID_EVERY_S: Final = 10.0
 TURNED_AWAY_AT_ONCE: Final = 100
 FIRST_RETRY_S: Final = 0.2
-"""While no broker has answered yet, ask again this soon (doubling up to `metadata_refresh_s`)."""
+"""While no broker has answered yet, ask again after this time (doubling up to `metadata_refresh_s`)."""
 SHORTEST_REFRESH_S: Final = 1.0
-"""Brokers that cannot be reached have the cluster asked again, but not more often than this."""
+"""A broker that cannot be reached makes us ask the cluster again, but not more often than this."""
 
 BOOTSTRAP: Final = "bootstrap"
 WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})
@@ -76,7 +76,7 @@ class Proxy:
             else Interception(settings.transparent, self.counters, settings.connect_timeout_s)
         )
         self._nodes: list[NodeAddress] = []
-        """Brokers as last heard in transparent mode, where none has a listener."""
+        """Brokers as last reported in transparent mode, where none has a listener."""
         self._shared = Shared(
             counters=self.counters,
             pipes=PipePool(),
@@ -89,7 +89,7 @@ class Proxy:
         self._dialer = Dialer(settings.connect_timeout_s, settings.upstream_tls, self.counters, self._handshakes)
         self._admission = ConnectionAdmission(ledger.connections, self.counters, settings.max_held_connections)
         self._connections: set[Connection] = set()
-        self._securing = 0  # connections whose TLS handshake is under way: they count as well
+        self._securing = 0  # connections whose TLS handshake is in progress: they count as well
         self._most_connections = most_connections(settings.max_connections)
         self._spare_fd = SpareFd()
         self._sweeper = Sweeper(settings, self._connections, self._shared.close_log)
@@ -106,11 +106,11 @@ class Proxy:
         self.state = "starting"
         """starting, serving, draining, stopped"""
         self.cluster_reached = not settings.bootstrap
-        """The cluster answered a Metadata request, the last time it was asked; true where there is nobody to ask
-        (transparent mode without bootstrap servers)."""
+        """Whether the cluster answered the last Metadata request; true where there is no cluster to ask (transparent
+        mode without bootstrap servers)."""
         self.last_cluster_error: str | None = None
 
-    # ---- what others may know ---------------------------------------------------------------------------------------
+    # ---- for other modules ------------------------------------------------------------------------------------------
 
     @property
     def listeners_bound(self) -> bool:
@@ -129,8 +129,7 @@ class Proxy:
 
     @property
     def given_user(self) -> tuple[str, str]:
-        """The user that a connection has before it proves to be somebody, and where it comes from: "static" or
-        "anonymous"."""
+        """The user of a connection that has not been identified yet, and its source: "static" or "anonymous"."""
         return self._settings.identity.choose()
 
     def connections(self) -> list[ConnectionInfo]:
@@ -138,12 +137,12 @@ class Proxy:
         return [connection.info() for connection in self._connections]
 
     def brokers(self) -> list[tuple[int, str, int, int]]:
-        """(node id, host, port, local port) of the brokers seen; local port: their own when transparent."""
+        """(node id, host, port, local port) of the brokers seen; in transparent mode the local port is their own."""
         if self._interception is not None:
             return [(node.node_id, node.host, node.port, node.port) for node in self._nodes]
         return [(a.key.node_id, a.host, a.port, a.local_port) for a in self._book.brokers() if a.key.kind == "broker"]
 
-    # ---- life -------------------------------------------------------------------------------------------------------
+    # ---- life cycle -------------------------------------------------------------------------------------------------
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until drained. Raises OSError if the bootstrap port cannot be bound."""
@@ -256,10 +255,11 @@ class Proxy:
                     self._start_connection(client, address, name, dial)
 
     async def _no_descriptors(self, listener: socket.socket, error: OSError) -> None:
-        """Nothing can be accepted: those whom nobody can serve are told so, and connections that are served go on."""
+        """Out of descriptors: turn away clients in the backlog, so that they need not wait, and keep serving the
+        others."""
         self.counters.accept_failures += 1
         if self._admission.let_go():
-            return  # there is room now
+            return  # descriptors are free now
         now_s = trio.current_time()
         if now_s >= self._accept_said_s + ACCEPT_SAID_EVERY_S:
             self._accept_said_s = now_s
@@ -295,7 +295,7 @@ class Proxy:
                 return
             name, dial = str(destination), partial(self._interception.dial, destination)
             plain = dial
-            if self._settings.listen_tls is None:  # else what comes in plain goes on so
+            if self._settings.listen_tls is None:  # otherwise plaintext goes on as plaintext
                 dial = self._dialer.through(destination, self._interception.dial)
         client.setblocking(False)
         with suppress(OSError):
@@ -327,9 +327,9 @@ class Proxy:
         login_decides: bool,
         destination: Destination | None,
     ) -> None:
-        """The TLS handshake, then all the rest: nobody is somebody before it is done.
+        """The TLS handshake, then everything else: before it, the client is unauthenticated.
 
-        A redirected connection (with `destination`) need not be TLS: then it goes on as it is.
+        A redirected connection (with `destination`) need not be TLS: then it goes on as plaintext.
         """
         reason = CloseReason.TLS_HANDSHAKE
         admitted = False
@@ -355,7 +355,7 @@ class Proxy:
         finally:
             self._securing -= 1
             if not admitted:
-                client.close()  # unless its descriptor is a TlsSocket's by now
+                client.close()  # a no-op if a TlsSocket has taken over its descriptor
                 self._admission.leave(ticket)
                 self.counters.connections_closed[str(reason)] += 1
         await self._run_connection(connection, ticket)
@@ -370,8 +370,8 @@ class Proxy:
         tls_user: str | None = None,
         plain: Dial | None = None,
     ) -> Connection:
-        """`tls_user` is whom the client's certificate names. TLS that nobody can read goes on by `plain`; None: it does
-        not."""
+        """`tls_user` is the name in the client's certificate. TLS that we have no key for is passed through to `plain`;
+        None: it is not."""
         settings = self._settings
         user, source = settings.identity.choose(tls=tls_user)
         session = Session(
@@ -410,7 +410,7 @@ class Proxy:
     # ---- upstream ---------------------------------------------------------------------------------------------------
 
     def _translator(self, client: socket.socket) -> AddressTranslator | None:
-        """Which addresses a client is told in place of the brokers' own; None: those."""
+        """Which addresses clients see in place of the brokers' own; None: the brokers' own."""
         settings = self._settings
         if self._interception is not None:
             return None
@@ -428,7 +428,7 @@ class Proxy:
             raise SessionError(CloseReason.BROKER_MALFORMED, str(error), kind="broker_address") from error
 
     async def _dial_broker(self, key: BrokerKey) -> socket.socket:
-        """A broker where it was last heard to be; if it is not there, the cluster is asked soon where it is now."""
+        """Dial a broker at its last known address; if that fails, ask the cluster again soon."""
         try:
             return await self._dialer.dial(*self._book.upstream(key))
         except UpstreamError:
@@ -436,7 +436,7 @@ class Proxy:
             raise
 
     async def _dial_bootstrap(self) -> socket.socket:
-        """The first server that accepts: the one that did last time, then the configured ones, then known brokers."""
+        """Dial the first server that accepts: the last good one, then the configured ones, then known brokers."""
         servers = dict.fromkeys([*self._settings.bootstrap, *self._known_brokers()])
         if self._bootstrap_first in servers:
             servers = dict.fromkeys([self._bootstrap_first, *servers])
@@ -452,7 +452,7 @@ class Proxy:
         raise UpstreamError("no bootstrap server accepts: " + "; ".join(errors))
 
     async def _watch_cluster(self) -> None:
-        """Ask for brokers now and then: new ones get their listener, and readiness tells the truth."""
+        """Ask for brokers periodically: new ones get a listener, and readiness stays accurate."""
         settings = self._settings
         retry_s = FIRST_RETRY_S
         while True:
@@ -485,7 +485,7 @@ class Proxy:
                     host, port, settings.connect_timeout_s, settings.upstream_tls, settings.credentials
                 )
             except LoginWantedError:
-                self._identification.login_expected = True  # brokers become known by the answers that clients get
+                self._identification.login_expected = True  # brokers are learnt from the responses to clients
                 return
             except ClusterError as error:
                 errors.append(str(error))

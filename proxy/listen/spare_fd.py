@@ -1,7 +1,7 @@
 """A file descriptor kept in reserve, so that clients can be turned away when there is none left (ADR 0017).
 
-Without it a client that nobody can accept stays in the listener's backlog and waits, and the listener is readable all
-the time. With it the client is accepted in the reserve's place, closed, and knows.
+Without it a client that cannot be accepted waits in the listener's backlog, and the listener stays readable all the
+time. With it the reserve is closed, the client accepted in its place and closed at once, so that it knows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from socket import socket
 from typing import Final
 
 KEPT_FREE: Final = 64
-"""Descriptors for listeners, pipes, the admin port, files and the sidecar's own questions."""
+"""Descriptors for listeners, pipes, the admin port, files and the sidecar's own requests."""
 PER_CONNECTION: Final = 2
 """A connection has a socket to the client and one to the broker."""
 
@@ -25,28 +25,28 @@ def most_connections(wanted: int) -> int:
 
 
 class SpareFd:
-    """One open descriptor that is good for nothing."""
+    """An open descriptor whose only use is to be closed when another one is needed."""
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
         self.refill()
 
     def refill(self) -> bool:
-        """Have the reserve again, if there is a descriptor for it."""
+        """Open the reserve again, if there is a descriptor for it."""
         if self._descriptor is None:
             with suppress(OSError):
                 self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         return self._descriptor is not None
 
     def turn_away(self, listener: socket) -> bool:
-        """Accept the client that has waited longest, and close its connection. False: there was none, or no reserve."""
+        """Accept the oldest client in the backlog and close its connection. False: there was none, or no reserve."""
         if self._descriptor is None:
             return False
         os.close(self._descriptor)
         self._descriptor = None
         try:
             client, _ = listener.accept()
-        except OSError:  # it is gone, or somebody else took the descriptor
+        except OSError:  # the client has gone, or another thread took the descriptor
             return False
         else:
             client.close()
@@ -55,7 +55,7 @@ class SpareFd:
             self.refill()
 
     def close(self) -> None:
-        """Give it back."""
+        """Close the reserve."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

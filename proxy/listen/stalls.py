@@ -1,9 +1,10 @@
-"""Peers that keep us waiting: how long, and when it is too long. Arithmetic; `listen.sweeper` looks at connections.
+"""Stalled peers: how long a peer has kept us waiting, and whether that is too long. Arithmetic only.
 
-A peer in the middle of something (half a request sent, half a response, responses unread) earns time by moving bytes,
-as in a token bucket: each look adds the time since the last one if the peer was what we waited for, and takes away
-`bytes moved / min_bytes_per_s`. So a large request over a slow line has all the time it needs, and one byte a second
-does not keep a connection for ever. Nothing is earned in advance: a gigabyte read at once is no licence to stop then.
+`listen.sweeper` samples the connections. A peer in the middle of something (half a request sent, half a response,
+responses unread) earns time by moving bytes, as in a token bucket: each sample adds the time since the last one if we
+waited for the peer, and subtracts `bytes moved / min_bytes_per_s`. So a large request over a slow line gets all the
+time it needs, and one byte a second does not keep a connection open for ever. Nothing is earned in advance: after a
+gigabyte read at once a peer may still not stall.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ LOOKS_PER_TIMEOUT: Final = 10
 
 
 class ProgressTimer:
-    """One thing that a peer has begun, and how long it has kept us waiting, in seconds."""
+    """One transfer that a peer has begun, and how long it has kept us waiting, in seconds."""
 
     __slots__ = ("_moved_bytes", "waited_s")
 
@@ -28,10 +29,10 @@ class ProgressTimer:
         self._moved_bytes = 0
 
     def look(self, passed_s: float, moved_bytes: int, *, begun: bool, our_turn: bool, min_bytes_per_s: float) -> float:
-        """`moved_bytes` is a running total; `our_turn` means that it is not the peer that something waits for.
+        """`moved_bytes` is a running total; `our_turn` means that the peer is not what is being waited for.
 
-        A total that is smaller than the last one is of a socket that is closed and tells nothing any more
-        (`proxy.io.kernel.send_queue`): nothing has moved, and no time is made up for it.
+        A total smaller than the last one is of a closed socket, which reports nothing any more
+        (`proxy.io.kernel.send_queue`): nothing has moved, and no time is subtracted.
         """
         moved, self._moved_bytes = max(0, moved_bytes - self._moved_bytes), moved_bytes
         if not begun:
@@ -44,29 +45,29 @@ class ProgressTimer:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What is seen of a connection at one moment. Byte counts are running totals."""
+    """A connection as seen at one moment. Byte counts are running totals."""
 
     under_way: bool
-    """The client has logged in, or has sent a request where it need not."""
+    """The client has logged in, or has sent a request where no login is needed."""
     muted: bool
-    """We do not read the client: because of a throttle, or because earlier requests have to be dealt with first."""
+    """We do not read the client: it is throttled, or earlier requests have to be processed first."""
     owed: bool
     """The client waits for an answer."""
     request_begun: bool
     client_bytes: int
     unread_requests: bool
-    """The client has sent more than we have read: it is not what we wait for."""
+    """The client has sent more than we have read, so we do not wait for it."""
     response_begun: bool
     broker_bytes: int
     unread_responses: bool
     """The broker has sent more than we have read."""
     unsent: bool
-    """What we have sent to the client has not all been taken."""
+    """The client has not acknowledged everything that we have sent."""
     acked_bytes: int
 
 
 class Stalls:
-    """The waits of one connection."""
+    """The stalls of one connection."""
 
     __slots__ = ("_before_s", "_broker", "_limits", "_reader", "_writer", "waited_s")
 
@@ -77,10 +78,10 @@ class Stalls:
         self._reader = ProgressTimer()
         self._broker = ProgressTimer()
         self.waited_s = 0.0
-        """How long it was that has become too long."""
+        """The wait that was too long."""
 
     def look(self, passed_s: float, seen: Sample) -> CloseReason | None:
-        """Why the connection has to end; None while nobody has kept us waiting too long."""
+        """Why the connection has to end; None while no peer has stalled for too long."""
         limits = self._limits
         least = limits.min_bytes_per_s
         if not seen.under_way and not seen.muted and not seen.owed:

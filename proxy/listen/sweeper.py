@@ -1,6 +1,6 @@
-"""One task that looks at all connections now and then, and ends those on which it takes too long that something moves.
+"""One task that samples all connections periodically and ends those that are idle, abandoned or stalled.
 
-Deadlines are checked here and nowhere else: nothing is set, cancelled or compared for a single request.
+Deadlines are checked here and nowhere else: no timer is set, cancelled or compared for a single request.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from proxy.telemetry.close_log import CloseLogLimiter
 IDLE_CHECKS_PER_LIMIT: Final = 10
 SHORTEST_CHECK_S: Final = 0.05
 LONGEST_CHECK_S: Final = 5.0
-"""Lines about ended connections that were held back are logged at least this often."""
+"""Suppressed log lines about ended connections are summed up at least this often."""
 MAX_CORKED_BYTES: Final = 65_536
-"""No segment is larger: what is less may wait for the rest of its response, which the broker has yet to send."""
+"""The largest segment. Fewer unsent bytes may be corked until the broker has sent the rest of the response."""
 PORTION: Final = 20
-"""Connections looked at before others get their turn: with 200 the p99 of others doubled (docs/load.md)."""
+"""Connections sampled before others are served: with 200 the p99 of others doubled (docs/load.md)."""
 
 
 class Sweeper:
@@ -39,7 +39,7 @@ class Sweeper:
         self._stalls: dict[Connection, Stalls] = {}
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Sweep periodically, until cancelled."""
         settings, limits = self._settings, self._settings.stalls
         shortest_s = min(limits.pre_auth_timeout_s, limits.stall_timeout_s) / LOOKS_PER_TIMEOUT
         shortest_s = min(shortest_s, min(settings.max_idle_s, settings.drain_timeout_s) / IDLE_CHECKS_PER_LIMIT)
@@ -53,11 +53,11 @@ class Sweeper:
             self._close_log.look(now_s)
 
     async def _sweep(self, now_s: float, passed_s: float) -> None:
-        # What a process that was stopped, or starved, has not seen is nobody's fault.
+        # A process that was stopped or starved must not blame its peers for that time.
         passed_s = min(passed_s, 2 * LONGEST_CHECK_S)
         known, self._stalls = self._stalls, {}
         for number, connection in enumerate(list(self._connections), 1):
-            if connection.ended:  # while others had their turn: there are no sockets any more
+            if connection.ended:  # meanwhile: its sockets are gone
                 continue
             stalls = self._stalls[connection] = known.get(connection) or Stalls(self._settings.stalls)
             reason = self._quiet(connection, now_s)
@@ -75,24 +75,24 @@ class Sweeper:
                 await give_way()
 
     def _quiet(self, connection: Connection, now_s: float) -> CloseReason | None:
-        """Idle connections, and those of clients that have gone while a silent broker owes them something. What is in
-        flight may take `drain_timeout_s` then, as at the end."""
+        """Idle connections, and abandoned ones whose broker still owes answers but is silent. Requests in flight may
+        then take `drain_timeout_s`, as at shutdown."""
         still_s = now_s - connection.last_activity_s
         if still_s > self._settings.max_idle_s:
             return CloseReason.IDLE
-        # What a muted client has sent is taken when the mute ends, or as soon after that as it is its turn.
+        # What a muted client has sent is read when the mute ends, or soon after.
         unmuted_s = now_s - connection.session.mute_until_ms / 1000.0
         return abandoned(connection) if min(still_s, unmuted_s) > self._settings.drain_timeout_s else None
 
 
 give_way = trio.lowlevel.checkpoint
-"""To those who are ready; connections may end meanwhile."""
+"""Lets other tasks run; connections may end meanwhile."""
 
 
 def abandoned(connection: Connection) -> CloseReason | None:
     """Why a connection on which nothing has moved for long need not be kept: its client has closed or reset it.
 
-    None while it may wait.
+    None while it may go on.
     """
     client, _ = connection.sockets
     if was_reset(client):
@@ -101,7 +101,7 @@ def abandoned(connection: Connection) -> CloseReason | None:
 
 
 def sight(connection: Connection, now_s: float) -> Sample:
-    """Whom something waits for, and how much has moved."""
+    """Which peer is being waited for, and how much has moved."""
     session = connection.session
     client, broker = connection.sockets
     request_begun, response_begun = not session.client_at_boundary, session.response_begun

@@ -1,7 +1,8 @@
-"""Transparent interception: where a redirected connection wanted to go, who must not be served, and how we dial.
+"""Transparent interception: where a redirected connection was going, which ones are refused, and how we dial.
 
-Rules in the kernel (`kquota redirect`, or anybody's) lead the application's connections to our listener. The kernel
-remembers where each one was going, and that is where we dial: nothing else tells us, and nothing is rewritten.
+Kernel rules (`kquota redirect`, or your own) redirect the application's connections to our listener. The kernel
+remembers the original destination of each, and that is where we dial: there is no other source for it, and nothing is
+rewritten.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ SOCKADDR_IN6: Final = struct.Struct("!2xH4x16s")
 """struct sockaddr_in6 likewise: port, flow label (unused), address; the scope id behind it is in host order."""
 SCOPE_ID: Final = struct.Struct("=I")
 LOG_INTERVAL_S: Final = 10.0
-"""The first refusal of a kind is logged at once; how many more there were, once in this time."""
+"""The first refusal of a kind is logged at once; further ones are counted and logged once per interval."""
 NOT_TRACKED: Final = frozenset({errno.ENOENT, errno.ENOPROTOOPT, errno.EOPNOTSUPP})
-"""The kernel knows of no redirect: nothing tracked, or connection tracking is not even loaded."""
+"""The kernel knows no redirect: the connection is not tracked, or connection tracking is not even loaded."""
 HEARTBEAT_S: Final = 1.0
 
 
 class Destination(NamedTuple):
-    """Where a connection was going."""
+    """The original destination of a connection."""
 
     host: str
-    """A numeric address; IPv4 also where an IPv6 socket shows it mapped."""
+    """A numeric address; an IPv4 address is never in its IPv6-mapped form."""
     port: int
     scope_id: int = 0
     """The interface of a link-local IPv6 address."""
@@ -56,7 +57,7 @@ class Destination(NamedTuple):
 
 
 def read_sockaddr_in(data: bytes) -> Destination:
-    """A struct sockaddr_in as SO_ORIGINAL_DST gives it. Raises ValueError if it is none."""
+    """Parse a struct sockaddr_in as SO_ORIGINAL_DST gives it. Raises ValueError if it is none."""
     if len(data) < SOCKADDR_IN.size or struct.unpack_from("=H", data) != (socket.AF_INET,):
         raise ValueError(f"{data.hex()} is no struct sockaddr_in")
     port, address = SOCKADDR_IN.unpack_from(data)
@@ -64,7 +65,7 @@ def read_sockaddr_in(data: bytes) -> Destination:
 
 
 def read_sockaddr_in6(data: bytes) -> Destination:
-    """A struct sockaddr_in6 as IP6T_SO_ORIGINAL_DST gives it. Raises ValueError if it is none."""
+    """Parse a struct sockaddr_in6 as IP6T_SO_ORIGINAL_DST gives it. Raises ValueError if it is none."""
     size = SOCKADDR_IN6.size + SCOPE_ID.size
     if len(data) < size or struct.unpack_from("=H", data) != (socket.AF_INET6,):
         raise ValueError(f"{data.hex()} is no struct sockaddr_in6")
@@ -74,12 +75,12 @@ def read_sockaddr_in6(data: bytes) -> Destination:
 
 
 def local_address(sock: socket.socket) -> Destination:
-    """The address of our end of a connection."""
+    """The local address of a connection."""
     return spelled(sock.getsockname())
 
 
 def original_destination(client: socket.socket) -> Destination | None:
-    """Where a redirected connection was going; None for a connection that nobody redirected. Raises OSError."""
+    """The original destination of a redirected connection; None if it was not redirected. Raises OSError."""
     here = local_address(client)
     try:
         if ":" in here.host:
@@ -95,7 +96,7 @@ def original_destination(client: socket.socket) -> Destination | None:
 
 
 def is_own_address(host: str) -> bool:
-    """Whether an address is one of this machine's (of this network namespace's)."""
+    """Whether an address belongs to this machine (to this network namespace)."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -106,7 +107,7 @@ def is_own_address(host: str) -> bool:
 
 
 def set_mark(sock: socket.socket, mark: int) -> None:
-    """Mark what a socket sends, for the kernel's rules. Raises PermissionError without NET_ADMIN."""
+    """Mark a socket's packets for the kernel's rules. Raises PermissionError without NET_ADMIN."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)
 
 
@@ -118,7 +119,7 @@ class Destinations:
         self._ports = tuple(ports)
 
     def allow(self, destination: Destination) -> bool:
-        """Whether a connection to there is served."""
+        """Whether connections to this destination are served."""
         if self._ports and not any(destination.port in ports for ports in self._ports):
             return False
         address = ip_address(destination.host)
@@ -138,21 +139,21 @@ class Interception:
         self._counters = counters
         self._connect_timeout_s = connect_timeout_s
         self._dialled: WeakValueDictionary[tuple[str, int], socket.socket] = WeakValueDictionary()
-        """Our own connections to brokers by the address of our end, as the listener would see them come back."""
+        """Our own connections to brokers by their local address, as the listener would see them come back."""
         self._repeated: Counter[CloseReason] = Counter()
         self._log_until_s: dict[CloseReason, float] = {}
 
     def prepare(self) -> None:
-        """Before anything is dialled. Raises OSError if the configured mark cannot be set."""
+        """Call this before anything is dialled. Raises OSError if the configured mark cannot be set."""
         if self._mark is None:
             return
         with socket.socket() as probe:
             self._set_mark(probe)
-        trio.socket.set_custom_socket_factory(_MarkedSockets(self._set_mark))  # the sidecar's own questions
+        trio.socket.set_custom_socket_factory(_MarkedSockets(self._set_mark))  # the sidecar's own requests
 
     async def beat(self, port: int) -> None:
-        """Tell rules that let connections through while no sidecar runs that one does, until cancelled: an empty
-        datagram to our own port, where nobody listens, by each family."""
+        """Tell the redirect rules that a sidecar is running (without one they let connections through), until
+        cancelled: send an empty datagram to our own port, on which no UDP socket listens, for each family."""
         while True:
             for family, host in ((socket.AF_INET, LOOPBACK_HOSTS[0]), (socket.AF_INET6, LOOPBACK_HOSTS[1])):
                 with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
@@ -160,7 +161,7 @@ class Interception:
             await trio.sleep(HEARTBEAT_S)
 
     def inspect(self, client: socket.socket, peer: Any) -> Destination:
-        """Where an accepted connection is to go. Raises SessionError if it is not to be served."""
+        """The destination of an accepted connection. Raises SessionError if it is not to be served."""
         try:
             destination = original_destination(client)
         except (OSError, ValueError) as error:
@@ -195,10 +196,10 @@ class Interception:
         return destination
 
     def refuse(self, client: socket.socket, refusal: SessionError) -> None:
-        """Close a connection that is refused, count it, and say so now and then."""
+        """Close a refused connection, count it, and log it at intervals."""
         self._counters.connections_opened += 1
         self._counters.connections_closed[str(refusal.reason)] += 1
-        # A reset: the client is told that nobody serves it, rather than left to wonder about an empty answer.
+        # With a reset, so that the client sees a refusal instead of an empty answer.
         with suppress(OSError):
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
@@ -211,7 +212,7 @@ class Interception:
         log.warning("redirected connection refused", reason=str(refusal.reason), error=str(refusal), more=more)
 
     async def dial(self, destination: Destination) -> socket.socket:
-        """Connect to where the application wanted to go. Raises UpstreamError."""
+        """Connect to the original destination. Raises UpstreamError."""
         host, port, scope_id = destination
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         address = (host, port, 0, scope_id) if family == socket.AF_INET6 else (host, port)
@@ -226,7 +227,7 @@ class Interception:
             self._set_mark(broker)
             with suppress(BlockingIOError):
                 broker.connect(address)
-            # The kernel has chosen our end's address by now, and nobody can have accepted the connection unseen.
+            # The kernel has chosen our local address by now, and the connection cannot have been accepted unseen.
             self._dialled[local_address(broker)[:2]] = broker
             with trio.fail_after(self._connect_timeout_s):
                 await trio.lowlevel.wait_writable(broker)
@@ -263,7 +264,7 @@ class Interception:
 
 
 class _MarkedSockets(trio.abc.SocketFactory):
-    """Sockets that trio makes for whoever asks it to connect."""
+    """Makes the sockets of trio's own connections, marked and known as ours."""
 
     def __init__(self, set_mark: Any) -> None:
         self._set_mark = set_mark
@@ -288,6 +289,6 @@ class _MarkedSockets(trio.abc.SocketFactory):
 
 
 def spelled(address: Any) -> Destination:
-    """An address as Python's sockets give it: (host, port) or (host, port, flow label, scope id). IPv4 has its own
-    spelling also on an IPv6 socket."""
+    """An address as Python's sockets return it: (host, port) or (host, port, flow label, scope id). IPv4 is written as
+    such even on an IPv6 socket."""
     return Destination(canonical_address(address[0]), address[1], address[3] if len(address) == 4 else 0)

@@ -1,9 +1,9 @@
-"""Fetch requests under a quota: answered here when the group is over it, made smaller when it still has some left.
+"""Fetch requests under a quota: answered here when the group is over it, lowered when it still has some left.
 
 The delicate part is the incremental fetch session (KIP-227). Client and broker each count its epochs, and a request
 names only the partitions that changed since the last one. If we answer such a request ourselves, the broker misses an
-epoch and the changes. So for each session we remember how many epochs the broker is behind and the changes it has not
-seen, and put both right in the next request that we do forward.
+epoch and the changes. So for each session we remember by how many epochs the broker lags and which changes it has not
+seen, and correct both in the next request that is forwarded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FIRST_SESSION_VERSION: Final = 7
 NEWEST_BODY_VERSION: Final = 15
 """Request bodies of consumers are the same from here on (`proxy.wire.responses.fetch_version_upstream`)."""
 MAX_SESSIONS: Final = 8
-"""Sessions remembered per connection. Clients use one per broker connection; more means somebody is playing."""
+"""Sessions remembered per connection. Clients use one per broker connection; more suggests abuse."""
 MAX_MISSED_PARTITIONS: Final = 10_000
 """Changes of partitions remembered per session, until a request that carries them is forwarded."""
 
@@ -36,7 +36,7 @@ class _Missed:
     """What the broker does not know yet about one session."""
 
     epochs: int = 0
-    """Requests of this session answered here, ever: the broker's epoch is this much lower than the client's."""
+    """Requests of this session answered here: the broker's epoch is this much lower than the client's."""
     partitions: dict[tuple[Any, int], Any] = field(default_factory=dict)
     """(topic name or id, partition) -> FetchPartition as the client last named it."""
     forgotten: set[tuple[Any, int]] = field(default_factory=set)
@@ -59,20 +59,21 @@ def _topic_key(topic: Any) -> Any:
 
 
 class FetchShaper:
-    """Fetch sessions of one connection, as far as quotas have touched them."""
+    """The fetch sessions of one connection, as far as quotas have affected them."""
 
     __slots__ = ("missed",)
 
     def __init__(self) -> None:
         self.missed: dict[int, _Missed] = {}
-        """By session, whatever requests were answered here; nothing has to be put right while it is empty."""
+        """By session id, the requests that were answered here; while it is empty, nothing has to be corrected."""
 
     def take_over(self, fields: FetchFields, body: memoryview | bytearray | None, version: int) -> int | None:
         """Answer this request here instead of forwarding it.
 
-        `body` is the whole request body, None if it is not at hand. Returns the session id for the empty response: 0
-        for sessionless and full fetches (so that no session comes to be), the session's own for incremental ones (the
-        broker does the same, FetchSession.scala). None: it must be forwarded, what it says could not be carried over.
+        `body` is the whole request body, None if it has not arrived whole. Returns the session id for the empty
+        response: 0 for sessionless and full fetches (so that no session is created), the session's own for incremental
+        ones (as in the broker, FetchSession.scala). None: it must be forwarded, as its content could not be carried
+        over.
         """
         if version < FIRST_SESSION_VERSION or fields.session_epoch <= 0 or fields.session_id == 0:
             self.missed.pop(fields.session_id, None)
@@ -88,7 +89,7 @@ class FetchShaper:
                 return None
             missed = self.missed[fields.session_id] = _Missed()
         if len(missed.partitions) + len(missed.forgotten) > MAX_MISSED_PARTITIONS:
-            return None  # the next ones go to the broker until it has heard of these
+            return None  # later ones go to the broker until it has seen these changes
         missed.epochs += 1
         _merge(missed, request)
         return fields.session_id
@@ -96,10 +97,10 @@ class FetchShaper:
     def forward(
         self, fields: FetchFields, body: memoryview | bytearray | None, version: int, max_bytes: int | None
     ) -> bytes | None:
-        """New body for a request that goes to the broker, if it must carry what earlier ones said; else None."""
+        """The new body of a request that is forwarded, if it must carry earlier changes; otherwise None."""
         if not self.missed:
             return None
-        if fields.session_epoch <= 0:  # the session is closed, or begins anew
+        if fields.session_epoch <= 0:  # the session is closed or restarted
             self.missed.pop(fields.session_id, None)
             return None
         missed = self.missed.get(fields.session_id)
@@ -107,8 +108,8 @@ class FetchShaper:
             return None
         request = None if body is None else self._parse(body, version)
         if request is None:
-            # What the broker missed cannot be added to this request. It goes on with the client's own epoch: the broker
-            # answers INVALID_FETCH_SESSION_EPOCH, and the client says everything again in a new session.
+            # What the broker missed cannot be added to this request. It keeps the client's own epoch: the broker
+            # answers INVALID_FETCH_SESSION_EPOCH, and the client starts over with a full fetch in a new session.
             del self.missed[fields.session_id]
             return None
         _merge(missed, request)
@@ -136,13 +137,13 @@ class FetchShaper:
 
     @staticmethod
     def _parse(body: memoryview | bytearray, version: int) -> Any | None:
-        """A FetchRequest, or None if it holds something its schema does not know (then it is forwarded as it is)."""
+        """A FetchRequest, or None if its content is not in its schema (then it is forwarded unchanged)."""
         module, read, _ = _codec(min(version, NEWEST_BODY_VERSION))
         raw = bytes(body)
         try:
             check_lengths(module.FetchRequest, raw)
             request, used = read(raw, 0)
-        except Exception:  # kio raises many kinds; whatever it is, the broker shall inspect the request, not we
+        except Exception:  # kio raises many kinds; in any case the broker is to reject the request, not we
             return None
         return request if used == len(raw) else None
 
@@ -152,7 +153,7 @@ def _lowered(value: int, limit: int | None) -> Any:
 
 
 def _merge(missed: _Missed, request: Any) -> None:
-    """Add what `request` says to what the broker has missed; the later word wins."""
+    """Add `request`'s changes to those that the broker has missed; the latest change wins."""
     for topic in request.topics:
         key = _topic_key(topic)
         for partition in topic.partitions:

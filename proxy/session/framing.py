@@ -1,12 +1,13 @@
-"""Walking a byte stream frame by frame, looking at heads only: the part that both directions of a session share.
+"""Walking a byte stream frame by frame, looking at heads only: what both directions of a session share.
 
                  need more bytes                         bytes remain
               +-------------------+                 +-------------------+
               v                   |                 v                   |
     BOUNDARY ---> HEAD (held) ----+--- verdict ---> BODY (forward | drop) ---> BOUNDARY
 
-A `FrameInspector` looks at the head of a frame and says what happens to it; the walker counts the rest. Bytes that are
-forwarded as they stand are never copied, but returned as views into the caller's buffer, few and long ones.
+A `FrameInspector` looks at the head of a frame and decides what happens to it; the walker counts the rest. Bytes that
+are forwarded unchanged are never copied, but returned as views into the caller's buffer, as few and as long as
+possible.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ Scrub = Callable[[memoryview], bytes]
 
 
 class FrameInspector:
-    """What a walker asks about each frame. Both directions of a session are one."""
+    """Decides about each frame of a walk. Both directions of a session are one."""
 
     __slots__ = ()
 
     def inspect(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
-        """Inspect the frame at `start`, of which the bytes up to `end` (or its own end) are there.
+        """Inspect the frame at `start`, of which the bytes up to `end` (or its own end) have arrived.
 
-        Returns 0: more bytes needed, `walker.need` says how many from `start`; or, if it has set `walker.stopped`, the
-        frame is to be inspected again later, and the walk ends before it.
-        n > 0: n bytes dealt with in place; they are forwarded, or dropped if `walker.dropping` was set.
+        Returns 0: more bytes are needed, `walker.need` from `start`; or, with `walker.stopped` set, the frame has to be
+        inspected again later, and the walk ends before it.
+        n > 0: n bytes processed in place; they are forwarded, or dropped if `walker.dropping` was set.
         n < 0: -n bytes are replaced by what was appended to `out`.
         Unless 0, `walker.skip` has been set to the length of the rest of the frame.
         """
         raise NotImplementedError
 
     def complete(self) -> Sequence[Buffer]:
-        """The last byte of a frame has been dealt with. Returns buffers to insert behind it; may set `stopped`."""
+        """The last byte of a frame has been processed. Returns buffers to insert after it; may set `stopped`."""
         raise NotImplementedError
 
 
@@ -46,37 +47,37 @@ class FrameWalker:
 
     def __init__(self) -> None:
         self.skip = 0
-        """Bytes of the current frame still to come that nobody inspects."""
+        """Bytes of the current frame still to come that are not inspected."""
         self.dropping = False
-        """Those bytes are thrown away instead of forwarded."""
+        """Those bytes are dropped instead of forwarded."""
         self.scrub: Scrub | None = None
-        """Those bytes go through this function, which may hold some back until the frame's last piece."""
+        """Those bytes pass through this function, which may hold some back until the frame's last piece."""
         self.held: bytearray | None = None
-        """Head of a frame that was too short to be inspected."""
+        """The head of a frame of which too little has arrived to inspect it."""
         self.need = 0
-        """Length of `held` at which to try again."""
+        """Length of `held` at which to inspect it again."""
         self.stopped = False
         """Set by `complete` or `inspect`: go no further for now."""
         self.taken = 0
-        """How many bytes the last walk has taken."""
+        """How many bytes the last walk processed."""
 
     def at_boundary(self) -> bool:
         """True between two frames."""
         return self.skip == 0 and self.held is None
 
     def movable(self) -> int:
-        """Bytes that may go from one socket to the other without passing through here."""
+        """Bytes that may be moved from one socket to the other unseen."""
         return 0 if self.dropping or self.scrub is not None else self.skip
 
     def walk(self, side: FrameInspector, view: memoryview, end: int) -> list[Buffer] | None:
-        """Take the first `end` bytes of a writable view. Returns what to send on, in order; None is short for the bytes
-        that were taken, as they stand (nearly always).
+        """Process the first `end` bytes of a writable view. Returns what to send on, in order; None (nearly always)
+        means the processed bytes, unchanged.
 
         Fewer than all are `taken` only if `inspect` has set `stopped`. (What it looked at then may be in `held`, and
-        comes before what was not taken.)
+        comes before the bytes that were not taken.)
         """
         out: list[Buffer] = []
-        position = run = 0  # view[run:position] goes on as it stands
+        position = run = 0  # view[run:position] is forwarded unchanged
         self.stopped = False
         while position < end:
             if self.skip:

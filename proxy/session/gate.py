@@ -1,8 +1,8 @@
-"""Whether a request may be forwarded now, or waits because its group owes for earlier ones (ADR 0026).
+"""Whether a request may be forwarded now, or is held because its group is in debt for earlier ones (ADR 0026).
 
-A mute holds the connection that brought it about, after its response. What is asked here holds a request before
-anything has been done with it: on a connection that is new, or whose mute was cut to `max_mute`, or whose group-mates
-have used what there was. The session stops before the request and inspects it again; `quota.gate` keeps the queue.
+A mute stops the connection that caused it, after its response. This gate holds a request before anything has been done
+with it: on a new connection, on one whose mute was cut to `max_mute`, or where other connections of the group have used
+what there was. The session stops before the request and inspects it again; `quota.gate` keeps the queue.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from quota.entity import Kind
 from quota.ledger import Account
 
 MAX_KEPT_MS: Final = 10_000
-"""Requests that want no answer (acks=0) are kept for a client that has closed, if their turn comes within this time."""
-# Members of the enum by names of this module: to look one up through the enum takes longer than what is done with it.
+"""Requests without an answer (acks=0) are kept for a client that has closed, if they are due within this time."""
+# Aliases of enum members: looking one up through the enum takes longer than what is done with it.
 PRODUCED: Final = Kind.PRODUCE
 MUTATED: Final = Kind.MUTATION
 ONLY_REQUEST_TIME: Final[tuple[Kind, ...]] = (Kind.REQUEST,)
 PRODUCE_GATES: Final[tuple[Kind, ...]] = (Kind.REQUEST, Kind.PRODUCE)
 GATES: Final[dict[int, tuple[Kind, ...]]] = {
-    # Connections begin with these, and until a login is over there is no principal to charge.
+    # Connections begin with these, and before a login there is no principal to charge.
     **dict.fromkeys((API_VERSIONS, *SASL_APIS), ()),
-    **dict.fromkeys(EXEMPT, ()),  # brokers neither charge nor check them
+    **dict.fromkeys(EXEMPT, ()),  # brokers neither charge nor check these
     PRODUCE: PRODUCE_GATES,
     FETCH: ONLY_REQUEST_TIME,
     **dict.fromkeys(STRICT_FROM, (Kind.REQUEST, Kind.MUTATION)),
 }
-"""The quotas for which requests of an API are held; all others are held for request time alone, and fetches are decided
-by their own quota (`proxy.session.fetch`)."""
-# Numbers that are compared for each request or response: in compiled code these are C numbers (see the .pxd).
+"""The quotas that hold requests of an API. All others are held for request time alone, and fetches by their own quota
+(`proxy.session.fetch`)."""
+# Compared for each request or response: C numbers in compiled code (see the .pxd).
 _PRODUCE: Final = PRODUCE
 _FETCH: Final = FETCH
 MAX_INT32: Final = 2**31 - 1
-"""What a fetch asks for that names no `max_bytes`, or whose own is not looked at."""
+"""The size of a fetch that gives no `max_bytes`, or whose own is not looked at."""
 
 
 def lets_through(
@@ -52,11 +52,11 @@ def lets_through(
     whole: bool,
     now_ms: float,
 ) -> bool:
-    """Whether the request in `buf`, of which the bytes up to `end` are there (`whole`: all of it), may be forwarded. If
-    not, `state.mute_until_ms` is when to ask again."""
+    """Whether the request in `buf`, of which the bytes up to `end` have arrived (`whole`: all of it), may be forwarded.
+    If not, `state.mute_until_ms` is when to ask again."""
     api_key, ledger = header.api_key, state.ledger
     gates = GATES
-    # The two that make up nearly all traffic are told apart without a look-up.
+    # The two that make up nearly all traffic are recognised without a lookup.
     if api_key == _PRODUCE:
         kinds = PRODUCE_GATES
     else:
@@ -65,12 +65,12 @@ def lets_through(
         meter = account.meter(kind)
         group = meter.group
         produce = kind is PRODUCED
-        # A client that is new, or whose limits are, may be led to a counter that owes already.
+        # A new client, or one with new limits, may get a counter that is already in debt.
         asks = meter.generation != ledger.generation or (group is not None and group.may_hold)
         if not asks and not (produce and (not whole or state.owed_until_ms)):
             continue
         if kind is MUTATED and header.api_version >= STRICT_FROM[api_key]:
-            continue  # refused topic by topic, by its interceptor
+            continue  # its interceptor refuses it topic by topic
         amount = header.size if produce else 0
         wait_ms, group = ledger.hold(account, kind, state, amount, now_ms, whole=whole)
         if produce:
@@ -84,13 +84,13 @@ def lets_through(
         wants_answer = not produce or requests.produce_acks(buf, header.body, end, header.api_version) != 0
         state.hold(kind, group, wait_ms, now_ms, kept=not wants_answer and wait_ms <= MAX_KEPT_MS)
         return False
-    if state.held is not None and api_key not in (FETCH, SHARE_FETCH):  # these may yet have to wait for their own
+    if state.held is not None and api_key not in (FETCH, SHARE_FETCH):  # those may still be held by their own quota
         state.let_go(account, api_key, header.size, now_ms)
     return True
 
 
 def admits_unshaped(state: SessionState, pending: InFlightRequest, now_ms: float) -> bool:
-    """As `lets_through`, for a fetch that can neither be answered in place of the broker nor be made smaller."""
+    """As `lets_through`, for a fetch that can neither be answered here nor lowered."""
     account = pending.account
     admission = state.ledger.admit(account, Kind.FETCH, MAX_INT32, now_ms)
     if admission.throttle_ms > 0:

@@ -1,4 +1,4 @@
-"""Requests that wait for their response: a broker answers each connection strictly in the order of its requests."""
+"""Requests that await their response: a broker answers each connection strictly in the order of its requests."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 
 class InFlightRequest:
-    """One request without its answer yet; made by `new_in_flight`.
+    """A request that has not been answered yet; created by `new_in_flight`.
 
-    `api_version`: the one the client asked for, and so that of the response's layout.
-    `throttle_until_ms`: the end of the mute this request has brought about; what is left of it goes into the response's
-    throttle field. `delay_ms`: the throttle that this end belongs to. `cause`: the quota that it is due to, the one of
-    several that lasts longest. `charged`: what that quota was charged for this request; None when it was delayed before
-    it used anything.
-    `local_answer`: the whole response frame, made here; the broker never saw the request. It still waits for its turn.
+    `api_version`: the one the client asked for, which determines the response's layout.
+    `throttle_until_ms`: the end of the mute that this request caused; what is left of it goes into the response's
+    throttle field. `delay_ms`: the throttle that ends then. `cause`: the quota that caused it, the one of several that
+    lasts longest. `charged`: what that quota was charged for this request; None if it was delayed before it was
+    charged.
+    `local_answer`: the whole response frame, made here; the broker never saw the request. It is still sent in order.
     `replicated_bytes`: the size of a Produce request with acks=all; 0 for all others.
-    `admission`: of a Fetch that the ledger has let through; what it reserved is settled when the response comes.
-    `on_response`: the interceptor that gets the whole response. `held_bytes`: what is kept of the request or of its
-    answer until it is this one's turn, if that can be large. `asked`: this is an interceptor's own question, of which
-    the client knows nothing; the answer goes to this function. `next`: the request after this one, while both wait.
+    `admission`: of a Fetch that the ledger has admitted; what it reserved is settled when the response comes.
+    `on_response`: the interceptor's function for the whole response. `held_bytes`: what is kept of the request or its
+    answer until it is next in order, if that can be large. `asked`: this is an interceptor's own request, unknown to
+    the client; the answer goes to this function. `next`: the next request in the queue.
     """
 
     correlation_id: int
@@ -68,8 +68,8 @@ class InFlightRequest:
 def new_in_flight(
     correlation_id: int, api_key: int, api_version: int, account: Account, sent_ms: float
 ) -> InFlightRequest:
-    """The entry of a request of `account`, which was read at `sent_ms`."""
-    # Not by calling the class: where that is compiled it would take longer than all that is done here.
+    """A new entry for a request of `account` that was read at `sent_ms`."""
+    # Not by calling the class, which in compiled code would take longer than everything else here.
     pending = InFlightRequest.__new__(InFlightRequest)
     pending.correlation_id = correlation_id
     pending.api_key = api_key
@@ -91,18 +91,18 @@ def new_in_flight(
 
 
 class InFlightQueue:
-    """The queue of one connection: `append` at its end, `popleft` from its beginning, as of a deque."""
+    """The queue of one connection: `append` and `popleft` as in a deque."""
 
     __slots__ = ("count", "newest", "oldest")
 
     def __init__(self) -> None:
         self.oldest: InFlightRequest | None = None
-        """The one whose response comes next."""
+        """The request whose response comes next."""
         self.newest: InFlightRequest | None = None
         self.count = 0
 
     def append(self, pending: InFlightRequest) -> None:
-        """One more request waits, behind all others; its account is retained while it does."""
+        """Add a request at the end; its account is retained while it is in flight."""
         pending.account.retain()
         if self.newest is None:
             self.oldest = pending
@@ -112,7 +112,7 @@ class InFlightQueue:
         self.count += 1
 
     def popleft(self) -> InFlightRequest:
-        """Take the oldest out. Raises IndexError if there is none."""
+        """Remove and return the oldest request. Raises IndexError if there is none."""
         pending = self.oldest
         if pending is None:
             raise IndexError("no request is in flight")
@@ -125,7 +125,7 @@ class InFlightQueue:
         return pending
 
     def clear(self) -> None:
-        """Nothing is waited for any more."""
+        """Forget all requests."""
         while self.oldest is not None:
             self.popleft()
 

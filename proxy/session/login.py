@@ -1,7 +1,7 @@
-"""Logins on their way through a session: SASL messages pass whole and are wiped, and what they prove is told.
+"""Logins in a session: SASL messages pass whole and are wiped, and the name that they prove is reported.
 
-The broker charges nothing for a login and delays nothing of it (`SaslServerAuthenticator` answers before the request
-layer), so here they are charged to nobody either.
+The broker neither charges nor delays a login (`SaslServerAuthenticator` answers before the request layer), so nothing
+is charged here either.
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ if TYPE_CHECKING:
     from proxy.session.state import SessionState
 
 UNAUTHENTICATED: Final = Account(Identity(ANONYMOUS, ""))
-"""The client of requests before and in a login: in no ledger, charged nothing, shared by all sessions."""
-UNAUTHENTICATED.touched = True  # nobody is to look at it
+"""The account of requests before and during a login: in no ledger, charged nothing, shared by all sessions."""
+UNAUTHENTICATED.touched = True  # so that no ledger lists it as active
 RAW: Final = -1
-"""`api_version` of a raw message's pending answer."""
+"""`api_version` of the in-flight entry for a raw message."""
 RENEWAL_SHARE: Final = 0.08
 MAX_RENEWAL_MS: Final = 30_000.0
 _UNCHANGED: Final = Reply()
 
 
 def renewal_ms(lifetime_ms: int) -> float:
-    """How long before the end of a session its client is no longer muted (KIP-368).
+    """How long before the end of its session a client is no longer muted (KIP-368).
 
-    What a client sent before its session expired must be with the broker by then: a broker that gets anything but a new
-    login afterwards closes the connection. Clients renew after 85 to 95 % of the lifetime (Java) or 90 % (librdkafka).
-    Earlier than 90 % would be of no use: librdkafka, which does not wait when told to, would fill up again what has
-    just passed. So 2 % of the lifetime are left for its timer to be late, and 8 %, half a minute at most, for the rest.
+    What a client sent before its session expired must have reached the broker by then: a broker that receives anything
+    but a new login afterwards closes the connection. Clients renew after 85 to 95 % of the lifetime (Java) or 90 %
+    (librdkafka). Earlier than 90 % would be of no use: librdkafka, which ignores throttle times, would fill up again
+    what has just passed. So 2 % of the lifetime are left for its timer to be late, and 8 %, half a minute at most, for
+    the rest.
     """
     return min(lifetime_ms * RENEWAL_SHARE, MAX_RENEWAL_MS)
 
 
 class Logins:
-    """The logins of one session. Made when the first one begins."""
+    """The logins of one session. Created when the first one begins."""
 
     __slots__ = ("_accepted", "_state", "refused", "wanted", "watch")
 
@@ -54,17 +55,17 @@ class Logins:
         self.watch = SaslWatch(claim)
         self._accepted = False
         self.wanted = False
-        """The broker has begun a login, so its listener wants one, and none has been accepted yet."""
+        """The broker has begun a login, so its listener needs one, and none has been accepted yet."""
         self.refused = False
-        """The broker has said that it expects no login now: who asks for one again is charged, as by a broker."""
+        """The broker has said that it expects no login now: further SASL requests are charged, as in a broker."""
 
     @property
     def active(self) -> bool:
-        """A login is under way: what both sides send is wiped from our buffers once it is on its way."""
+        """A login is in progress: what both sides send is wiped from our buffers once it has been sent on."""
         return self.watch.active
 
     def end(self) -> None:
-        """An ordinary request has come: whatever was under way is over."""
+        """An ordinary request has come: the login in progress, if any, is over."""
         self.watch.over()
         self._state.client_waits = False
 
@@ -88,7 +89,7 @@ class Logins:
         self._state.client_waits = True
 
     def raw_frame(self, walker: FrameWalker, buf: bytearray | memoryview, start: int, end: int) -> bytes | None:
-        """The raw message at `start`; None when more bytes are needed, or it is a request again (`watch.raw`)."""
+        """The raw message at `start`; None when more bytes are needed, or if it is a request again (`watch.raw`)."""
         watch, here = self.watch, end - start
         if here < 4:
             walker.need = 4
@@ -122,7 +123,7 @@ class Logins:
     # ---- from the broker --------------------------------------------------------------------------------------------
 
     def raw_answer(self, token: bytes, now_ms: float) -> None:
-        """The broker's answer to a raw message: there is none but when it goes on, or has accepted."""
+        """The broker's answer to a raw message: it sends one only to continue or to accept."""
         self._answered(wire.SaslResponse(0, token, 0), now_ms)
 
     def _handshake_answered(self, body: bytes, _now_ms: float) -> Reply:
@@ -155,26 +156,26 @@ class Logins:
 
 
 def logins_of(state: SessionState) -> Logins:
-    """Those of this session, from the first one on."""
+    """The logins of this session, created on first use."""
     if state.logins is None:
         state.logins = Logins(state, state.claim)
     return state.logins
 
 
 def too_large(size: int) -> WireError:
-    """For SASL requests beyond what a broker takes."""
+    """The error for SASL requests larger than a broker accepts."""
     return WireError(
         "sasl_too_large", f"a SASL request of {size} bytes; at most {wire.MAX_SASL_BYTES} are taken, as by a broker"
     )
 
 
 def wipe(view: memoryview) -> None:
-    """Overwrite what was received: the buffer is shared, and may not be used again for long."""
+    """Overwrite received bytes: the buffer is shared, and may not be reused for long."""
     view[:] = bytes(len(view))
 
 
 def copies(buffers: list[Buffer]) -> list[Buffer]:
-    """The buffers as they are now, to be sent after the place they are in was wiped."""
+    """Copies of the buffers, to be sent after the originals were wiped."""
     return [bytes(buffer) for buffer in buffers]
 
 

@@ -1,4 +1,4 @@
-"""What a client sends while it logs in by SASL: requests that are taken whole, and raw messages without a header."""
+"""What a client sends during a SASL login: requests that are read whole, and raw messages without a header."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def inspect_request(
     pending: InFlightRequest,
     out: list[Buffer],
 ) -> int:
-    """A request of a login: taken whole, passed on, and nothing of it is kept but a name. Returns as `inspect`."""
+    """A login request: read whole and passed on; only a name is kept of it. Returns as `inspect`."""
     total = 4 + header.size
     if header.size > MAX_SASL_BYTES:
         raise side.malformed(buf, start, start + here, too_large(header.size))
@@ -46,7 +46,7 @@ def inspect_request(
 def inspect_raw(side: RequestHandler, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
     """Inspect the raw SASL message at `start`, which has no request header."""
     logins = logins_of(side._state)
-    # An earlier frame of the same read was a request again: all behind it are.
+    # An earlier frame of the same read was a request again: so are all that follow it.
     frame = logins.raw_frame(side.walker, buf, start, end) if logins.watch.raw else None
     if frame is None:
         return 0 if logins.watch.raw else side._inspect(buf, start, end, out)

@@ -1,4 +1,4 @@
-"""Doing what an interceptor has decided about an administrator's request (`proxy.interceptors.intercept`)."""
+"""Carrying out an interceptor's decision about an administrator's request (`proxy.interceptors.intercept`)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def carry_out(
     out: list[Buffer],
     now_ms: float,
 ) -> bool:
-    """Forward the request, of which `head` is the header and `body` the rest, answer it, or ask what its interceptor
-    asks. Whether it still waits for its interceptor."""
+    """Forward the request, of which `head` is the header and `body` the rest, answer it, or send its interceptor's own
+    request first. Returns whether it still waits for its interceptor."""
     if isinstance(outcome, Ask):
         asked = (outcome.api_key, outcome.api_version, pending.correlation_id)
         question = new_in_flight(asked[2], asked[0], asked[1], pending.account, now_ms)

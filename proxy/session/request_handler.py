@@ -1,4 +1,4 @@
-"""The client's direction: requests are inspected, charged, forwarded, made smaller, or answered here."""
+"""The client's direction: requests are inspected, charged, and forwarded, lowered, or answered here."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from quota.entity import Kind
 from quota.ledger import Account
 
 MAX_HELD_REQUEST_BYTES: Final = 65_536
-"""Fetch requests up to this size are looked at whole (a full fetch of about 1 500 partitions). Larger ones are
+"""Fetch requests up to this size are inspected whole (a full fetch of about 1 500 partitions). Larger ones are
 forwarded and throttled by their response, so that no request makes us hold more."""
 FETCH_HEAD_BYTES: Final = 512
-"""Of Fetch requests that are not looked at whole: enough for everything before the topics (header tags aside)."""
+"""Read of Fetch requests that are not inspected whole: everything before the topics (header tags aside)."""
 MAX_TRACKED_CLIENT_IDS: Final = 8
 """Client ids remembered for /connections; a connection has one in practice."""
 ACKS_ALL: Final = -1
-# Numbers that are compared for each request or response: in compiled code these are C numbers (see the .pxd).
+# Compared for each request or response: C numbers in compiled code (see the .pxd).
 _PRODUCE: Final = PRODUCE
 _FETCH: Final = FETCH
 _SHARE_FETCH: Final = SHARE_FETCH
@@ -46,7 +46,7 @@ _API_VERSIONS: Final = API_VERSIONS
 _MAX_HELD_BYTES: Final = MAX_HELD_REQUEST_BYTES
 _FULL: Final = int(ClientState.FULL)
 
-# Members of the enum by names of this module: to look one up through the enum takes longer than what is done with it.
+# Aliases of enum members: looking one up through the enum takes longer than what is done with it.
 PRODUCED: Final = Kind.PRODUCE
 FETCHED: Final = Kind.FETCH
 
@@ -84,34 +84,34 @@ class RequestHandler(FrameInspector):
     def __init__(self, state: SessionState, user: str, sizes: SizeLimits, login_expected: bool = False) -> None:
         self._state = state
         self.user = user
-        """Who is charged; see `identify`."""
+        """The user that is charged; see `identify`."""
         self._sizes = sizes
         self._max_frame_bytes, self._max_header_bytes = sizes.max_frame_bytes, sizes.max_header_bytes
         self.walker = FrameWalker()
         self._now_ms = 0.0
         self._backlog: bytearray | None = None
-        """Requests that had been read together with the one that brought about the mute."""
+        """Requests read after the one that caused the mute."""
         self._charged: Account | None = None
-        """Who is charged when the last byte of a Produce request has come, while there is one under way;"""
+        """The account to charge when the last byte of the current Produce request has come;"""
         self._charged_bytes = 0
         """its size;"""
         self._charged_pending: InFlightRequest | None = None
-        """its entry among those in flight, None for acks=0."""
+        """its in-flight entry, None for acks=0."""
         self._produce_bytes = 0
         """Size of the latest Produce request."""
         self._unsent: InFlightRequest | None = None
-        """Request whose last byte is still to come."""
+        """The request whose last byte is still to come."""
         self.account: Account | None = None
-        """The client that sent the last request,"""
+        """The account of the last request,"""
         self._client_id = ""
         """and its client-id."""
         self._raw = False
         """The walk began with a raw SASL message, which has no request header."""
         self._joined: dict[str, Account] = {}
-        """Clients that count this connection as theirs, by client-id: this user's among `client_ids`."""
+        """Accounts that count this connection as theirs, by client-id: those of this user among `client_ids`."""
         self._saw_request = False
         self.before = BeforeLogin(state, self.walker, login_expected)
-        """Requests before the login are charged to nobody, as by a broker."""
+        """Requests before the login are not charged, as in a broker."""
         self._shaper = FetchShaper()
         self._missed = self._shaper.missed
         self.client_ids: list[str] = []
@@ -122,12 +122,12 @@ class RequestHandler(FrameInspector):
 
     @property
     def under_way(self) -> bool:
-        """The client has done what lets it stay: proved to be somebody where the listener wants that, sent any request
-        at all where it does not. Clients open connections, ask ApiVersions and keep them for later."""
+        """The client may stay connected: it has logged in where the listener needs that, or else sent any request at
+        all. Clients open connections, ask ApiVersions and keep them for later."""
         return self.established or (self._saw_request and not self.before.expected)
 
     def end(self, now_ms: float) -> None:
-        """The connection ends. What has been forwarded of a Produce request that will never be whole is charged."""
+        """The connection ends. The forwarded part of an incomplete Produce request is charged."""
         account, self._charged, self._charged_pending = self._charged, None, None
         if account is not None:
             come = max(self._charged_bytes - self.walker.skip, 0)
@@ -137,14 +137,14 @@ class RequestHandler(FrameInspector):
         self.close()
 
     def close(self) -> None:
-        """The connection is no longer one of its user's."""
+        """The accounts no longer count this connection as theirs."""
         for account in self._joined.values():
             account.leave()
             self._state.ledger.wake(account)
         self._joined.clear()
 
     def identify(self, user: str) -> None:
-        """Charge `user` from now on; what was charged before stays where it is."""
+        """Charge `user` from now on; earlier charges stay with the previous user."""
         if user != self.user:
             self.close()
             self.user = user
@@ -152,7 +152,7 @@ class RequestHandler(FrameInspector):
         self.before.expected = False
 
     def _charge_next_to(self, account: Account | None) -> None:
-        """Requests from now on are this client's, while their client-id stays the same."""
+        """Charge further requests to this account, until the client-id or the user changes."""
         if account is not None:
             account.retain()
         if self.account is not None:
@@ -160,8 +160,8 @@ class RequestHandler(FrameInspector):
         self.account = account
 
     def _client(self, api_key: int, client_id: str) -> Account | None:
-        """Whom the request of this API and client-id is charged to, now that this is not the same as before. None: it
-        has to wait until the broker has shown that it needs no login."""
+        """The account of a request with this API and client-id, when these differ from the last request's. None: it is
+        held until the broker has shown that it needs no login."""
         state, before = self._state, self.before
         logins = state.logins
         login = api_key in SASL_APIS
@@ -169,7 +169,7 @@ class RequestHandler(FrameInspector):
             return UNAUTHENTICATED
         wanted = before.under_way
         if wanted and api_key == API_VERSIONS and before.takes_versions():
-            return UNAUTHENTICATED  # brokers take this one before the login
+            return UNAUTHENTICATED  # brokers accept this one before the login
         if logins is not None and logins.active and not login:
             logins.end()
         if wanted and not before.needless():
@@ -178,7 +178,7 @@ class RequestHandler(FrameInspector):
         self._charge_next_to(account)
         self._client_id = client_id = (
             account.identity.client_id
-        )  # very long ones are shortened there; nothing holds them whole
+        )  # long ones are cut there, so that no reference keeps the whole
         if client_id not in self._joined and len(self._joined) < MAX_TRACKED_CLIENT_IDS:
             self._join(client_id, account)
         return account
@@ -191,7 +191,7 @@ class RequestHandler(FrameInspector):
             self.client_ids.append(client_id)
 
     def has_backlog(self) -> bool:
-        """True if requests that were already read have to be inspected before more is read."""
+        """True if requests that were already read have to be inspected before more are read."""
         return self._backlog is not None or self._state.outcome is not None
 
     @property
@@ -200,7 +200,7 @@ class RequestHandler(FrameInspector):
         return self.walker.at_boundary() and self._state.waiting is None and not self.before.holds
 
     def ended_with_produce(self) -> int:
-        """Size of the Produce request with which the last read has ended; 0 if it ended otherwise."""
+        """Size of the Produce request with which the last read ended; 0 if it ended otherwise."""
         newest, walker = self._state.inflight.newest, self.walker
         if newest is None or walker.skip or walker.held is not None or walker.stopped:
             return 0
@@ -226,8 +226,8 @@ class RequestHandler(FrameInspector):
         return out
 
     def take(self, view: memoryview, end: int, now_ms: float) -> list[Buffer] | None:
-        """Take the first `end` bytes of a view, which were read from the client. Returns the buffers to send to the
-        broker, in order; None for the first `walker.taken` bytes as they stand."""
+        """Process the first `end` bytes of a view, which were read from the client. Returns the buffers to send to the
+        broker, in order; None for the first `walker.taken` bytes, unchanged."""
         state = self._state
         state.client_bytes += end
         out = self._walk(view, end, now_ms, None)
@@ -246,7 +246,7 @@ class RequestHandler(FrameInspector):
             self.complete()
 
     def _walk(self, view: memoryview, end: int, now_ms: float, backlog: bytearray | None) -> list[Buffer] | None:
-        """`backlog` is where the bytes of `view` are kept, if they are kept already."""
+        """`backlog` holds the bytes of `view`, if they are in the backlog already."""
         self._now_ms = now_ms
         logins = self._state.logins
         self._raw = logins is not None and logins.watch.raw
@@ -256,12 +256,12 @@ class RequestHandler(FrameInspector):
         if walker.stopped and walker.held is not None:
             self._backlog, walker.held = walker.held + view[taken:end], None
         elif taken < end:
-            # Nothing is copied each time that a request which waits is inspected again.
+            # A held request is inspected repeatedly; its bytes are not copied each time.
             self._backlog = bytearray(view[taken:end]) if taken or backlog is None else backlog
         return out
 
     def complete(self) -> tuple[()]:
-        """The last byte of a request has been read: charge what is charged then, and mute."""
+        """The last byte of a request has been read: charge it, if it is charged now, and mute."""
         now_ms, state = self._now_ms, self._state
         if self._unsent is not None:
             self._unsent.sent_ms = now_ms
@@ -282,7 +282,7 @@ class RequestHandler(FrameInspector):
         return ()
 
     def inspect(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
-        """Inspect what begins at `start`: a request, or in a login a raw message (see `FrameInspector.inspect`)."""
+        """Inspect the frame at `start`: a request, or during a login a raw message (see `FrameInspector.inspect`)."""
         return (
             login_frames.inspect_raw(self, buf, start, end, out) if self._raw else self._inspect(buf, start, end, out)
         )
@@ -355,7 +355,8 @@ class RequestHandler(FrameInspector):
                 walker.stopped = True
                 return 0
         elif api_key == _API_VERSIONS and not header.known:
-            # Newer than what we could clamp: the client is told so exactly as a broker would, and comes down (KIP-511).
+            # Newer than what we could clamp: the client gets the same answer as from a broker, and falls back
+            # (KIP-511).
             pending.local_answer = responses.unsupported_api_versions_response(header.correlation_id)
             walker.dropping = True
         elif api_key == _API_VERSIONS and self.software is None and here == total:
@@ -381,7 +382,7 @@ class RequestHandler(FrameInspector):
         return here
 
     def _take_again(self, head: bytes) -> None:
-        """The request that begins with `head`, and was held, comes before what was read after it."""
+        """Put the held request that begins with `head` before what was read after it."""
         self._backlog = bytearray(head) + (self._backlog or b"")
 
     def _fetch(
@@ -394,7 +395,7 @@ class RequestHandler(FrameInspector):
         pending: InFlightRequest,
         out: list[Buffer],
     ) -> int:
-        """Fetch is decided before the broker works: answered here if over the quota, else made small enough."""
+        """Decide a fetch before the broker works on it: answer it here if over the quota, or else lower it to fit."""
         state, now_ms, account = self._state, self._now_ms, pending.account
         version = header.api_version
         try:
@@ -438,7 +439,7 @@ class RequestHandler(FrameInspector):
         if max_bytes is not None and max_bytes < wanted:
             state.counters.fetches_shaped += 1
         if self._missed:
-            # The requests answered here before this one never reached the broker: this one carries their news too.
+            # Requests answered here before this one never reached the broker: this one carries their changes too.
             body = buf[header.body : start + here] if here == total <= _MAX_HELD_BYTES else None
             merged = self._shaper.forward(fields, body, version, max_bytes)
             if merged is not None:
@@ -470,7 +471,7 @@ class RequestHandler(FrameInspector):
         pending: InFlightRequest,
         out: list[Buffer],
     ) -> int:
-        """An administrator's request, whole: its interceptor decides."""
+        """Pass an administrator's whole request to its interceptor, which decides."""
         state = self._state
         api_key, version = pending.api_key, pending.api_version
         body = bytes(buf[header.body : start + total])
@@ -483,11 +484,11 @@ class RequestHandler(FrameInspector):
         return -total
 
     def _act(self, outcome: Outcome, head: bytes, body: bytes, pending: InFlightRequest, out: list[Buffer]) -> None:
-        # Set before an interceptor that waits is started: it may have decided by the time that it returns.
+        # Set before the interceptor runs: one that waits may have decided by the time that it returns.
         self._state.wait_for_interceptor(head, body, pending)
         if not carry_out(self._state, outcome, head, body, pending, out, self._now_ms):
             self._state.take_waiting()
 
     def malformed(self, buf: bytearray | memoryview, start: int, end: int, error: WireError) -> SessionError:
-        """Name what the client really speaks if its very first bytes tell."""
+        """The error for malformed bytes, naming the protocol if the connection's first bytes show it."""
         return unreadable(error, b"" if self._saw_request else bytes(buf[start : min(end, start + FIRST_BYTES)]))

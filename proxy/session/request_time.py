@@ -1,18 +1,18 @@
-"""How long a broker was busy with each request of one connection, as far as that can be seen from outside (ADR 0007).
+"""How long a broker was busy with each request of one connection, as far as can be seen from outside (ADR 0007).
 
-Kafka charges the time of its own threads (KIP-124). From here only the times of bytes are seen, so that a request is
-charged
+Kafka charges the time of its own threads (KIP-124). From here only the arrival times of bytes can be seen, so a request
+is charged
 
     elapsed  from its last byte read here, or the last byte of the previous response where that is later (a broker
              works on one request of a connection at a time, so pipelined requests count once), to its first byte of
              response
-    less     the network's round trip, as the kernel measured it when connecting (nothing where the request lay ready at
-             the broker while it worked on the one before), and HANDOVER_MS
+    less     the network's round trip, as the kernel measured it when connecting (nothing if the request was queued at
+             the broker while it worked on the previous one), and HANDOVER_MS
     at least MIN_MS, if it took as long as that
 
-Requests whose answer may wait for something else than a thread (time, other members, replicas, the controller) are
-charged at most the connection's *baseline*: the median of what its latest requests that never wait were charged; for
-Produce with acks=all also a share for its size. docs/request-time.md compares all this with the brokers' own figures.
+Requests whose answer may wait for something other than a thread (time, other members, replicas, the controller) are
+charged at most the connection's *baseline*: the median charge of its latest requests that never wait. Produce with
+acks=all also gets a share for its size. docs/request-time.md compares all this with the brokers' own figures.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ def _keys(*names: str) -> frozenset[int]:
 
 
 HANDOVER_MS: Final = 0.08
-"""The least that passing a request from thread to thread in a broker takes, and its answer back; nobody is busy then.
-Measured on an idle broker: a Metadata request took 0.105 ms (median) on loopback, of which the broker charged 0.028."""
+"""The least that handing a request from thread to thread in a broker takes, and its answer back; no thread is busy
+then. Measured on an idle broker: a Metadata request took 0.105 ms (median) on loopback, of which the broker charged
+0.028."""
 MIN_MS: Final = 0.02
 """What brokers charge for the cheapest requests (Metadata without topics, eight in flight: 0.019 ms each)."""
 DEFAULT_BASELINE_MS: Final = 0.3
-"""The baseline of a connection that has not shown better. Brokers charged 0.29 ms for a Fetch at the end of a log with
-50 records/s, 0.48 ms on an empty one and 0.33 ms where it read 1 MB."""
+"""The baseline of a connection without measurements. Brokers charged 0.29 ms for a Fetch at the end of a log with 50
+records/s, 0.48 ms on an empty one and 0.33 ms where it read 1 MB."""
 MS_PER_BYTE: Final = 4e-6
-"""What each byte adds to the most that Produce with acks=all may be charged: brokers charged 3 ms per MB (flat out) to
-6 ms per MB (20 requests/s) for taking one in, whatever the acks."""
+"""What each byte adds to the maximum charge of Produce with acks=all: brokers charged 3 ms per MB (flat out) to 6 ms
+per MB (20 requests/s) for processing one, whatever the acks."""
 RECENT: Final = 15
-"""How many requests the baseline is the median of."""
+"""The baseline is the median of this many requests."""
 
 # Compared for each response: in compiled code a C number (see the .pxd).
 _PRODUCE: Final = PRODUCE
@@ -77,7 +78,7 @@ NEVER_WAIT: Final = _keys(
 """Requests that a broker answers from what it knows. All others may wait: for time (Fetch, ShareFetch), for members
 (JoinGroup, SyncGroup), for replicas (commits, transactions, group heartbeats that change something, DeleteRecords), for
 the controller (everything forwarded to it), for the broker's acceptor (ApiVersions, a connection's first request) - or
-nobody knows (an API newer than the sidecar)."""
+it is unknown (an API newer than the sidecar)."""
 EXEMPT: Final = _keys(
     "LeaderAndIsr",
     "StopReplica",
@@ -100,19 +101,19 @@ class RequestTime:
 
     def __init__(self) -> None:
         self.free_ms = 0.0
-        """When the last byte of the latest response came: the broker was free for the next request from then on."""
+        """When the last byte of the latest response came: from then on the broker was free for the next request."""
         self.round_trip_ms = 0.0
-        """Of the network to the broker."""
+        """The network's round trip to the broker."""
         self._recent = [DEFAULT_BASELINE_MS] * RECENT
         self._at = 0
-        self._baseline: float | None = DEFAULT_BASELINE_MS  # None: to be found again
+        self._baseline: float | None = DEFAULT_BASELINE_MS  # None: recompute
 
     def busy_ms(
         self, api_key: int, sent_ms: float, now_ms: float, replicated_bytes: int = 0, arrived_ms: float | None = None
     ) -> float:
         """What to charge a request whose last byte was read at `sent_ms` and whose response is read at `now_ms`.
 
-        `arrived_ms`: since when that response may have been there (`proxy.io.reactor`); None: since now.
+        `arrived_ms`: the earliest time at which that response may have arrived (`proxy.io.reactor`); None: now.
         `replicated_bytes`: the size of a Produce request with acks=all, 0 for all others.
         """
         free_ms, handover_ms, least_ms = self.free_ms, HANDOVER_MS, MIN_MS
@@ -143,7 +144,7 @@ class RequestTime:
 
     @property
     def baseline_ms(self) -> float:
-        """The most that a request which may wait is charged."""
+        """The maximum charge of a request that may wait."""
         baseline = self._baseline
         if baseline is None:
             baseline = self._baseline = sorted(self._recent)[RECENT // 2]

@@ -22,13 +22,13 @@ from proxy.wire.sharefetch import ShareFetchScrubber
 from quota.entity import Kind
 
 WAITING_APIS: Final = frozenset({FETCH, JOIN_GROUP, SYNC_GROUP, SHARE_FETCH})
-"""Requests whose latency is mostly what the client asked to wait for."""
+"""Requests whose latency is mostly the wait that the client asked for."""
 MAX_HELD_RESPONSE_BYTES: Final = 4 * 1024 * 1024
-"""Responses that must be rewritten (addresses) are held at most this far; ordinary ones are never held. (The head of a
+"""Responses that must be rewritten (addresses) are held up to this size; ordinary ones are never held. (The head of a
 Metadata response for 10 000 brokers has 600 KB, a Produce response for 50 000 partitions 2.5 MB.)"""
 THROTTLE_HEAD_BYTES: Final = 16
-"""Enough of a response to hold a throttle field that comes first."""
-# Numbers that are compared for each request or response: in compiled code these are C numbers (see the .pxd).
+"""Enough of a response to contain a throttle field that comes first."""
+# Compared for each request or response: C numbers in compiled code (see the .pxd).
 _FETCH: Final = FETCH
 _SHARE_FETCH: Final = SHARE_FETCH
 _HEAD_BYTES: Final = THROTTLE_HEAD_BYTES
@@ -38,7 +38,7 @@ _FETCH_FIRST_FLEXIBLE: Final = 12
 _FETCH_MAX: Final = (version_range(FETCH) or (0, 0))[1]
 _NOTHING: Final[tuple[Buffer, ...]] = ()
 
-# Members of the enum by names of this module: to look one up through the enum takes longer than what is done with it.
+# Aliases of enum members: looking one up through the enum takes longer than what is done with it.
 BUSY: Final = Kind.REQUEST
 FETCHED: Final = Kind.FETCH
 
@@ -69,14 +69,14 @@ class ResponseHandler(FrameInspector):
         self._raw = False
         """The walk began with a raw SASL message, which has no response header."""
         self._timed: InFlightRequest | None = None
-        """The latest request whose time has been charged; its response may be inspected again, with more of it."""
+        """The latest request whose time has been charged; its response may be inspected again when more has arrived."""
         self.bytes_total = 0
         self.fetched_bytes = 0
         """Size of the latest Fetch response."""
 
     def take(self, view: memoryview, end: int, now_ms: float, arrived_ms: float) -> list[Buffer] | None:
-        """Take the first `end` bytes of a view, which were read from the broker and may have been there since
-        `arrived_ms`. Returns the buffers to send to the client, in order; None for all these bytes as they stand."""
+        """Process the first `end` bytes of a view, which were read from the broker and may have arrived as early as
+        `arrived_ms`. Returns the buffers to send to the client, in order; None for all these bytes, unchanged."""
         self.bytes_total += end
         self._now_ms = now_ms
         self._came_ms = arrived_ms
@@ -100,7 +100,7 @@ class ResponseHandler(FrameInspector):
         return self.complete()
 
     def close(self, now_ms: float) -> None:
-        """No more comes. Of a fetch response, charged whole when it began, the part that never came is given back."""
+        """The connection ends. A fetch response is charged whole when it begins; refund the part that never came."""
         pending, missing = self._timed, self.walker.skip
         if missing and pending is not None and pending.api_key in (FETCH, SHARE_FETCH):
             self._state.ledger.refund(pending.account, FETCHED, missing, now_ms)
@@ -113,13 +113,13 @@ class ResponseHandler(FrameInspector):
         return oldest is not None and oldest.local_answer is not None
 
     def ready_answers(self) -> Sequence[Buffer]:
-        """Answers made here whose turn has come: nothing older is owed and no response is half sent."""
+        """Local answers that are next in order: no older one is owed and no response is half sent."""
         return self._ready() if self.walker.at_boundary() else _NOTHING
 
     def complete(self) -> Sequence[Buffer]:
-        """The last byte of a response has come: from now on the broker has time for the next request."""
+        """The last byte of a response has come: the broker is free for the next request."""
         state = self._state
-        # Unless it has muted us: then from the end of that (see `SessionState.broker_throttled`).
+        # Unless it has muted us: then it is free when that ends (see `SessionState.broker_throttled`).
         arrived_ms, mute_ms = self._came_ms, state.broker_mute_until_ms
         state.request_time.free_ms = arrived_ms if arrived_ms > mute_ms else mute_ms
         return self._ready() if self.answer_due() else _NOTHING
@@ -136,7 +136,7 @@ class ResponseHandler(FrameInspector):
         return out
 
     def inspect(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
-        """Inspect what begins at `start`: a response, or in a login a raw message (see `FrameInspector.inspect`)."""
+        """Inspect the frame at `start`: a response, or during a login a raw message (see `FrameInspector.inspect`)."""
         return self._inspect_raw(buf, start, end, out) if self._raw else self._inspect(buf, start, end, out)
 
     def _inspect(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
@@ -217,7 +217,7 @@ class ResponseHandler(FrameInspector):
         return used
 
     def _raw_comes(self) -> bool:
-        """Whether the next frame is a raw SASL message: nothing else is owed meanwhile."""
+        """Whether the next frame is a raw SASL message: no response is owed at that time."""
         state = self._state
         if state.inflight.oldest is not None:
             return state.inflight.oldest.api_version == RAW
@@ -257,7 +257,7 @@ class ResponseHandler(FrameInspector):
         return -total
 
     def _latency_ms(self, pending: InFlightRequest) -> float:
-        """From the request, or when a broker that throttled began to read it, to the first byte of its response."""
+        """From the request, or the end of the broker's own mute if later, to the first byte of its response."""
         return max(self._now_ms - max(pending.sent_ms, self._state.broker_mute_until_ms), 0.0)
 
     def _charge_time(self, pending: InFlightRequest) -> None:
@@ -273,13 +273,13 @@ class ResponseHandler(FrameInspector):
             return  # exempt: neither charged nor checked
         if pending.asked is not None:
             state.ledger.charge_no_throttle(pending.account, BUSY, busy_ms, now_ms)
-            return  # the client's own request is still to come
+            return  # the client's own request is yet to be forwarded
         delay_ms = state.ledger.charge(pending.account, BUSY, busy_ms, now_ms)
         if delay_ms > 0:
             state.impose(pending, BUSY, delay_ms, now_ms, busy_ms)
 
     def _time(self, pending: InFlightRequest | None) -> None:
-        """This is the latest request whose time has been charged. Its account may be refunded until the next one."""
+        """Remember the latest request whose time has been charged; its account is retained for a possible refund."""
         if pending is not None:
             pending.account.retain()
         if self._timed is not None:
@@ -287,7 +287,7 @@ class ResponseHandler(FrameInspector):
         self._timed = pending
 
     def _throttle_ms(self, pending: InFlightRequest) -> int:
-        """What is left of the throttle that a request has brought about."""
+        """What is left of the throttle that a request caused."""
         left_ms = pending.throttle_until_ms - self._now_ms
         return math.ceil(left_ms) if left_ms > 0 else 0
 
@@ -300,7 +300,7 @@ class ResponseHandler(FrameInspector):
         pending: InFlightRequest,
         out: list[Buffer],
     ) -> int:
-        """A response that an interceptor wants whole; results as `_inspect`."""
+        """Pass a response whole to its interceptor; results as `_inspect`."""
         state, now_ms = self._state, self._now_ms
         api_key, version = pending.api_key, pending.api_version
         if total > MAX_INTERCEPTED_BYTES:
@@ -340,7 +340,7 @@ class ResponseHandler(FrameInspector):
         return total
 
     def _scrub_share_fetch(self, version: int, head: bytearray | memoryview, total: int, out: list[Buffer]) -> int:
-        """Node endpoints come last in a share response, behind all its records: taken off as it streams by."""
+        """Node endpoints come last in a share response, after all its records: remove them as it streams by."""
         try:
             scrubber = ShareFetchScrubber(version)
         except WireError as error:
@@ -387,7 +387,7 @@ class ResponseHandler(FrameInspector):
                     f"{api_name(api_key)} v{version} response needs more than {MAX_HELD_RESPONSE_BYTES} bytes held",
                     kind="broker_too_large",
                 )
-            # Not just what is missing next: asking again for every few bytes would take quadratic time.
+            # Not just what is missing next: inspecting it again for every few bytes would take quadratic time.
             self.walker.need = min(total, max(done.wanted, here * 2), MAX_HELD_RESPONSE_BYTES)
             return 0
         if done is None:  # nothing to replace
@@ -402,8 +402,8 @@ class ResponseHandler(FrameInspector):
         return -here
 
     def _charge_fetch(self, pending: InFlightRequest, amount_bytes: int) -> None:
-        """Charge a Fetch or ShareFetch response. Where the request could not be answered in place of the broker, the
-        client is told now what its next one would have to wait for, and muted."""
+        """Charge a Fetch or ShareFetch response. If the request could not be answered here, the client is told now what
+        its next one would have to wait for, and muted."""
         state, now_ms = self._state, self._now_ms
         account, admission = pending.account, pending.admission
         assert admission is not None  # requests of those APIs are admitted before they are forwarded

@@ -11,7 +11,7 @@ What the client may do next, and what changes that, is in `proxy.session.state.C
 Rules that hold in both directions:
 - no sockets, no tasks, no clock: `now_ms` is given (monotonic milliseconds);
 - what is returned is in wire order, and views into the caller's buffer are valid only until the next call;
-- a response is matched to the oldest pending request (Kafka answers in order); anything else ends the connection;
+- a response is matched to the oldest request in flight (Kafka answers in order); anything else ends the connection;
 - muting never stops the broker's direction.
 """
 
@@ -38,7 +38,7 @@ class Session:
 
     The shell calls `requests.take` / `responses.take` with what it read and sends what is returned to the other side;
     while `client_skip` / `broker_skip` is positive it may move that many bytes itself (splice) and report them by
-    `moved`. `client_bytes` and what follows do the same for callers that want views.
+    `moved`. `client_bytes` and the methods after it do the same for callers that want views.
     """
 
     __slots__ = (
@@ -61,29 +61,29 @@ class Session:
         login_expected: bool = False,
         claim: str = DEFAULT_CLAIM,
     ) -> None:
-        """`translate(node_id, host, port, kind)` gives the address clients are told instead; None: rewrite nothing.
+        """`translate(node_id, host, port, kind)` returns the address that clients see instead; None: rewrite nothing.
 
         `interceptors` inspect the requests of some APIs whole (`proxy.interceptors.intercept`). `login_expected`: the
-        listener is known to want SASL, so what comes before the login is charged to nobody
-        (`proxy.session.before_login`). `claim` is the claim of OAUTHBEARER's tokens that names the principal.
+        listener is known to need SASL, so what comes before the login is not charged (`proxy.session.before_login`).
+        `claim` is the claim of OAUTHBEARER tokens that names the principal.
         """
         state = SessionState(ledger, counters, translate, interceptors, max_in_flight)
         self.state: Final = state
         self.requests: Final = RequestHandler(state, user, sizes, login_expected)
         state.claim = claim
         self.responses: Final = ResponseHandler(state, sizes.max_response_bytes)
-        """Both directions. For the connection's I/O, which calls and looks at them, and at `state`, for every read."""
+        """Both directions. The connection's I/O uses them, and `state`, directly for every read."""
         self.inflight: Final = state.inflight
 
     def client_bytes(self, view: memoryview, now_ms: float) -> list[Buffer]:
-        """Take bytes read from the client (a writable view, heads are patched in place). Returns the buffers to send to
-        the broker. Raises SessionError if the bytes are not Kafka's protocol."""
+        """Process bytes read from the client (a writable view, heads are patched in place). Returns the buffers to send
+        to the broker. Raises SessionError if the bytes are not Kafka's protocol."""
         out = self.requests.take(view, len(view), now_ms)
         taken = self.requests.walker.taken
         return out if out is not None else [view[:taken]] if taken else []
 
     def client_moved(self, count: int, now_ms: float) -> None:
-        """`count` bytes from the client went to the broker without being looked at."""
+        """`count` bytes from the client went to the broker unseen."""
         self.requests.moved(count, now_ms)
 
     def resume(self, now_ms: float) -> list[Buffer]:
@@ -91,47 +91,46 @@ class Session:
         return self.requests.resume(now_ms)
 
     def broker_bytes(self, view: memoryview, now_ms: float, arrived_ms: float | None = None) -> list[Buffer]:
-        """Take bytes read from the broker, which may have been there since `arrived_ms` (None: just now). Returns the
-        buffers to send to the client. Raises SessionError if they answer nothing, or cannot be read where they must be
-        rewritten."""
+        """Process bytes read from the broker, which may have arrived as early as `arrived_ms` (None: just now). Returns
+        the buffers to send to the client. Raises SessionError if they match no request, or must be rewritten and cannot
+        be parsed."""
         out = self.responses.take(view, len(view), now_ms, now_ms if arrived_ms is None else arrived_ms)
         taken = self.responses.walker.taken
         return out if out is not None else [view[:taken]] if taken else []
 
     def broker_moved(self, count: int, now_ms: float) -> list[Buffer]:
-        """`count` bytes from the broker went to the client without being looked at. Returns answers as
-        `ready_answers`."""
+        """`count` bytes from the broker went to the client unseen. Returns answers as `ready_answers`."""
         return list(self.responses.moved(count, now_ms))
 
     def ready_answers(self) -> list[Buffer]:
-        """Answers made here whose turn has come."""
+        """Local answers that are next in order."""
         return list(self.responses.ready_answers())
 
     @property
     def user(self) -> str:
-        """Who is charged for the requests that come now."""
+        """The user that is charged for further requests."""
         return self.requests.user
 
     def identify(self, user: str) -> None:
-        """The client has proved to be somebody: requests from now on are charged to `user`, those before it are not."""
+        """The client has proved its identity: charge `user` for further requests, but not for earlier ones."""
         self.requests.identify(user)
         if self.state.client_waits:
             self.state.client_waits = False
             self.state.wake()
 
     def when_authenticated(self, tell: Callable[[Login | None], None]) -> None:
-        """`tell(login)` is called whenever the broker has accepted a login by SASL, before its answer goes on; with
-        None when the broker takes requests although a login was expected. A SessionError that it raises ends the
+        """`tell(login)` is called whenever the broker has accepted a SASL login, before its answer is passed on; with
+        None when the broker accepts requests although a login was expected. A SessionError that it raises ends the
         connection.
         """
         self.state.authenticated = tell
 
     def broker_ended(self) -> None:
-        """The broker has closed the connection. Raises SessionError if there is more to say about that."""
+        """The broker has closed the connection. Raises SessionError if there is a more precise reason."""
         self.requests.before.broker_ended()
 
     def hold(self) -> None:
-        """Take nothing from the client before `identify` is called."""
+        """Read nothing from the client until `identify` is called."""
         self.state.client_waits = True
 
     @property
@@ -141,7 +140,7 @@ class Session:
 
     @property
     def round_trip_ms(self) -> float:
-        """The network's round trip to the broker: that long nobody works on a request."""
+        """The network's round trip to the broker, during which no broker thread works on a request."""
         return self.state.request_time.round_trip_ms
 
     @round_trip_ms.setter
@@ -150,12 +149,12 @@ class Session:
 
     @property
     def client_skip(self) -> int:
-        """Bytes from the client that may be moved to the broker without being looked at."""
+        """Bytes from the client that may be moved to the broker unseen."""
         return self.requests.walker.movable()
 
     @property
     def broker_skip(self) -> int:
-        """Bytes from the broker that may be moved to the client without being looked at."""
+        """Bytes from the broker that may be moved to the client unseen."""
         return self.responses.walker.movable()
 
     @property
@@ -170,12 +169,12 @@ class Session:
 
     @property
     def under_way(self) -> bool:
-        """True once a client may stay as long as it likes: it has logged in where the listener wants that, or else sent
-        a request, be it ApiVersions alone."""
+        """True once a client may stay as long as it likes: it has logged in where the listener needs that, or else sent
+        a request, even ApiVersions alone."""
         return self.requests.under_way
 
     def pass_unread(self) -> None:
-        """The connection's bytes are nobody's to read (TLS that is passed through): no first request is waited for."""
+        """The connection's bytes cannot be parsed (TLS that is passed through): do not wait for a first request."""
         self.requests.established = True
 
     @property
@@ -184,21 +183,21 @@ class Session:
         return self.requests.has_backlog()
 
     def client_state(self, now_ms: float) -> ClientState:
-        """What the client's side does at `now_ms`."""
+        """The client's state at `now_ms`."""
         return ClientState(self.state.client_state(now_ms))
 
     @property
     def must_wait(self) -> bool:
-        """True while the client is not read before something else has happened: FULL, ASKING or LOGIN."""
+        """True while the client is not read until something else has happened: FULL, ASKING or LOGIN."""
         return self.client_state(math.inf).blocks  # no mute lasts for ever
 
     def when_decided(self, wake: Callable[[], None]) -> None:
-        """`wake()` is called when an interceptor that waited for something has decided: look at `must_wait` again."""
+        """`wake()` is called when an interceptor that waited has decided: check `must_wait` again."""
         self.state.wake = wake
 
     @property
     def quiet(self) -> bool:
-        """True if no answer is owed and none is under way."""
+        """True if no answer is owed or half sent."""
         return not self.inflight and self.responses.walker.at_boundary()
 
     @property
@@ -212,7 +211,7 @@ class Session:
         return self.requests.software
 
     def note_mute(self, mute_ms: float, *, ignored: bool) -> None:
-        """A mute of `mute_ms` is nearly over, in whose second half the client went on sending, or did not."""
+        """A mute of `mute_ms` is nearly over; `ignored`: the client went on sending in its second half."""
         self.state.counters.libraries.note(self.software, mute_ms, ignored=ignored)
         account = self.requests.account
         if account is not None:
@@ -230,7 +229,8 @@ class Session:
         return self.responses.bytes_total
 
     def close(self, now_ms: float) -> None:
-        """The connection ends: what admitted fetches had reserved is free again, and what of a response never came."""
+        """The connection ends: refund what admitted fetches had reserved, and the part of a response that never
+        came."""
         state = self.state
         state.close()
         self.requests.end(now_ms)

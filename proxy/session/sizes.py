@@ -1,4 +1,4 @@
-"""How much of a request is looked at, and how large it may be: asked when its head has come."""
+"""How much of a request is inspected, and how large it may be: decided by its head."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from proxy.wire.requests import RequestHeader
 from proxy.wire.sasl import SASL_APIS
 
 MAX_HELD_IN_FLIGHT_BYTES: Final = 4 * 1024 * 1024
-"""Administrators' requests whose answers will be changed, and answers made here, are kept until it is their turn. When
-they take more than this, no further request is inspected before some have gone."""
+"""Administrators' requests whose answers will be changed, and local answers, are kept until they are next in order.
+When they use more than this, no further request is inspected until some have been sent."""
 FIRST_BYTES: Final = 16
-"""Enough of a connection's beginning to tell what protocol it is."""
+"""Enough of a connection's beginning to recognise its protocol."""
 BEGINNING_APIS: Final = frozenset({API_VERSIONS, *SASL_APIS})
 
 
 def bytes_wanted(buf: bytearray | memoryview, start: int, here: int) -> int:
-    """How much of a request must be there before its header can be inspected again; never more than the frame itself.
+    """How much of a request must have arrived before its header is parsed again; never more than the frame itself.
 
-    Twice as much each time: a header that comes in drops is not walked through again for every drop.
+    Twice as much each time, so that a header that trickles in is not parsed again for every byte.
     """
     if here < 4:
         return 4
@@ -31,7 +31,7 @@ def bytes_wanted(buf: bytearray | memoryview, start: int, here: int) -> int:
 
 
 def header_too_large(start: int, end: int, header: RequestHeader | None, sizes: SizeLimits) -> WireError:
-    """The error for a header above the limit, of which no more than the bytes up to `end` are there."""
+    """The error for a header above the limit, of which only the bytes up to `end` have arrived."""
     length = (end if header is None else header.body) - start
     text = f"the request's header has at least {length} bytes; the limit is {sizes.max_header_bytes}"
     return WireError("header_too_large", text)
@@ -40,8 +40,8 @@ def header_too_large(start: int, end: int, header: RequestHeader | None, sizes: 
 def is_established(header: RequestHeader, sizes: SizeLimits) -> bool:
     """Whether this request ends the phase before and during authentication, whose requests are small.
 
-    A broker that wants authentication closes the connection at that request if there has been none. Raises WireError
-    for one of the phase that is too large.
+    A broker that needs authentication closes the connection on this request if there has been none. Raises WireError
+    for a request of the phase that is too large.
     """
     if header.api_key not in BEGINNING_APIS:
         return True
@@ -52,7 +52,7 @@ def is_established(header: RequestHeader, sizes: SizeLimits) -> bool:
 
 
 def unreadable(error: WireError, first: bytes) -> SessionError:
-    """Why the client's connection ends over bytes that cannot be read; `first` are its very first ones, if these."""
+    """Why the client's connection ends over bytes that cannot be parsed; `first` are its first ones, if these."""
     if error.reason == "unsupported_version":
         return SessionError(CloseReason.UNSUPPORTED_VERSION, str(error), kind=error.reason)
     known = diagnose(first)

@@ -1,4 +1,4 @@
-"""What both directions of a session share, and the one place that says what its client may do next (`ClientState`)."""
+"""What both directions of a session share, and the one place that decides what its client may do (`ClientState`)."""
 
 from __future__ import annotations
 
@@ -22,40 +22,39 @@ from quota.entity import Kind
 from quota.ledger import Account, Ledger
 
 AddressTranslator = Callable[[int, str, int, str], tuple[str, int]]
-"""(node id, host, port, "broker" or "controller") -> the (host, port) that clients are told instead."""
+"""(node id, host, port, "broker" or "controller") -> the (host, port) that clients see instead."""
 
 
-# Numbers that are compared for each request or response: in compiled code these are C numbers (see the .pxd).
+# Compared for each request or response: C numbers in compiled code (see the .pxd).
 _PRODUCE: Final = PRODUCE
 _FETCH: Final = FETCH
 MAX_PASSING_BYTES: Final = 16 * 1024 * 1024
-"""What may pass unmuted before a client logs in again, twice (`SessionState._may_pass`): more than the socket buffers
-between it and us hold. Without a bound whoever does not log in again would have no limit for that long."""
+"""Bytes that may pass unmuted before a client logs in again, twice (`SessionState._may_pass`): more than the socket
+buffers between it and us hold. Without a bound, a client that never logs in again would be unlimited for that long."""
 
 
 class ClientState(enum.IntEnum):
-    """What the client's side of a session does; `SessionState.client_state` tells which of these is true.
+    """What the client's side of a session does; `SessionState.client_state` computes it.
 
     | state      | means                                             | left by                                       |
     |------------|---------------------------------------------------|-----------------------------------------------|
-    | OPEN       | requests are read and inspected                   | whatever brings about one of those below      |
-    | CONNECTING | the first request is here, and waits until the    | `connected` -> OPEN                           |
-    |            | broker has been connected to                      |                                               |
-    | DRAINING   | the request that has begun is still taken, no     | the end of the connection                     |
-    |            | other one                                         |                                               |
-    | FULL       | too many requests are in flight, or too much is   | a response -> OPEN, what was already read     |
+    | OPEN       | requests are read and inspected                   | whatever causes one of those below            |
+    | CONNECTING | the first request waits for the broker connection | `connected` -> OPEN                           |
+    | DRAINING   | the current request is still read to its end, but | the end of the connection                     |
+    |            | no other                                          |                                               |
+    | FULL       | too many requests are in flight, or too much is   | a response -> OPEN, the backlog               |
     |            | kept for them                                     | first (`has_backlog`, `resume`)               |
     | ASKING     | an interceptor has asked the broker something, or | its decision (`decided`, `outcome`) -> OPEN   |
     |            | waits, before it decides                          |                                               |
     | LOGIN      | the broker owes the answer to a SASL message, or  | the answer, or `identify` -> OPEN             |
     |            | the client's name is being looked up              |                                               |
-    | HELD       | the next request waits for what its group owes    | its turn (`let_go`) -> OPEN                   |
+    | HELD       | the next request waits for its group's debt       | the gate lets it pass (`let_go`) -> OPEN      |
     |            | (ADR 0026); `mute_until_ms` is when to ask again  |                                               |
     | MUTED      | nothing is read before `mute_until_ms` (KIP-219); | the deadline -> OPEN                          |
     |            | responses go on flowing                           |                                               |
 
     Where several are true at once, the one further down counts: a muted client stays muted when its requests have been
-    answered, and a full one is looked at again when its mute is over.
+    answered, and FULL is checked again when the mute is over.
     """
 
     OPEN = 0
@@ -87,19 +86,19 @@ _MAX_IN_FLIGHT_BYTES: Final = MAX_HELD_IN_FLIGHT_BYTES
 
 @dataclass(slots=True)
 class Held:
-    """The request next in line, which waits because its group owes for earlier ones (ADR 0026). It has not been
-    charged, nor forwarded, and no response can tell the client of it."""
+    """The next request, held because its group is in debt for earlier ones (ADR 0026). It has been neither charged nor
+    forwarded, and no response can tell the client of it."""
 
     kind: Kind
     group: QuotaCounter | None
-    """Where the connection has its place in the queue."""
+    """The group in whose queue the connection has its place."""
     since_ms: float
     kept: bool = False
-    """It is forwarded in its turn even if the client has closed: it wants no answer (acks=0)."""
+    """It is forwarded when it is due even if the client has closed: it expects no answer (acks=0)."""
 
 
 class SessionState:
-    """The requests in flight, the mute, and what else both directions look at."""
+    """The requests in flight, the mute, and other state that both directions use."""
 
     __slots__ = (
         "_counted",
@@ -147,46 +146,46 @@ class SessionState:
         """None: nothing is rewritten."""
         self.interceptors = interceptors
         self.outcome: Outcome | None = None
-        """What an interceptor has decided about the request that waited for its question to be answered."""
+        """The interceptor's decision about the request that waited for its answer."""
         self.authenticated: Callable[[Login | None], None] = _no_matter
-        """Called when the broker has accepted a login; with None when requests come without one."""
+        """Called when the broker has accepted a login; with None when requests pass without one."""
         self.claim = DEFAULT_CLAIM
-        """Of OAUTHBEARER's tokens: which one is the principal's name."""
+        """The claim of OAUTHBEARER tokens that is the principal's name."""
         self.logins: Logins | None = None
-        """Made when a login begins."""
+        """Created when a login begins."""
         self.client_waits = False
-        """Nothing is taken from the client before the broker has answered its SASL message (or its name is known)."""
+        """Nothing is read from the client until the broker has answered its SASL message (or its name is known)."""
         self.wake: Callable[[], None] = _nobody
-        """Called when an outcome has come from outside: the client's requests can go on."""
+        """Called when an interceptor has decided later: the client's requests can go on."""
         self.waiting: tuple[bytes, bytes, InFlightRequest] | None = None
         """Request (header, body) whose interceptor has not decided yet."""
         self.connecting = False
-        """The first request waits until the broker has been connected to."""
+        """The first request waits for the broker connection."""
         self.draining = False
-        """No request is begun any more."""
+        """No further request is started."""
         self.max_in_flight = max_in_flight
         self.inflight = InFlightQueue()
         self.held: Held | None = None
-        """What the client waits for, if it is not a mute of its own; `mute_until_ms` is when to ask again."""
+        """The held request, if the client waits for that and not for a mute; `mute_until_ms` is when to ask again."""
         self.promised: QuotaCounter | None = None
         """The group that expects this connection's next request after its mute."""
         self.held_bytes = 0
-        """Kept by all that is in flight; above a bound no further request is inspected."""
+        """Kept by requests in flight; above a bound no further request is inspected."""
         self.request_time = RequestTime()
         self.mute_until_ms = 0.0
         """The client is not read before this time."""
         self.renew_ms = self.expire_ms = math.inf
         """Between these times the client is not muted: its session ends then, and it has to log in again (KIP-368)."""
         self._passes_from: int | None = None
-        """How many bytes had come from the client when a mute was put off for the first time."""
+        """`client_bytes` when a mute was first put off."""
         self._passes_again = True
-        """The second such time of this session is still to come."""
+        """The second such time of this session is still available."""
         self.client_bytes = 0
-        """How many bytes have come from the client."""
+        """Bytes received from the client."""
         self.owed_until_ms = 0.0
-        """End of the mute that could not be because of that; it goes on once the client has logged in."""
+        """End of a mute that was put off for that reason; it resumes once the client has logged in."""
         self.broker_mute_until_ms = 0.0
-        """The broker does not read us before this time, because of a quota of its own (KIP-219)."""
+        """The broker does not read from us before this time, because of its own quota (KIP-219)."""
 
     # ---- what the client may do -------------------------------------------------------------------------------------
 
@@ -205,19 +204,19 @@ class SessionState:
         return _DRAINING if self.draining else _OPEN
 
     def wait_for_interceptor(self, head: bytes, body: bytes, pending: InFlightRequest) -> None:
-        """A request, whole, has been handed to its interceptor."""
+        """Store a whole request until its interceptor has decided."""
         pending.account.retain()
         self.waiting = (head, body, pending)
 
     def take_waiting(self) -> tuple[bytes, bytes, InFlightRequest]:
-        """Its interceptor has decided. Returns what `wait_for_interceptor` was given."""
+        """The interceptor has decided: return the arguments of `wait_for_interceptor`."""
         assert self.waiting is not None
         waiting, self.waiting = self.waiting, None
         waiting[2].account.release()
         return waiting
 
     def count_request(self, account: Account, api_key: int) -> None:
-        """A request of `account` is forwarded, or answered here."""
+        """Count a request of `account` that is forwarded or answered here."""
         key = api_key if api_key in (_PRODUCE, _FETCH) or api_key in APIS else -1
         self._counted.add(key)
         account.counted.add(key)
@@ -225,7 +224,7 @@ class SessionState:
             self.ledger.wake(account)
 
     def decided(self, outcome: Outcome) -> None:
-        """The decision that an interceptor had to wait for."""
+        """Store a decision that an interceptor took later, and wake the connection."""
         self.outcome = outcome
         self.wake()
 
@@ -235,7 +234,7 @@ class SessionState:
         self._hold(now_ms + delay_ms, now_ms)
 
     def broker_throttled(self, pending: InFlightRequest, broker_throttle_ms: int, now_ms: float) -> None:
-        """The broker itself throttles: it has told the client so, and reads nothing of this connection meanwhile."""
+        """The broker itself throttles: it has told the client so, and does not read this connection meanwhile."""
         self.ledger.note_broker_throttle(pending.account, broker_throttle_ms)
         self.broker_mute_until_ms = max(self.broker_mute_until_ms, now_ms + broker_throttle_ms)
 
@@ -244,9 +243,10 @@ class SessionState:
     ) -> None:
         """Do not read the client for `delay_ms`, because of this request.
 
-        A request may be over several quotas, found out when it comes and when its response does. The throttle is the
-        longest of them, not their sum, and named after that one alone; of equal ones the later, as in Kafka the request
-        quota (`KafkaApis`, which compares the same two). `charged` is what that quota was charged for the request.
+        A request may exceed several quotas, some when it comes and some when its response does. The throttle is the
+        longest of them, not their sum, and is attributed to that quota alone; of equal ones to the later, as in Kafka
+        to the request quota (`KafkaApis`, which compares the same two). `charged` is what that quota was charged for
+        the request.
         """
         until_ms = now_ms + delay_ms
         if until_ms >= pending.throttle_until_ms:
@@ -265,7 +265,7 @@ class SessionState:
     def hold(
         self, kind: Kind, group: QuotaCounter | None, wait_ms: float, now_ms: float, *, kept: bool = False
     ) -> None:
-        """Do not read the client for `wait_ms`: the request that is next in line waits in `group`'s queue."""
+        """Do not read the client for `wait_ms`: its next request waits in `group`'s queue."""
         held = self.held
         if held is None:
             self.held = Held(kind, group, now_ms, kept)
@@ -275,44 +275,44 @@ class SessionState:
             held.kind, held.group = kind, group
         until_ms = now_ms + wait_ms
         if now_ms < self.renew_ms < until_ms:
-            until_ms = self.renew_ms  # it may be let through then
+            until_ms = self.renew_ms  # it may pass then
         self.mute_until_ms = max(self.mute_until_ms, until_ms)
 
     def let_go(self, account: Account, api_key: int, amount: float, now_ms: float) -> None:
-        """The request that was held is forwarded now: count how long it has waited."""
+        """The held request is forwarded now: record how long it has waited."""
         held, self.held = self.held, None
         if held is None:
             return
         if held.group is not None and held.group is not self.promised:
-            held.group.pass_held(self)  # its limits are others now; else it has left the queue as it passed
+            held.group.pass_held(self)  # its limits changed; otherwise it left the queue when it was let through
         held_ms = round(now_ms - held.since_ms)
         self.ledger.note_throttle(account, held.kind, held_ms, at_ms=now_ms, api_key=api_key, amount=amount, held=True)
 
     def close(self) -> None:
-        """The connection ends: nothing waits in its place."""
+        """The connection ends: give up its place in any queue."""
         held, self.held = self.held, None
         for group in (None if held is None else held.group, self.promised):
             if group is not None:
                 group.pass_held(self)
         if self.waiting is not None:
             self.take_waiting()
-        # Who was to be told holds this session: without them nothing is left to the garbage collector.
+        # These callbacks refer back to this session: without them no cycle is left to the garbage collector.
         self.wake, self.authenticated, self.logins = _nobody, _no_matter, None
 
     def put_off_ms(self, now_ms: float) -> int:
-        """What is left of a mute that has been put off, so that the client can log in again; 0 for none."""
+        """What is left of a mute that was put off so that the client can log in again; 0 for none."""
         return math.ceil(self.owed_until_ms - now_ms) if self.owed_until_ms > now_ms >= self.renew_ms else 0
 
     def may_renew(self, now_ms: float) -> bool:
-        """Whether the client, which ought to wait, is let through so that its login can be reached (KIP-368)."""
+        """Whether a client that should wait may pass so that its login can be read (KIP-368)."""
         return self.renew_ms <= now_ms < self.expire_ms and self._may_pass(now_ms)
 
     def _may_pass(self, now_ms: float) -> bool:
-        """Whether the client is let through now, or once more before its session ends.
+        """Whether the client may pass now, or once more before its session ends.
 
-        What has come in the last part of its session may be no more than may have been on its way to us. If it is more,
-        the client goes on sending whatever it is told (librdkafka does), and its timer for the login is late. Behind
-        what it sent until that has fired lies the login: all this gets a second chance, half way to the end.
+        In the last part of its session, no more may come than could have been in flight to us. If it is more, the
+        client ignores throttles (as librdkafka does) and its timer for the login is late. The login comes after
+        everything sent before that timer fires: all this gets a second chance, half way to the end.
         """
         taken = self.client_bytes
         if self._passes_from is None:
@@ -327,7 +327,7 @@ class SessionState:
         return True
 
     def renew(self, renew_ms: float, expire_ms: float, now_ms: float) -> None:
-        """The client has logged in, and is to do so again between these two times."""
+        """The client has logged in, and has to log in again between these two times."""
         self.renew_ms, self.expire_ms = renew_ms, expire_ms
         self._passes_from = None
         self._passes_again = True
@@ -335,7 +335,7 @@ class SessionState:
         self._hold(owed_until_ms, now_ms)
 
     def note(self, pending: InFlightRequest) -> None:
-        """The request is done with: count the throttle it has brought about, under the one quota that caused it."""
+        """The request is finished: record the throttle it caused, under the one quota that caused it."""
         if pending.cause is not None:
             self.ledger.note_throttle(
                 pending.account,
@@ -348,8 +348,8 @@ class SessionState:
 
 
 def _nobody() -> None:
-    """Nobody waits for outcomes: there is no shell around this session."""
+    """Default of `wake`: there is no shell around this session."""
 
 
 def _no_matter(_login: Login | None) -> None:
-    """Nobody wants to know who the client is."""
+    """Default of `authenticated`: the login is ignored."""

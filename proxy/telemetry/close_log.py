@@ -1,4 +1,4 @@
-"""Log lines about single connections, but not one for each of a flood: some of each kind now, the rest as a number."""
+"""Rate-limited log lines about single connections: a few of each kind at once, the rest as a count."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ log = structlog.get_logger("kquota.connection")
 
 INTERVAL_S: Final = 10.0
 MAX_LINES: Final = 20
-"""Of each kind per interval; metrics count all."""
+"""Lines of each kind per interval; metrics count all."""
 
 
 class CloseLogLimiter:
-    """Why connections ended that neither side wanted to end."""
+    """Logs why connections ended that neither side meant to end."""
 
     def __init__(self) -> None:
         self._said: Counter[tuple[str, str | None]] = Counter()
         self._until_s = 0.0
 
     def closed(self, reason: str, kind: str | None = None, **details: Any) -> None:
-        """Say `connection closed`, unless many have been closed for the same reason lately."""
+        """Log `connection closed`, unless many have been closed for the same reason lately."""
         now_s = trio.current_time()
         if now_s >= self._until_s:
             self.add_up()
@@ -33,13 +33,13 @@ class CloseLogLimiter:
             log.warning("connection closed", reason=reason, kind=kind, **details)
 
     def add_up(self) -> None:
-        """Say how many more there have been, and begin anew."""
+        """Log how many more there were, and start a new interval."""
         for (reason, kind), count in self._said.items():
             if count > MAX_LINES:
                 log.warning("more connections closed", reason=reason, kind=kind, count=count - MAX_LINES)
         self._said.clear()
 
     def look(self, now_s: float) -> None:
-        """To be called now and then: what was not said is added up at the end of the interval."""
+        """Call this periodically: at the end of an interval it logs the count of suppressed lines."""
         if self._said and now_s >= self._until_s:
             self.add_up()

@@ -1,7 +1,7 @@
-"""How client libraries take throttles: mutes that were watched, and those that were ignored, by library and version.
+"""Throttle compliance by client library and version: mutes that were watched, and those that were ignored.
 
-Clients make up what they call themselves (KIP-511), so the names are bounded: of more than `MAX_LIBRARIES` the one
-that was muted longest ago is forgotten, and whoever counts hears of it (`on_forget`) before it goes.
+Clients choose their own names (KIP-511), so the number of names is bounded: beyond `MAX_LIBRARIES`, the one that was
+muted longest ago is evicted, after `on_forget` has been called with it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 UNKNOWN: Final = "unknown"
-"""A client that said nothing: its ApiVersions was older than version 3, or there was none."""
+"""For clients that gave no name: their ApiVersions was older than version 3, or there was none."""
 MAX_LIBRARIES: Final = 1000
 
 
@@ -28,7 +28,7 @@ class LibraryMutes:
         self.ignored = 0
         """Mutes in whose second half the client went on sending."""
         self.ignored_ms = 0.0
-        """How long these were."""
+        """Total duration of these."""
 
 
 class Libraries:
@@ -57,7 +57,7 @@ class Libraries:
             found.ignored_ms += mute_ms
 
     def __iter__(self) -> Iterator[LibraryMutes]:
-        """Those known; others may be noted, and some forgotten, between two of them."""
+        """The libraries known now; the set may change during the iteration."""
         for name, found in list(self._known.items()):
             if self._known.get(name) is found:
                 yield found

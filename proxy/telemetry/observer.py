@@ -1,6 +1,6 @@
-"""Write-only side exit of the data path: plain integers, read by the metrics module when Prometheus comes by.
+"""Write-only side exit of the data path: plain integers, read by the metrics module at each scrape.
 
-Nothing here formats, locks or allocates per request; the exporter can be slow or gone without traffic noticing.
+Nothing here formats, locks or allocates per request; a slow or stopped exporter does not affect traffic.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Histogram:
     def add(self, seconds: float) -> None:
         """Count one observation of `seconds`."""
         place = 0
-        for bound in LATENCY_BUCKETS_S:  # it is one of the first, nearly always
+        for bound in LATENCY_BUCKETS_S:  # nearly always one of the first
             if seconds <= bound:
                 break
             place += 1
@@ -35,18 +35,18 @@ class Histogram:
 
 
 class Counters:
-    """What happened so far, process wide. Increment only; gauges say so."""
+    """Process-wide totals. Increment only; gauges say so."""
 
     def __init__(self) -> None:
         self.connections_opened = 0
         self.connections_closed: Counter[str] = Counter()
         """By CloseReason."""
         self.connections_open = 0
-        """Gauge."""
+        """Gauge: connections open."""
         self.connections_muted = 0
         """Gauge: client sockets not being read because of a throttle."""
         self.connections_waiting = 0
-        """Gauge: client sockets not being read because the next request waits for what its group owes (ADR 0026)."""
+        """Gauge: client sockets not being read because the next request is held by its group's debt (ADR 0026)."""
         self.connections_held = 0
         """Gauge: refused connections left open, unserved, until their delay is over."""
         self.connections_not_held = 0
@@ -54,16 +54,16 @@ class Counters:
         self.parse_errors: Counter[str] = Counter()
         """By kind: frame_too_large, tls_on_plain_port, ..."""
         self.counted = RequestCounts()
-        """Requests. API keys that we do not know are counted as -1 (bounded whatever clients send)."""
+        """Requests. Unknown API keys are counted as -1 (bounded whatever clients send)."""
         self.upstream_connects = 0
         self.upstream_connect_failures = 0
         self.tls_handshakes: Counter[str] = Counter()
-        """Done, by side: client, broker."""
+        """Handshakes completed, by side: client, broker."""
         self.tls_handshake_failures: Counter[tuple[str, str]] = Counter()
-        """By side and reason (`proxy.tls.contexts.explain`, and timeout, principal)."""
+        """Handshakes failed, by side and reason (`proxy.tls.contexts.explain`, and timeout, principal)."""
         self.upstream_latency = Histogram()
-        """Request forwarded until the first byte of its response; what the client asked to wait for (Fetch, JoinGroup,
-        SyncGroup, ShareFetch) is left out."""
+        """From the forwarding of a request to the first byte of its response, except for requests whose wait the client
+        chose (Fetch, JoinGroup, SyncGroup, ShareFetch)."""
         self.fetches_answered = 0
         """Fetch requests answered with an empty response because their group was over its quota."""
         self.fetches_shaped = 0
@@ -71,15 +71,15 @@ class Counters:
         self.addresses_rewritten = 0
         """Broker addresses replaced in responses."""
         self.libraries = Libraries()
-        """How client libraries take mutes."""
+        """Throttle compliance by client library."""
         self.passthrough_open = 0
         """Gauge: redirected connections with TLS that we have no key for."""
         self.passthrough_opened = 0
         """All of these so far."""
         self.passthrough_bytes: Counter[str] = Counter()
-        """Bytes that they moved, by the kind of quota that they were charged to: produce (to the broker), fetch."""
+        """Bytes moved on them, by the kind of quota charged: produce (to the broker), fetch."""
         self.accept_failures = 0
-        """accept() refused by the system: out of file descriptors or memory."""
+        """accept() failures: out of file descriptors or memory."""
 
     @property
     def requests(self) -> dict[int, int]:
@@ -102,18 +102,18 @@ class ConnectionInfo:
     broker_bytes: int
     idle_s: float
     user_source: str = "anonymous"
-    """Where the user comes from: tls, sasl, static, or anonymous when no source of identity knows one."""
+    """Source of the user: tls, sasl, static, or anonymous when no source of identity knows one."""
     waiting_for: str | None = None
-    """The quota that the next request waits for before it is forwarded (ADR 0026); None: it does not wait so."""
+    """The quota that holds the next request before it is forwarded (ADR 0026); None: it is not held."""
     waited_ms: float = 0.0
     """How long it has waited."""
     unmuted: str = "open"
-    """What it does if it is neither muted nor waits: open, full, asking, login, connecting or draining
+    """The state when it is neither muted nor held: open, full, asking, login, connecting or draining
     (`proxy.session.state.ClientState`)."""
 
     @property
     def state(self) -> str:
-        """`waiting` (before a request), `muted` (after one), or as `unmuted` says."""
+        """`waiting` (before a request), `muted` (after one), or `unmuted`'s value."""
         if self.waiting_for is not None:
             return "waiting"
         return "muted" if self.muted_for_ms > 0 else self.unmuted

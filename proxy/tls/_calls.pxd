@@ -1,4 +1,4 @@
-"""OpenSSL's functions and the kernel's that `proxy/tls/_openssl.pyx` calls; nobody else does."""
+"""OpenSSL's and the kernel's functions that `proxy/tls/_openssl.pyx`, and nothing else, calls."""
 
 from proxy.tls._openssl cimport BIO, SSL
 

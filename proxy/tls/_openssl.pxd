@@ -1,4 +1,4 @@
-"""What the compiled data path calls (`proxy/tls/_openssl.pyx`)."""
+"""What other compiled modules of the data path call (`proxy/tls/_openssl.pyx`)."""
 
 cdef extern from *:
     """
@@ -12,18 +12,18 @@ cdef extern from *:
 cdef class Channel:
     cdef SSL *ssl
     cdef BIO *bio
-    cdef object of  # Python's object, which frees OpenSSL's
+    cdef object of  # Python's object, which owns OpenSSL's
     cdef int fd, failed_by
-    cdef bint busy  # one of the calls below is under way: shared buffers are its own
+    cdef bint busy  # one of the calls below is in progress and owns the shared buffers
     cdef bint drained, got_some, ended
-    # Encrypted bytes that have been read from the socket and not by OpenSSL yet: in INCOMING, between calls in `kept`.
+    # Encrypted bytes read from the socket but not yet by OpenSSL: in INCOMING, between calls in `kept`.
     cdef const char *ahead
     cdef Py_ssize_t ahead_bytes, room_bytes
     cdef bytes kept
-    # Encrypted bytes to be sent: `unsent` from `unsent_at` on, behind it what is in OUTGOING during a call.
+    # Encrypted bytes to be sent: `unsent` from `unsent_at` on, followed during a call by those in OUTGOING.
     cdef bytes unsent
     cdef Py_ssize_t unsent_at, outgoing_bytes
-    # How much of what is to be sent next is among them.
+    # How much plaintext of the next send is already among them.
     cdef Py_ssize_t encrypted_bytes
 
     cdef Py_ssize_t read_into(self, char *to, Py_ssize_t wanted) except -2

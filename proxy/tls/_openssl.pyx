@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, cdivision=True, initializedcheck=False
-"""Bytes of a TLS connection by OpenSSL itself, without a Python call or an exception per record.
+"""TLS bytes by calling OpenSSL directly, without a Python call or an exception per record.
 
 Python's `ssl` makes the context, verifies, and does the handshake; from then on `Channel` reads and writes through the
-same OpenSSL object, which it gives a BIO of its own: one `recv` brings many records and one `send` takes many.
-`proxy.tls.channel` says what holds for callers, and does without this module where it cannot be used.
+same OpenSSL object, with a BIO of our own: one `recv` brings many records and one `send` takes many.
+`proxy.tls.channel` documents what callers may rely on, and works without this module where it cannot be used.
 """
 
 import os
@@ -24,12 +24,12 @@ from proxy.tls._calls cimport (
 
 
 cdef enum:
-    RECORD_BYTES = 16384  # of plaintext in one record (RFC 8446, section 5.1)
-    CHUNK_BYTES = 8 * RECORD_BYTES  # of plaintext that is encrypted at once
-    # Holds a chunk's records, also of a client that wants small ones (RFC 6066, section 4): at most 131072 / 512 = 256,
+    RECORD_BYTES = 16384  # plaintext in one record (RFC 8446, section 5.1)
+    CHUNK_BYTES = 8 * RECORD_BYTES  # plaintext encrypted at once
+    # Holds a chunk's records even for a client that wants small ones (RFC 6066, section 4): at most 131072 / 512 = 256,
     # each with a header, an initialization vector, a MAC and padding, 5 + 16 + 48 + 256 bytes: 83 200 in all.
     BUFFER_BYTES = CHUNK_BYTES + 96 * 1024
-    MIN_BYTES = RECORD_BYTES + 1024  # that are asked of the kernel: a record
+    MIN_BYTES = RECORD_BYTES + 1024  # least to ask of the kernel: a record
     ERROR_WANT_READ = 2
     ERROR_ZERO_RETURN = 6
 
@@ -39,12 +39,12 @@ cdef char[BUFFER_BYTES] OUTGOING
 cdef METHOD *METHOD_OF_CHANNELS = NULL
 
 LAYOUTS = {(3, 11): (96, 96), (3, 12): (80, 96), (3, 13): (80, 112)}
-"""By version of CPython: sizes of `_ssl._SSLSocket` and `_ssl._SSLContext`. In all of these the OpenSSL object stands
-behind the object's head and a pointer, the context's directly behind its head (Modules/_ssl.c)."""
+"""By version of CPython: sizes of `_ssl._SSLSocket` and `_ssl._SSLContext`. In all of these the OpenSSL object comes
+after the object's head and one pointer; the context's comes right after its head (Modules/_ssl.c)."""
 
 
 def why_not():
-    """Why channels cannot be made with this Python; empty when they can. Looks for OpenSSL's functions."""
+    """Why channels cannot be made with this Python; empty when they can. Looks up OpenSSL's functions."""
     global METHOD_OF_CHANNELS
     found = (_ssl._SSLSocket.__basicsize__, _ssl._SSLContext.__basicsize__)
     if sys.implementation.name != "cpython" or LAYOUTS.get(sys.version_info[:2]) != found or object.__basicsize__ != 16:
@@ -65,10 +65,11 @@ def why_not():
 
 
 cdef class Channel:
-    """What `proxy.tls.channel.TlsSocket` reads and sends by, once its handshake is done."""
+    """Reads and writes for `proxy.tls.channel.TlsSocket`, once its handshake is done."""
 
     def __init__(self, sock):
-        """Take over the connection of an `ssl.SSLSocket`, whose handshake is done. Raises ValueError: cannot."""
+        """Take over the connection of an `ssl.SSLSocket` whose handshake is done. Raises ValueError if that is
+        impossible."""
         if reason := why_not():
             raise ValueError(reason)
         inner = sock._sslobj
@@ -82,11 +83,11 @@ cdef class Channel:
         self.bio = BIO_new(METHOD_OF_CHANNELS)
         if self.bio == NULL:
             raise MemoryError
-        BIO_up_ref(self.bio)  # one reference is OpenSSL's
+        BIO_up_ref(self.bio)  # one reference belongs to OpenSSL
         BIO_set_data(self.bio, <void *>self)
         BIO_set_init(self.bio, 1)
         SSL_set_bio(self.ssl, self.bio, self.bio)
-        SSL_set_read_ahead(self.ssl, 0)  # that is done here
+        SSL_set_read_ahead(self.ssl, 0)  # this class reads ahead itself
 
     def __dealloc__(self):
         if self.bio != NULL:
@@ -94,12 +95,12 @@ cdef class Channel:
             BIO_free(self.bio)
 
     def close(self):
-        """The file descriptor is somebody else's from now on."""
+        """Release the file descriptor, which another object owns from now on."""
         self.fd = -1
 
     @property
     def encrypted_ahead_bytes(self):
-        """What has been read from the socket and is still to be decrypted."""
+        """Bytes read from the socket and still to be decrypted."""
         return self.ahead_bytes
 
     def receive(self, buffer):
@@ -113,8 +114,8 @@ cdef class Channel:
         return self.send_from(<const char *>&view[0], view.shape[0]) if view.shape[0] else 0
 
     cdef Py_ssize_t read_into(self, char *to, Py_ssize_t wanted) except -2:
-        """Plaintext of as many records as there are: how much, 0 at the end, -1: nothing now. Less than was wanted is
-        all that there was. Raises OSError."""
+        """Read plaintext of as many records as there are. Returns how much, 0 at the end, -1 if it would block. A short
+        read has emptied the socket. Raises OSError."""
         cdef Py_ssize_t got = 0
         cdef size_t part = 0
         cdef int error = 0
@@ -130,26 +131,26 @@ cdef class Channel:
         self.busy = False
         if self.ahead_bytes == 0:
             self.kept = None
-        elif self.kept is None:  # INCOMING is the next call's
+        elif self.kept is None:  # INCOMING belongs to the next call
             self.kept = self.ahead[: self.ahead_bytes]
             self.ahead = self.kept
-        if self.outgoing_bytes:  # an alert, or the answer to an update of keys: before whatever is sent next
+        if self.outgoing_bytes:  # an alert, or the answer to a key update: goes before the next data
             try:
                 self.flush()
             except OSError:
-                pass  # who sends next meets it; here, what was read counts
+                pass  # the next send meets it again; here, what was read counts
         if error == 0 or error == ERROR_WANT_READ:
             return got if got else -1
-        if got:  # what came before the end goes first, and the kernel shall tell of the end once more
+        if got:  # what came before the end goes first, and the kernel has to report the end again
             c_shutdown(self.fd, SHUT_RD)
         elif error != ERROR_ZERO_RETURN and not self.ended:
             self.fail()
-        ERR_clear_error()  # this thread's next user of OpenSSL takes what is left there for its own
+        ERR_clear_error()  # otherwise this thread's next user of OpenSSL would see these errors
         return got
 
     cdef Py_ssize_t send_from(self, const char *data, Py_ssize_t count) except -2:
-        """How much was taken. Where it is less than all, the same bytes have to be sent next, before any others: some
-        of them have been encrypted. Raises OSError."""
+        """Send plaintext. Returns how much was taken; after a short send the same bytes have to be sent next, before
+        any others, as some of them have been encrypted. Raises OSError."""
         cdef Py_ssize_t done = 0, chunk
         cdef size_t written = 0
         cdef int sent
@@ -172,7 +173,7 @@ cdef class Channel:
         return done
 
     cdef bint flush(self) except -1:
-        """Send what is encrypted. False: the socket is full; the rest is kept and goes first the next time."""
+        """Send encrypted bytes. False: the socket is full; the rest is kept and goes first next time."""
         cdef Py_ssize_t count = self.outgoing_bytes, sent
         cdef bytes unsent = self.unsent
         self.outgoing_bytes = 0
@@ -191,7 +192,7 @@ cdef class Channel:
         return True
 
     cdef Py_ssize_t send_now(self, const char *data, Py_ssize_t count) except -1:
-        """Until the kernel says that the socket is full: only then does it tell of room. How much it took."""
+        """Send until the socket is full: only then does epoll report it writable. Returns how much was taken."""
         cdef Py_ssize_t done = 0
         cdef ssize_t sent
         while done < count:
@@ -205,7 +206,7 @@ cdef class Channel:
         return done
 
     cdef int fail(self) except -1:
-        """Raise what the kernel or OpenSSL has said, as Python's `ssl` does."""
+        """Raise the kernel's or OpenSSL's error, as Python's `ssl` does."""
         cdef unsigned long code = ERR_peek_last_error()
         cdef const char *text = ERR_reason_error_string(code)
         ERR_clear_error()
@@ -217,11 +218,11 @@ cdef class Channel:
         raise error
 
 
-# ---- what OpenSSL calls: its socket, in a manner of speaking ------------------------------------------------------------
+# ---- OpenSSL's callbacks: the BIO that stands in for its socket ---------------------------------------------------------
 
 
 cdef int read_cipher(BIO *bio, char *to, size_t wanted, size_t *got) noexcept with gil:
-    """From what has been read ahead, else from the socket: by a call of a channel a buffer full at once."""
+    """Read from what has been read ahead, or else from the socket: in a channel's call, a buffer full at once."""
     cdef void *data = BIO_get_data(bio)
     cdef Channel channel
     cdef ssize_t count
@@ -233,13 +234,13 @@ cdef int read_cipher(BIO *bio, char *to, size_t wanted, size_t *got) noexcept wi
     if channel.ahead_bytes == 0:
         channel.kept = None
         count = -1
-        # A short read has taken all there was. But "nothing now" is only said when the kernel has said so: the end may
-        # have come behind half a record, and is told once.
+        # A short read has emptied the socket. But "would block" is only returned when the kernel has said so: the end
+        # may have come behind half a record, and is reported once.
         if not channel.drained or not channel.got_some or not channel.busy:
             while True:
                 if channel.busy:
                     count = c_recv(channel.fd, INCOMING, channel.room_bytes, MSG_DONTWAIT)
-                else:  # Python's ssl, which says goodbye: nothing is to be left over
+                else:  # Python's ssl, for its close_notify: nothing may be left over
                     count = c_recv(channel.fd, to, wanted, MSG_DONTWAIT)
                 if count >= 0 or errno != EINTR:
                     break
@@ -267,7 +268,7 @@ cdef int read_cipher(BIO *bio, char *to, size_t wanted, size_t *got) noexcept wi
 
 
 cdef int write_cipher(BIO *bio, const char *data, size_t count, size_t *written) noexcept with gil:
-    """To OUTGOING by a call of a channel, which sends it on; else to the socket, behind what waits for it."""
+    """Write to OUTGOING in a channel's call, which sends it on; otherwise to the socket, after what is still unsent."""
     cdef void *of = BIO_get_data(bio)
     cdef Channel channel
     cdef Py_ssize_t sent
@@ -278,7 +279,7 @@ cdef int write_cipher(BIO *bio, const char *data, size_t count, size_t *written)
     channel = <Channel>of
     if channel.busy:
         if channel.outgoing_bytes + <Py_ssize_t>count > BUFFER_BYTES:
-            return 0  # so much is not answered to what was read
+            return 0  # more than OpenSSL can write in answer to what was read
         memcpy(OUTGOING + channel.outgoing_bytes, data, count)
         channel.outgoing_bytes += <Py_ssize_t>count
         written[0] = count

@@ -1,8 +1,8 @@
-"""What a certificate says: its subject as Java prints it, and until when it is good.
+"""What a certificate says: its subject as Java prints it, and its expiry.
 
-TLS itself is OpenSSL's work, which has verified a certificate before it gets here. What its Python module tells of a
-subject is not enough to know the user that a broker would see: attributes without a name in RFC 2253 are printed by
-Java as the hexadecimal form of their *encoding*. So this reads DER (ITU-T X.690), as far as that takes.
+OpenSSL has verified a certificate before it gets here. What Python's ssl module reports of a subject is not enough to
+determine the user that a broker would see: attributes without a name in RFC 2253 are printed by Java as the hexadecimal
+form of their *encoding*. So this module reads DER (ITU-T X.690), as far as needed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KEYWORDS: Final = {
     "0.9.2342.19200300.100.1.25": "DC",
     "0.9.2342.19200300.100.1.1": "UID",
 }
-"""RFC 2253, section 2.3: all that Java's X500Principal.getName() has names for."""
+"""RFC 2253, section 2.3: all attributes that Java's X500Principal.getName() has names for."""
 _UTF8, _PRINTABLE, _T61, _IA5, _GENERAL, _UNIVERSAL, _BMP = 12, 19, 20, 22, 27, 28, 30
 _TEXTS: Final = frozenset({_UTF8, _PRINTABLE, _T61, _IA5, _GENERAL, _UNIVERSAL, _BMP})
 _SEQUENCE: Final = 0x30
@@ -37,7 +37,7 @@ _PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE---
 
 
 class CertificateError(ValueError):
-    """This is no certificate that can be read."""
+    """The certificate cannot be parsed."""
 
 
 class _Value(NamedTuple):
@@ -103,7 +103,7 @@ def _attribute(pair: _Value) -> str:
     keyword = _KEYWORDS.get(oid)
     if keyword is None or value.tag not in _TEXTS:
         return f"{keyword or oid}=#{value.encoding.hex()}"
-    # Whatever kind of text it is, Java takes its bytes for UTF-8 here.
+    # Whatever kind of string it is, Java decodes its bytes as UTF-8 here.
     text = value.content.decode("utf-8", "replace")
     start, end = len(text) - len(text.lstrip(" \r")), len(text.rstrip(" \r"))
     return f"{keyword}=" + "".join(
@@ -127,11 +127,11 @@ def _dotted(content: bytes) -> str:
 
 
 def not_after_s(der: bytes) -> float:
-    """When a certificate ceases to be good, in seconds of Unix time. Raises CertificateError."""
+    """When a certificate expires, in seconds of Unix time. Raises CertificateError."""
     try:
         _, end = _inside(_to_be_signed(der)[3], _SEQUENCE)
         text = end.content.decode("ascii")
-        if end.tag == _UTC_TIME:  # two digits of the year: 1950 to 2049 (RFC 5280, section 4.1.2.5.1)
+        if end.tag == _UTC_TIME:  # two-digit years: 1950 to 2049 (RFC 5280, section 4.1.2.5.1)
             text = ("19" if text >= "5" else "20") + text
         return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
     except ValueError as error:

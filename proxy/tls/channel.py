@@ -1,8 +1,8 @@
-"""A TLS connection that offers what a plain non-blocking socket offers, so that the pumps need not know the difference.
+"""A TLS connection with the interface of a plain non-blocking socket, so that the pumps need not care which it is.
 
-`TlsSocket` is made by the contexts of `proxy.tls.contexts` (``SSLContext.sslsocket_class``). What plain sockets
-promise and the pumps rely on holds here too: "would block" is BlockingIOError, a read that brings less than asked for
-has taken all there was, and a send that was not taken is repeated with the same bytes.
+`TlsSocket` is made by the contexts of `proxy.tls.contexts` (``SSLContext.sslsocket_class``). What the pumps rely on
+with plain sockets holds here too: "would block" is BlockingIOError, a short read has emptied the socket, and a send
+that was not taken is repeated with the same bytes.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ WHY_NOT: Final[str] = _why_not()
 
 
 class TlsSocket(ssl.SSLSocket):
-    """Used by the event loop's thread alone, save for steps of the handshake."""
+    """Used by the event loop's thread alone, except for steps of the handshake."""
 
     server_name: str | None = None
-    """The name that the client asked for in its ClientHello, on a server's side."""
+    """The name in the client's ClientHello (SNI), on the server's side."""
     channel: Channel | None = None
-    """Reads and writes by OpenSSL itself, from the end of the handshake on; None where that cannot be (`WHY_NOT`)."""
+    """Reads and writes by calling OpenSSL directly, once the handshake is done; None where impossible (`WHY_NOT`)."""
 
     def established(self) -> None:
         """The handshake is done."""
@@ -59,13 +59,13 @@ class TlsSocket(ssl.SSLSocket):
             self.channel = _openssl.Channel(self)
 
     def close(self) -> None:
-        """As any socket."""
+        """Close, as any socket."""
         if self.channel is not None:
             self.channel.close()
         super().close()
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
-        """Read as much as there is, over the borders of records. Raises BlockingIOError when there is nothing."""
+        """Read as much as there is, across record boundaries. Raises BlockingIOError when it would block."""
         view = memoryview(buffer)
         wanted = nbytes or len(view)
         if self.channel is not None:
@@ -91,14 +91,15 @@ class TlsSocket(ssl.SSLSocket):
         return got
 
     def _show_end(self, got: int) -> None:
-        """What came before the end is given first. A goodbye without the end of the connection behind it has been taken
-        from the kernel by then, and its reader would wait for ever."""
+        """Return what came before the end first. A close_notify without the end of the connection after it has then
+        been taken from the kernel already, and the reader would wait for ever."""
         if got:
             with suppress(OSError):
                 socket.socket.shutdown(self, socket.SHUT_RD)
 
     def send(self, data: Any, flags: int = 0) -> int:
-        """How much of `data` was taken, or BlockingIOError. What was not has to be sent again before any others."""
+        """Returns how much of `data` was taken, or raises BlockingIOError. The rest has to be sent again before
+        anything else."""
         if self.channel is not None:
             if not (sent := self.channel.send(data)) and len(data):
                 raise BlockingIOError
@@ -113,14 +114,14 @@ class TlsSocket(ssl.SSLSocket):
         return self.send(b"".join(buffers))
 
     def shutdown(self, how: int) -> None:
-        """SHUT_RD: wakes a reader, which finds the end, as on a plain socket. SHUT_WR: says goodbye first."""
+        """SHUT_RD: wakes a reader, which finds the end, as on a plain socket. SHUT_WR: sends close_notify first."""
         if how != socket.SHUT_RD:
-            with suppress(OSError, ValueError):  # the peer's own goodbye is not waited for
+            with suppress(OSError, ValueError):  # the peer's own close_notify is not waited for
                 self.unwrap()
         socket.socket.shutdown(self, how)
 
     def unread_bytes(self) -> int:
-        """Bytes, encrypted ones among them, that came and have not been read; a goodbye does not count."""
+        """Bytes, encrypted ones among them, that came and have not been read; a lone close_notify does not count."""
         waiting = received_bytes(self) - self._goodbye_bytes()
         if self.channel is not None:
             waiting += self.channel.encrypted_ahead_bytes
@@ -140,7 +141,7 @@ class TlsSocket(ssl.SSLSocket):
         return total if alert and received_bytes(self) == total else 0
 
     def discard(self, limit: int) -> bool:
-        """Throw away up to `limit` received bytes, read as they are. False at the end or when there is nothing now."""
+        """Discard up to `limit` received bytes without decrypting them. False at the end or when it would block."""
         try:
             return bool(socket.socket.recv(self, limit))
         except OSError:

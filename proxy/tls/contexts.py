@@ -1,7 +1,7 @@
-"""TLS contexts from files: towards clients and towards brokers, made anew when the files have changed.
+"""TLS contexts from files, towards clients and towards brokers, reloaded when the files change.
 
-A context is never altered once connections use it: new connections get the new one, old ones go on with what they
-have. Files that do not make a good context change nothing.
+A context is never changed once connections use it: new connections get the new one, existing ones keep theirs. Files
+that do not make a valid context change nothing.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ CLIENT_AUTH: Final = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "re
 
 
 MAX_PEM_BYTES: Final = 4 * 1024 * 1024
-"""Of a file with certificates or a key; all authorities that a system trusts are some 250 kB."""
+"""For a file with certificates or a key; all authorities that a system trusts are some 250 kB."""
 
 
 class TlsFilesError(OSError):
-    """The files make no context; the message has the setting, the file and the reason."""
+    """The files do not make a context; the message has the setting, the file and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class KeyPair:
 
 
 class TlsSide:
-    """What both directions have in common: files in, a context and its expiry out."""
+    """What both directions share: files in, a context and its expiry out."""
 
     def __init__(self, setting: str, pair: KeyPair | None, authorities: tuple[str, Path] | None) -> None:
-        """`authorities` are those that verify the peer's certificate: the setting's name and the file.
+        """`authorities` verify the peer's certificate: the setting's name and the file.
 
         Raises TlsFilesError.
         """
@@ -51,9 +51,9 @@ class TlsSide:
         self._pair = pair
         self._authorities = authorities
         self.expires_at_s: float | None = None
-        """When the first certificate of our own chain ceases to be good (Unix time); None without one."""
+        """When the first certificate of our own chain expires (Unix time); None without one."""
         self.context = self._load(first=True)
-        """What new connections use."""
+        """The context for new connections."""
 
     @property
     def setting(self) -> str:
@@ -62,18 +62,18 @@ class TlsSide:
 
     @property
     def paths(self) -> list[Path]:
-        """The files that this is made of."""
+        """The files that the context is made of."""
         pair = [] if self._pair is None else [self._pair.certificate, self._pair.key]
         return pair if self._authorities is None else [*pair, self._authorities[1]]
 
     def load(self) -> None:
-        """Use the files as they are now. Raises TlsFilesError, and goes on with what there was."""
+        """Load the files as they are now. Raises TlsFilesError, and keeps the previous context."""
         self.context = self._load(first=False)
 
     def _load(self, *, first: bool) -> ssl.SSLContext:
         context = self._new_context()
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.options |= ssl.OP_NO_RENEGOTIATION  # of TLS 1.2: a read would have to write, and costs us most
+        context.options |= ssl.OP_NO_RENEGOTIATION  # of TLS 1.2: it makes reads write, at our expense mostly
         context.sslsocket_class = TlsSocket
         if self._authorities is not None:
             self._trust(context, *self._authorities)
@@ -108,14 +108,14 @@ class TlsSide:
             self._refuse(name, path, f"expected certificates of authorities: {error}")
 
     def _own(self, context: ssl.SSLContext, pair: KeyPair, *, first: bool) -> float:
-        """Take the pair into `context`. Returns when its chain ceases to be good."""
+        """Load the pair into `context`. Returns when its chain expires."""
         certificates, chain = self._read("certificate_file", pair.certificate)
         try:
             expires_at_s = min(map(not_after_s, chain))
         except CertificateError as error:
             self._refuse("certificate_file", pair.certificate, str(error))
         if expires_at_s <= time.time() and not first:
-            # At the start there is nothing better: then the expiry is only told (log, metric, alert).
+            # At the start there is no better one: then the expiry is only reported (log, metric, alert).
             self._refuse("certificate_file", pair.certificate, f"has expired at {utc(expires_at_s)}")
         try:
             key = read_file(pair.key, MAX_PEM_BYTES)
@@ -124,7 +124,7 @@ class TlsSide:
         if b"PRIVATE KEY-----" not in key:
             self._refuse("key_file", pair.key, "expected a private key in PEM form (-----BEGIN PRIVATE KEY-----)")
         try:
-            # OpenSSL reads files only, and would wait for whatever has taken their place since.
+            # OpenSSL reads files only, and could block on whatever has replaced them meanwhile.
             with in_memory(certificates) as certificate_path, in_memory(key) as key_path:
                 context.load_cert_chain(certificate_path, key_path, password=_no_password)
         except _EncryptedKeyError:
@@ -168,7 +168,7 @@ class ServerTls(TlsSide):
         return context
 
     def user(self, sock: ssl.SSLSocket) -> str | None:
-        """Whom the client's certificate names; None when it has shown none.
+        """The user named by the client's certificate; None if it sent none.
 
         Raises NoRuleError and CertificateError.
         """
@@ -177,7 +177,7 @@ class ServerTls(TlsSide):
 
 
 def _note_server_name(sock: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
-    """Whom the client wanted to talk to (SNI, RFC 6066): asked of the broker in its turn where that is transparent."""
+    """The host that the client wanted (SNI, RFC 6066); in transparent mode, the broker is asked for it in turn."""
     if isinstance(sock, TlsSocket):
         sock.server_name = name
 
@@ -220,12 +220,12 @@ class ClientTls(TlsSide):
         return context
 
     def name_for(self, host: str) -> str:
-        """The name that the broker at `host` is asked for (SNI) and has to prove."""
+        """The name that is asked of the broker at `host` (SNI) and that it has to prove."""
         return self._server_name or host
 
 
 class _NamedContext(ssl.SSLContext):
-    """Asks for one name, whatever host its user names."""
+    """Always asks for one name, whatever host it is used for."""
 
     server_name: str | None = None
 
@@ -238,7 +238,7 @@ class _NamedContext(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLSocket:
-        """As any context, with our name."""
+        """As in any context, with our name."""
         name = self.server_name or server_hostname
         return super().wrap_socket(sock, server_side, do_handshake_on_connect, suppress_ragged_eofs, name, session)
 
@@ -248,11 +248,11 @@ class _EncryptedKeyError(Exception):
 
 
 def _no_password() -> str:
-    raise _EncryptedKeyError  # else OpenSSL asks on the terminal
+    raise _EncryptedKeyError  # otherwise OpenSSL asks on the terminal
 
 
 def utc(seconds: float) -> str:
-    """A moment of Unix time as people read it."""
+    """A Unix time for people to read."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 

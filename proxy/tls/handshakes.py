@@ -1,7 +1,7 @@
-"""TLS handshakes: their work goes to a thread of its own, so that a storm of them stalls no other connection.
+"""TLS handshakes, run in a thread of their own so that a storm of them stalls no other connection.
 
-A full handshake costs the server 1 to 3 ms of CPU in one piece, for which OpenSSL lets go of the interpreter. One at a
-time is worked on; whoever waits for a slow peer's bytes holds nothing but a socket.
+A full handshake costs the server 1 to 3 ms of CPU in one piece, for which OpenSSL releases the GIL. They are processed
+one at a time; one that waits for a slow peer's bytes holds nothing but a socket.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quota.principal import NoRuleError
 log = structlog.get_logger("kquota.tls")
 
 LINGER_S: Final = 1.0
-"""How long a client that was refused may take to read why: closing at once could cost it the alert (a reset)."""
+"""How long a rejected client may take to read why: closing at once could cost it the alert (a reset)."""
 LINGER_BYTES: Final = 65_536
 LOG_INTERVAL_S: Final = 10.0
 MAX_LOGGED: Final = 20
@@ -37,7 +37,7 @@ class HandshakeError(Exception):
 
 
 class Handshakes:
-    """Makes TLS connections of plain ones, in both directions."""
+    """Turns plain connections into TLS connections, in both directions."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
@@ -46,7 +46,7 @@ class Handshakes:
         self._log_until_s = 0.0
 
     async def with_client(self, tls: ServerTls, client: socket.socket, peer: str) -> tuple[TlsSocket, str | None]:
-        """The client's connection by TLS, and the user that its certificate names. Takes over `client`.
+        """Do the handshake with a client. Returns the TLS socket and the user in its certificate. Takes over `client`.
 
         Raises HandshakeError.
         """
@@ -78,7 +78,7 @@ class Handshakes:
         raise HandshakeError(text)
 
     async def with_broker(self, tls: ClientTls, broker: socket.socket, host: str, port: int) -> TlsSocket:
-        """The same towards a broker, whose patience is the caller's to limit. Raises UpstreamError."""
+        """Do the handshake with a broker; the caller sets the deadline. Raises UpstreamError."""
         channel: socket.socket = broker
         done = False
         try:
@@ -119,13 +119,13 @@ class Handshakes:
             self._repeated[key] += 1
         elif len(self._repeated) < MAX_LOGGED:
             self._repeated[key] = 0
-            if reason == "closed":  # probes of a port open connections and close them again
+            if reason == "closed":  # port probes open connections and close them again
                 log.info("TLS handshake not finished", reason=reason, peer=peer, error=text)
             else:
                 log.warning("TLS handshake failed", reason=reason, peer=peer, error=text)
 
     def log_repeated(self) -> None:
-        """Tell how many more there were of the failures that were logged, and begin anew."""
+        """Log how many more of the logged failures there were, and start a new interval."""
         for (reason, peer, text), count in self._repeated.items():
             if count:
                 log.info("more TLS handshakes failed", reason=reason, peer=peer, error=text, count=count)
@@ -141,7 +141,7 @@ def _wrapped(context: ssl.SSLContext, plain: socket.socket, server_name: str | N
 
 
 async def _linger(channel: socket.socket) -> None:
-    """Let the peer read our alert: say that no more comes, and read what it has sent, up to a limit."""
+    """Let the peer read our alert: shut down our side, and read what it has sent, up to a limit."""
     if not isinstance(channel, TlsSocket):
         return
     with suppress(OSError), trio.move_on_after(LINGER_S):

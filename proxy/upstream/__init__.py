@@ -1,1 +1,1 @@
-"""Towards the brokers: names, connections, the sidecar's own login and its own questions."""
+"""Towards the brokers: names, connections, the sidecar's own login and its own requests."""

@@ -1,4 +1,4 @@
-"""Asking the cluster: for its brokers, so that listeners exist before the first client comes, and for its quotas."""
+"""Asking the cluster for its brokers, so that listeners exist before the first client comes, and for its quotas."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from quota.admin import AdminError, Entity
 
 CLIENT_ID = "kquota"
 METADATA_VERSION = 1
-"""Version 1: no topics is an empty array, brokers have ids and addresses. Answered by 3.9 and 4.2 alike."""
+"""Version 1: an empty array means no topics, and brokers have ids and addresses. 3.9 and 4.2 both answer it."""
 QUOTAS_VERSION = 0
 """DescribeClientQuotas: the version that every broker with this API has (2.6 and later)."""
 _BODY_AT = 8
-"""Behind the size and a response header of version 0."""
+"""After the size and a response header of version 0."""
 TLS_ALERT = b"\x15\x03"
-"""How a TLS server answers what is no ClientHello (RFC 8446, section 5.1: content type, major version)."""
+"""How a TLS server answers anything but a ClientHello (RFC 8446, section 5.1: content type, major version)."""
 _VERSIONS: Final = Struct(">ihi")
-"""ApiVersions response of version 0 behind its size: correlation id, error code, how many APIs follow."""
+"""ApiVersions response of version 0 after its size: correlation id, error code, number of APIs."""
 _VERSION_BYTES: Final = 6
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024
 _SECRETS: Final = trio.CapacityLimiter(4)
@@ -41,7 +41,7 @@ class ClusterError(Exception):
 
 
 class LoginWantedError(ClusterError):
-    """The broker speaks Kafka's protocol, and answers nothing more to whoever has not logged in by SASL."""
+    """The broker speaks Kafka's protocol, but answers nothing more before a SASL login."""
 
 
 async def ask_brokers(
@@ -69,13 +69,13 @@ async def ask_quotas(
 ) -> dict[Entity, dict[str, float]]:
     """All client quotas of the cluster, as this broker knows them. Raises ClusterError.
 
-    The cluster has to allow DescribeConfigs on itself to the sidecar's own connection.
+    The cluster has to grant the sidecar's own user DescribeConfigs on the cluster.
     """
     head = request_header(DESCRIBE_CLIENT_QUOTAS, QUOTAS_VERSION, 1, CLIENT_ID)
     question = framed(head + quota_admin.describe_request(QUOTAS_VERSION))
     frame = await _ask(host, port, timeout_s, question, tls, credentials)
     try:
-        # 10 000 quotas take about 10 ms to read: aside, traffic goes on
+        # parsing 10 000 quotas takes about 10 ms: in a thread, traffic goes on
         return await trio.to_thread.run_sync(quota_admin.read_described, QUOTAS_VERSION, frame[_BODY_AT:])
     except WireError as error:
         raise ClusterError(f"{host}:{port}: {error}") from error
@@ -88,7 +88,7 @@ async def ask_token_owners(
 ) -> dict[str, str]:
     """Owners of the delegation tokens that the sidecar's own user may see, by token id. Raises ClusterError.
 
-    The cluster has to allow Describe on the tokens to that user.
+    The cluster has to grant that user Describe on the tokens.
     """
     frame = await _ask(host, port, timeout_s, token_owners.describe_request(1, CLIENT_ID), tls, credentials)
     try:
@@ -98,7 +98,7 @@ async def ask_token_owners(
 
 
 async def _ask_for_versions(host: str, port: int, timeout_s: float, tls: ClientTls | None) -> None:
-    """ApiVersions is what brokers answer before a login, too. Raises LoginWantedError if this one does."""
+    """Brokers answer ApiVersions before a login, too. Raises LoginWantedError if this one does."""
     try:
         frame = await _ask(host, port, timeout_s, api_versions_request(0, 1, CLIENT_ID), tls)
     except ClusterError:
@@ -118,7 +118,7 @@ async def _ask(
     tls: ClientTls | None,
     credentials: Credentials | None = None,
 ) -> bytes:
-    """The response frame to a request frame, on a connection of its own. Raises ClusterError."""
+    """Send a request frame on a connection of its own and return the response frame. Raises ClusterError."""
     try:
         with trio.fail_after(timeout_s):
             stream = await _open(host, port, tls)
@@ -136,11 +136,11 @@ async def _ask(
 
 
 async def _open(host: str, port: int, tls: ClientTls | None) -> trio.abc.Stream:
-    """A connection to a broker, ready to be used. Raises OSError and BrokenResourceError."""
+    """Connect to a broker, with TLS if configured. Raises OSError and BrokenResourceError."""
     plain = await trio.open_tcp_stream(host, port)
     if tls is None:
         return plain
-    # Our answers have a length of their own: a broker that ends without a goodbye has cut nothing off unseen.
+    # Kafka's frames carry their length: a broker that ends without close_notify cannot truncate them unnoticed.
     stream = trio.SSLStream(plain, tls.context, server_hostname=tls.name_for(host), https_compatible=True)
     try:
         await stream.do_handshake()
@@ -163,7 +163,7 @@ async def _log_in(stream: trio.abc.Stream, credentials: Credentials) -> None:
 
 
 class _ClosedError(ValueError):
-    """Closed instead of an answer."""
+    """The connection was closed instead of answered."""
 
 
 async def _read_frame(stream: trio.abc.ReceiveStream) -> bytes:

@@ -1,7 +1,7 @@
-"""The sidecar's own login by SASL, for its own questions to the cluster: PLAIN, SCRAM-SHA-256/512, OAUTHBEARER.
+"""The sidecar's own SASL login, for its own requests to the cluster: PLAIN, SCRAM-SHA-256/512, OAUTHBEARER.
 
-The secret is in a file, which is read at every login, so that a file that was replaced counts from the next question
-on; nothing of it is kept in between.
+The secret is in a file that is read at every login, so that a replaced file applies from the next request on; nothing
+of it is kept in between.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from quota.files import read_file
 
 MAX_SECRET_BYTES: Final = 65_536
 MAX_ITERATIONS: Final = 65_536
-"""A server that asks for more work than this is not obeyed: nothing else happens meanwhile. Kafka's own limit is 16384
+"""A server that asks for more iterations than this is refused: they block everything else. Kafka's own limit is 16384
 (`ScramMechanism`)."""
 _HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 _BODY_AT: Final = 8
-"""Behind the size and a response header of version 0."""
+"""After the size and a response header of version 0."""
 _VERSION: Final = 1
 """Of SaslHandshake and SaslAuthenticate: brokers from 2.2 on have both."""
 
@@ -42,12 +42,12 @@ class Credentials:
 
     mechanism: str
     username: str | None
-    """None with OAUTHBEARER, whose token says who it is for."""
+    """None with OAUTHBEARER, whose token names its user."""
     secret_file: Path
-    """The password, or OAUTHBEARER's token. A line break at its end is not part of it."""
+    """The password, or OAUTHBEARER's token. A trailing line break is not part of it."""
 
     def secret(self) -> str:
-        """What the file says now. Raises LoginError."""
+        """The file's content now. Raises LoginError."""
         try:
             text = read_file(self.secret_file, MAX_SECRET_BYTES).decode()
         except OSError as error:
@@ -61,8 +61,8 @@ class Credentials:
 
 
 def login(credentials: Credentials, client_id: str, secret: str | None = None) -> Generator[bytes, bytes, None]:
-    """The conversation of a login: yields whole request frames, is sent the whole response frames, and then ends.
-    `secret` is what the file says, if it was read already: reading waits for the file system.
+    """A login's exchange: yields whole request frames, is sent the whole response frames, and then ends. `secret` is
+    the file's content, if it was read already: reading may block on the file system.
 
     Raises LoginError when the broker refuses, or does not prove that it knows the password (SCRAM).
     """
@@ -83,7 +83,7 @@ def login(credentials: Credentials, client_id: str, secret: str | None = None) -
         yield from _message(client_id, f"\0{user}\0{read()}".encode())
     else:
         last = yield from _message(client_id, b"n,,\1auth=Bearer %b\1\1" % read().encode())
-        if last.token:  # a challenge; to be answered so that the broker says what it has against the token
+        if last.token:  # a challenge; only an answer makes the broker say why it rejects the token
             yield from _message(client_id, b"\1")
             raise LoginError("the broker does not accept the token")
 

@@ -1,4 +1,4 @@
-"""Connections to brokers: made in time or not at all, plain or by TLS."""
+"""Connections to brokers, plain or TLS, each with a deadline."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Dialer:
     """Connects to brokers."""
 
     def __init__(self, timeout_s: float, tls: ClientTls | None, counters: Counters, handshakes: Handshakes) -> None:
-        """`timeout_s` is for all of it: the name, the connection and the TLS handshake."""
+        """`timeout_s` covers everything: the name, the connection and the TLS handshake."""
         self._timeout_s = timeout_s
         self._tls = tls
         self._counters = counters
         self._handshakes = handshakes
 
     async def dial(self, host: str, port: int) -> socket.socket:
-        """A non-blocking socket, a TlsSocket where brokers are reached by TLS. Raises UpstreamError."""
+        """A non-blocking socket, a TlsSocket if brokers are reached by TLS. Raises UpstreamError."""
         try:
             with trio.fail_after(self._timeout_s):
                 broker = await self._connect(host, port)
@@ -52,7 +52,7 @@ class Dialer:
         connect: Callable[[Destination], Awaitable[socket.socket]],
         server_name: str | None = None,
     ) -> Dial:
-        """The same where `connect(destination)` makes the connection itself, without TLS. The broker has to prove to be
+        """As `dial`, where `connect(destination)` makes the plain connection itself. The broker has to prove to be
         `server_name`, unless that is configured; None: the destination's address."""
         tls = self._tls
         if tls is None:

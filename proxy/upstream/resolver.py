@@ -1,8 +1,8 @@
-"""Names to addresses, when brokers are dialled: by the system's resolver, aside, and never many at once.
+"""Resolves names when brokers are dialled: by the system's resolver, in threads, never many at once.
 
-A resolver whose servers do not answer holds a thread for many seconds, longer than anybody waits for it. Those threads
-must not be the ones that others need (trio's common 40), and a hundred clients that dial the same name ask once.
-Nothing is remembered: how long an answer is good, getaddrinfo does not tell.
+A lookup whose servers do not answer holds a thread for many seconds, longer than any caller waits for it. Those threads
+must not be the ones that other work needs (trio's common 40), and a hundred clients that dial the same name look it up
+once. Nothing is cached: getaddrinfo does not say how long an answer is valid.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 import trio
 
 MAX_LOOKUPS: Final = 16
-"""Names that are looked up at the same time; further ones wait for their turn as long as who asks has patience."""
+"""Names that are looked up at the same time; further ones wait, until their callers time out."""
 
 
 class Resolver(trio.abc.HostnameResolver):
@@ -29,19 +29,19 @@ class Resolver(trio.abc.HostnameResolver):
     async def getaddrinfo(
         self, host: bytes | None, port: Any, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0
     ) -> Any:
-        """As `socket.getaddrinfo`; raises socket.gaierror. Who is cancelled waits no longer, the lookup goes on."""
+        """As `socket.getaddrinfo`; raises socket.gaierror. Cancelling ends the wait, not the lookup."""
         key = (host, port, family, type, proto, flags)
         lookup = self._under_way.get(key)
         if lookup is None:
             lookup = self._under_way[key] = _Lookup()
-            trio.lowlevel.spawn_system_task(self._run, key, lookup)  # of its own: nobody's timeout ends it
+            trio.lowlevel.spawn_system_task(self._run, key, lookup)  # own task: no caller's timeout ends it
         await lookup.done.wait()
         if lookup.error is not None:
             raise lookup.error.with_traceback(None)
         return list(lookup.found)
 
     async def getnameinfo(self, sockaddr: Any, flags: int) -> Any:
-        """Nobody asks for names of addresses."""
+        """Never needed: addresses are not resolved to names."""
         raise NotImplementedError
 
     async def _run(self, key: tuple[Any, ...], lookup: _Lookup) -> None:
@@ -57,7 +57,7 @@ class Resolver(trio.abc.HostnameResolver):
 
 
 class _Lookup:
-    """One name that is being looked up."""
+    """A lookup in progress."""
 
     def __init__(self) -> None:
         self.done = trio.Event()

@@ -1,8 +1,8 @@
-"""What is known about each API and version: looked up in the generated tables, with Kafka's two exceptions.
+"""What is known about each API and version: lookups in the generated tables, with Kafka's two exceptions.
 
-The exceptions are written in Kafka's code generator and not in its schemas: a ControlledShutdown request of version 0
-has no client id, and an ApiVersions response always has the oldest header, so that a client can read it before it knows
-what the broker speaks (KIP-511).
+The exceptions are in Kafka's code generator and not in its schemas: a ControlledShutdown request of version 0 has no
+client id, and an ApiVersions response always has the oldest header, so that a client can read it before it knows which
+versions the broker speaks (KIP-511).
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ SHARE_FETCH: Final = 78
 SHARE_ACKNOWLEDGE: Final = 79
 
 UNKNOWN: Final = 255
-"""In a table of facts about versions of APIs (`by_place`): there is none."""
-# Numbers that are compared for each request or response: in compiled code these are C numbers (see the .pxd).
+"""In a table of facts about versions of APIs (`by_place`): no value."""
+# Compared for each request or response: C numbers in compiled code (see the .pxd).
 _APIS: Final = max(schema.APIS) + 1
 _VERSIONS: Final = 32
-"""Places that each API has in such a table; none has as many versions."""
+"""Places per API in such a table; no API has as many versions."""
 
 
 def place(api_key: int, version: int) -> int:
-    """Where facts about this version of an API stand in the tables of `by_place`. What no table can know of shares the
-    last place."""
+    """The index of this version of an API in the tables of `by_place`. Versions outside the tables share the last
+    place."""
     if 0 <= api_key < _APIS and 0 <= version < _VERSIONS:
         return api_key * _VERSIONS + version
     return _APIS * _VERSIONS
 
 
 def by_place(facts: Mapping[tuple[int, int], int]) -> bytes:
-    """A table of small numbers, given by API key and version. To look into it takes a hundredth of the time that a
-    dictionary takes, and this is done several times for each request."""
+    """A table of small numbers by API key and version. An index into it takes a hundredth of the time of a dictionary
+    lookup, and this is done several times for each request."""
     table = bytearray((UNKNOWN,)) * (_APIS * _VERSIONS + 1)
     for (api_key, version), fact in facts.items():
         if not (0 <= api_key < _APIS and 0 <= version < _VERSIONS and 0 <= fact <= UNKNOWN):

@@ -1,4 +1,4 @@
-"""Frames: a 4-byte size, then that many bytes. Sizes are checked before anything else is believed."""
+"""Frames: a 4-byte size, then that many bytes. Sizes are checked before anything else is parsed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Final
 from proxy.wire.primitives import Buffer
 
 MAX_FRAME_BYTES: Final = 100 * 1024 * 1024
-"""Largest frame that is accepted by default: Kafka's socket.request.max.bytes, 104857600."""
+"""Largest frame accepted by default: Kafka's socket.request.max.bytes, 104857600."""
 
 MIN_REQUEST_BYTES: Final = 8
 """Smallest request frame: API key, version and correlation id (ControlledShutdown version 0 has no more header)."""
 
 
 class WireError(Exception):
-    """Bytes that are not the Kafka protocol, or a version of it that must not pass unread.
+    """Bytes that are not the Kafka protocol, or a version of it that must not pass uninspected.
 
     `reason` is a short constant for metrics; the text is for people. Only the connection it came from is closed.
     """
@@ -31,7 +31,7 @@ _HTTP_VERBS: Final = (b"GET ", b"HEAD", b"POST", b"PUT ", b"DELE", b"OPTI", b"CO
 def diagnose(first: Buffer) -> tuple[str, str] | None:
     """What the first bytes of a connection are when they are some other well-known protocol: (reason, text), or None.
 
-    Needs four bytes. Looks only: a Kafka frame of a size that would be taken for one of these is hundreds of megabytes.
+    Needs four bytes. A Kafka frame that would be mistaken for one of these has a size of hundreds of megabytes.
     """
     head = bytes(first[:4])
     if len(head) < 4:
@@ -53,7 +53,7 @@ def diagnose(first: Buffer) -> tuple[str, str] | None:
 
 
 def bad_size(buf: Buffer, frame: int, size: int, smallest: int, largest: int) -> WireError:
-    """The WireError for a frame size that is not acceptable: which other protocol it is, or what is wrong with it."""
+    """The WireError for an unacceptable frame size: which other protocol it is, or what is wrong with the size."""
     other = diagnose(buf[frame : frame + 4])
     if other is not None:
         return WireError(*other)

@@ -3,10 +3,10 @@
     python -m proxy.wire.generate           write proxy/wire/schema.py anew
     python -m proxy.wire.generate --check   exit 1 when the committed file differs from what would be written
 
-Two releases are united: the newest one that kquota knows, and 3.9.1, the last one that still had the oldest versions of
+Two releases are merged: the newest one that kquota knows, and 3.9.1, the last one that still had the oldest versions of
 most APIs. For each API and version the layout comes from the newest release that has it; where both have it, their
 layouts must agree, or the generator stops. It also stops when a response that a broker sends to clients carries a host
-and a port and nobody has decided yet whether they are a broker's address.
+and a port that ADDRESSES does not classify yet.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from proxy.wire.primitives import Program, Step
 
 RELEASES: Final = ("4.2.0", "3.9.1")  # newest first
 TARGET: Final = Path(__file__).with_name("schema.py")
-NEVER: Final = 1 << 15  # one more than the highest int16: "flexible from a version that cannot be"
+NEVER: Final = 1 << 15  # one more than the highest int16: never flexible
 
 Field: TypeAlias = dict[str, Any]
 Structs: TypeAlias = dict[str, list[Field]]
@@ -51,7 +51,7 @@ NOT_ADDRESSES: Final = {
 
 
 class SchemaError(Exception):
-    """A published schema is not what this generator understands; the message names it."""
+    """A published schema has a form that this generator does not support; the message names it."""
 
 
 class Message:
@@ -113,7 +113,7 @@ def _struct(fields: list[Field], version: int, flexible: bool, structs: Structs)
         else:
             yield from steps
     if flexible:
-        # Only tags that lead to an address are worth entering; the walker skips all others by their size.
+        # Only tags that lead to an address are entered; the walker skips all others by their size.
         yield p.TAGS, tuple((tag, program) for tag, program in sorted(tagged) if _has(program, (p.HOST, p.VARHOST)))
 
 
@@ -178,7 +178,7 @@ def _merged(steps: Program) -> Program:
 
 
 def _only(program: Program, wanted: tuple[int, ...]) -> Program:
-    """`program` up to its last step that leads to one of `wanted`; marks nobody wants become bytes to skip."""
+    """`program` up to its last step that leads to one of `wanted`; other marks become bytes to skip."""
     plain = {p.THROTTLE: (p.SKIP, 4), p.NODE_ID: (p.SKIP, 4), p.ENDPOINT_TYPE: (p.SKIP, 1)}
 
     def unmark(step: Step) -> Step:
@@ -298,7 +298,7 @@ class Layouts:
         return found
 
     def check_addresses(self) -> None:
-        """Every response on a broker's listener with a host and a port must have been looked at."""
+        """Every response on a broker's listener with a host and a port must be classified in ADDRESSES."""
         for release in self.releases:
             for (key, kind), message in release.items():
                 if kind != "response" or not message.carries_addresses():

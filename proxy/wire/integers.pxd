@@ -1,4 +1,4 @@
-# What compiled modules take for the functions of integers.py. Every one of them looks whether the bytes are there.
+# The compiled versions of the functions of integers.py. Every one of them checks bounds.
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_CheckExact, PyByteArray_GET_SIZE
 from cpython.buffer cimport Py_buffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE

@@ -1,8 +1,8 @@
 """Reading and writing integers in a buffer: big-endian, as Kafka has them, at absolute positions.
 
-Compiled modules use the C functions of `integers.pxd` instead, which look into the memory of a memoryview, bytearray or
-bytes without a Python object on the way. Those check bounds as these do: a position that is not in the buffer is an
-error (IndexError or struct.error), never a read beyond it.
+Compiled modules use the C functions of `integers.pxd` instead, which access the memory of a memoryview, bytearray or
+bytes without creating Python objects. Those check bounds as these do: a position outside the buffer is an error
+(IndexError or struct.error), never a read beyond it.
 """
 
 from __future__ import annotations
@@ -44,5 +44,5 @@ def put_int32(buf: bytearray | memoryview, at: int, value: int) -> None:
 
 
 def piece(buf: Buffer, start: int, end: int) -> bytes:
-    """A copy of the bytes from `start` up to `end`, all of which are there."""
+    """A copy of the bytes from `start` up to `end`, all of which must be in the buffer."""
     return bytes(buf[start:end])

@@ -1,8 +1,8 @@
-"""Do the lengths inside a message fit in it, and are the arrays there that must be? Asked before kio decodes anything.
+"""Checks that the lengths inside a message fit in it, and that required arrays are there, before kio decodes it.
 
-kio's native decoder makes room for as many elements as an array claims to have. A claim of four billion in a request of
-ten bytes would end the whole process ("memory allocation failed"), so nothing reaches it whose claims were not checked.
-The steps are derived from kio's own classes.
+kio's native decoder allocates as many elements as an array claims to have. A claim of four billion in a request of ten
+bytes would end the whole process ("memory allocation failed"), so it is given only messages that were checked here. The
+steps are derived from kio's own classes.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _FIXED: Final = {
     "uuid": 16,
 }
 _SIZED: Final = {"string": 2, "bytes": 4, "records": 4}
-"""Variable types and the bytes of their length where it is not compact."""
+"""Variable-length types, and the size of their length field where it is not compact."""
 
 MAX_REQUEST_ELEMENTS: Final = 200_000
-"""Elements of arrays and tagged fields in one request: to read so many takes some tenths of a second, in which nobody
-else is served. KRaft controllers make no more than 10 000 records of one request."""
+"""Elements of arrays and tagged fields in one request: decoding this many takes some tenths of a second, in which no
+other connection is served. KRaft controllers make no more than 10 000 records of one request."""
 MAX_RESPONSE_ELEMENTS: Final = 2_000_000
-"""Of a broker, which answers what it is asked: 10 000 topics of 20 partitions, each with ten replicas and so on."""
+"""The same for a broker's answer to our request: 10 000 topics of 20 partitions with ten replicas each, and so on."""
 
 
 class _Body(bytes):
-    """The bytes of a message, and how many elements it may still have."""
+    """The bytes of a message, and how many elements it may still contain."""
 
     left: int
 
 
 _Step = Callable[[_Body, int], int]
-"""step(data, at) -> where the next field begins. Raises ValueError when it would lie behind the end."""
+"""step(data, at) -> where the next field begins. Raises ValueError when that is beyond the end."""
 
 
 def check_lengths(cls: Any, body: bytes, *, more_may_follow: bool = False) -> None:
@@ -72,7 +72,7 @@ def _entity(cls: Any) -> _Step:
         if "tag" in field.metadata:
             if repeated or dataclasses.is_dataclass(kind):
                 _no_arrays(kind, repeated)
-            continue  # it is skipped by its size, below
+            continue  # skipped by its size, below
         nested: Any = kind
         step = _entity(nested) if dataclasses.is_dataclass(kind) else _primitive(field.metadata["kafka_type"], flexible)
         steps.append(_array(step, flexible, _may_be_null(hint)) if repeated else step)
@@ -92,7 +92,7 @@ def _may_be_null(hint: Any) -> bool:
 
 
 def _kind(hint: Any) -> tuple[Any, bool]:
-    """The type of a field or of its elements, and whether it is an array; None is left out."""
+    """The type of a field or of its elements, without None, and whether it is an array."""
     if _may_be_null(hint):
         (hint,) = [part for part in typing.get_args(hint) if part is not type(None)]
     if typing.get_origin(hint) is tuple:
@@ -101,7 +101,7 @@ def _kind(hint: Any) -> tuple[Any, bool]:
 
 
 def _no_arrays(kind: Any, repeated: bool) -> None:
-    """Tagged fields are skipped whole, so an array in one would not be seen; the messages that we decode have none."""
+    """Tagged fields are skipped whole, so arrays in them would go unchecked; the messages that we decode have none."""
     inside = (
         [] if not dataclasses.is_dataclass(kind) else [_kind(hint) for hint in typing.get_type_hints(kind).values()]
     )
@@ -138,9 +138,9 @@ def _array(step: _Step, flexible: bool, may_be_null: bool) -> _Step:
         else:
             start = _within(data, at + 4)
             count, at = int.from_bytes(data[at:start], "big", signed=True), start
-        if count < 0 and not may_be_null:  # kio would read None where its type has no None
+        if count < 0 and not may_be_null:  # kio would return None although the type does not allow it
             raise ValueError(f"an array that must be there has {count} elements")
-        if count > len(data) - at:  # each element takes a byte at least
+        if count > len(data) - at:  # each element takes at least one byte
             raise ValueError(f"an array claims to have {count} elements in {len(data) - at} bytes")
         _use(data, count)
         for _ in range(count):

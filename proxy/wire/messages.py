@@ -1,4 +1,4 @@
-"""Messages that the sidecar itself sends: answers to throttled fetches, and the questions it asks a cluster."""
+"""Messages that the sidecar itself sends: answers to throttled fetches, and its own requests to a cluster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNSUPPORTED_VERSION_ERROR: Final = INT16.pack(35)
 
 
 def framed(payload: bytes) -> bytes:
-    """`payload` with its 4-byte size before it."""
+    """`payload` with its 4-byte size in front."""
     return INT32.pack(len(payload)) + payload
 
 
@@ -87,9 +87,9 @@ def empty_share_fetch_response(version: int, correlation_id: int, throttle_ms: i
 
 
 def unsupported_api_versions_response(correlation_id: int) -> bytes:
-    """What a broker answers to an ApiVersions request of a version it does not have (KIP-511).
+    """A broker's answer to an ApiVersions request of a version that it does not have (KIP-511).
 
-    Error 35 in the layout of version 0, with the versions of ApiVersions itself: the client asks again with one.
+    Error 35 in the layout of version 0, with the versions of ApiVersions itself: the client retries with one of them.
     """
     lowest, highest = version_range(API_VERSIONS) or (0, 0)
     entry = INT16.pack(API_VERSIONS) + INT16.pack(lowest) + INT16.pack(highest)
@@ -106,7 +106,7 @@ def request_header(api_key: int, version: int, correlation_id: int, client_id: s
 
 
 def metadata_request(version: int, correlation_id: int, client_id: str) -> bytes:
-    """A whole Metadata request frame that asks for brokers and no topics; version 0 cannot ask for none."""
+    """A whole Metadata request frame that asks for brokers and no topics; version 0 cannot express that."""
     _check(METADATA, version)
     if version == 0:
         raise ValueError("Metadata version 0 cannot ask for no topics: an empty list means all of them")

@@ -1,6 +1,6 @@
 """The smallest parts of Kafka's wire format: integers, lengths, and the step codes of the walk programs.
 
-Every function takes a buffer and absolute positions, so that nothing is copied to look at it.
+Every function takes a buffer and absolute positions, so that reading copies nothing.
 """
 
 from __future__ import annotations

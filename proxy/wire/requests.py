@@ -27,9 +27,9 @@ from proxy.wire.primitives import FRAME_PREFIX_BYTES, INT16, INT32, Buffer, read
 MAX_STRING_BYTES: Final = 32_767
 """Kafka's strings are no longer, compact ones included: brokers refuse them."""
 MAX_HEADER_BYTES: Final = 40 * 1024
-"""No request header is longer: 14 bytes, a client id of at most 32767 bytes, and room for tagged fields."""
+"""The longest request header: 14 bytes, a client id of at most 32767 bytes, and room for tagged fields."""
 MAX_HEADER_TAGS: Final = 1000
-"""Nobody has defined one yet. Twenty thousand empty ones fit into a header and would be walked over one by one."""
+"""None has been defined yet. Twenty thousand empty ones fit into a header and would be walked over one by one."""
 
 _FIXED_BYTES: Final = 14
 """size, api_key and api_version, correlation_id, client id's length"""
@@ -45,7 +45,7 @@ class RequestHeader:
     """The header of one request. `size` does not count the 4-byte prefix; `body` is the index of the body's first byte.
 
     `known` is False when the API or its version is not in the table: the header's common fields are right all the same,
-    but `body` is only where the client id ends, because nobody knows whether tagged fields follow.
+    but `body` is only where the client id ends, as it is unknown whether tagged fields follow.
     """
 
     __slots__ = ("api_key", "api_version", "body", "client_id", "correlation_id", "known", "size")
@@ -68,7 +68,7 @@ class RequestHeader:
 def _header(
     size: int, api_key: int, api_version: int, correlation_id: int, client_id: str, body: int, known: bool
 ) -> RequestHeader:
-    # Not by calling the class: where that is compiled it would take longer than all that is done here.
+    # Not by calling the class, which in compiled code would take longer than everything else here.
     header = RequestHeader.__new__(RequestHeader)
     header.size = size
     header.api_key = api_key
@@ -86,7 +86,7 @@ def parse_request_header(
     """The header of the request at `frame`, or None when more bytes are needed.
 
     Works for every API and version, unknown ones included, because the client id is never compact (KIP-482). Raises
-    WireError for sizes that cannot be, headers that do not fit into their frame, and other protocols.
+    WireError for impossible sizes, headers that do not fit into their frame, and other protocols.
     """
     if end - frame < _FIXED_BYTES:
         return _parse_short(buf, frame, end, max_frame_bytes)
@@ -122,7 +122,7 @@ def parse_request_header(
             raise _cut_header(size)
         if pos >= end:
             return None
-        if integers.uint8(buf, pos) == 0:  # no tagged fields: nobody has defined any for this header yet
+        if integers.uint8(buf, pos) == 0:  # no tagged fields: none has been defined for this header yet
             pos += 1
         else:
             after = _skip_header_tags(buf, pos, frame, end, size)
@@ -150,7 +150,7 @@ def _parse_short(buf: Buffer, frame: int, end: int, max_frame_bytes: int) -> Req
 
 
 def _parse_unknown(buf: Buffer, frame: int, end: int) -> RequestHeader | None:
-    """An API or version that is not in the table: only what all headers have in common is read."""
+    """An API or version that is not in the table: only what all headers have in common is parsed."""
     other = diagnose(buf[frame : frame + 4])
     if other is not None:
         raise WireError(*other)
@@ -174,7 +174,7 @@ def _cut_header(size: int) -> WireError:
 
 
 def _decode_client_id(raw: bytes) -> str:
-    """UTF-8 with replacement characters, as Java decodes it; remembered, because clients repeat it in every request."""
+    """UTF-8 with replacement characters, as Java decodes it; cached, because clients repeat it in every request."""
     text = raw.decode("utf-8", "replace")
     if len(raw) <= 256:
         if len(_client_ids) >= _MAX_CACHED_CLIENT_IDS:
@@ -218,7 +218,7 @@ def _unsupported(api_key: int, version: int) -> WireError:
 def produce_acks(buf: Buffer, body: int, end: int, version: int) -> int | None:
     """The `acks` of a Produce request (0: the broker will not answer), or None when more bytes are needed.
 
-    Raises WireError for versions that are not in the table: a guess would lose count of the answers.
+    Raises WireError for versions that are not in the table: a wrong guess would lose track of the responses.
     """
     if not 0 <= version <= _PRODUCE_MAX:
         raise _unsupported(PRODUCE, version)
@@ -254,9 +254,9 @@ def produce_acks(buf: Buffer, body: int, end: int, version: int) -> int | None:
 class FetchFields:
     """The head of a Fetch or ShareFetch request. Positions (`*_at`) are absolute, -1 when the version lacks the field.
 
-    `replica_id` is -1 for consumers and for versions that tell it in a tagged field at the end (15 on, KIP-903).
+    `replica_id` is -1 for consumers and for versions that have it in a tagged field at the end (15 on, KIP-903).
     Without a session, `session_id` is 0 and `session_epoch` -1 (KIP-227). For ShareFetch, `session_epoch` is the share
-    session's and `session_id` always 0. `rest` is where the fields end that were read: the topics for a Fetch.
+    session's and `session_id` always 0. `rest` is where the parsed fields end: the topics for a Fetch.
     """
 
     __slots__ = (
@@ -300,7 +300,7 @@ _FETCH_MAX: Final = (version_range(FETCH) or (0, 0))[1]
 
 
 def parse_fetch(buf: Buffer, body: int, end: int, version: int) -> FetchFields | None:
-    """The fields of a Fetch request that bound its answer; None: more bytes are needed, or the version is unknown."""
+    """The fields of a Fetch request that limit its answer; None: more bytes are needed, or the version is unknown."""
     if not 0 <= version <= _FETCH_MAX:
         return None
     # replica_id (up to version 14), max_wait_ms, min_bytes, max_bytes (from 3 on), isolation_level (int8, from 4 on),

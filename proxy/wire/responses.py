@@ -1,4 +1,4 @@
-"""Responses: brokers' addresses are replaced, ApiVersions is clamped; all else stays. (Throttle: `throttle`.)
+"""Responses: broker addresses are replaced, ApiVersions is clamped; all else is unchanged. (Throttle: `throttle`.)
 
 Positions are absolute indexes into the buffer. `start` is the index of the frame's 4-byte size; `end` is one past the
 bytes that have arrived, which may be before or after the frame's own end.
@@ -86,18 +86,18 @@ class NodeAddress(NamedTuple):
 
 
 Translate: TypeAlias = Callable[[int, str, int, str], tuple[str, int]]
-"""(node id, host, port, "broker" or "controller") -> the (host, port) that the client shall see."""
+"""(node id, host, port, "broker" or "controller") -> the (host, port) that the client sees instead."""
 
 
 class Rewritten(NamedTuple):
-    """`head` replaces the first `consumed` bytes of the frame (the size prefix included); the rest passes unchanged."""
+    """`head` replaces the first `consumed` bytes of the frame (the size prefix included); the rest is unchanged."""
 
     head: bytes
     consumed: int
 
 
 class NeedMore:
-    """The bytes do not reach far enough; at least `wanted` bytes of the frame, prefix included, are needed."""
+    """Too little of the frame has arrived; at least `wanted` bytes of it, prefix included, are needed."""
 
     __slots__ = ("wanted",)
 
@@ -105,7 +105,7 @@ class NeedMore:
         self.wanted = wanted
 
 
-# Numbers that are compared for each request or response: in compiled code these are C numbers (see the .pxd).
+# Compared for each request or response: C numbers in compiled code (see the .pxd).
 _PRODUCE: Final = PRODUCE
 _PRODUCE_MAX: Final = schema.APIS[PRODUCE][2]
 _FETCH_MAX: Final = schema.APIS[FETCH][2]
@@ -114,7 +114,7 @@ _FETCH_WITHOUT_ENDPOINTS: Final = 15
 
 _ADDRESS_WALKS: Final = by_version(schema.ADDRESS_WALKS)
 
-# Fetch is not looked into: brokers are asked with a version that has no addresses (fetch_version_upstream).
+# Fetch is not inspected: brokers are asked with a version that has no addresses (fetch_version_upstream).
 _NEEDS_REWRITE: Final = apis.by_place(
     {
         (key, version): key == API_VERSIONS or (key != FETCH and key << 16 | version in _ADDRESS_WALKS)
@@ -129,9 +129,9 @@ _REWRITTEN_APIS: Final = frozenset((*schema.ADDRESS_WALKS, API_VERSIONS))
 def fetch_version_upstream(version: int) -> int:
     """The Fetch version to ask a broker with, for a client that asked with `version`: 15 instead of 16 to 18.
 
-    From 16 on a response can name brokers' addresses in its last bytes, behind data that is never held (KIP-951). A
+    From 16 on a response can carry brokers' addresses in its last bytes, after data that is never held (KIP-951). A
     consumer's requests of 15 to 18 have equal bodies, and a response of 15 is a valid response of 16 to 18. Versions
-    that are not in the table stay as they are.
+    that are not in the table are unchanged.
     """
     return _FETCH_WITHOUT_ENDPOINTS if _FETCH_WITHOUT_ENDPOINTS < version <= _FETCH_MAX else version
 
@@ -140,9 +140,9 @@ def fetch_version_upstream(version: int) -> int:
 
 
 def carries_addresses(api_key: int, version: int) -> bool:
-    """Whether a response of this version can name brokers' (or controllers') addresses.
+    """Whether a response of this version can carry addresses of brokers (or controllers).
 
-    Raises WireError ("unsupported_version") for an unknown version of an API that can: it must not pass unread.
+    Raises WireError ("unsupported_version") for an unknown version of an API that can: it must not pass uninspected.
     """
     if api_key not in schema.ADDRESS_WALKS:
         return False
@@ -158,7 +158,7 @@ def needs_rewrite(api_key: int, version: int) -> bool:
 
 
 def is_plain(api_key: int, version: int, buf: Buffer, start: int, end: int) -> bool:
-    """Whether this is one of the commonest responses, which are there whole and have nothing that `rewrite` changes."""
+    """Whether this is one of the commonest responses, here whole and without anything that `rewrite` changes."""
     if api_key != _PRODUCE or not 0 <= version <= _PRODUCE_MAX or end - start < 9:
         return False
     frame_end = start + 4 + integers.int32(buf, start)
@@ -186,10 +186,11 @@ def rewrite(
 def rewrite_addresses(
     api_key: int, version: int, buf: Buffer, start: int, end: int, translate: Translate
 ) -> Rewritten | NeedMore | None:
-    """Replace every broker address by what `translate` says; None when nothing has to change.
+    """Replace every broker address by the result of `translate`; None when nothing has to change.
 
-    Only the frame's head through the last address is needed and copied. Nodes that do not exist (id -1, or no host)
-    stay. Everything but hosts, ports and the sizes around them stays byte for byte, unknown tagged fields included.
+    Only the frame's head through the last address is needed and copied. Nodes that do not exist (id -1, or no host) are
+    unchanged. Everything but hosts, ports and the sizes around them stays byte for byte, unknown tagged fields
+    included.
     Raises WireError for unknown versions and malformed responses.
     """
     if end - start < 9:
@@ -221,8 +222,8 @@ def _read(buf: Buffer, at: Address) -> NodeAddress:
 
 
 def _replace(walker: Walker, buf: Buffer, start: int, frame_end: int, translate: Translate) -> Rewritten | None:
-    """The head of the frame with translated addresses, or None when all stay as they are."""
-    edits: list[tuple[int, int, bytes]] = []  # from, to, what stands there instead
+    """The head of the frame with translated addresses, or None when none changes."""
+    edits: list[tuple[int, int, bytes]] = []  # from, to, replacement
     for at in walker.addresses:
         node = _read(buf, at)
         if node.node_id < 0 or not node.host:
@@ -311,7 +312,7 @@ def _offered(buf: Buffer, start: int, end: int, version: int) -> dict[int, tuple
     walker = Walker(buf, end, start + 4 + INT32.unpack_from(buf, start)[0])
     walker.need(start + 10)
     if INT16.unpack_from(buf, start + 8)[0] == UNSUPPORTED_VERSION:
-        version = 0  # whatever was asked for: the broker could not know how to read it (KIP-511)
+        version = 0  # whatever was asked for: the broker could not parse that version (KIP-511)
     _check_known(API_VERSIONS, version)
     pos = start + 10
     if version >= 3:

@@ -1,7 +1,7 @@
-"""What SASL exchanges show of a client's name: SaslHandshake, SaslAuthenticate, and the mechanisms' first messages.
+"""The client's name in SASL exchanges: SaslHandshake, SaslAuthenticate, and the mechanisms' first messages.
 
-Only names are kept. What else a message carries (passwords, proofs, tokens) is looked at where it lies and not copied
-into anything that outlives the call; no error text shows it.
+Only names are kept. Anything else in a message (passwords, proofs, tokens) is read in place and not copied into
+anything that outlives the call; no error text contains it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ SASL_HANDSHAKE: Final = 17
 SASL_AUTHENTICATE: Final = 36
 SASL_APIS: Final = frozenset({SASL_HANDSHAKE, SASL_AUTHENTICATE})
 ILLEGAL_SASL_STATE: Final = 34
-"""Error of a broker that expects no SASL: on a listener without it, or when it is over."""
+"""Error of a broker that expects no SASL: on a listener without it, or after the login."""
 MAX_SASL_BYTES: Final = 524_288
 """Largest request or raw token, as Kafka's sasl.server.max.receive.size."""
 _FLEXIBLE_VERSION: Final = 2
 """SaslAuthenticate from this version on has compact fields (KIP-482)."""
 _LIFETIME_VERSION: Final = 1
-"""SaslAuthenticate from this version on tells how long the session lives (KIP-368)."""
+"""From this version on SaslAuthenticate has the session's lifetime (KIP-368)."""
 
 _INT16: Final = Struct(">h")
 _INT32: Final = Struct(">i")
 _INT64: Final = Struct(">q")
 
 _NAME: Final = rb"(?:[\x01-\x2b\x2d-\x3c\x3e-\x7f]|=2C|=3D)+"
-"""RFC 5802 saslname as far as Kafka takes it: no comma, `=` only as =3D and =2C, no byte above 7F."""
+"""RFC 5802 saslname as far as Kafka accepts it: no comma, `=` only as =3D and =2C, no byte above 7F."""
 _VALUE: Final = rb"[\x01-\x2b\x2d-\x7f]+"
 _SCRAM_FIRST: Final = re.compile(
     rb"n,(?:a="
@@ -46,15 +46,15 @@ _SCRAM_FIRST: Final = re.compile(
     + _VALUE
     + rb")*)"
 )
-"""RFC 5802 client-first-message without channel binding (`n,`), which is all that Kafka takes."""
+"""RFC 5802 client-first-message without channel binding (`n,`), the only one that Kafka accepts."""
 _OAUTH_FIRST: Final = re.compile(rb"n,(?:a=" + _NAME + rb")?,\x01((?:[A-Za-z]+=[\x21-\x7e \t\r\n]+\x01)*)\x01")
 """RFC 7628 client-first-message: key/value pairs, one of which is `auth`."""
 _BLANKS: Final = "".join(map(chr, range(0x21)))
-"""What Java's `String.trim` takes away."""
+"""What Java's `String.trim` removes."""
 _HALVES: Final = re.compile(r"[\ud800-\udfff]")
-"""Surrogates that are left alone: no text in UTF-8 has them."""
+"""Unpaired surrogates, which no UTF-8 text contains."""
 _BEFORE_OBJECT: Final = b"\xef\xbb\xbf\xfe\xff\0 \t\r\n"
-"""Byte order marks, blanks, and the zeros of UTF-16 and UTF-32, all of which Jackson reads."""
+"""Byte order marks, blanks, and the zeros of UTF-16 and UTF-32, all of which Jackson accepts."""
 _STANDARD: Final = bytes.maketrans(b"-_", b"+/")
 UNREADABLE: Final = "its message cannot be read"
 PLAIN_FAULT: Final = "its message is not as in RFC 4616, with a name in UTF-8"
@@ -62,7 +62,7 @@ _BEARER: Final = re.compile(rb"bearer +([-_~+/.A-Za-z0-9]+=*)", re.IGNORECASE)
 
 
 class SaslResponse(NamedTuple):
-    """A SaslAuthenticate response (or a raw token from the broker), as far as it matters."""
+    """The relevant part of a SaslAuthenticate response (or of a raw token from the broker)."""
 
     error: int
     token: bytes
@@ -71,7 +71,7 @@ class SaslResponse(NamedTuple):
 
 
 def mechanism(body: Buffer) -> str | None:
-    """The mechanism that a SaslHandshake request (version 0 or 1) asks for; None if it cannot be read."""
+    """The mechanism that a SaslHandshake request (version 0 or 1) asks for; None if it cannot be parsed."""
     if len(body) < _INT16.size:
         return None
     (length,) = _INT16.unpack_from(body)
@@ -88,7 +88,7 @@ def error_code(body: Buffer) -> int:
 
 
 def client_token(version: int, body: Buffer) -> Buffer | None:
-    """The mechanism's message in a SaslAuthenticate request body, not copied; None if it cannot be read."""
+    """The mechanism's message in a SaslAuthenticate request body, not copied; None if it cannot be parsed."""
     try:
         start, end = _sized(version, body, 0, _INT32)
     except (ValueError, struct_error):
@@ -97,7 +97,7 @@ def client_token(version: int, body: Buffer) -> Buffer | None:
 
 
 def answer(version: int, body: Buffer) -> SaslResponse:
-    """A SaslAuthenticate response body. Raises WireError, which shows nothing of it."""
+    """Parse a SaslAuthenticate response body. Raises WireError, whose text contains nothing of it."""
     try:
         (error,) = _INT16.unpack_from(body)
         _, at = _sized(version, body, _INT16.size, _INT16)  # error_message
@@ -124,14 +124,14 @@ def _sized(version: int, body: Buffer, at: int, width: Struct) -> tuple[int, int
     return start, end
 
 
-# ---- what the mechanisms' first messages say ------------------------------------------------------------------------
+# ---- the mechanisms' first messages ---------------------------------------------------------------------------------
 
 
 def plain_name(token: Buffer) -> str | None:
     """The authentication identity of PLAIN (RFC 4616: [authzid] NUL authcid NUL password), which is Kafka's principal.
 
-    Kafka takes no other authorization identity than that one (PlainSaslServer). None where the message is not like
-    this, or the name is empty or not UTF-8: Kafka would see another character there, the same one for many names.
+    Kafka accepts no other authorization identity than that one (PlainSaslServer). None if the message is malformed, or
+    the name is empty or not UTF-8: Kafka would put the same replacement character in many such names.
     """
     parts = bytes(token).split(b"\0", 3)
     try:
@@ -151,19 +151,19 @@ def scram_name(token: Buffer) -> tuple[str, bool] | None:
 
 
 def oauth_name(token: Buffer, claim: str) -> str | None:
-    """The name alone of `oauth_claim`."""
+    """The name from `oauth_claim`."""
     return oauth_claim(token, claim)[0]
 
 
 def oauth_claim(token: Buffer, claim: str) -> tuple[str | None, str | None]:
     """(name, fault): the claim of the JSON web token (RFC 7519) in an OAUTHBEARER client-first-message (RFC 7628).
 
-    A token may show no name: it is opaque, or has no such claim. It is a fault where it is not what it should be, so
-    that one reader finds another name in it than the next, or none: the fault says in what, and shows nothing of it.
-    The token's signature is the broker's business, which has to accept it before anything here is believed.
+    A token may show no name: it is opaque, or lacks the claim. It has a fault if it is malformed in such a way that
+    different readers find different names in it, or none; the fault says in which way, without showing its content. The
+    token's signature is verified by the broker, which has to accept it before anything here is believed.
 
-    Of two members of the same name the last one counts (Jackson; jose4j refuses them). Blanks around a name do not
-    belong to it (`ClaimValidationUtils`).
+    Of two members with the same name the last one counts (as in Jackson; jose4j refuses them). Blanks around a name are
+    not part of it (`ClaimValidationUtils`).
     """
     found = _OAUTH_FIRST.fullmatch(bytes(token))
     if found is None:
@@ -179,7 +179,7 @@ def oauth_claim(token: Buffer, claim: str) -> tuple[str | None, str | None]:
         claims = json.loads(_base64(parts[1]).decode("utf-8"))
     except (ValueError, RecursionError):
         if not _begins_like_an_object(parts[1]):
-            return None, None  # opaque, in spite of its dots
+            return None, None  # opaque, despite its dots
         return None, "the token's claims are not JSON in base64 and UTF-8, without a byte order mark, from end to end"
     if not isinstance(claims, dict):
         return None, None
@@ -195,16 +195,16 @@ def oauth_claim(token: Buffer, claim: str) -> tuple[str | None, str | None]:
 
 
 def _base64(part: bytes) -> bytes:
-    """What a part of a token stands for. Raises ValueError.
+    """Decode a part of a token. Raises ValueError.
 
-    Both alphabets, as there are readers of either (Kafka's own one of unsecured tokens takes `+` and `/`). There is no
-    padding: Kafka takes equals signs nowhere but at the end of the whole token.
+    Accepts both alphabets, as readers of either exist (Kafka's own for unsecured tokens accepts `+` and `/`). There is
+    no padding: Kafka accepts equals signs only at the end of the whole token.
     """
     return base64.b64decode(part.translate(_STANDARD) + b"=" * (-len(part) % 4), validate=True)
 
 
 def _begins_like_an_object(part: bytes) -> bool:
-    """Whether any reader of JSON, however much it forgives, may find an object in this part of a token."""
+    """Whether any JSON reader, however lenient, might find an object in this part of a token."""
     text = re.sub(rb"[^A-Za-z0-9+/]", b"", part.translate(_STANDARD))
     text = text[: -1 if len(text) % 4 == 1 else None]
     return base64.b64decode(text + b"=" * (-len(text) % 4)).lstrip(_BEFORE_OBJECT).startswith(b"{")

@@ -1,10 +1,10 @@
-"""ShareFetch responses without brokers' addresses (KIP-932), as a stream.
+"""ShareFetch responses stripped of brokers' addresses (KIP-932), as a stream.
 
-They may be large, and the node endpoints come last, behind the records. So the response is walked while it passes:
-only length fields are looked at, records are counted and may be moved by the shell (`skippable`, `skip`). When the walk
-comes to the endpoints, the little that is left of the frame is held; the endpoints are replaced by an empty array, and
-the bytes saved by an unknown tagged field of just that length, so that the size that has already been sent stays true.
-Clients skip tagged fields that they do not know (KIP-482), and ask for metadata when they miss an endpoint.
+They may be large, and the node endpoints come last, after the records. So the response is walked while it passes: only
+length fields are inspected, records are counted and may be moved by the shell (`skippable`, `skip`). When the walk
+reaches the endpoints, the short rest of the frame is held; the endpoints are replaced by an empty array, and the bytes
+saved by an unknown tagged field of exactly that length, so that the size that has already been sent stays right.
+Clients skip tagged fields that they do not know (KIP-482), and ask for metadata when an endpoint is missing.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from proxy.wire.walk import MAX_ELEMENTS, Short, Walker
 MAX_HELD_BYTES: Final = 1024 * 1024
 """The endpoints of a cluster of ten thousand brokers are smaller than this."""
 
-# Two numbers for the padding field, far from those that Kafka gives out. Which is used depends on the length to fill:
-# a minimal size field jumps from one byte to two between 127 and 128, so that one tag alone cannot fill every length.
+# Two tags for the padding field, far from those that Kafka assigns. The length to fill decides which is used: a minimal
+# size field grows from one byte to two between 127 and 128, so that one tag alone cannot fill every length.
 _PADDING_TAGS: Final = (10_000, 100_000)  # two and three bytes as uvarint
 
 
@@ -48,7 +48,7 @@ def _split(version: int) -> tuple[Program, Program]:
 class ShareFetchScrubber:
     """One response: `feed` it the frame from its size prefix to its end, in any pieces, and send what it returns.
 
-    In all it returns as many bytes as it was fed; the last few come only with the last piece. Raises WireError for
+    In total it returns as many bytes as it was fed; the last few come only with the last piece. Raises WireError for
     unknown versions, and from `feed` for malformed responses.
     """
 
@@ -60,13 +60,14 @@ class ShareFetchScrubber:
             )
         self._before, self._endpoints = _split(version)
         self._left = 4
-        """Bytes of the frame that have not been seen; before its size is known, of the size."""
+        """Bytes of the frame not fed yet; until the frame's size is known, of its size prefix."""
         self._elements = 0
-        """Array elements and tagged fields passed: each costs time, and 64 KB of empty ones would stop everybody."""
+        """Array elements and tagged fields passed: each costs time, and 64 KB of empty ones would stall all
+        connections."""
         self._held: bytearray | None = None
         self._walk = self._walk_head()
         self._skip = next(self._walk)
-        """Bytes to pass before the walk goes on; 0 when it wants to see the next one."""
+        """Bytes to pass before the walk goes on; 0 when it needs the next byte."""
 
     @property
     def done(self) -> bool:
@@ -88,7 +89,7 @@ class ShareFetchScrubber:
             self._go_on(None)
 
     def feed(self, data: Buffer) -> bytes:
-        """The bytes to send for `data`: the same, but for the end of the frame, which is held and then changed."""
+        """The bytes to send for `data`: the same, except for the end of the frame, which is held and then changed."""
         pos, end = 0, len(data)
         while pos < end and self._held is None:
             if self._skip:
@@ -110,7 +111,7 @@ class ShareFetchScrubber:
         return passed if self._left else passed + self._scrub(self._held)
 
     def _go_on(self, byte: int | None) -> None:
-        """Let the walk have its byte, or know that it passed what it wanted to skip, until it wants more."""
+        """Give the walk its byte, or tell it that the bytes to skip have passed, until it needs more."""
         try:
             self._skip = next(self._walk) if byte is None else self._walk.send(byte)
         except StopIteration:
@@ -127,7 +128,7 @@ class ShareFetchScrubber:
                 "response_malformed", f"a field ends {self._skip - self._left} bytes behind the end of its frame"
             )
 
-    # The walk is a generator: it yields how many bytes it wants to pass, or 0 to be sent the next byte.
+    # The walk is a generator: it yields how many bytes to pass, or 0 to be sent the next byte.
 
     def _walk_head(self) -> Generator[int, int, None]:
         size = 0
@@ -181,7 +182,7 @@ class ShareFetchScrubber:
             raise WireError("response_too_large", f"more than {MAX_ELEMENTS} elements in a ShareFetch response")
 
     def _scrub(self, tail: bytearray) -> bytes:
-        """The frame's end, from the endpoints on, without endpoints and of the same length."""
+        """The frame's end, from the endpoints on, without endpoints but of the same length."""
         walker = Walker(tail, len(tail), len(tail))
         try:
             end = walker.run(self._endpoints, 0)

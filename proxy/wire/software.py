@@ -1,4 +1,4 @@
-"""Which client library is talking: ApiVersions requests of version 3 and later say so (KIP-511)."""
+"""The client library's name and version: ApiVersions requests of version 3 and later carry them (KIP-511)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from proxy.wire.primitives import Buffer, read_uvarint
 
 FIRST_VERSION: Final = 3
 MAX_CHARACTERS: Final = 100
-"""Longer names are cut: the text ends up in metrics and logs, and clients are free to make it up."""
+"""Longer names are cut: the text ends up in metrics and logs, and clients may send anything."""
 
 
 def client_software(buf: Buffer, body: int, end: int, version: int) -> str | None:
     """The text `name/version` from the ApiVersions request body at `body`, or None if it has none or is malformed.
 
-    Malformed requests are the broker's to refuse (INVALID_REQUEST); nothing is raised here.
+    Malformed requests are for the broker to reject (INVALID_REQUEST); nothing is raised here.
     """
     if version < FIRST_VERSION:
         return None

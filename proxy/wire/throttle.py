@@ -19,9 +19,9 @@ UNSUPPORTED_VERSION: Final = 35
 
 WritableBuffer: TypeAlias = bytearray | memoryview
 
-# Numbers that are compared for each request or response: in compiled code these are C numbers (see the .pxd).
+# Compared for each request or response: C numbers in compiled code (see the .pxd).
 _WALK: Final = 0
-"""In place of an offset: fields of varying length come first."""
+"""In place of an offset: fields of varying length come before the throttle field."""
 _NO_FIELD: Final = UNKNOWN
 _PRODUCE: Final = PRODUCE
 _PRODUCE_FIRST_FLEXIBLE: Final = schema.APIS[PRODUCE][3]
@@ -65,7 +65,7 @@ def response_header_bytes(api_key: int, version: int) -> int:
 
 
 def body_at(buf: Buffer, start: int, end: int, api_key: int, version: int) -> int:
-    """Index of the body of a response that is there as a whole. Raises WireError if its header is broken."""
+    """Index of the body of a whole response. Raises WireError if its header is malformed."""
     try:
         return body_start(Walker(buf, end, end), start, api_key, version)
     except Short as error:
@@ -88,7 +88,7 @@ def throttle_offset(api_key: int, version: int) -> int | None:
 
 
 def needs_whole_frame(api_key: int, version: int) -> bool:
-    """Whether the throttle field comes behind fields of varying length (Produce, ApiVersions, delegation tokens)."""
+    """Whether the throttle field comes after fields of varying length (Produce, ApiVersions, delegation tokens)."""
     offsets = _THROTTLE_AT
     return offsets[apis.place(api_key, version)] == _WALK
 
@@ -96,7 +96,7 @@ def needs_whole_frame(api_key: int, version: int) -> bool:
 def patch_throttle(frame: WritableBuffer, start: int, end: int, api_key: int, version: int, throttle_ms: int) -> bool:
     """Set throttle_time_ms to `throttle_ms`, unless the broker's own is higher. False: no field within reach.
 
-    The frame may be cut behind the field. Nothing is raised for malformed frames: they are the client's to refuse.
+    The frame may be cut after the field. Nothing is raised for malformed frames: they are for the client to reject.
     """
     pos = _throttle_position(frame, start, end, api_key, version)
     if pos < 0:
@@ -109,8 +109,8 @@ def patch_throttle(frame: WritableBuffer, start: int, end: int, api_key: int, ve
 def read_throttle(frame: Buffer, start: int, end: int, api_key: int, version: int) -> int:
     """The throttle_time_ms in a response; 0 where there is no such field, or none within reach."""
     if api_key == _PRODUCE and start + 4 + integers.int32(frame, start) == end and end - start >= 13:
-        # Nearly always nothing, and then a look at the last bytes tells. (They could also be those of a node's rack,
-        # behind the field: then, too, what they hide is a broker's throttle beside an error, of no great interest.)
+        # Nearly always 0, and then the last bytes show it. (They could also be those of a node's rack, after the field:
+        # then a broker's throttle goes unnoticed, beside an error, which matters little.)
         last = end - 1 if version >= _PRODUCE_FIRST_FLEXIBLE else end
         if integers.int32(frame, last - 4) == 0:
             return 0
@@ -146,7 +146,7 @@ def _find_throttle(frame: Buffer, start: int, limit: int, frame_end: int, api_ke
     try:
         pos = body_start(walker, start, api_key, version)
         if at != _WALK:
-            return pos + at - 9  # behind a header with tagged fields: 9 is where the body begins without
+            return pos + at - 9  # the header has tagged fields: without them the body begins at 9
         walker.run(_THROTTLE_WALKS[api_key << 16 | version], pos)
     except (Short, WireError):
         return -1

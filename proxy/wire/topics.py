@@ -1,10 +1,10 @@
-"""Requests that create and delete topics and partitions, and their answers: read by kio, cut and merged in place.
+"""Requests that create and delete topics and partitions, and their answers: parsed by kio, cut and merged in place.
 
 kio's classes cover CreateTopics from version 2 and DeleteTopics from version 1; Kafka 3.9 speaks older ones as well. Of
 those only the beginning or the end differs, so they are read as the first version that kio has; the one message that
 is laid out differently (the CreateTopics response of version 0) is declared here, in kio's form.
 
-What stays of a message keeps its bytes: topics that are taken out of a request, or put into a response, are whole
+What is kept of a message keeps its bytes: topics that are taken out of a request, or put into a response, are whole
 elements of an array, found by kio's readers. That is done in strict versions only, which are all flexible.
 """
 
@@ -40,8 +40,8 @@ REFUSAL_TEXT: Final = "The throttling quota has been exceeded."
 """Kafka's text for error 89. A KRaft controller sends null and leaves the text to the client library."""
 
 MAX_TOPICS: Final = 10_000
-"""More topics in one request are not looked at: these take an eighth of a second, in which nobody else is served. KRaft
-controllers do not take more than 10 000 records from one request either."""
+"""Larger requests are not parsed: this many topics take an eighth of a second, in which no other connection is served.
+KRaft controllers do not accept more than 10 000 records from one request either."""
 
 _NAMES: Final = {CREATE_TOPICS: "create_topics", DELETE_TOPICS: "delete_topics", CREATE_PARTITIONS: "create_partitions"}
 _ELEMENTS: Final = {
@@ -60,7 +60,7 @@ class NewTopic(NamedTuple):
 
     name: str
     partitions: int | None
-    """None: the broker's default. Not above 0: nothing that a broker would accept."""
+    """None: the broker's default. 0 or less: a broker would reject it."""
 
 
 class NamedTopic(NamedTuple):
@@ -75,7 +75,7 @@ class NewCount(NamedTuple):
 
     name: str
     partitions: int
-    """How many partitions it shall have."""
+    """The number of partitions to grow to."""
 
 
 class TopicResult(NamedTuple):
@@ -119,7 +119,7 @@ class _CreateTopicsResponseV0:
 
 
 def is_strict(api_key: int, version: int) -> bool:
-    """Whether topics may be refused; below, everything is accepted and delayed (KIP-599)."""
+    """Whether topics may be refused; in older versions everything is accepted and delayed (KIP-599)."""
     return version >= STRICT_FROM[api_key]
 
 
@@ -174,7 +174,7 @@ def _created_count(result: Any) -> int | None:
 
 
 def keep_topics(api_key: int, version: int, body: bytes, kept: Sequence[bool]) -> bytes:
-    """A request of a strict version with only those topics for which `kept`, in order, is true; the rest as it was."""
+    """A request of a strict version with only those topics for which `kept`, in order, is true; the rest unchanged."""
     if api_key == DELETE_TOPICS and version < 6:
         read: Callable[..., tuple[Any, int]] = read_compact_string
     else:
@@ -186,7 +186,7 @@ def keep_topics(api_key: int, version: int, body: bytes, kept: Sequence[bool]) -
 def refusals(api_key: int, version: int, topics: Iterable[NamedTopic]) -> list[bytes]:
     """Topics refused with THROTTLING_QUOTA_EXCEEDED, as elements of a response of a strict version.
 
-    All fields that a broker leaves at their defaults in such a case stay there: no topic id in CreateTopics, -1
+    Fields that a broker leaves at their defaults in this case have them here too: no topic id in CreateTopics, -1
     partitions, replication factor -1, and an empty list of configurations.
     """
     module = _module(_NAMES[api_key], version, "response")
@@ -223,15 +223,15 @@ def with_refusals(api_key: int, version: int, body: bytes, refused: Sequence[byt
 
 
 def only_refusals(refused: Sequence[bytes]) -> bytes:
-    """A response of a strict version without anything from a broker; throttle_time_ms 0."""
+    """A response of a strict version with nothing from a broker; throttle_time_ms 0."""
     return _NO_THROTTLE + _array(refused) + _NO_TAGS
 
 
 def metadata_question(names: Sequence[str], topic_ids: Sequence[uuid.UUID], *, ids_wanted: bool) -> tuple[int, bytes]:
     """(version, body) of a Metadata request about these topics, which creates none.
 
-    The oldest version that can say it, so that old brokers understand: 4 may forbid creation, 10 answers with ids, and
-    12 can be asked by id.
+    The oldest version that can express it, so that old brokers understand: 4 may forbid creation, 10 answers with ids,
+    and 12 can ask by id.
     """
     version = 12 if topic_ids else 10 if ids_wanted else 4
     module = _module("metadata", version, "request")
@@ -295,7 +295,7 @@ def _module(name: str, version: int, kind: str) -> Any:
 
 
 def _message_class(module: Any) -> Any:
-    """The message itself: of all classes in kio's module of a message, the one named like it."""
+    """The message class itself: of all classes in kio's module of a message, the one named like it."""
     *_, name, _, kind = module.__name__.split(".")
     return getattr(module, "".join(word.capitalize() for word in (*name.split("_"), kind)))
 
@@ -305,7 +305,7 @@ def _request(api_key: int, version: int, body: bytes) -> Any:
     read_count = read_compact_array_length if cls.__flexible__ else read_legacy_array_length
     try:
         count = read_count(body, 0)[0] or 0
-    except Exception:  # too short, or no number: said below, as of everything else that cannot be read
+    except Exception:  # too short, or not a number: reported below, with everything else that cannot be parsed
         count = 0
     if count > MAX_TOPICS:
         text = f"the {_NAMES[api_key]} request names {count} topics, expected at most {MAX_TOPICS}"

@@ -1,7 +1,7 @@
-"""One small interpreter for the walk programs in schema.py: finds where things lie in a response, and copies nothing.
+"""A small interpreter for the walk programs in schema.py: finds positions in a response, and copies nothing.
 
-Two ends matter. `limit` is how far bytes are there; running over it raises Short, and the caller comes back with more.
-`frame_end` is where the frame says it ends; running over that is the sender's fault and raises WireError.
+There are two ends. `limit` is how far bytes have arrived; beyond it the walk raises Short, and the caller comes back
+with more. `frame_end` is where the frame says it ends; beyond it the sender is at fault, and the walk raises WireError.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from proxy.wire.primitives import INT16, INT32, Buffer, Program, read_uvarint
 
 
 class Short(Exception):  # noqa: N818 - not an error: the caller waits for more bytes and asks again
-    """The bytes that are there end before the walk does. `wanted` is a position that is needed at least."""
+    """Too few bytes have arrived for the walk. `wanted` is a position that must be reached at least."""
 
     def __init__(self, wanted: int) -> None:
         super().__init__(f"bytes up to {wanted} are needed")
@@ -42,11 +42,11 @@ class TagScope(NamedTuple):
 
 
 MAX_ELEMENTS: Final = 100_000
-"""Elements of arrays and tagged fields in what is walked over: a tenth of a second, in which nobody else is served."""
+"""Elements of arrays and tagged fields in one walk: a tenth of a second, in which no other connection is served."""
 
 
 class Walker:
-    """Walks one message. `addresses`, `scopes` and `throttle_at` are what it found on its way."""
+    """Walks one message. `addresses`, `scopes` and `throttle_at` are its findings."""
 
     __slots__ = (
         "_compact", "_controllers", "_elements", "_host_at", "_host_end", "_node_id", "addresses", "buf", "frame_end",
@@ -120,7 +120,7 @@ class Walker:
         return pos
 
     def need(self, pos: int) -> None:
-        """Raises Short when the bytes up to `pos` have not come yet, WireError when the frame does not have them."""
+        """Raises Short when the bytes up to `pos` have not arrived yet, WireError when they are beyond the frame."""
         if pos > self.frame_end:
             raise self._malformed(f"a field ends {pos - self.frame_end} bytes behind the end of its frame")
         if pos > self.limit:
@@ -157,7 +157,7 @@ class Walker:
             if count < -1:
                 raise self._malformed(f"an array has {count} elements")
             return pos
-        if count > self.frame_end - pos:  # no element is shorter than a byte
+        if count > self.frame_end - pos:  # an element takes at least one byte
             raise self._malformed(
                 f"an array says it has {count} elements, and {self.frame_end - pos} bytes are left in its frame"
             )
