@@ -1,4 +1,4 @@
-"""Clients as their connections hold them, and how many of those that nobody holds are remembered."""
+"""Accounts: the clients that connections refer to, and a bounded number of those that none refers to any more."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -9,13 +9,13 @@ from quota.counter import QuotaCounter, Usage
 from quota.entity import Identity, Kind
 
 STEP: Final = 250
-"""Accounts (or counters) looked at in one step of a sweep: well under a millisecond."""
-# Members of the enum by names of this module: to look one up through the enum takes longer than what is done with it.
+"""Accounts (or counters) examined in one step of a sweep: well under a millisecond."""
+# Aliases of enum members: looking one up through the enum takes longer than what is done with it.
 _PRODUCE: Final = Kind.PRODUCE
 _FETCH: Final = Kind.FETCH
 _REQUEST: Final = Kind.REQUEST
 TRIES: Final = 8
-"""Clients looked at to find one that nobody holds."""
+"""Accounts examined to find one that can be evicted."""
 
 
 class Meter(Usage):
@@ -30,7 +30,7 @@ class Meter(Usage):
 
 
 class Account(Activity):
-    """A client, (user, client-id), as its connections hold it: cheap to charge, valid for ever, also over a reload.
+    """A client, (user, client-id), as its connections refer to it: cheap to charge, valid for ever, even over a reload.
 
     The totals in :attr:`meters` are for metrics. Only the ledger changes them.
     """
@@ -59,15 +59,15 @@ class Account(Activity):
         self.broker_throttle_ms = 0
 
     def retain(self) -> None:
-        """One more session or request refers to this account: it is not forgotten before :meth:`release`."""
+        """Add a reference of a session or request: the account is not evicted before :meth:`release`."""
         self.holders += 1
 
     def release(self) -> None:
-        """A reference that was counted by :meth:`retain` is gone."""
+        """Drop a reference that :meth:`retain` added."""
         self.holders -= 1
 
     def meter(self, kind: Kind) -> Meter:
-        """What the client used of one kind."""
+        """The client's totals for one kind."""
         if kind is _PRODUCE:
             return self._produced
         if kind is _FETCH:
@@ -76,7 +76,7 @@ class Account(Activity):
 
     @property
     def meters(self) -> dict[Kind, Meter]:
-        """All four, for those who do not look with each request."""
+        """All four, for callers off the data path."""
         return {kind: self.meter(kind) for kind in Kind}
 
     def __repr__(self) -> str:
@@ -84,21 +84,21 @@ class Account(Activity):
 
 
 class Accounts:
-    """Every account that a connection holds, and up to `most` of those that nobody holds (or that are there by then).
+    """Every retained account, and up to `most` accounts in total while the retained ones are fewer.
 
-    `on_forget` gets each forgotten account.
+    `on_forget` is called with each evicted account.
     """
 
     def __init__(self, most: int, on_forget: Callable[[Account], None]) -> None:
         self._most = most
         self._on_forget = on_forget
-        self._by_identity: OrderedDict[Identity, Account] = OrderedDict()  # the next ones to be looked at come first
+        self._by_identity: OrderedDict[Identity, Account] = OrderedDict()  # the next eviction candidates come first
 
     def __len__(self) -> int:
         return len(self._by_identity)
 
     def __iter__(self) -> Iterator[Account]:
-        """All of them; between two steps accounts may come and go."""
+        """All accounts; the set may change during the iteration."""
         for identity in list(self._by_identity):
             account = self._by_identity.get(identity)
             if account is not None:
@@ -109,7 +109,7 @@ class Accounts:
         return self._by_identity.get(identity)
 
     def get_or_make(self, identity: Identity) -> Account:
-        """The account of these names. In place of a new one others are forgotten when there are too many."""
+        """The account of these names. If there are too many, creating one evicts others."""
         found = self._by_identity.get(identity)
         if found is None:
             if len(self._by_identity) >= self._most:
@@ -118,7 +118,7 @@ class Accounts:
         return found
 
     def forget(self, identity: Identity) -> bool:
-        """Forget an account, unless it is retained: then it moves to the end. Returns whether it is gone."""
+        """Evict an account, unless it is retained: then it moves to the end. Returns whether it was evicted."""
         account = self._by_identity[identity]
         if account.holders > 0:
             self._by_identity.move_to_end(identity)
@@ -128,7 +128,7 @@ class Accounts:
         return True
 
     def sweep(self, horizon: int) -> Iterator[int]:
-        """Forget those unused since `horizon`, step by step; how many in each step."""
+        """Evict those unused since `horizon`, step by step; yields how many in each step."""
         identities = list(self._by_identity)
         for start in range(0, len(identities), STEP):
             forgotten = 0
@@ -139,7 +139,8 @@ class Accounts:
             yield forgotten
 
     def _make_room(self) -> None:
-        """Up to `TRIES` looks, each at another one. If all of these are held, there are more than `most` for now."""
+        """Examine up to `TRIES` accounts, a different one each time. If all are retained, `most` is exceeded for
+        now."""
         for _ in range(min(TRIES, len(self._by_identity))):
             gone = self.forget(next(iter(self._by_identity)))
             if gone and len(self._by_identity) < self._most:

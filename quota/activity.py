@@ -1,4 +1,4 @@
-"""What a client did besides using its quotas: requests by API, connections, its library, how it takes throttles.
+"""A client's activity besides quota usage: requests by API, connections, its library, its throttle compliance.
 
 Write-only for the data path, which adds to plain integers; read by the exporter of usage records.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-# Kafka's numbers of the two APIs that make up nearly all traffic: each is counted in a number of its own.
+# Kafka's keys of the two APIs that make up nearly all traffic: each has its own integer.
 _PRODUCE: Final = 0
 _FETCH: Final = 1
 
 
 class RequestCounts:
-    """How many requests there were of each API."""
+    """Number of requests by API."""
 
     __slots__ = ("_fetch", "_others", "_produce")
 
@@ -22,7 +22,7 @@ class RequestCounts:
         self._others: dict[int, int] = {}
 
     def add(self, api_key: int, count: int = 1) -> None:
-        """So many more of this API; -1 for those that we do not know."""
+        """Count requests of this API; -1 for unknown ones."""
         if api_key == _PRODUCE:
             self._produce += count
         elif api_key == _FETCH:
@@ -31,13 +31,13 @@ class RequestCounts:
             self._others[api_key] = self._others.get(api_key, 0) + count
 
     def by_api(self) -> dict[int, int]:
-        """Those of which there were any, by API key."""
+        """The nonzero counts, by API key."""
         both = ((_PRODUCE, self._produce), (_FETCH, self._fetch))
         return {key: count for key, count in both if count} | self._others
 
 
 class Activity:
-    """Running totals of one client; never reset while the object lives, except where it says so."""
+    """Running totals of one client; never reset while the object lives, except where noted."""
 
     __slots__ = (
         "connections",
@@ -53,30 +53,30 @@ class Activity:
 
     def __init__(self) -> None:
         self.touched = False
-        """It has been active since somebody looked; that one sets it back (`Ledger.wake`)."""
+        """Active since the reader last reset this flag (`Ledger.wake`)."""
         self.counted = RequestCounts()
         """Its requests."""
         self.connections = 0
         """Open now."""
         self.connections_opened = 0
         self.connections_peak = 0
-        """Most open at once; its reader sets it back to those open now."""
+        """Most connections open at once; the reader resets it to those open now."""
         self.software: str | None = None
         """Library and version that a connection gave last (KIP-511), as `name/version`."""
         self.mutes = 0
         """Mutes long enough to see whether the client waits."""
         self.mutes_ignored = 0
-        """Those in whose second half it went on sending."""
+        """Those in whose second half the client went on sending."""
         self.sampled: Any = None
-        """A place for the exporter: what it saw when it looked last. It goes when the client is forgotten."""
+        """For the exporter: its previous sample. It goes when the client is evicted."""
 
     @property
     def requests(self) -> dict[int, int]:
-        """Requests by API key; -1 for the keys that we do not know."""
+        """Requests by API key; -1 for unknown ones."""
         return self.counted.by_api()
 
     def join(self) -> None:
-        """A connection has begun to be this client's."""
+        """A connection has become this client's."""
         self.connections_opened += 1
         self.connections += 1
         self.connections_peak = max(self.connections_peak, self.connections)
@@ -86,6 +86,6 @@ class Activity:
         self.connections -= 1
 
     def note_mute(self, *, ignored: bool) -> None:
-        """A mute is over during which it was watched whether the client waits."""
+        """A mute has ended during which throttle compliance was watched."""
         self.mutes += 1
         self.mutes_ignored += ignored

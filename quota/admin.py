@@ -1,8 +1,8 @@
-"""Kafka's administration of client quotas (KIP-546): what entities there are, what may be set, how they are found.
+"""Kafka's administration of client quotas (KIP-546): which entities exist, what can be set, how filters match.
 
 The rules are those of a KRaft controller (``ClientQuotaControlManager``) and of the brokers' image of its data
 (``ClientQuotasImage``); error codes are theirs, messages are our own.
-``tests/broker/test_quota_admin_kafka.py`` puts the same requests to a real broker and compares.
+``tests/broker/test_quota_admin_kafka.py`` sends the same requests to a real broker and compares.
 """
 
 import math
@@ -26,7 +26,7 @@ POLICY_VIOLATION: Final = 44
 KAFKA_STORAGE_ERROR: Final = 56
 
 MAX_NAME_BYTES: Final = 32_767
-"""What version 0 of both APIs can carry (a broker closes the connection over a longer name in version 1)."""
+"""The longest name in version 0 of both APIs (in version 1 a broker closes the connection over a longer one)."""
 
 MAX_MESSAGE: Final = 500
 """Characters of a message to an administrator."""
@@ -36,11 +36,11 @@ Entity = tuple[tuple[str, str | None], ...]
 Quotas = Mapping[Entity, Mapping[str, float]]
 """What is set: entity -> key -> value."""
 Changes = Mapping[Entity, Mapping[str, float | None]]
-"""What shall be changed: entity -> key -> new value, None to remove."""
+"""Changes: entity -> key -> new value, None to remove."""
 
 CONNECTION_RATE: Final = "connection_creation_rate"
 _LONG_MAX: Final = float(2**63)
-"""Java compares with ``(double) Long.MAX_VALUE``, which is 2^63: a broker takes 2^63 as well."""
+"""Java compares with ``(double) Long.MAX_VALUE``, which is 2^63: a broker accepts 2^63 as well."""
 _INT_MAX: Final = float(2**31 - 1)
 _CLIENT_KEYS: Final[Mapping[str, float | None]] = {
     RATE_FIELD[Kind.PRODUCE]: _LONG_MAX,
@@ -54,10 +54,10 @@ _MAX_FRACTION: Final = 1e-6
 
 
 class AdminError(Exception):
-    """A request, or one entity of it, is refused: an error code of Kafka's, and a sentence for the administrator."""
+    """A request, or one entity of it, is refused: a Kafka error code, and a sentence for the administrator."""
 
     def __init__(self, code: int, message: str) -> None:
-        if len(message) > MAX_MESSAGE:  # names of 32 767 bytes are in some of them, and as much is all that fits
+        if len(message) > MAX_MESSAGE:  # some contain names of 32 767 bytes, and this is all that fits
             message = message[: MAX_MESSAGE - 1] + "…"
         super().__init__(message)
         self.code: Final = code
@@ -73,10 +73,10 @@ class Op(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Validated:
-    """What becomes of one entity of an AlterClientQuotas request."""
+    """The verdict on one entity of an AlterClientQuotas request."""
 
     entity: Entity
-    """As the request names it; an address may be spelt in any way."""
+    """As the request spells it; addresses have several spellings."""
     changes: Mapping[str, float | None]
     """Empty when nothing is to be done."""
     error: AdminError | None = None
@@ -92,7 +92,7 @@ class Component(NamedTuple):
 
 
 def entity_of(pairs: Iterable[tuple[str, str | None]]) -> Entity:
-    """The entity that a request names. Of a type that is there twice the last name counts, as with a broker."""
+    """The entity that a request names. If a type occurs twice, the last name counts, as in a broker."""
     return tuple(sorted(dict(pairs).items()))
 
 
@@ -103,19 +103,19 @@ def entity_text(entity: Entity) -> str:
 
 
 def entity_of_entry(entry: Entry) -> Entity:
-    """What a quota entry is about, in Kafka's terms."""
+    """The entity of a quota entry, in Kafka's terms."""
     names = ((CLIENT_ID, entry.client_id), (USER, entry.user))
     return tuple((kind, None if name is DEFAULT else str(name)) for kind, name in names if name is not None)
 
 
 def names_of(entity: Entity) -> tuple[Name, Name]:
-    """(user, client-id) of an entity as quota entries have them. The entity must be one of these, not of an address."""
+    """(user, client-id) of an entity, as in quota entries. It must not be an address."""
     found: dict[str, Name] = {kind: DEFAULT if name is None else name for kind, name in entity}
     return found.get(USER), found.get(CLIENT_ID)
 
 
 def canonical(entity: Entity) -> Entity:
-    """The same entity with its address, if it is one, in the one spelling that limits and peers are compared in."""
+    """The same entity with its address, if it is one, in the canonical spelling of limits and peers."""
     return tuple((kind, _canonical(kind, name)) for kind, name in entity)
 
 
@@ -129,9 +129,9 @@ def _canonical(kind: str, name: str | None) -> str | None:
 
 
 def enforced(table: QuotaTable) -> dict[Entity, dict[str, float]]:
-    """The limits in force, as DescribeClientQuotas shows them; shadow limits are not in force, so not among them.
+    """The limits in force, as DescribeClientQuotas shows them; shadow limits are not in force and not included.
 
-    Of the limits of connections only the rate of an address is a client quota of Kafka's.
+    Of the connection limits only the rate of an address is a Kafka client quota.
     """
     shown: dict[Entity, dict[str, float]] = {}
     for entry in table.entries:
@@ -151,8 +151,8 @@ def enforced(table: QuotaTable) -> dict[Entity, dict[str, float]]:
 def validate(alterations: Sequence[tuple[Entity, Sequence[Op]]]) -> list[Validated]:
     """Validate an AlterClientQuotas request as Kafka does: one verdict per distinct entity, in the request's order.
 
-    Entities are validated one by one; a bad one stops no other, but none of its own keys is changed. An entity
-    that is there again is an error, and yet its first alteration stands if that was good: so it is with a controller.
+    Entities are validated one by one; a bad one does not stop others, but none of its own keys is changed. A repeated
+    entity is an error, and yet its first alteration stands if that was valid: so it is in a controller.
     """
     verdicts: dict[Entity, Validated] = {}
     for entity, ops in alterations:
@@ -176,7 +176,7 @@ def _validated(entity: Entity, ops: Sequence[Op]) -> dict[str, float | None]:
         changes[key] = value
     check_entity(entity)
     for key, value in changes.items():
-        if value is not None:  # what is removed need not exist, not even as a key
+        if value is not None:  # a key to be removed need not be set, nor even exist
             check_value(entity, key, value)
     return changes
 
@@ -209,7 +209,7 @@ def check_entity(entity: Entity) -> None:
 def check_value(entity: Entity, key: str, value: float) -> None:
     """Raise AdminError unless `key` is a quota of such entities and may be `value`.
 
-    One thing is refused that a broker takes: NaN, and infinity for quotas that may have a fraction.
+    One deviation from brokers: NaN is refused, and infinity for quotas that may have a fraction.
     """
     keys = _ADDRESS_KEYS if IP in dict(entity) else _CLIENT_KEYS
     if key not in keys:
@@ -233,7 +233,7 @@ _EXACT, _DEFAULT, _ANY = 0, 1, 2
 def select(
     quotas: Quotas, components: Sequence[Component], *, strict: bool
 ) -> list[tuple[Entity, Mapping[str, float]]]:
-    """The quotas that a DescribeClientQuotas filter asks for. Raises AdminError for a filter that makes no sense.
+    """The quotas that a DescribeClientQuotas filter selects. Raises AdminError for an invalid filter.
 
     Every component must match. `strict`: the entity has no types besides those of the components, so that a strict
     filter without components finds nothing; without `strict` it finds everything.

@@ -1,9 +1,9 @@
-"""Which code the data path runs as: the modules that people read, or the same ones compiled from them (ADR 0028).
+"""Which code the data path runs as: the pure Python modules, or those compiled from the same source (ADR 0028).
 
-Compiled modules lie in a place of their own, each package's `_compiled`, never beside their sources, which they would
-hide from the import. They are used only where each source is still what was compiled, by its SHA-256: whoever edits a
-module runs what is written there. It is all of them or none: compiled modules know each other's layout. An installed
-kquota uses them if it has them, unless KQUOTA_PURE is set; a checkout, only where KQUOTA_PURE is 0.
+Compiled modules are kept in a folder of their own, each package's `_compiled`, because beside their sources they would
+take precedence at import. They are used only while each source is still the compiled one, by its SHA-256, so that an
+edited module takes effect. It is all of them or none: compiled modules rely on each other's layout. An installed kquota
+uses them if it has them, unless KQUOTA_PURE is set; a checkout, only where KQUOTA_PURE is 0.
 """
 
 import hashlib
@@ -23,12 +23,12 @@ WHY_NOT = "quota has not been imported"
 
 
 def description() -> str:
-    """For people: the start's log line and `kquota --version`."""
+    """For people: in the log line at start and `kquota --version`."""
     return f"pure Python: {WHY_NOT}" if WHY_NOT else "compiled"
 
 
 def activate(path: MutableSequence[str], package: str) -> None:
-    """Put a package's compiled modules in front on its search path, if they are to be used. `quota` comes first."""
+    """Put a package's compiled modules first on its search path, if they are to be used. `quota` comes first."""
     global WHY_NOT
     if package == "quota":
         WHY_NOT = _why_not(os.environ.get("KQUOTA_PURE", ""))
@@ -38,14 +38,14 @@ def activate(path: MutableSequence[str], package: str) -> None:
     path.insert(0, directory)
     if package == "quota":
         try:
-            importlib.import_module("quota.rate")  # which needs no other one
+            importlib.import_module("quota.rate")  # the one that imports no other
         except ImportError as error:
             path.remove(directory)
             WHY_NOT = str(error)
 
 
 def built(package: str) -> Path:
-    """Where a package's compiled modules are."""
+    """The folder of a package's compiled modules."""
     return ROOT / package.replace(".", "/") / DIRECTORY
 
 
@@ -65,7 +65,7 @@ def _why_not(asked: str) -> str:
             found = hashlib.sha256(source.read_bytes()).hexdigest()
         except FileNotFoundError:
             if source.suffix != ".py":
-                continue  # what only the compiler reads is not installed
+                continue  # files only for the compiler are not installed
             return f"{name} is missing"
         if found != digest:
             return f"{name} has changed since it was compiled: make compile"

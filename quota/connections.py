@@ -1,9 +1,9 @@
-"""Connections: how fast they may be made (KIP-612) and how many may be open, per peer address and per user.
+"""Connection limits: how fast they may be created (KIP-612) and how many may be open, per peer address and user.
 
-The arithmetic is that of ``ConnectionQuotas`` in Kafka's ``SocketServer``: a connection records 1.0 in a sampled rate,
-a rate above the limit refuses it and takes the 1.0 back, and the refused socket is to be left unserved for the delay of
+The arithmetic is that of ``ConnectionQuotas`` in Kafka's ``SocketServer``: a connection records 1.0 in a sampled rate;
+a rate above the limit refuses it and takes the 1.0 back, and the refused socket is left unserved for the delay of
 KIP-13's formula, at most one sample long. A cap refuses at once. Kafka has rates and caps per address only; both per
-user are our addition. ADR 0011 says what differs and why.
+user are our addition. ADR 0011 explains the differences.
 """
 
 import ipaddress
@@ -19,11 +19,11 @@ from quota.entity import DEFAULT, Default
 from quota.rate import SampledRate, throttle_ms
 
 FORGET_EACH_TIME: Final = 8
-"""Idle names dropped per attempt: more than one attempt can add, so that the tables shrink while traffic goes on."""
+"""Idle names evicted per attempt: more than one attempt can add, so that the tables shrink under traffic."""
 MAX_TRACKED: Final = 250_000
-"""Rates kept of each scope, for windows can be a day long; of more names the longest idle one is forgotten early."""
+"""Rates kept per scope, as windows can be a day long; beyond it the longest idle one is evicted early."""
 MAX_REMEMBERED: Final = 1000
-"""Names whose refusals are remembered, for people; the longest ago refused one makes room."""
+"""Names whose refusals are remembered, for people; beyond it the one refused longest ago is evicted."""
 
 
 class Scope(StrEnum):
@@ -49,7 +49,7 @@ _CAP_CAUSE: Final = {Scope.IP: Cause.IP_CAP, Scope.USER: Cause.USER_CAP}
 
 
 def canonical_address(text: str) -> str:
-    """An IP address in the one spelling that limits and peers are compared in. ValueError when it is none.
+    """An IP address in the canonical spelling of limits and peers. ValueError if it is not an address.
 
     An IPv4 address that an IPv6 socket shows as ``::ffff:10.0.0.1`` is 10.0.0.1, as in Java; zone ids are dropped.
     """
@@ -63,8 +63,8 @@ def canonical_address(text: str) -> str:
 class ConnectionEntry:
     """The limits of one address or user, or of all those without limits of their own (``DEFAULT``).
 
-    0 refuses everybody: a cap of 0 may be configured, a rate of 0 may not (Kafka's AlterClientQuotas refuses it too).
-    Raises ValueError for an address that is none, and for numbers below 0 or infinite.
+    0 refuses every connection: a cap of 0 may be configured, a rate of 0 may not (Kafka's AlterClientQuotas refuses it
+    too). Raises ValueError for an invalid address, and for numbers that are negative or infinite.
     """
 
     scope: Scope
@@ -75,7 +75,7 @@ class ConnectionEntry:
     """Connections open at once."""
     mode: Literal["enforce", "shadow"] = "enforce"
     reach: Literal["instance", "fleet"] | None = None
-    """What the rate is a limit of (:data:`quota.table.Reach`); None: as the table has it. A cap is always local."""
+    """Whose limit the rate is (:data:`quota.table.Reach`); None: the table's default. A cap is always local."""
 
     def __post_init__(self) -> None:
         if self.scope is Scope.IP and self.name is not DEFAULT:
@@ -90,7 +90,7 @@ class ConnectionEntry:
 
     @property
     def entity(self) -> tuple[Scope, str | Default]:
-        """What the entry is about. At most one entry of a table has it."""
+        """The entity of the entry. At most one entry of a table has it."""
         return (self.scope, self.name)
 
     @property
@@ -100,7 +100,7 @@ class ConnectionEntry:
 
 
 class ConnectionLimits:
-    """All connection limits at one moment. Never changes, as the :class:`~quota.table.QuotaTable` that carries it.
+    """All connection limits at one moment. Immutable, as the :class:`~quota.table.QuotaTable` that contains it.
 
     Raises ValueError when two entries are about the same entity.
     """
@@ -112,7 +112,7 @@ class ConnectionLimits:
             raise ValueError("two connection limits for the same address or user")
 
     def get(self, scope: Scope, name: str | Default) -> ConnectionEntry | None:
-        """The entry about exactly this entity."""
+        """The entry of exactly this entity."""
         return self._by_entity.get((scope, name))
 
     def rate(self, scope: Scope, name: str) -> ConnectionEntry | None:
@@ -132,11 +132,11 @@ class ConnectionLimits:
         return None
 
     def with_entry(self, entry: ConnectionEntry) -> "ConnectionLimits":
-        """Limits in which `entry` stands in place of whatever was said about its entity."""
+        """Limits in which `entry` replaces any other of its entity."""
         return ConnectionLimits((*(one for one in self.entries if one.entity != entry.entity), entry))
 
     def without(self, scope: Scope, name: str | Default) -> "ConnectionLimits":
-        """Limits that say nothing about this entity."""
+        """Limits without this entity."""
         return ConnectionLimits(one for one in self.entries if one.entity != (scope, name))
 
 
@@ -167,19 +167,19 @@ class Refused:
 
 
 class ConnectionShares(Protocol):
-    """What is known of limits of whole fleets."""
+    """Shares in the limits of whole fleets."""
 
     def share(self, entry: ConnectionEntry, name: str) -> float:
-        """The part of the entry's rate that this instance may use for a name; 1 where the limit is its own."""
+        """The fraction of the entry's rate that this instance may use for a name; 1 where the limit is its own."""
         ...
 
     def attempted(self, entry: ConnectionEntry, name: str, refused: bool) -> None:
-        """A connection was made under the entry's rate."""
+        """A connection was created under the entry's rate."""
         ...
 
 
 class Ticket:
-    """An admitted connection: what has to be given back when it ends."""
+    """An admitted connection: what is released when it ends."""
 
     __slots__ = ("address", "user")
 
@@ -191,43 +191,43 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionStatus:
-    """How one address or user stands, for ``explain``."""
+    """The state of one address or user, for ``explain``."""
 
     scope: Scope
     name: str
     rate: ConnectionEntry | None
     """The entry that limits the creation rate."""
     observed: float
-    """Connections made per second in the window; 0 where nothing limits them, for then nothing is recorded."""
+    """Connections created per second in the window; 0 without a limit, as nothing is recorded then."""
     delay_ms: int
-    """How long a connection made now would be held before it is closed; 0: it would be admitted by the rate."""
+    """How long a connection accepted now would be held before it is closed; 0: the rate would admit it."""
     cap: ConnectionEntry | None
     """The entry that caps open connections."""
     open: int
     refused: list[Refused]
-    """By which limits it was refused, as far as that is remembered; the latest first."""
+    """The remembered refusals by limit, the latest first."""
 
 
 class ConnectionGate:
-    """All counters of connections, under the limits that `limits()` gives at each decision, so a reload just works.
+    """All connection counters. `limits()` is called for each decision, so that reloads take effect.
 
     Rates are kept for names that have a limit, and only while their window is not empty; open connections are counted
-    for all, so that a cap that comes with a reload knows them. Times are monotonic milliseconds.
+    for all names, so that a cap added by a reload knows them. Times are monotonic milliseconds.
     """
 
     def __init__(self, limits: Callable[[], ConnectionLimits], *, num_samples: int = 11, window_ms: int = 1000) -> None:
         self._limits = limits
         self.shares: ConnectionShares | None = None
-        """Who knows the share of this instance in rates of a whole fleet."""
+        """This instance's shares in the rates of a whole fleet."""
         self._rates: Final = {scope: _Rates(num_samples, window_ms) for scope in Scope}
         self._open: Final[dict[Scope, dict[str, int]]] = {scope: {} for scope in Scope}
         self.refused: Final[Counter[Cause]] = Counter()
         self.shadow_refused: Final[Counter[Cause]] = Counter()
         """Connections that limits in shadow mode would have refused."""
-        self._refusals: OrderedDict[tuple[Cause, str], Refused] = OrderedDict()  # the latest ones last
+        self._refusals: OrderedDict[tuple[Cause, str], Refused] = OrderedDict()  # the latest last
 
     def admit(self, address: str, user: str | None, now_ms: float) -> Ticket | Refusal:
-        """A connection was accepted from `address`; `user` is None while nobody knows it (then call :meth:`identify`).
+        """A connection was accepted from `address`; `user` is None while it is unknown (then call :meth:`identify`).
 
         First the rates, then the caps, as in Kafka: a rate that refuses takes back what this connection recorded
         anywhere, a cap does not. Give the ticket to :meth:`leave` when the connection ends.
@@ -253,8 +253,8 @@ class ConnectionGate:
     def identify(self, ticket: Ticket, user: str, now_ms: float) -> Refusal | None:
         """The user of an admitted connection became known (TLS, SASL): charge it now.
 
-        When this refuses, the address keeps what it recorded, for the connection was served until here. The same user
-        again (re-authentication) is charged nothing.
+        If this refuses, the address keeps its charge, as the connection was served until now. The same user again
+        (re-authentication) is not charged.
         """
         if ticket.user == user:
             return None
@@ -274,7 +274,7 @@ class ConnectionGate:
             ticket.user = None
 
     def forget(self, now_ms: float, most: int) -> int:
-        """Drop up to `most` names of each scope whose window has become empty; returns how many that were."""
+        """Evict up to `most` names of each scope whose window is empty; returns how many."""
         return sum(rates.forget(int(now_ms), most) for rates in self._rates.values())
 
     def open(self, scope: Scope) -> Mapping[str, int]:
@@ -282,11 +282,11 @@ class ConnectionGate:
         return self._open[scope]
 
     def tracked(self, scope: Scope) -> int:
-        """How many names have a rate that is not forgotten yet."""
+        """How many names have a rate."""
         return len(self._rates[scope])
 
     def standing(self, scope: Scope, name: str, now_ms: float) -> ConnectionStatus:
-        """How an address or a user stands now, changing nothing."""
+        """The state of an address or a user, without changing anything."""
         limits = self._limits()
         rate, cap = limits.rate(scope, name), limits.cap(scope, name)
         observed, delay_ms = 0.0, 0
@@ -298,7 +298,7 @@ class ConnectionGate:
         return ConnectionStatus(scope, name, rate, observed, delay_ms, cap, self._open[scope].get(name, 0), refused)
 
     def refusals(self, most: int) -> list[Refused]:
-        """The refusals that are remembered, the latest first."""
+        """The remembered refusals, the latest first."""
         return list(islice(reversed(self._refusals.values()), most))
 
     def _remember(self, refusal: Refusal, now_ms: float) -> None:
@@ -331,7 +331,7 @@ class ConnectionGate:
         return False, self._refuse(entry, Refusal(_RATE_CAUSE[scope], name, limit, observed, delay_ms))
 
     def move(self, scope: Scope, name: str, old: float, new: float, level: float, now_ms: float) -> None:
-        """The limit of a name changed because its share did; see :meth:`SampledRate.move`."""
+        """The limit of a name changed because the instance's share did; see :meth:`SampledRate.move`."""
         self._rates[scope].move(name, old, new, level, int(now_ms))
 
     def observed(self, scope: Scope, name: str, now_ms: float) -> float:
@@ -382,8 +382,8 @@ class _Rate(SampledRate):
 class _Rates:
     """Creation rates of many names, the longest idle one first.
 
-    A name that was seen once is kept as the time of that one connection; its samples are made at the second one. That
-    is what most of a million addresses would be.
+    A name that was seen once is kept as the time of that one connection; its samples are created at the second one.
+    Most of a million addresses would be like that.
     """
 
     def __init__(self, num_samples: int, window_ms: int) -> None:
@@ -391,14 +391,14 @@ class _Rates:
         self._sample_ms = window_ms
         self._expire_ms = num_samples * window_ms
         self._once = 1000.0 / max((num_samples - 1) * window_ms, 1)
-        """What a lone connection is as a rate."""
+        """The rate that a single connection makes."""
         self._by_name: OrderedDict[str, int | _Rate] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_name)
 
     def attempt(self, name: str, limit: float, now: int) -> tuple[float, int]:
-        """Record one connection; (rate, delay in ms). With a delay it is refused, and was taken back."""
+        """Record one connection; (rate, delay in ms). With a delay it is refused, and the charge taken back."""
         known = self._by_name.get(name)
         if known is None and len(self._by_name) >= MAX_TRACKED:
             self._by_name.popitem(last=False)
@@ -424,7 +424,7 @@ class _Rates:
         rate.add(-1.0, max(now, rate.last))
 
     def peek(self, name: str, limit: float, now: int) -> tuple[float, int]:
-        """(rate now, delay in ms that one more connection would meet), changing nothing."""
+        """(rate now, delay in ms for one more connection), without changing anything."""
         known = self._by_name.get(name)
         if known is None or now - _last(known) >= self._expire_ms:
             return 0.0, self._delay(self._once, limit, round(1000.0 / self._once))
@@ -442,7 +442,7 @@ class _Rates:
             self._by_name[name] = rate
 
     def forget(self, now: int, most: int) -> int:
-        """Drop up to `most` of those whose samples have all expired."""
+        """Evict up to `most` names whose samples have all expired."""
         horizon = now - self._expire_ms
         count = 0
         while self._by_name and count < most and _last(self._by_name[next(iter(self._by_name))]) <= horizon:

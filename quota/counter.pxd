@@ -1,5 +1,5 @@
 cdef class Usage:
-    # Bytes are whole numbers of any size, busy time is not whole: as they come.
+    # Bytes are integers of any size, busy time has fractions: both stay Python objects.
     cdef public object amount
     cdef public long long charges, throttled, throttle_ms, held, held_ms
 
@@ -8,7 +8,7 @@ cdef class QuotaCounter:
     cdef public object applied, candidate, entry, key, kind, level, limit, max_throttle_ms, shadowed, share, whole
     cdef public bint carries, fleet, may_hold, pays, shadow
     cdef public long long capped, last_ms, throttled_until, users
-    cdef public object owed_until  # what is owed at a high limit takes ages at a low one, more than fits into 64 bits
+    cdef public object owed_until  # a debt at a high limit takes ages at a low one, more than fits into 64 bits
     cdef public Usage usage
 
     cpdef long long charge(self, object amount, long long now) except? -1

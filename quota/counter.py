@@ -1,4 +1,4 @@
-"""One shared counter: what a group of clients used, what it may use now, and what it still owes."""
+"""One shared counter: what a group of clients used, what it may use now, and its debt."""
 
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
@@ -9,7 +9,7 @@ from quota.table import Entry, Limit
 from quota.trial import Trial
 
 MutationAlgorithm = Literal["token_bucket", "windowed_burst"]
-"""How partition mutations are counted: KIP-599's token bucket, or the windowed rate that it planned before."""
+"""How partition mutations are counted: KIP-599's token bucket, or the windowed rate planned before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,37 +33,37 @@ class Usage:
 
     def __init__(self) -> None:
         self.amount: float = 0
-        """Everything charged, in the kind's unit (bytes, busy milliseconds, partitions); refunds are taken off."""
+        """Everything charged, in the kind's unit (bytes, busy milliseconds, partitions), minus refunds."""
         self.charges = 0
-        """How many charges that were."""
+        """Number of charges."""
         self.throttled = 0
         """Requests delayed because of this quota."""
         self.throttle_ms = 0
         """The sum of those delays."""
         self.held = 0
-        """Of the delayed requests, those that waited at the gate before they were forwarded."""
+        """Of the delayed requests, those that were held at the gate before they were forwarded."""
         self.held_ms = 0
-        """How long they waited there; part of `throttle_ms`."""
+        """How long they were held there; part of `throttle_ms`."""
 
 
 class Line(NamedTuple):
-    """Who waits before their requests are forwarded (ADR 0026), for people and metrics."""
+    """The queue of held requests (ADR 0026), for people and metrics."""
 
     waiting: int = 0
-    """Connections."""
+    """Connections in the queue."""
     next_ms: int = 0
-    """How long until the next of them may pass."""
+    """How long until the next one may pass."""
     newcomer_ms: int = 0
-    """About how long a request of ordinary size that came now would wait, behind those that are before it."""
+    """About how long a request of ordinary size that came now would wait, behind those in the queue."""
     debt_ms: int = 0
-    """What the group owes in all: so long until everything that was used is paid, if nothing more is."""
+    """The group's whole debt: how long until all past usage is paid, if there is no more."""
 
 
 NO_LINE: Final = Line()
 
 
 class QuotaCounter:
-    """What every kind of counter has. Times are integer milliseconds that never run backwards."""
+    """What all kinds of counters share. Times are integer milliseconds that never run backwards."""
 
     __slots__ = (
         "applied",
@@ -94,42 +94,42 @@ class QuotaCounter:
         self.kind = kind
         self.key = key
         self.limit: float | None = None
-        """In force here: of a limit of a whole fleet this instance's share."""
+        """The limit in force here: for a fleet's limit, this instance's share of it."""
         self.whole: float | None = None
         """The limit as its entry has it."""
         self.fleet = False
-        """It is one of a whole fleet."""
+        """The limit is that of a whole fleet."""
         self.share = 1.0
-        """The part of it that may be used here."""
+        """The fraction of it that may be used here."""
         self.level: Level | None = None
         self.entry: Entry | None = None
         self.shadow = False
         self.pays = settings.smooth
-        """The group pays what it owes before more of it is forwarded (ADR 0026). Else exactly as a broker: a mute holds
-        the connection that brought it about and no other."""
+        """The group pays its debt before more of its requests are forwarded (ADR 0026). Otherwise as in a broker: a
+        mute stops the connection that caused it and no other."""
         self.may_hold = False
-        """Requests have to ask :meth:`hold`. While this is False no whole request has to wait."""
+        """Requests have to ask :meth:`hold`. While this is False no whole request is held."""
         self.max_throttle_ms = settings.max_throttle_ms
         self.carries = True
         """Whether the part of a delay beyond the cap has to be carried, because the counter itself would forget it."""
         self.last_ms = now
         self.owed_until = 0
-        """Where the uncapped delay would have ended: the next delay ends there at the earliest (DESIGN: max_mute)."""
+        """The end of the uncapped delay: the next delay ends there at the earliest (DESIGN: max_mute)."""
         self.throttled_until = 0
         self.applied = -1
-        """Of which table the limit is; kept by :mod:`quota.counter_store`."""
+        """Generation of the table that the limit is from; kept by :mod:`quota.counter_store`."""
         self.users = 0
-        """How many accounts are led to this counter; kept by :mod:`quota.counter_store`."""
+        """How many accounts use this counter; kept by :mod:`quota.counter_store`."""
         self.usage = Usage()
         self.capped = 0
-        """How many delays were cut to the longest one allowed."""
+        """How many delays were cut to the cap."""
         self.shadowed: Trial | None = None
-        """What the limit would have done, if it was ever one of a shadow entry."""
+        """What the limit would have done, if it ever was a shadow entry's."""
         self.candidate: Trial | None = None
         """What the entry's candidate would have done, if it ever had one."""
 
     def apply_limit(self, limit: Limit) -> None:
-        """Take over a limit; whatever was counted stays, so it takes effect at the next charge, as in Kafka."""
+        """Set the limit; the samples stay, so it takes effect at the next charge, as in Kafka."""
         old = self.limit
         self.whole, self.level, self.entry, self.fleet = limit
         if not self.fleet:
@@ -143,8 +143,8 @@ class QuotaCounter:
         self.candidate = _put(self.candidate, None if candidate is None else candidate * self.share)
 
     def take_share(self, share: float, level: float, now: int) -> None:
-        """Use `share` of a fleet's limit from now on. What was counted moves with it (:meth:`SampledRate.move`, `level`
-        is how full the fleet's window is); what is owed is an amount, and takes another time."""
+        """Use `share` of a fleet's limit from now on. The samples move with it (:meth:`SampledRate.move`, `level` is
+        how full the fleet's window is); a debt is an amount, which takes a different time to pay now."""
         old, whole, before = self.limit, self.whole, self.share
         if not self.fleet or old is None or whole is None or share == before:
             return
@@ -157,51 +157,51 @@ class QuotaCounter:
         self._move(old, new, level, now)
 
     def fullness(self, _now: int) -> float:
-        """How much lies in the window, over what the whole limit (not the share of it) would let lie there."""
+        """How full the window is, as a fraction of the whole limit (not of the share of it)."""
         return 0.0
 
     def charge(self, amount: float, now: int) -> int:
-        """Count `amount`, then check: the delay in milliseconds, 0 for none."""
+        """Record `amount`, then check: the delay in milliseconds, 0 for none."""
         raise NotImplementedError
 
     def record(self, amount: float, now: int) -> None:
-        """Count `amount` without asking for a delay."""
+        """Record `amount` without checking."""
         raise NotImplementedError
 
     def refund(self, amount: float, now: int) -> None:
-        """Take back what was charged."""
+        """Take back a charge."""
         raise NotImplementedError
 
     def hold(self, _connection: object, _amount: float, now: int, *, whole: bool = False) -> int:
         """How long a request of this connection that costs `amount` has to wait before it may be forwarded, because of
-        what the group owes (ADR 0026); 0: it may pass. Until then the connection has a place in the queue. `whole`: it
-        is charged at once."""
+        the group's debt (ADR 0026); 0: it may pass. Until then the connection has a place in the queue. `whole`: it is
+        charged at once."""
         return self.due(now) if self.pays else 0
 
     def pass_held(self, connection: object) -> None:
-        """The connection has no request that waits here any more, or never will again."""
+        """The connection has no held request here any more."""
 
     @property
     def waiting(self) -> int:
-        """How many connections have a request that waits because of what this group owes."""
+        """How many connections have a request held by this group's debt."""
         return 0
 
     def line(self, _now: int) -> Line:
-        """How those that wait stand. Looking changes nothing."""
+        """The state of the queue, without changing anything."""
         return NO_LINE
 
     def renews(self, _size_bytes: int, _now: int) -> bool:
-        """Whether a request of a client that has to log in again soon may pass although it ought to wait: the login
-        lies behind it (KIP-368). It is charged like any other, so what passes is paid by those that come later; the
-        allowance is the group's, whatever its connections, and comes back at the rate of the limit."""
+        """Whether a request of a client that has to log in again soon may pass although it should wait: the login comes
+        after it (KIP-368). It is charged like any other, so later requests pay for it. The allowance is the group's,
+        whatever its connections, and is refilled at the limit's rate."""
         return False
 
     def check(self, now: int) -> int:
-        """The delay that is due now, counting nothing."""
+        """The delay that is due now, without recording anything."""
         return self.due(now)
 
     def due(self, now: int) -> int:
-        """The delay that is due now, changing nothing at all (for explanations)."""
+        """The delay that is due now, without changing anything at all (for explanations)."""
         raise NotImplementedError
 
     def allowance(self, now: int) -> int | None:
@@ -209,7 +209,7 @@ class QuotaCounter:
         raise NotImplementedError
 
     def observed(self, now: int) -> float:
-        """What the limit is compared with: the rate in the window, or the tokens left."""
+        """The value that the limit applies to: the rate in the window, or the tokens left."""
         raise NotImplementedError
 
     def utilisation(self, now: int) -> float | None:
@@ -217,27 +217,27 @@ class QuotaCounter:
         raise NotImplementedError
 
     def trial_utilisation(self, trial: Trial, now: int) -> float | None:
-        """The share of a limit on trial that is used."""
+        """The used fraction of a limit on trial."""
         return None if trial.limit is None else self.observed(now) / trial.limit
 
     def owes(self, now: int) -> bool:
-        """Whether forgetting this group now would forgive a delay or a debt."""
+        """Whether evicting this counter now would forgive a delay or a debt."""
         return max(self.owed_until, self.throttled_until) > now
 
     def owed_ms(self, now: int) -> int:
-        """What is owed beyond the delays that were told: requests wait for it although no mute holds them."""
+        """The debt beyond the delays that clients were told: requests are held for it although no mute applies."""
         return max(self.owed_until - now, 0)
 
     def forgettable(self, now: int) -> bool:
-        """Whether a counter made anew would decide everything from `now` on as this one, if the limit stays as it is:
-        nothing that was counted is in force any more."""
+        """Whether a new counter would make the same decisions from `now` on, if the limit stays the same: none of the
+        past charges matters any more."""
         return not self.owes(now)
 
     def _move(self, old: float, new: float, _level: float, now: int) -> None:
         self.owed_until = now + int(max(self.owed_until - now, 0) * old / new)
 
     def _rescale(self, factor: float) -> None:
-        """What is owed is an amount: under another limit it takes another time."""
+        """A debt is an amount: under another limit it takes a different time to pay."""
         self.owed_until = self.last_ms + int(max(self.owed_until - self.last_ms, 0) * factor)
 
     def _impose(self, delay: int, now: int) -> int:
@@ -264,7 +264,7 @@ class QuotaCounter:
 
 
 def _put(trial: Trial | None, limit: float | None) -> Trial | None:
-    """The trial with this limit; made when there is one for the first time, few groups ever have any."""
+    """The trial with this limit; created when the first one appears, as few groups ever have any."""
     if trial is None and limit is not None:
         trial = Trial()
     if trial is not None:
@@ -273,7 +273,7 @@ def _put(trial: Trial | None, limit: float | None) -> Trial | None:
 
 
 class FetchAdmission:
-    """The answer to "may this fetch go to the broker", to be handed back with the size of its response."""
+    """The decision about a fetch, passed back with the size of its response."""
 
     __slots__ = ("group", "max_bytes", "paced_ms", "reserved", "throttle_ms")
 
@@ -288,7 +288,7 @@ class FetchAdmission:
         self.throttle_ms = throttle_ms
         """> 0: not now; answer with an empty response and mute for this long."""
         self.max_bytes = max_bytes
-        """The most it may ask for; None for no limit."""
+        """The `max_bytes` granted; None for no limit."""
         self.group = group
         self.reserved = reserved
         self.paced_ms = paced_ms
@@ -298,12 +298,12 @@ NOT_LIMITED: Final = FetchAdmission(0, None)
 
 
 class Hold(NamedTuple):
-    """The answer to "may this request be forwarded"."""
+    """The decision whether a request may be forwarded."""
 
     wait_ms: int
     """> 0: not now; ask again after this time."""
     group: QuotaCounter | None
-    """Where the connection waits."""
+    """The counter in whose queue the connection waits."""
 
 
 NO_HOLD: Final = Hold(0, None)

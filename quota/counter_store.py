@@ -1,4 +1,4 @@
-"""All shared counters: found, made, forgotten when that changes nothing, and bounded whatever clients do (ADR 0010)."""
+"""All shared counters: lookup, creation, eviction where it changes nothing, and a bound on their number (ADR 0010)."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -12,24 +12,24 @@ from quota.table import Limit, QuotaTable, Resolution
 from quota.window import WindowCounter
 
 EXPIRE_AFTER_MS: Final = 3_600_000
-"""Kafka forgets a sensor that nothing was recorded on for an hour."""
+"""Kafka removes a sensor after an hour without records."""
 OVERFLOW: Final = "<overflow>"
-"""Stands in the key of an overflow counter for the names of those who share it."""
+"""Replaces the names in the key of an overflow counter."""
 TRIES: Final = 8
-"""Unused counters looked at to find one that may be forgotten."""
+"""Unused counters examined to find one that may be evicted."""
 
 PAUSE_MS: Final = 20
-"""When they found none, newcomers of the next moments do not look again."""
+"""After a search without result, new clients do not search again for this time."""
 
 Entity = tuple[Name, Name]
 
 
 class CounterStore:
-    """The groups of one ledger. Up to `most` of each kind, besides those of entries that name everybody they are about.
+    """The counters of one ledger. Up to `most` of each kind, besides those of entries that name all their clients.
 
-    A counter is *used* by the accounts that were led to it. One that nobody uses makes room for a new one as soon as
-    forgetting it changes nothing (:meth:`QuotaCounter.forgettable`). While there is none, newcomers share one
-    *overflow* counter per entry, under that entry's limit.
+    A counter is *used* by the accounts that resolve to it. An unused one makes room for a new one as soon as evicting
+    it changes nothing (:meth:`QuotaCounter.forgettable`). While there is none, new clients share one *overflow* counter
+    per entry, under that entry's limit.
     """
 
     def __init__(self, settings: LedgerSettings, most: int, table: QuotaTable) -> None:
@@ -39,24 +39,24 @@ class CounterStore:
         self._most = most
         self._by_kind: dict[Kind, dict[CounterKey, QuotaCounter]] = {kind: {} for kind in Kind}
         self._unused: OrderedDict[tuple[Kind, CounterKey], None] = OrderedDict()
-        """Counters that lost their last user, oldest first; some may have found a new one since."""
+        """Counters that lost their last user, oldest first; some may be in use again."""
         self._look_from = 0
         self._overflow: dict[tuple[Kind, Entity], QuotaCounter] = {}
         self.overflowed: Final[dict[Kind, int]] = dict.fromkeys(Kind, 0)
-        """How often a client was led to an overflow counter for want of room."""
+        """How often a client got an overflow counter for lack of room."""
         self.on_forget: Final[list[Callable[[QuotaCounter], None]]] = []
-        """Called with each counter that is forgotten, for those who look at totals only now and then."""
+        """Called with each evicted counter, so that periodic readers miss no totals."""
         self.on_overflow: Callable[[Kind], None] | None = None
-        """Called each time that a client is led to an overflow counter."""
+        """Called each time that a client gets an overflow counter."""
         self.on_fleet: Callable[[QuotaCounter], None] | None = None
-        """Called with each counter that gets a limit of a whole fleet, before it is used under it."""
+        """Called with each counter that gets a fleet's limit, before it is used under it."""
 
     def count(self, kind: Kind) -> int:
         """How many counters of a kind there are, overflow counters aside."""
         return len(self._by_kind[kind])
 
     def of_kind(self, kind: Kind) -> Iterator[QuotaCounter]:
-        """All counters of a kind, overflow counters included; between two steps counters may come and go."""
+        """All counters of a kind, overflow counters included; the set may change during the iteration."""
         groups = self._by_kind[kind]
         for key in list(groups):
             group = self.get(kind, key)
@@ -72,7 +72,7 @@ class CounterStore:
         return group
 
     def lead(self, meter: Meter, kind: Kind, user: str, client_id: str, now: int) -> None:
-        """Put the meter of an account on the counter that the table leads it to."""
+        """Attach an account's meter to the counter that the table gives for it."""
         resolution = self._table.resolve(kind, user, client_id)
         group = self._find(kind, resolution, now) if resolution.recorded else None
         if group is not None:
@@ -81,7 +81,7 @@ class CounterStore:
         meter.group = group
 
     def leave(self, meter: Meter) -> None:
-        """An account uses its counter no more."""
+        """An account no longer uses its counter."""
         group, meter.group = meter.group, None
         if group is None:
             return
@@ -90,8 +90,8 @@ class CounterStore:
             self._unused[group.kind, group.key] = None
 
     def swap(self, table: QuotaTable) -> None:
-        """Put other limits in force; what was counted stays. Each counter gets its limit when it is next looked at, so
-        that a reload takes no longer when there are many."""
+        """Put other limits in force; the samples stay. Each counter gets its limit on its next use, so that a reload
+        takes no longer when there are many."""
         self._table = table
         self._applied += 1
         for (kind, entity), group in list(self._overflow.items()):
@@ -103,8 +103,8 @@ class CounterStore:
                 self._apply(group, Limit(limit, group.level, entry, table.of_fleet(entry)))
 
     def sweep(self, now: int) -> Iterator[tuple[int, bool]]:
-        """Forget what was unused for an hour, step by step: how many in this step, and whether accounts have to be led
-        to their counters anew, because one was forgotten that an account uses, or there is room for own ones again."""
+        """Evict counters unused for an hour, step by step. Yields how many in this step, and whether accounts have to
+        be resolved again, because a counter in use was evicted, or there is room for separate counters again."""
         horizon = now - EXPIRE_AFTER_MS
         for kind, groups in self._by_kind.items():
             keys = list(groups)
@@ -153,7 +153,7 @@ class CounterStore:
             self.on_fleet(group)
 
     def _overflow_of(self, kind: Kind, limit: Limit, now: int) -> QuotaCounter | None:
-        """The counter of all those for whom there is no room under one entry; None where nothing limits them."""
+        """The counter shared by all clients for which there is no room under one entry; None without a limit."""
         if limit.entry is None:
             return None
         self.overflowed[kind] += 1
@@ -169,8 +169,8 @@ class CounterStore:
         return group
 
     def _make_room(self, now: int) -> None:
-        """Look at a few unused counters and forget those that may be. Each newcomer brings one of them at most, so a
-        few looks per newcomer keep up with any number of newcomers."""
+        """Examine a few unused counters and evict those that may be. Each new client adds one at most, so that a few
+        per new client keep up with any number of them."""
         if now < self._look_from:
             return
         count = len(self._unused)

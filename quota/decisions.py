@@ -1,6 +1,6 @@
-"""The last throttles of each counter, for people who ask "why": a few per counter, of the counters throttled last.
+"""The last throttles of each counter, to explain delays: a few per counter, of the counters throttled last.
 
-Nothing is kept, and nothing costs time, while nobody is throttled.
+While nothing is throttled, nothing is kept and no time is spent.
 """
 
 from collections import OrderedDict, deque
@@ -14,38 +14,38 @@ from quota.entity import CounterKey, Identity, Kind
 
 MAX_EACH: Final = 8
 MAX_COUNTERS: Final = 1000
-"""Of the counters beyond, those throttled longest ago are forgotten: names are invented by clients."""
+"""Beyond it, the counters throttled longest ago are evicted: clients invent names."""
 
 
 class Why(StrEnum):
-    """What a delay is made of."""
+    """The cause of a delay."""
 
     OVER = "over"
-    """More was used than the limit allows: Kafka's formula."""
+    """Usage exceeds the limit: Kafka's formula."""
     OWED = "owed"
     """The rest of an earlier delay that `max_mute` had cut."""
     HELD = "held"
-    """The request waited before it was forwarded, because its group owed for earlier ones (ADR 0026)."""
+    """The request was held before it was forwarded, because of its group's debt (ADR 0026)."""
     PACED = "paced"
-    """Within the limit again, held to its pace (ADR 0004)."""
+    """Within the limit again, but paced (ADR 0004)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One throttle that was imposed."""
+    """One throttle."""
 
     at_ms: float
-    """On the ledger's clock: when the delay began; of a request that was held (`Why.HELD`), when it ended."""
+    """On the ledger's clock: when the delay began; for a held request (`Why.HELD`), when it ended."""
     kind: Kind
     identity: Identity
-    """Whose request brought it about; the counter may be shared by others."""
+    """The client whose request caused it; the counter may be shared by others."""
     api_key: int | None
     amount: float | None
-    """What this request was charged (bytes, busy ms, partitions); None where it was delayed before it used anything."""
+    """What this request was charged (bytes, busy ms, partitions); None if it was delayed before it was charged."""
     delay_ms: int
     limit: float | None
     observed: float
-    """The rate (or tokens left) when the delay was counted, at the response."""
+    """The rate (or tokens left) when the delay was recorded, at the response."""
     why: Why
 
 
@@ -65,7 +65,7 @@ class Decisions:
         amount: float | None,
         held: bool = False,
     ) -> None:
-        """Remember a throttle that `group` has imposed on `identity`; `held`: before the request was forwarded."""
+        """Record a throttle of `group` on `identity`; `held`: before the request was forwarded."""
         now = int(at_ms)
         used = group.utilisation(now)
         if held:
@@ -90,7 +90,7 @@ class Decisions:
         return list(reversed(self._by_counter.get((kind, key), ())))
 
     def since(self, at_ms: float) -> Iterator[tuple[tuple[Kind, CounterKey], list[Decision]]]:
-        """Each counter with what is remembered of its decisions after `at_ms`, oldest first; the last counter first."""
+        """Each counter with its decisions after `at_ms`, oldest first; the counter throttled last comes first."""
         for place, ring in reversed(self._by_counter.items()):
             if ring[-1].at_ms <= at_ms:
                 break
@@ -99,7 +99,7 @@ class Decisions:
     def latest(self, most: int) -> list[Decision]:
         """The newest decisions of all counters, newest first."""
         found: list[Decision] = []
-        for ring in reversed(self._by_counter.values()):  # the counter throttled last comes first
+        for ring in reversed(self._by_counter.values()):  # the counter throttled last first
             if len(found) >= most and ring[-1].at_ms < found[most - 1].at_ms:
                 break
             found = sorted((*found, *ring), key=lambda one: one.at_ms, reverse=True)[:most]

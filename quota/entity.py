@@ -32,15 +32,15 @@ class Default(Enum):
 
 DEFAULT: Final = Default.DEFAULT
 Name = str | Default | None
-"""How an entry names one side of its entity: a name, every name without an entry of its own, or not named at all."""
+"""How an entry names one side of its entity: a name, every name without its own entry, or no name at all."""
 
 
 LONGEST_NAME: Final = 256
-"""Characters of a name that are kept as they are. The protocol lets a client-id have 32 767 bytes."""
+"""Characters of a name that are kept unchanged. The protocol allows client-ids of 32 767 bytes."""
 
 
 def bounded_name(name: str) -> str:
-    """A name as counters know it: itself, or for a very long one its beginning and its SHA-256, which no two share."""
+    """A name as counters use it: unchanged, or for a very long one its beginning and its SHA-256, which is unique."""
     if len(name) <= LONGEST_NAME:
         return name
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()

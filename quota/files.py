@@ -1,8 +1,8 @@
-"""Small files that others write: read without ever waiting for them, and never more of them than was agreed.
+"""Small files written by others: read without blocking on them, and never beyond a size limit.
 
-What is at a path may be a FIFO, which nobody writes to, a device that never ends, or far too large, by mistake or on
-purpose. So a file is looked at before it is opened and again before it is read, and reading stops at a bound. Here,
-below `config` and `proxy`, because both read such files and neither knows the other.
+By mistake or on purpose, a path may lead to a FIFO without a writer, a device that never ends, or a file that is far
+too large. So a file is checked before it is opened and again before it is read, and reading stops at the limit. This
+module is below `config` and `proxy`, because both read such files and neither imports the other.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ _KINDS: Final = {
     stat.S_IFBLK: "a block device",
 }
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
-"""Without O_NONBLOCK, opening a FIFO waits for a writer: somebody may put one there after the first look."""
+"""Without O_NONBLOCK, opening a FIFO waits for a writer: one may have been put there after the first check."""
 _STEP_BYTES: Final = 1 << 20
 
 
 def read_file(path: str | Path, most_bytes: int) -> bytes:
-    """The content of a regular file, links followed. Raises OSError; its `strerror` says why in words for people.
+    """The content of a regular file; symbolic links are followed. Raises OSError; its `strerror` is for people.
 
-    Blocks only as long as the file system itself does not answer, for instance one on a network.
+    Blocks only while the file system itself does not answer, for instance a network one.
     """
-    # A look by name first: opening some devices does something.
+    # Checked by name first: opening some devices has effects.
     _check(os.stat(path), path, most_bytes)
     descriptor = os.open(path, _FLAGS)
     try:
         found = os.fstat(descriptor)
         _check(found, path, most_bytes)
-        parts = [os.read(descriptor, found.st_size + 1)]  # all of it, but for files of /proc and those that grow
+        parts = [os.read(descriptor, found.st_size + 1)]  # all of it, except for files of /proc and files that grow
         left_bytes = most_bytes + 1 - len(parts[0])
         while left_bytes > 0:
             part = os.read(descriptor, min(_STEP_BYTES, left_bytes))
             if not part:
-                return b"".join(parts)  # no copy of a single one
+                return b"".join(parts)  # avoids copying a single one
             parts.append(part)
             left_bytes -= len(part)
     finally:
@@ -62,8 +62,8 @@ def _check(found: os.stat_result, path: str | Path, most_bytes: int) -> None:
 
 @contextmanager
 def in_memory(data: bytes) -> Iterator[str]:
-    """A path at which a library finds these bytes, in memory that only this process has: for libraries that read files
-    and nothing else (OpenSSL a private key), so that what they get is what was looked at. Raises OSError."""
+    """A path at which a library finds these bytes, in this process's memory: for libraries that only read files
+    (OpenSSL a private key), so that they get exactly what was checked. Raises OSError."""
     descriptor = os.memfd_create("kquota", os.MFD_CLOEXEC)
     try:
         rest = memoryview(data)

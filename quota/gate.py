@@ -1,8 +1,8 @@
-"""The gate of one shared counter: requests that wait until what the group owes is paid (ADR 0026).
+"""The gate of one shared counter: holds requests until the group's debt is paid (ADR 0026).
 
-A mute holds the connection that brought it about. The gate holds what a mute cannot: requests of connections that have
-not been muted yet, of those that closed and came back, and of those whose mute was cut to `max_mute`. They wait in the
-order in which they came, one place for each connection, and pass one by one as the debt is paid at the limit's rate.
+A mute stops the connection that caused it. The gate holds what a mute cannot: requests of connections that have not
+been muted yet, of those that closed and reconnected, and of those whose mute was cut to `max_mute`. They wait in the
+order of arrival, one place for each connection, and pass one by one as the debt is paid at the limit's rate.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Final
 from quota.pacing import LARGE_MS
 
 GRACE_MS: Final = 200
-"""A group may owe this much time's worth before its next request has to wait: connections that wait when they are told
-to come back at about the right moment, and are not to be held on top of it."""
+"""A group may owe this much time's worth before its next request is held: connections that comply with throttles come
+back at about the right moment, and should not be held as well."""
 LOOK_AGAIN_MS: Final = 1000
-"""A connection that waits asks again after this time at the latest: limits are raised, and others leave the queue."""
+"""A connection in the queue asks again after this time at the latest: limits are raised, and others leave the queue."""
 LOOK_AGAIN_FIRST_MS: Final = 10
-"""Nor sooner than this."""
+"""And no sooner than this."""
 LATE_MS: Final = 100
-"""A connection that does not ask within this time of its turn (its broker takes nothing more, perhaps) is passed over;
-it keeps the right to go first once it does ask."""
+"""A connection that does not ask within this time when it is next (perhaps its broker reads no more) is passed over; it
+keeps the right to go first once it asks."""
 
 
 class Place:
@@ -32,7 +32,7 @@ class Place:
 
     def __init__(self, ahead_ms: float, cost_ms: float, now: int) -> None:
         self.ahead_ms = ahead_ms
-        """What everything that had ever entered before it costs."""
+        """The cost of everything that had entered before it."""
         self.cost_ms = cost_ms
         self.since = now
         self.asks_at = now
@@ -55,7 +55,7 @@ class Queue:
 
     @property
     def waiting_ms(self) -> float:
-        """What all requests that wait here cost."""
+        """The cost of all requests in the queue."""
         return max(self._entered_ms - self._left_ms, 0.0)
 
     def is_first(self, connection: object, now: int) -> bool:
@@ -66,7 +66,7 @@ class Queue:
         return next(iter(self._places), connection) is connection
 
     def enter(self, connection: object, cost_ms: float, debt_ms: float, now: int) -> int:
-        """The connection waits, while `debt_ms` more is owed than may be: how long until it shall ask again."""
+        """Queue the connection, while the debt is `debt_ms` too high; returns how long until it should ask again."""
         place = self._find(connection)
         if place is None:
             place = self._places[connection] = Place(self._entered_ms, cost_ms, now)
@@ -82,12 +82,12 @@ class Queue:
         return now if place is None else place.since
 
     def first_since(self, now: int) -> int:
-        """Since when the first in the queue has waited; later than `now` where none waits."""
+        """Since when the first in the queue has waited; later than `now` if the queue is empty."""
         self._pass_over(now)
         return next((place.since for place in self._places.values()), now + 1)
 
     def longest_since(self) -> int | None:
-        """Since when the one that has waited longest does so; None where none waits. Looking changes nothing."""
+        """Since when the longest waiting one has waited; None if the queue is empty. Changes nothing."""
         firsts = (next(iter(places.values()), None) for places in (self._late, self._places))
         return min((place.since for place in firsts if place is not None), default=None)
 
@@ -121,24 +121,25 @@ class Queue:
 
 
 class Gate:
-    """Who may pass next in one group: requests of ordinary size in one queue, large ones (`LARGE_MS`) in another.
+    """Decides which request passes next in one group: those of ordinary size queue separately from large ones
+    (`LARGE_MS`).
 
-    What is owed for a large request is paid by half of the limit while requests of ordinary size use the other half
-    (`Pacer.backlog_ms`); so they need not wait for it. A large request passes once everything is paid, and those
-    that came after it wait for that.
+    The debt of a large request is paid by half of the limit while requests of ordinary size use the other half
+    (`Pacer.backlog_ms`), so they need not wait for it. A large request passes once everything is paid, and those that
+    came after it wait for that.
     """
 
     __slots__ = ("_claimed_until", "_large", "_large_claimed_until", "_ordinary", "_promised", "_promised_ms")
 
     def __init__(self) -> None:
-        # Connections whose request has passed, when they have been told to come back, and what they are expected to
-        # send then: as much as before.
+        # Connections that have passed: when they were told to come back, and what they are expected to send then (as
+        # much as before).
         self._promised: OrderedDict[object, tuple[float, float]] = OrderedDict()
         self._promised_ms = 0.0
         self._ordinary = Queue()
         self._large = Queue()
         # Requests that have passed are charged when their last byte has been read. Until then they are claims, which
-        # fade as time passes: a request that never ends holds up no other one for longer than it would have taken.
+        # decay with time: a request that never ends delays no other for longer than it would have taken.
         self._claimed_until = -inf
         self._large_claimed_until = -inf
 
@@ -146,20 +147,20 @@ class Gate:
         return len(self._ordinary) + len(self._large)
 
     def ahead_ms(self, cost_ms: float) -> float:
-        """For a request of this cost that has just passed: what all others cost that will be forwarded before its
-        connection's next one, because they wait already or have been told to come back."""
+        """For a request of this cost that has just passed: the cost of all others that will be forwarded before its
+        connection's next one, because they wait already or were told to come back."""
         if cost_ms > LARGE_MS:
             return self._ordinary.waiting_ms + self._promised_ms + self._large.waiting_ms
         return self._ordinary.waiting_ms + max(self._promised_ms - cost_ms, 0.0)
 
     def before_ms(self, backlog_ms: float) -> float:
-        """What those that wait cost that pass before a request of ordinary size that came now."""
+        """The cost of the held requests that pass before a request of ordinary size that came now."""
         large_ms = 0.0 if backlog_ms else min(self._large.waiting_ms, LARGE_MS * len(self._large))
         return self._ordinary.waiting_ms + large_ms
 
     def next_ms(self, paid_at: float, backlog_ms: float, all_paid_at: float, now: int) -> int:
-        """How long until the next of those that wait may pass, with debts as in :meth:`ask`, and all of them paid at
-        `all_paid_at`; 0 where none waits, or one may pass as soon as it asks. Looking changes nothing."""
+        """How long until the next held request may pass, with debts as in :meth:`ask`, and all of them paid at
+        `all_paid_at`; 0 if none is held, or one may pass as soon as it asks. Changes nothing."""
         ordinary, large = self._ordinary.longest_since(), self._large.longest_since()
         if ordinary is None and large is None:
             return 0
@@ -169,18 +170,19 @@ class Gate:
         return max(ceil(until - now - GRACE_MS), 0)
 
     def ask(self, connection: object, cost_ms: float, paid_at: float, backlog_ms: float, now: int) -> int:
-        """May this connection's request pass, while the group owes until `paid_at`, and `backlog_ms` for large requests
-        beyond it? 0: it may. Else ask again after so many milliseconds; until then the connection has its place."""
+        """May this connection's request pass, while the group is in debt until `paid_at`, and owes `backlog_ms` for
+        large requests beyond it? 0: yes. Otherwise ask again after that many milliseconds; until then the connection
+        has its place."""
         large = cost_ms > LARGE_MS
         queue, other = (self._large, self._ordinary) if large else (self._ordinary, self._large)
-        other.leave(connection)  # what was a large request is an ordinary one under a higher limit
+        other.leave(connection)  # under a higher limit a large request becomes an ordinary one
         self._keep_promises(connection, now)
         paid_at = max(paid_at, self._claimed_until)
         debt_ms = paid_at - now - GRACE_MS
         if large:
             debt_ms = max(debt_ms + backlog_ms, self._large_claimed_until - now - GRACE_MS)
         elif not backlog_ms and self._large.first_since(now) <= queue.since(connection, now):
-            debt_ms = max(debt_ms, LOOK_AGAIN_FIRST_MS)  # a large request's turn comes first
+            debt_ms = max(debt_ms, LOOK_AGAIN_FIRST_MS)  # a large request goes first
         if debt_ms > 0 or not queue.is_first(connection, now):
             return queue.enter(connection, cost_ms, debt_ms, now)
         queue.leave(connection)
@@ -193,7 +195,7 @@ class Gate:
         return 0
 
     def rescale(self, factor: float, now: int) -> None:
-        """The limit has changed from L to L / `factor`: what is claimed, promised and waited for are bytes, which take
+        """The limit has changed from L to L / `factor`: claims, promises and queued costs are bytes, which take
         `factor` times as many milliseconds of the new limit. 100 kB are 10 s at 10 kB/s, and 1 s at 100 kB/s (0.1)."""
         self._ordinary.rescale(factor)
         self._large.rescale(factor)
@@ -215,7 +217,7 @@ class Gate:
             self._promised_ms = self._promised_ms - promised[1] if self._promised else 0.0
 
     def _keep_promises(self, connection: object, now: int) -> None:
-        """The connection has come back. Others that ought to have by now, and have not, are waited for no longer."""
+        """The connection has come back. Others that should have by now, and have not, are waited for no longer."""
         self._break_promise(connection)
         while self._promised:
             other, (back_at, _) = next(iter(self._promised.items()))
@@ -225,5 +227,5 @@ class Gate:
 
 
 def _later(until: float, factor: float, now: int) -> float:
-    """A time to come, when what is left until then takes `factor` times as long; a time that is over stays."""
+    """A future time, scaled so that the rest until then takes `factor` times as long; a past time stays."""
     return until if until <= now else now + (until - now) * factor

@@ -1,6 +1,6 @@
 cimport cython
 
-# Under other names: `quota.ledger` hands Account and Meter on to those who import them from there.
+# Aliased, because `quota.ledger` itself exports Account and Meter to modules that import them from there.
 from quota.accounts cimport Account as AccountType, Meter as MeterType
 from quota.counter cimport FetchAdmission as FetchAdmissionType, QuotaCounter
 from quota.mutation cimport BucketCounter

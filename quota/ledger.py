@@ -1,7 +1,7 @@
-"""The one mutable thing: charges, checks, refunds, reloads. Everything else in this package is a value or arithmetic.
+"""The one mutable object: charges, checks, refunds, reloads. Everything else in this package is a value or arithmetic.
 
-Times are monotonic milliseconds handed in by the caller; Kafka counts in whole milliseconds, so they are cut to
-integers here, at the edge. One thread only: the sidecar's event loop.
+Times are monotonic milliseconds from the caller; Kafka counts in whole milliseconds, so they are truncated to integers
+here. One thread only: the sidecar's event loop.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 MAX_CLIENTS: Final = 20_000
-"""Clients remembered, and counters of each kind, unless told otherwise."""
+"""Clients remembered, and counters of each kind, by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,13 @@ class GroupSnapshot:
     """bytes/s, percent of one thread, or tokens left."""
     utilisation: float | None
     throttled_until_ms: int
-    """End of the latest delay handed out; in the past when nobody waits."""
+    """End of the latest delay; in the past when no client is throttled."""
     owed_ms: int
-    """What the next delay is at least, because an earlier one was cut to the longest allowed."""
+    """The minimum of the next delay, because an earlier one was cut to the cap."""
     paced: bool
-    """Whether smooth pacing is at work."""
+    """Whether smooth pacing is active."""
     amount: float
-    """Everything charged to this counter since it exists (bytes, busy ms, partitions)."""
+    """Everything charged to this counter since its creation (bytes, busy ms, partitions)."""
     charges: int
     throttled: int
     throttle_ms: int
@@ -99,7 +99,7 @@ class KindExplanation:
     throttle_ms: int
     """The delay due now."""
     counter: QuotaCounter | None
-    """The counter itself, to be read only; None as long as nobody has used it."""
+    """The counter itself, read-only; None until it is first used."""
     key: CounterKey
     candidate_limit: float | None
     """The limit on trial beside the one in force."""
@@ -120,12 +120,12 @@ class Ledger:
     """All counters and all accounts, under one table of limits.
 
     `num_samples` and `window_ms` are Kafka's ``quota.window.num`` and ``quota.window.size.seconds``. `max_throttle_ms`
-    caps one delay (None: no cap, as Kafka); what is cut off is carried by the group. `smooth` adds pacing (ADR 0004).
-    `max_clients` bounds what is remembered of clients, whatever names they invent (ADR 0010).
+    caps one delay (None: no cap, as Kafka); the group carries the part that is cut off. `smooth` adds pacing (ADR
+    0004). `max_clients` bounds what is remembered of clients, whatever names they invent (ADR 0010).
     `mutation_num_samples` and `mutation_window_ms` are the windows of partition mutations (None: as the others').
     """
 
-    # What is looked at with each request is a number of C's in compiled code; all else is in `__dict__`.
+    # What is used with each request is a C number in compiled code; everything else is in `__dict__`.
     __slots__ = ("__dict__", "generation", "reservations")
 
     def __init__(
@@ -159,23 +159,23 @@ class Ledger:
         )
         self._table = table
         self.generation = 0
-        """Of the table in force: a meter of another one has yet to be led to its counter."""
+        """The generation of the table in force: a meter of another one has to be resolved again."""
         self._accounts = Accounts(max_clients, self._forgotten)
         self.counters: Final = CounterStore(self.settings, max_clients, table)
         """The groups."""
         self.on_forget: Final[list[Callable[[Account], None]]] = []
-        """Called with each account that is forgotten, for those who look at totals only now and then."""
+        """Called with each evicted account, so that periodic readers miss no totals."""
         self.awake: dict[Identity, None] | None = None
-        """Clients that were active since somebody took this and put an empty one in its place; None: nobody looks.
-        By name: whoever holds an account keeps it from being forgotten."""
+        """Clients that were active since the reader last replaced this with an empty one; None: no reader. By name: a
+        reference to an account would prevent its eviction."""
         self.connections: Final = ConnectionGate(
             lambda: self._table.connections, num_samples=num_samples, window_ms=window_ms
         )
         """Counters of connections, under the same table of limits."""
         self.reservations = 0
-        """Admissions with something reserved that were not settled yet, of all groups."""
+        """Admissions with a reservation that were not settled yet, of all groups."""
         self.fleet: Shares | None = None
-        """Who keeps limits of a whole fleet at this instance's share; None: each limit is this instance's own."""
+        """Sets limits of a whole fleet to this instance's share; None: each limit is this instance's own."""
         self.decisions: Final = Decisions()
         """The last throttles and their causes."""
 
@@ -185,16 +185,16 @@ class Ledger:
         return self._table
 
     def account(self, user: str, client_id: str) -> Account:
-        """The account of a client; the same object for the same names as long as anybody holds it. An empty user is
+        """The account of a client; the same object for the same names as long as it is retained. An empty user is
         ANONYMOUS. Very long names are shortened (:func:`quota.entity.bounded_name`)."""
         return self._accounts.get_or_make(_identity(user, client_id))
 
     def known(self, user: str, client_id: str) -> Account | None:
-        """The account of a client that has one already; for readers."""
+        """The existing account of a client, if any; for readers."""
         return self._accounts.get(_identity(user, client_id))
 
     def wake(self, account: Account) -> None:
-        """The client has done something, or something was done to it: a request, a throttle, an end."""
+        """Mark the client as active: it had a request, a throttle, or a connection that ended."""
         if not account.touched:
             account.touched = True
             if self.awake is not None:
@@ -216,7 +216,7 @@ class Ledger:
         return 0 if group is None else group.charge(amount, now)
 
     def charge_no_throttle(self, account: Account, kind: Kind, amount: float, now_ms: float) -> None:
-        """Record only: for what was admitted before, like the response of a fetch."""
+        """Record without checking: for what was admitted before, like the response of a fetch."""
         group = self._use(account, kind, amount, 1, now_ms)
         if group is not None:
             group.record(amount, int(now_ms))
@@ -232,13 +232,13 @@ class Ledger:
         return outcome
 
     def refund(self, account: Account, kind: Kind, amount: float, now_ms: float) -> None:
-        """Take back `amount` of what was charged (an unfetched fetch, a topic that the broker refused)."""
+        """Take back `amount` of a charge (an unfetched fetch, a topic that the broker refused)."""
         group = self._use(account, kind, -amount, 0, now_ms)
         if group is not None:
             group.refund(amount, int(now_ms))
 
     def check(self, account: Account, kind: Kind, now_ms: float) -> int:
-        """The delay that is due now (over the limit, paced, or owed), recording nothing; 0 for none."""
+        """The delay that is due now (over the limit, paced, or in debt), recording nothing; 0 for none."""
         group = self._group(account, kind, int(now_ms))
         return 0 if group is None else group.check(int(now_ms))
 
@@ -252,15 +252,15 @@ class Ledger:
     ) -> Hold:
         """Whether a request of this connection may be forwarded now, before anything is charged (ADR 0026).
 
-        `amount` is what it is going to be charged; 0 for request time, which is not known before. `whole`: it is
-        charged at once, for all of it is here. Ask again after `wait_ms`. The connection keeps a place in the queue of
-        `group` until it passes or :meth:`QuotaCounter.pass_held`.
+        `amount` is its future charge; 0 for request time, which is not known before. `whole`: it is charged at once, as
+        all of it has arrived. Ask again after `wait_ms`. The connection keeps a place in the queue of `group` until it
+        passes or :meth:`QuotaCounter.pass_held` is called.
         """
         group = self._group(account, kind, int(now_ms))
         return NO_HOLD if group is None else Hold(group.hold(connection, amount, int(now_ms), whole=whole), group)
 
     def pass_held(self, account: Account, kind: Kind, connection: object) -> None:
-        """The connection waits no more, or never will again (see :meth:`hold`)."""
+        """The connection no longer waits, and may never ask again (see :meth:`hold`)."""
         group = account.meter(kind).group
         if group is not None:
             group.pass_held(connection)
@@ -268,13 +268,14 @@ class Ledger:
     def admit(self, account: Account, kind: Kind, wanted: int, now_ms: float) -> FetchAdmission:
         """check() and allowance() for a fetch asking for `wanted` bytes, with a reservation until settle().
 
-        Use it in place of the two where several connections share a group: it keeps them from being promised the same
-        bytes, and spreads the moments at which they ask again. Every admission with throttle_ms == 0 goes to settle().
+        Use it in place of the two where several connections share a group: it does not grant the same bytes twice, and
+        spreads the moments at which connections ask again. Every admission with throttle_ms == 0 must be passed to
+        settle().
         """
         group = self._group(account, kind, int(now_ms))
         if not isinstance(group, WindowCounter):
             return NOT_LIMITED
-        window = group  # compiled code knows the type of this name
+        window = group  # gives compiled code the type
         admission = window.admit(wanted, int(now_ms))
         if admission.group is not None:
             self.reservations += 1
@@ -300,9 +301,9 @@ class Ledger:
         amount: float | None = None,
         held: bool = False,
     ) -> None:
-        """Count a delay that was really imposed, under the quota that caused it; `at_ms` and what follows are what is
-        remembered of it for explanations. `held`: the request waited so long before it was forwarded, because of what
-        its group owed, and no response tells of it. For metrics and people only."""
+        """Count a delay that was imposed, under the quota that caused it; `at_ms` and the following are kept to explain
+        it. `held`: the request was held that long before it was forwarded, because of its group's debt, and no response
+        tells the client. For metrics and people only."""
         self.wake(account)
         meter = account.meter(kind)
         group = meter.group
@@ -316,7 +317,7 @@ class Ledger:
             self.decisions.note(group, account.identity, throttle_ms, at_ms, api_key, amount, held)
 
     def note_broker_throttle(self, account: Account, throttle_ms: int) -> None:
-        """Count a delay that a broker has told the client by itself, beside ours. For metrics only."""
+        """Count a throttle that a broker itself told the client, beside ours. For metrics only."""
         self.wake(account)
         account.broker_throttled += 1
         account.broker_throttle_ms += throttle_ms
@@ -329,12 +330,12 @@ class Ledger:
         self.counters.swap(table)
 
     def expire(self, now_ms: float) -> int:
-        """Forget counters and accounts unused for an hour; returns how many. Never a counter that still owes or whose
-        window still counts, nor an account that a connection holds."""
+        """Evict counters and accounts unused for an hour; returns how many. Never a counter with a debt or with charges
+        in its window, nor a retained account."""
         return sum(self.sweep(now_ms))
 
     def sweep(self, now_ms: float) -> Iterator[int]:
-        """expire() step by step, each well under a millisecond; others may use the ledger between two steps."""
+        """expire() step by step, each well under a millisecond; the ledger may be used between two steps."""
         now = int(now_ms)
         for forgotten, lead_anew in self.counters.sweep(now):
             if lead_anew:
@@ -343,7 +344,7 @@ class Ledger:
         yield from self._accounts.sweep(now - EXPIRE_AFTER_MS)
 
     def accounts(self) -> Iterator[Account]:
-        """Every known account, with its totals. Others may use the ledger between two of them."""
+        """Every known account, with its totals. The ledger may be used between two of them."""
         return iter(self._accounts)
 
     @property
@@ -352,23 +353,23 @@ class Ledger:
         return len(self._accounts)
 
     def groups(self, kind: Kind | None = None) -> Iterator[QuotaCounter]:
-        """Every counter itself (of one kind), for readers that cannot afford :meth:`snapshot` of all of them at once.
-        Read only. Others may use the ledger between two of them."""
+        """The counters themselves (of one kind), for readers that cannot afford a :meth:`snapshot` of all at once.
+        Read-only. The ledger may be used between two of them."""
         for one in Kind if kind is None else (kind,):
             yield from self.counters.of_kind(one)
 
     def snapshot(self, now_ms: float) -> list[GroupSnapshot]:
-        """Every counter as it stands now."""
+        """Every counter's state now."""
         now = int(now_ms)
         return [_snapshot(group, now) for group in self.groups()]
 
     def explain(self, user: str, client_id: str, now_ms: float) -> Explanation:
-        """Per kind: the eight levels, which one won, the counter and how it stands. Creates no account."""
+        """Per kind: the eight levels, which one applies, the counter and its state. Creates no account."""
         user = user or ANONYMOUS
         return Explanation(user, client_id, [self._explain(kind, user, client_id, int(now_ms)) for kind in Kind])
 
     def observed(self, account: Account, kind: Kind, now_ms: float) -> float:
-        """What the limit is compared with now: bytes/s, percent, or tokens left; 0 where nothing is recorded."""
+        """The value that the limit applies to: bytes/s, percent, or tokens left; 0 where nothing is recorded."""
         group = self._group(account, kind, int(now_ms))
         return 0.0 if group is None else group.observed(int(now_ms))
 
@@ -456,7 +457,7 @@ def _snapshot(group: QuotaCounter, now: int) -> GroupSnapshot:
 
 
 def trial_snapshot(group: QuotaCounter, trial: Trial | None, now: int) -> TrialSnapshot | None:
-    """One of the group's trials as it stands at `now`."""
+    """The state of one of the group's trials at `now`."""
     if trial is None:
         return None
     return TrialSnapshot(trial.limit, group.trial_utilisation(trial, now), trial.throttled, trial.throttle_ms)

@@ -19,7 +19,7 @@ class BucketCounter(QuotaCounter):
         self.carries = False  # tokens below zero are the debt, to the last partition
         self._settings = settings
         self.bucket = _new_bucket(settings)
-        self._trial_bucket: TokenBucket | WindowedBurst | None = None  # the candidate's, made when there is one
+        self._trial_bucket: TokenBucket | WindowedBurst | None = None  # the candidate's, created when there is one
         self._waiting: set[object] = set()  # connections; tokens come back for all of them alike, so no queue
 
     def apply_limit(self, limit: Limit) -> None:
@@ -43,8 +43,8 @@ class BucketCounter(QuotaCounter):
         return self.charge_mutation(amount, strict=False, now=now).throttle_ms
 
     def charge_mutation(self, amount: float, *, strict: bool, now: int) -> Mutation:
-        """Strict: refuse while tokens are below zero, charging nothing; else accept, whatever the size, without delay.
-        Permissive: always accept, and delay as soon as tokens are below zero (KIP-599)."""
+        """Strict: refuse while tokens are below zero, charging nothing; otherwise accept, whatever the size, without
+        delay. Permissive: always accept, and delay as soon as tokens are below zero (KIP-599)."""
         now = max(now, self.last_ms)
         limit = self.limit
         self.last_ms = now
@@ -152,8 +152,8 @@ class BucketCounter(QuotaCounter):
         return full and not self.owes(now)
 
     def _put_to_trial(self, amount: float, now: int, *, strict: bool = False) -> None:
-        """Charge the candidate's bucket as well. What it would refuse (strict) it is not charged with, but it was not
-        refused: the client did not wait, so each of its next requests is another one that would have been refused."""
+        """Charge the candidate's bucket as well. It is not charged with what it would refuse (strict). But the topic
+        was not refused: the client did not wait, so each of its next requests counts as another refusal."""
         trial, bucket = self.candidate, self._trial_bucket
         if trial is None or trial.limit is None or bucket is None:
             return

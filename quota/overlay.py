@@ -1,7 +1,7 @@
-"""Limits set by an administrator at run time, laid over those of the configuration file.
+"""Limits set by an administrator at run time, which override those of the configuration file.
 
-The overlay wins for each entity and key that it names. A limit that the file sets and an administrator removed is
-there as None: otherwise the file would bring it back at the next start.
+The overlay wins for each entity and key that it names. A limit that the file sets and an administrator removed is there
+as None: otherwise the file would bring it back at the next start.
 """
 
 import math
@@ -34,7 +34,7 @@ Overlay = Mapping[Entity, Mapping[str, float | None]]
 
 
 def altered(overlay: Overlay, in_file: QuotaTable, changes: Changes) -> dict[Entity, dict[str, float | None]]:
-    """The overlay after `changes` (which were validated), over a file with these limits."""
+    """The overlay after `changes` (already validated), over a file with these limits."""
     set_by_file = enforced(in_file)
     result = {entity: dict(limits) for entity, limits in overlay.items()}
     for named, wanted in changes.items():
@@ -51,10 +51,10 @@ def altered(overlay: Overlay, in_file: QuotaTable, changes: Changes) -> dict[Ent
 
 
 def laid_over(table: QuotaTable, overlay: Overlay, pause: Pause = without_pause) -> QuotaTable:
-    """The limits in force. `pause` is called with each entry: there may be many thousands.
+    """The limits in force. `pause` is called with each entry, as there may be many thousands.
 
-    An entity that the file keeps in shadow mode, and for which the overlay sets a limit, is enforced with the limits of
-    the overlay alone: an entry has one mode, and what an administrator sets shall work.
+    An entity that the file has in shadow mode, and for which the overlay sets a limit, is enforced with the overlay's
+    limits alone: an entry has one mode, and what an administrator sets must take effect.
     """
     if not overlay:
         return table
@@ -89,7 +89,7 @@ def _entries(entries: Iterable[Entry], overlay: Overlay, pause: Pause) -> Iterat
 def _changed(entry: Entry, limits: Mapping[str, float | None]) -> Entry | None:
     if entry.mode == "shadow":
         if all(limit is None for limit in limits.values()):
-            return entry  # a removal is of a limit in force, and this is none
+            return entry  # removals are of limits in force, which this is not
         entry = Entry(*entry.entity, reach=entry.reach)
     found = entry._replace(**limits)  # type: ignore[arg-type]  # keys are the names of Entry's limits
     return found if any(found.limit(kind) is not None for kind in Kind) else None
@@ -116,14 +116,14 @@ def _connections(entries: Iterable[ConnectionEntry], overlay: Overlay) -> Iterat
 # ---- the cluster's own quotas ---------------------------------------------------------------------------------------
 
 UNLIMITED: Final = 2.0**63
-"""Stands for infinity and NaN, which a broker stores for some quotas and then never enforces."""
+"""Replaces infinity and NaN, which a broker stores for some quotas and then never enforces."""
 
 
 def from_cluster(base: QuotaTable, quotas: Quotas, pause: Pause = without_pause) -> tuple[QuotaTable, list[str]]:
-    """The limits that a cluster's client quotas stand for, and what of them cannot be enforced, for people.
+    """The limits that correspond to a cluster's client quotas, and which of those cannot be enforced, for people.
 
-    `base` has the configuration's limits of connections; of an address, its own rate wins over the cluster's.
-    `pause` is called with each entity.
+    `base` has the configuration's connection limits; for an address, its own rate wins over the cluster's. `pause` is
+    called with each entity.
     """
     usable: dict[Entity, dict[str, float | None]] = {}
     unusable: list[str] = []
@@ -134,7 +134,7 @@ def from_cluster(base: QuotaTable, quotas: Quotas, pause: Pause = without_pause)
             limit = UNLIMITED if math.isnan(value) or math.isinf(value) else value
             try:
                 check_entity(entity)
-                check_value(entity, key, math.ceil(limit))  # older brokers let fractions pass
+                check_value(entity, key, math.ceil(limit))  # older brokers accept fractions
             except AdminError as error:
                 unusable.append(f"{entity_text(named)}, {key}={value:g}: {error}")
             else:

@@ -3,38 +3,38 @@
 Kafka's window lets ten seconds' worth of bytes pass at once, holds the client until that burst leaves the window some
 eleven seconds later, and then lets the same burst pass again. The pacer breaks that echo: from the moment a group
 violates its quota (an *episode*) every byte also costs time on a clock that runs at the limit's rate, and a client
-waits for the later of the two. It never shortens a delay of Kafka's.
+waits for the later of the two. It never shortens Kafka's delay.
 """
 
 from collections import deque
 from typing import Final
 
 TOLERANCE_MS: Final = 1000
-"""How far the pacing clock may lag behind real time: what a client was late by (round trips, a pause) up to this much
-is made up for, so that the achieved rate is the limit and not a little less. Anything beyond is lost, not saved up."""
+"""How far the pacing clock may lag behind real time: up to this much, a client may catch up on its lateness (round
+trips, a pause), so that the achieved rate is the limit and not a little less. Anything beyond is lost, not saved up."""
 FETCH_TOLERANCE_MS: Final = 2000
-"""The same for fetches: they come in portions of up to half a second, and answers from far away take a while."""
+"""The same for fetches: they bring up to half a second's worth, and answers from far away take a while."""
 SLACK_MS: Final = 100
-"""The same for time that a client spent waiting for a delay of Kafka's: little of it may become credit, for that credit
-would be a burst, and the burst would come back from the window eleven seconds later."""
+"""The same for time spent waiting for a delay of Kafka's: little of it may become credit, as that would be a burst,
+which would come back from the window eleven seconds later."""
 LONGEST_QUEUE_MS: Final = 30_000
-"""Refused fetchers queue no further ahead than this: most likely those in front have gone away."""
+"""Throttled fetchers queue no further ahead than this: most likely those in front have gone away."""
 CROWDING: Final = 0.6
-"""Refused fetchers come back at intervals of this share of what one usually takes. At intervals of all of it, a few of
-them with nothing to read would be enough to waste what the limit allows; some come too early now, and come again."""
+"""Throttled fetchers come back at intervals of this fraction of what one usually takes. At intervals of all of it, a
+few that have nothing to read would waste much of the limit; so some come too early, and come again."""
 PLENTY: Final = 1.5
-"""Credit worth this many portions means that nobody wanted it."""
+"""Credit worth this many fetches means that it was not wanted."""
 MAX_COUNTED: Final = 32
 """Waiting fetchers are counted up to this many."""
 LARGE_MS: Final = 10_000
-"""A charge worth more than this (Kafka's window, as it is by default) is paid apart, so that the rest of its group need
-not wait for all of it: see :attr:`Pacer.backlog_ms`."""
+"""A charge worth more than this (Kafka's default window) is paid separately, so that the rest of its group need not
+wait for all of it: see :attr:`Pacer.backlog_ms`."""
 CALM_SHARE: Final = 0.9
-"""Below this share of the limit a group counts as calm; two whole windows of calm end the episode."""
+"""Below this fraction of the limit a group counts as calm; two whole windows of calm end the episode."""
 
 
 class Pacer:
-    """The pacing clock of one group: the virtual time at which everything charged so far is paid for (GCRA's TAT)."""
+    """The pacing clock of one group: the virtual time at which everything charged so far is paid (GCRA's TAT)."""
 
     __slots__ = (
         "_apart_ms",
@@ -52,18 +52,18 @@ class Pacer:
         self.active = False
         self.paid_at = 0.0
         self.backlog_ms = 0.0
-        """What is owed beyond `paid_at`, for charges larger than `apart_ms`. It is paid by half of the limit while
-        others use the other half, because each of their charges pays as much of it, and by all of it while none does.
-        In all the group owes `paid_at - now + backlog_ms`, and no byte is charged for twice or not at all."""
+        """The debt beyond `paid_at`, for charges larger than `apart_ms`. It is paid by half of the limit while other
+        requests use the other half, because each of their charges pays as much of it, and by all of it while there are
+        none. In total the group owes `paid_at - now + backlog_ms`, and no byte is charged twice or not at all."""
         self._apart_ms = apart_ms
         self._tolerance_ms = tolerance_ms
         self._turn = 0.0
-        self._turns: deque[float] | None = None  # the latest ones; made when needed, few groups ever do
-        self._held_until = 0  # by a delay of Kafka's
+        self._turns: deque[float] | None = None  # the latest ones; created on demand, as few groups need them
+        self._held_until = 0  # by Kafka's delay
         self._calm_since: int | None = None
 
     def begin(self, now: int, kafka_delay_ms: int) -> None:
-        """Start an episode with the clock at the end of Kafka's delay: no credit is left from before."""
+        """Start an episode with the clock at the end of Kafka's delay: no earlier credit is left."""
         self.active = True
         self.paid_at = now + min(float(kafka_delay_ms), self._apart_ms)
         self.backlog_ms = max(kafka_delay_ms - self._apart_ms, 0.0)
@@ -73,7 +73,7 @@ class Pacer:
         self._calm_since = None
 
     def take(self, cost_ms: float, now: int, kafka_delay_ms: int = 0, slack_ms: float = SLACK_MS) -> float:
-        """Charge bytes worth `cost_ms` of the limit; returns the milliseconds until they are paid for (<= 0: none)."""
+        """Charge bytes worth `cost_ms` of the limit; returns the milliseconds until they are paid (<= 0: none)."""
         self.pay_backlog(now)
         large = cost_ms > self._apart_ms
         if large:
@@ -89,17 +89,17 @@ class Pacer:
         return self.owed_ms(now) if large else self.paid_at - now
 
     def hold(self, until: int, slack_ms: float = SLACK_MS) -> None:
-        """A delay of Kafka's keeps the group waiting until then, of which `slack_ms` may become credit. What a large
-        charge has brought about beyond `apart_ms` is in the backlog already."""
+        """Kafka's delay stops the group until then, of which `slack_ms` may become credit. What a large charge costs
+        beyond `apart_ms` is in the backlog already."""
         self.paid_at = max(self.paid_at, until - slack_ms - self.backlog_ms)
         self._held_until = max(self._held_until, until)
 
     def owed_ms(self, now: int) -> float:
-        """How long until all that was charged is paid, if nothing more is; negative while there is credit."""
+        """How long until all charges are paid, if there are no more; negative while there is credit."""
         return self.paid_at - now + self.backlog_ms
 
     def pay_backlog(self, now: int) -> None:
-        """Time that no charge has used since `paid_at` pays for the backlog."""
+        """Time since `paid_at` that no charge has used pays for the backlog."""
         if self.backlog_ms and now > self.paid_at:
             self.paid_at, self.backlog_ms = self.debts(now)
 
@@ -109,7 +109,7 @@ class Pacer:
         return self.paid_at + paid_ms, self.backlog_ms - paid_ms
 
     def credit_ms(self, now: int) -> float:
-        """How much time's worth may pass at once now; negative while something is still unpaid."""
+        """How much time's worth may pass at once now; negative while something is unpaid."""
         return min(now - self.paid_at, self._tolerance_ms)
 
     def give_back(self, cost_ms: float) -> None:
@@ -119,7 +119,7 @@ class Pacer:
         self.paid_at -= cost_ms - from_backlog_ms
 
     def turn(self, now: int, earliest: float, spacing_ms: float) -> float:
-        """When the next of several waiting fetchers shall ask again: after those that wait already, each of which is
+        """When the next of several waiting fetchers should ask again: after those that wait already, each of which is
         expected to use `spacing_ms` worth. So they come one by one, in order, not all at the same moment."""
         self._turn = max(self._turn + spacing_ms, earliest) if self._turn > now else earliest
         if self._turn > earliest + LONGEST_QUEUE_MS:
@@ -130,11 +130,11 @@ class Pacer:
         return self._turn
 
     def shorten_queue(self, now: int) -> None:
-        """There is credit that nobody took: those in front of the queue have nothing to read."""
+        """There is credit that was not used: the fetchers in front have nothing to read."""
         self._turn = min(self._turn, float(now))
 
     def waiting(self, now: int) -> int:
-        """About how many refused fetchers still wait for their turn; counted no further than `MAX_COUNTED`."""
+        """About how many throttled fetchers still wait; counted no further than `MAX_COUNTED`."""
         turns = self._turns
         if not turns:
             return 0
@@ -155,10 +155,10 @@ class Pacer:
             self._calm_since = now
 
     def calm(self, now: int, calm_ms: int, owed_until: int, empty_since: int) -> bool:
-        """Whether the group was calm for `calm_ms`, which ends the episode. Being silent because Kafka's delay (or what
-        is left of a capped one, until `owed_until`) demands it is not calm. The window is empty since `empty_since`, if
-        that has come."""
+        """Whether the group was calm for `calm_ms`, which ends the episode. Silence that Kafka's delay (or the rest of
+        a capped one, until `owed_until`) demands does not count as calm. The window is empty since `empty_since`, if
+        that has passed."""
         since = self._calm_since
         if since is None:
-            since = empty_since  # not calm for `calm_ms` before it has come
+            since = empty_since  # not calm for `calm_ms` before then
         return self.owed_ms(now) <= 0 and now - max(since, self._held_until, owed_until) >= calm_ms

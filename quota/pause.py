@@ -1,10 +1,10 @@
-"""Long work lets others go on now and then: it calls what it was given, and knows nothing of threads and clocks."""
+"""Long computations call a function they are given from time to time, to let other tasks run."""
 
 from collections.abc import Callable
 
 Pause = Callable[[], None]
-"""Called now and then in long work, by whoever wants to let others go on meanwhile."""
+"""Called periodically during long work, to let other tasks run meanwhile."""
 
 
 def without_pause() -> None:
-    """Nobody waits."""
+    """Do not pause: no other task waits."""

@@ -1,11 +1,11 @@
-"""From a certificate's subject to a user: Kafka's ``ssl.principal.mapping.rules``, read as a broker reads them.
+"""From a certificate's subject to a user: Kafka's ``ssl.principal.mapping.rules``, interpreted as in a broker.
 
-Rules are tried in order; the first one that matches the *whole* distinguished name makes the user (KIP-371, Kafka's
-``SslPrincipalMapper``): ``DEFAULT`` is the name itself, ``RULE:pattern/replacement/`` replaces it, and a letter ``L``
-or ``U`` behind the last slash makes the result lower or upper case.
+Rules are tried in order; the first one that matches the *whole* distinguished name determines the user (KIP-371,
+Kafka's ``SslPrincipalMapper``): ``DEFAULT`` is the name itself, ``RULE:pattern/replacement/`` replaces it, and a letter
+``L`` or ``U`` after the last slash makes the result lower or upper case.
 
-Patterns are Java's regular expressions there and Python's here. Where the two would read one and the same text in
-different ways the rule is refused, so that no certificate is another user here than at the broker.
+Patterns are Java regular expressions there and Python's here. A rule that the two would interpret differently is
+refused, so that no certificate maps to another user here than at the broker.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _RULE: Final = r"(DEFAULT)|RULE:((?:\\.|[^\\/])*)/((?:\\.|[^\\/])*)/([LU]?).*?|(
 _SPLITTER: Final = re.compile(r"\s*(" + _RULE + r")\s*(?:,\s*|\Z)")
 _PARSER: Final = re.compile(_RULE)
 _SAME_IN_BOTH: Final = frozenset("dDsSwWnrtf" + "123456789")
-"""Letters and digits that mean the same behind a backslash in Java and in Python (\\b does not, in newer Javas)."""
+"""Letters and digits that mean the same after a backslash in Java and in Python (\\b does not, in newer Javas)."""
 _LINE_BREAKS: Final = frozenset("\n\r\u0085\u2028\u2029")
-"""What a dot does not match in Java; in Python it is the first one alone."""
+"""What a dot does not match in Java; in Python, only the first of them."""
 
 
 class RuleError(ValueError):
-    """The rules cannot be used; the message names the rule and what is wrong with it."""
+    """The rules are invalid; the message names the rule and what is wrong with it."""
 
 
 class NoRuleError(Exception):
@@ -33,7 +33,7 @@ class NoRuleError(Exception):
 
 
 class PrincipalRules:
-    """Rules, ready to use."""
+    """Parsed rules."""
 
     def __init__(self, text: str = DEFAULT_RULES) -> None:
         """Raises RuleError."""
@@ -44,7 +44,7 @@ class PrincipalRules:
             raise RuleError("at least one rule: DEFAULT or RULE:pattern/replacement/[LU]")
 
     def _add(self, text: str) -> None:
-        # A broker looks at each piece once more, without the comma behind it, and wants all of it read.
+        # A broker parses each piece once more, without the comma after it, and requires that it matches whole.
         found = _PARSER.match(text)
         if found is None or found.end() != len(text):
             raise RuleError(f"DEFAULT or RULE:pattern/replacement/[LU], not {text!r}")
@@ -78,13 +78,13 @@ class _Rule:
             raise NoRuleError(f"the subject {name!r} has a line break, which rules cannot be relied on to read")
         if self._pattern.fullmatch(name) is None:
             return None
-        # As there: the pattern is then replaced wherever it is found, which need not be the whole name.
+        # As in a broker: then every match of the pattern is replaced, which need not be the whole name.
         result = self._pattern.sub(self._replacement.text, name)
         return result.lower() if self._case == "L" else result.upper() if self._case == "U" else result
 
 
 class _Replacement:
-    r"""Java's replacement text: $1 is a group (of so many digits as there are groups), ${name} too, \x is x."""
+    r"""Java's replacement text: $1 is a group (of as many digits as there are groups), ${name} too, \x is x."""
 
     def __init__(self, text: str, pattern: re.Pattern[str]) -> None:
         self._parts: list[str | int] = []
@@ -113,9 +113,9 @@ class _Replacement:
         number = int(text[position])
         if number > groups:
             if groups == 0:
-                # a broker takes such rules, and then fails at the first certificate that matches
+                # a broker accepts such rules, and then fails on the first certificate that matches
                 raise RuleError(f"a group in the pattern for ${number} of the replacement {text!r}")
-            self._parts.append("$")  # no such group: taken as it is written
+            self._parts.append("$")  # no such group: taken literally
             return position
         position += 1
         while position < len(text) and text[position] in "0123456789" and number * 10 + int(text[position]) <= groups:
@@ -129,7 +129,7 @@ class _Replacement:
 
 
 def _refuse_what_differs(pattern: str) -> None:
-    r"""Raises RuleError for what Java and Python read differently.
+    r"""Raises RuleError for what Java and Python interpret differently.
 
     Escaped letters other than the common ones (\p{...}, \Q...\E, \h, \R, \z), brackets and && inside brackets
     (unions and intersections there), and flags or groups that only one of them has.
@@ -154,7 +154,7 @@ def _refuse_what_differs(pattern: str) -> None:
         elif char == "[":
             in_class = True
             position += pattern.startswith("^", position + 1)
-            if pattern.startswith("]", position + 1):  # Python takes it as a member, Java as part of the syntax
+            if pattern.startswith("]", position + 1):  # Python takes it as a member, Java as syntax
                 raise refuse("] right behind [")
         elif position == 0 and pattern.startswith("(?i)"):  # of ASCII letters alone, there and with re.ASCII
             position += 3

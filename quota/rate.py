@@ -2,7 +2,7 @@
 
 The algorithm is that of ``Rate``, ``SampledStat`` and ``WindowedSum`` in Kafka 3.8 and later (a ring of N + 1 slots,
 samples expire by their last event). Samples are aligned to the first event, not to wall-clock seconds, and samples
-in which nothing happened do not exist. All times are integer milliseconds, as in Kafka.
+without events do not exist. All times are integer milliseconds, as in Kafka.
 """
 
 from math import floor
@@ -13,7 +13,7 @@ MAX_THROTTLE_MS: Final = 2**31 - 1
 
 _NEVER: Final = -(2**62)
 _LITTLE: Final = 0.1
-"""An amount that is at most this part of what is counted is added to the samples there are, in their proportions."""
+"""An amount that is at most this fraction of the total is added to the existing samples, in their proportions."""
 
 
 class SampledRate:
@@ -50,13 +50,13 @@ class SampledRate:
         self._lasts: list[int] = []
         self._current = -1
         self._current_start = _NEVER
-        # Two facts that only change when a sample starts or expires, so that measure() need not look at every slot.
+        # Two facts that only change when a sample starts or expires, so that measure() need not visit every slot.
         self._oldest_start = 0
-        self._purge_at = 2**62  # no sample expires before this moment
+        self._purge_at = 2**62  # no sample expires before this time
         self.window_ms = max(self._min_ms, 1)
 
     def record(self, value: float, now: int) -> None:
-        """Add `value` (negative to take back) to the sample that `now` falls into, starting one when it is over."""
+        """Add `value` (negative to take back) to the sample that `now` falls into, starting one if it has ended."""
         if now - self._current_start >= self._sample_ms:
             self._advance(now)
         current = self._current
@@ -64,7 +64,7 @@ class SampledRate:
         self._lasts[current] = now
 
     def measure(self, now: int) -> float:
-        """The rate at `now`, after resetting what expired; leaves the divisor in :attr:`window_ms`."""
+        """The rate at `now`, after resetting expired samples; leaves the divisor in :attr:`window_ms`."""
         if now >= self._purge_at:
             self._purge(now)
         total = 0.0
@@ -74,11 +74,11 @@ class SampledRate:
         return total / (window / 1000.0)
 
     def empty(self, now: int) -> bool:
-        """Whether every sample has expired at `now`: from then on there is no difference to a new rate."""
+        """Whether every sample has expired at `now`: from then on it is the same as a new rate."""
         return self._current < 0 or now - self._lasts[self._current] >= self._expire_ms
 
     def peek(self, now: int) -> tuple[float, int]:
-        """(sum, window in ms) as measure() at `now` would see them, changing nothing."""
+        """(sum, window in ms) as measure() at `now` would see them, without changing anything."""
         if not self._sums:
             return 0.0, max(self._min_ms, 1)
         if now < self._purge_at:
@@ -96,11 +96,11 @@ class SampledRate:
         return total, self._window(now - oldest)
 
     def move(self, old: float, new: float, level: float, now: int) -> None:
-        """The limit changed from `old` to `new` per second because a share of a larger one moved; its past moves too.
+        """The limit changed from `old` to `new` per second because a share of a larger one moved; past usage moves too.
 
-        What is given away takes its part of what was counted with it: all samples shrink by new / old, and the rate is
-        to the limit what it was. What is gained comes as full as the larger limit's window is (`level`, 0 to 1): with
-        10 s in a window, (new - old) * level * 10 s are added, as if used evenly.
+        A part given away takes its share of the past with it: all samples shrink by new / old, and the rate relative to
+        the limit stays. A part gained is as full as the larger limit's window (`level`, 0 to 1): with 10 s in a window,
+        (new - old) * level * 10 s are added, as if used evenly.
         """
         if new <= old:
             self._scale(new / old)
@@ -119,7 +119,7 @@ class SampledRate:
             self._sums[slot] *= factor
 
     def _fill(self, amount: float, now: int) -> None:
-        """Add `amount` evenly over all samples, those made that had not been there."""
+        """Add `amount` evenly over all samples, creating missing ones."""
         sample_ms, count = self._sample_ms, self._slots - 1
         horizon = now - self._expire_ms
         kept = [one for one in zip(self._starts, self._lasts, self._sums, strict=True) if one[1] > horizon]

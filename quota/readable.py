@@ -1,4 +1,4 @@
-"""Figures as people read them, the same in the sidecar's answers (`kquota explain`) and in reports."""
+"""Figures formatted for people, the same in the sidecar's answers (`kquota explain`) and in reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _BYTES = (Kind.PRODUCE, Kind.FETCH)
 
 
 def readable_bytes(value: float) -> str:
-    """``2000000`` -> ``2 MB``, ``4194304`` -> ``4 MiB``: decimal units, but binary where only these are even."""
+    """``2000000`` -> ``2 MB``, ``4194304`` -> ``4 MiB``: decimal units, but binary where only these are round."""
     if value >= 1024 and value == int(value) and int(value) % 1024 == 0 and int(value) % 1000:
         for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
             if int(value) % 1024**power == 0:
@@ -20,7 +20,7 @@ def readable_bytes(value: float) -> str:
 
 
 def three_digits(value: float) -> float:
-    """What was measured is told with three digits: 1234567 -> 1230000."""
+    """Measurements have three significant digits: 1234567 -> 1230000."""
     return float(f"{value:.3g}")
 
 

@@ -1,10 +1,10 @@
 """The usage record: what one client used in one interval, as one flat row. Its only definition; docs/usage-records.md.
 
-Written by the sidecar's exporter, read by the analysis jobs and by whoever has the files. Versions: what a field means
-never changes; new fields are added at the end, may be null, and raise :data:`SCHEMA_VERSION`. A reader takes rows of
-versions up to its own as they are (missing fields are null) and sets newer ones aside.
+Written by the sidecar's exporter, read by the analysis jobs and by any other reader of the files. Versions: what a
+field means never changes; new fields are added at the end, may be null, and raise :data:`SCHEMA_VERSION`. A reader
+takes rows of versions up to its own as they are (missing fields are null) and sets newer ones aside.
 
-A row has every field, null where there is nothing to say, so that readers which guess a schema guess the same one.
+A row has every field, null where there is no value, so that readers which infer a schema infer the same one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quota.entity import Kind
 SCHEMA_VERSION: Final = 3
 
 Type = Literal["string", "int", "bigint", "double"]
-"""Names that Spark's DDL and DuckDB both know."""
+"""Type names that Spark's DDL and DuckDB both know."""
 
 Row = dict[str, Any]
 """A record: field name -> str, int, float or None."""
@@ -52,10 +52,10 @@ class Field:
     type: Type
     nullable: bool
     unit: str
-    """ "" where there is none."""
+    """ "" if it has none."""
     meaning: str
     least: float | None = 0.0
-    """The least value of a number; None: may be negative."""
+    """The minimum of a number; None: may be negative."""
     since: int = 1
     """Schema version that introduced it."""
 
@@ -174,10 +174,10 @@ def _fields_of(kind: str, unit: str) -> Iterator[Field]:
 
 
 FIELDS: Final[tuple[Field, ...]] = tuple(_fields())
-"""Every column, in the order in which it is written."""
+"""Every column, in the order of writing."""
 NAMES: Final = tuple(field.name for field in FIELDS)
 IDENTITY: Final = ("instance", "sequence")
-"""What makes a record unique: delivery is at least once, readers drop repeats by it."""
+"""What makes a record unique: delivery is at least once, readers drop duplicates by it."""
 
 _EMPTY: Final[Row] = {
     field.name: None if field.nullable or field.type == "string" else 0.0 if field.type == "double" else 0
@@ -188,11 +188,11 @@ _MAX_INT: Final[Mapping[Type, int]] = {"int": 2**31 - 1, "bigint": 2**63 - 1}
 
 
 class RecordError(ValueError):
-    """A line or a row that is no usage record; the message says where and why."""
+    """A line or a row that is not a usage record; the message says where and why."""
 
 
 def build(values: Mapping[str, Any]) -> Row:
-    """A row of this version: `values`, and 0 or null for the fields it does not name. Raises RecordError."""
+    """A row of this version: `values`, and 0 or null for all other fields. Raises RecordError."""
     row = _EMPTY | dict(values)
     found = problems(row)
     if found:
@@ -201,12 +201,12 @@ def build(values: Mapping[str, Any]) -> Row:
 
 
 def empty() -> Row:
-    """A row of this version with nothing in it: null names, zeros. Fill in what :data:`FIELDS` does not let be null."""
+    """A row of this version with no values: null names, zeros. Fill in the fields that :data:`FIELDS` requires."""
     return dict(_EMPTY)
 
 
 def problems(row: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a row of this version or an earlier one; nothing if it is right."""
+    """What is wrong with a row of this version or an earlier one; empty if it is valid."""
     version = row.get("schema_version")
     if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= SCHEMA_VERSION:
         return [f"schema_version is {version!r}, this reader knows 1 to {SCHEMA_VERSION}"]
@@ -226,13 +226,13 @@ def problems(row: Mapping[str, Any]) -> list[str]:
 
 
 def to_line(row: Mapping[str, Any]) -> bytes:
-    """A row as one JSON line with its newline; ASCII only, so no reader can stumble over a name."""
+    """A row as one JSON line with its newline; ASCII only, so that names cannot break a reader."""
     return json.dumps(row, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
 
 
 def from_line(line: bytes | str) -> Row:
-    """The row in one line; fields that its version did not have are null. Raises RecordError for anything that is not
-    a whole, right record of this version or an earlier one."""
+    """The row in one line; fields that its version did not have are null. Raises RecordError for anything that is not a
+    whole, valid record of this version or an earlier one."""
     try:
         row = json.loads(line)
     except ValueError as error:
@@ -257,7 +257,7 @@ def duckdb_columns() -> dict[str, str]:
 
 
 def _complaint(field: Field, value: Any) -> str | None:
-    """What would have been expected, None if the value is fine."""
+    """What was expected instead, None if the value is valid."""
     if value is None:
         return None if field.nullable else f"a {field.type}"
     if field.type == "string":

@@ -1,4 +1,4 @@
-"""How a counter stands at one moment, for people: what was used, what one more request would meet, and until when."""
+"""A counter's state at one moment, for people: what was used, what another request would meet, and until when."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -9,16 +9,16 @@ from quota.mutation import BucketCounter
 from quota.window import WindowCounter
 
 _STEPS: Final = 200
-"""Moments looked at within the time after which the window is empty for certain."""
+"""Moments tested within the time after which the window is certainly empty."""
 _LATEST_MS: Final = 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class CounterStatus:
-    """One counter, now. Looking changes nothing."""
+    """One counter, now. Computing it changes nothing."""
 
     amount: float
-    """What is in the window: bytes, busy milliseconds; for partition mutations what is missing from a full bucket."""
+    """What is in the window: bytes, busy milliseconds; for partition mutations what a full bucket has more."""
     window_ms: int | None
     """The window's length at this moment; None for partition mutations."""
     tokens: float | None
@@ -26,23 +26,23 @@ class CounterStatus:
     burst: float | None
     """Partition mutations: a full bucket."""
     share: float | None
-    """The used share of the limit, above 1 when it is exceeded; None without a limit."""
+    """The used fraction of the limit, above 1 when it is exceeded; None without a limit."""
     wait_ms: int
-    """What a request would have to wait now."""
+    """The delay that a request would get now."""
     free_ms: int
-    """After this time without requests, the next one would not have to wait."""
+    """After this time without requests, the next one would not be delayed."""
     muted_ms: int
-    """What is left of the latest delay that was handed out: connections are not read for so long."""
+    """The rest of the latest delay: connections are not read for this long."""
     owed_ms: int
-    """What the group owes beyond the delays that were told: its next requests wait for it."""
+    """The group's debt beyond the delays that clients were told: its next requests are held for it."""
     paced: bool
-    """Whether smooth pacing is at work (ADR 0004)."""
+    """Whether smooth pacing is active (ADR 0004)."""
     line: Line
-    """Who waits before their requests are forwarded (ADR 0026)."""
+    """The queue of held requests (ADR 0026)."""
 
 
 def counter_status(group: QuotaCounter, now_ms: float) -> CounterStatus:
-    """How `group` stands at `now_ms`."""
+    """The state of `group` at `now_ms`."""
     now = int(now_ms)
     line = group.line(now)
     amount, window_ms, tokens, burst = group.usage.amount, None, None, None
@@ -68,8 +68,8 @@ def counter_status(group: QuotaCounter, now_ms: float) -> CounterStatus:
 
 
 def free_ms(group: QuotaCounter, now: int) -> int:
-    """How long until a request would not have to wait, if none came before. Not the same as the delay that is due:
-    that one is Kafka's formula, cut to `max_mute`; this one follows the samples as they leave the window."""
+    """How long until a request would not be delayed, if none came before. Not the same as the delay that is due: that
+    one is Kafka's formula, cut to `max_mute`; this one follows the samples as they leave the window."""
     if not _waits(group, now):
         return 0
     step_ms = max(_horizon_ms(group, now) // _STEPS, 1)
@@ -77,7 +77,7 @@ def free_ms(group: QuotaCounter, now: int) -> int:
     while _waits(group, now + free):
         waits = free
         free += step_ms
-        if free > _horizon_ms(group, now):  # whatever is owed beyond: ever larger steps
+        if free > _horizon_ms(group, now):  # the debt may be larger: ever larger steps
             step_ms *= 2
         if free > _LATEST_MS:
             return _LATEST_MS
@@ -91,12 +91,12 @@ def free_ms(group: QuotaCounter, now: int) -> int:
 
 
 def _waits(group: QuotaCounter, now: int) -> bool:
-    # Those that wait already are no requests to come; how long they take is what `counter_status` adds.
+    # Held requests are not requests to come; `counter_status` adds the time that they take.
     return group.due(now) > 0 or (not group.waiting and group.line(now).newcomer_ms > 0)
 
 
 def _horizon_ms(group: QuotaCounter, now: int) -> int:
-    """Roughly when everything used so far is forgotten or paid."""
+    """Roughly when all past usage is forgotten or paid."""
     owed_ms = max(group.owed_until - now, 0)
     if isinstance(group, WindowCounter):
         return int(max(group.rate.reach_ms, owed_ms, group.pacer.paid_at - now)) + 1

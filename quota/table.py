@@ -13,7 +13,7 @@ from quota.pause import Pause, without_pause
 
 Mode = Literal["enforce", "shadow"]
 Reach = Literal["instance", "fleet"]
-"""What a limit is a limit of: each instance of the sidecar by itself, or all instances of a fleet together."""
+"""Whose limit it is: each instance's own, or one that all instances of a fleet share."""
 EmptyClientId = Literal["share_default", "kafka"]
 
 RATE_FIELD: Final[Mapping[Kind, str]] = {
@@ -22,7 +22,7 @@ RATE_FIELD: Final[Mapping[Kind, str]] = {
     Kind.REQUEST: "request_percentage",
     Kind.MUTATION: "controller_mutation_rate",
 }
-"""Kafka's name of the limit of each kind; also the names of the fields of :class:`Entry`."""
+"""Kafka's name of the limit of each kind; also the field names of :class:`Entry`."""
 _rates = attrgetter(*RATE_FIELD.values())
 
 
@@ -54,7 +54,7 @@ class _EntryFields(NamedTuple):
 class Entry(_EntryFields):
     """One quota entry: an entity (user and/or client-id, each a name or ``<default>``) and its limits.
 
-    ``None`` for a limit means that this entry says nothing about that kind. Limits are > 0 and finite, as Kafka's
+    ``None`` for a limit means that this entry has none of that kind. Limits are > 0 and finite, as Kafka's
     AlterClientQuotas demands (KIP-546); anything else raises ValueError. ``shadow`` limits are measured, never applied.
     A `candidate` counts where the entry has a limit of the same kind. A `reach` of None is the table's default.
     """
@@ -81,7 +81,7 @@ class Entry(_EntryFields):
 
     @classmethod
     def _make(cls, iterable: Iterable[Any]) -> Self:  # type: ignore[override]  # a NamedTuple has a TypeVar of its own
-        # `_replace` makes its result with it, which is to be checked like any other.
+        # `_replace` creates its result with it, which has to be checked like any other.
         return cls(*iterable)
 
     def about(self, user: Name, client_id: Name) -> "Entry":
@@ -90,7 +90,7 @@ class Entry(_EntryFields):
         return tuple.__new__(Entry, (user, client_id, *self[2:]))
 
     def candidate_limit(self, kind: Kind) -> float | None:
-        """The candidate for `kind`, None where there is none beside a live limit."""
+        """The candidate for `kind`, None if there is none beside a live limit."""
         if self.candidate is None or self.limit(kind) is None:
             return None
         value: float | None = getattr(self.candidate, RATE_FIELD[kind])
@@ -99,21 +99,21 @@ class Entry(_EntryFields):
     def limit(self, kind: Kind) -> float | None:
         """The limit for `kind` in its own unit (bytes/s, percent, partitions/s), None where the entry has none.
 
-        Within :data:`MIN_LIMIT` and :data:`MAX_LIMIT`; the fields have what was written.
+        Within :data:`MIN_LIMIT` and :data:`MAX_LIMIT`; the fields keep the original values.
         """
         value: float | None = getattr(self, RATE_FIELD[kind])
         return None if value is None else _countable(value)
 
     @property
     def entity(self) -> tuple[Name, Name]:
-        """What the entry is about: (user, client-id). At most one entry of a table has it."""
+        """The entity of the entry: (user, client-id). At most one entry of a table has it."""
         return self[:2]
 
 
 MIN_LIMIT: Final = 1e-9
-"""Limits below count as this one: a byte in 30 years is as good as none, and no delay of it is infinite."""
+"""Lower limits count as this one: a byte in 30 years is as good as none, and no delay becomes infinite."""
 MAX_LIMIT: Final = 2.0**63
-"""Limits above count as this one, which is Kafka's own "no limit" and far from what floats cannot count any more."""
+"""Higher limits count as this one, which is Kafka's own "no limit" and far below where floats lose precision."""
 
 
 _LARGEST: Final = sys.float_info.max
@@ -124,17 +124,17 @@ def _countable(limit: float) -> float:
 
 
 class Limit(NamedTuple):
-    """The limit that applies to a counter, and where it comes from. All None: nothing is limited."""
+    """The limit that applies to a counter, and its origin. All None: there is no limit."""
 
     value: float | None
     level: Level | None
     entry: Entry | None
     fleet: bool = False
-    """It is the limit of a whole fleet; this instance has a share of it."""
+    """It is a whole fleet's limit; this instance has a share of it."""
 
 
 class Resolution(NamedTuple):
-    """The answer of :meth:`QuotaTable.resolve`."""
+    """The result of :meth:`QuotaTable.resolve`."""
 
     limit: float | None
     """The limit in force, None where there is none."""
@@ -161,7 +161,7 @@ class Candidate(NamedTuple):
 
 _COLUMN: Final[Mapping[Kind, int]] = {kind: Entry._fields.index(name) for kind, name in RATE_FIELD.items()}
 
-# Which sorts of levels are configured for a kind: a set of bits, as Kafka's ``quotaTypesEnabled``.
+# Which sorts of levels are configured for a kind: a bit set, as Kafka's ``quotaTypesEnabled``.
 _CLIENT: Final = 1
 _USER: Final = 2
 _USER_CLIENT: Final = 4
@@ -171,14 +171,14 @@ _PER_USER_AND_CLIENT: Final = (1, 2, 4, 5)
 
 
 class QuotaTable:
-    """All quotas at one moment. Never changes: a reload builds another one and hands it to ``Ledger.swap``.
+    """All quotas at one moment. Immutable: a reload builds another one and passes it to ``Ledger.swap``.
 
     `empty_client_id` says what a null or empty client-id means: ``share_default`` (a name like any other, KIP-13's
-    intention) or ``kafka`` (what a broker does: such clients escape every limit that names a client-id).
-    `default_reach` is the reach of entries that do not say one.
-    `connections` are the limits of another sort that come and go with these (:mod:`quota.connections`).
+    intention) or ``kafka`` (a broker's behaviour: such clients escape every limit that names a client-id).
+    `default_reach` is the reach of entries without one.
+    `connections` are the connection limits, which are reloaded together with these (:mod:`quota.connections`).
     `pause` is called after each step of the work, a millisecond or two for ten thousand entries.
-    Raises ValueError when two entries are about the same entity.
+    Raises ValueError when two entries have the same entity.
     """
 
     def __init__(
@@ -194,8 +194,8 @@ class QuotaTable:
         self.connections: Final = connections
         self.empty_client_id: Final = empty_client_id
         self.default_reach: Final = default_reach
-        # Perhaps many thousands, while traffic waits for its turn: hence comprehensions, which let others go on in
-        # between, and no object per limit, because Python's collector would have to look at each.
+        # There may be many thousands, while traffic waits: hence comprehensions, which let other threads run in
+        # between, and no object per limit, because Python's garbage collector would have to visit each.
         self._by_entity: dict[tuple[Name, Name], Entry] = {entry[:2]: entry for entry in self.entries}
         if len(self._by_entity) < len(self.entries):
             raise ValueError(_said_twice(self.entries))
@@ -215,16 +215,16 @@ class QuotaTable:
             )
 
     def parts(self) -> list[object]:
-        """All that a table consists of many times over. Whoever lets go of a large one has to let go of these a few at
-        a time (freed at once they hold up every thread)."""
+        """The parts of which a table has very many. The owner of a large table should release these a few at a time
+        (freed at once they block every thread)."""
         return [*self.entries, *self._by_entity]
 
     def records(self, kind: Kind) -> bool:
-        """Whether any quota of this kind exists; without one, nothing of the kind is counted in windows."""
+        """Whether any quota of this kind exists; otherwise nothing of the kind is counted in windows."""
         return self._shape[kind] != 0
 
     def resolve(self, kind: Kind, user: str, client_id: str) -> Resolution:
-        """The counter of (user, client-id) for `kind` and its limit. At most twelve dictionary look-ups."""
+        """The counter of (user, client-id) for `kind` and its limit. At most twelve dictionary lookups."""
         key = self._key(kind, bounded_name(user), bounded_name(client_id))
         limit = self.limit_of(kind, key)
         return Resolution(limit.value, limit.level, key, limit.entry, self.records(kind))
@@ -251,7 +251,7 @@ class QuotaTable:
         return _NO_LIMIT
 
     def of_fleet(self, entry: Entry | ConnectionEntry | None) -> bool:
-        """Whether an entry's limits are those of a whole fleet."""
+        """Whether an entry's limits are a whole fleet's."""
         return entry is not None and (entry.reach or self.default_reach) == "fleet"
 
     def candidates(self, kind: Kind, user: str, client_id: str) -> list[Candidate]:
@@ -262,11 +262,11 @@ class QuotaTable:
         return [Candidate(level, entry, None if entry is None else entry.limit(kind)) for level, entry in found]
 
     def get(self, user: Name, client_id: Name) -> Entry | None:
-        """The entry about exactly this entity."""
+        """The entry of exactly this entity."""
         return self._by_entity.get((user, client_id))
 
     def with_entry(self, entry: Entry) -> "QuotaTable":
-        """A table in which `entry` stands in place of whatever was said about its entity."""
+        """A table in which `entry` replaces any other of its entity."""
         others = (other for other in self.entries if other.entity != entry.entity)
         return self._with((*others, entry))
 
@@ -293,7 +293,7 @@ class QuotaTable:
         )
 
     def without(self, user: Name, client_id: Name) -> "QuotaTable":
-        """A table that says nothing about this entity. Removing what is not there is fine, as in Kafka."""
+        """A table without this entity. Removing what does not exist is fine, as in Kafka."""
         kept = (other for other in self.entries if other.entity != (user, client_id))
         return self._with(kept)
 
@@ -330,7 +330,7 @@ class QuotaTable:
 
 
 def _ladder(user: str, client_id: str) -> tuple[tuple[Level, tuple[Name, Name]], ...]:
-    """The eight entities that can speak for a client, most specific first."""
+    """The eight entities that apply to a client, most specific first."""
     return (
         (Level.USER_CLIENT, (user, client_id)),
         (Level.USER_DEFAULT_CLIENT, (user, DEFAULT)),

@@ -4,9 +4,9 @@
 class Trial:
     """What one limit would have done to one counter's traffic.
 
-    Each charge is put to Kafka's delay formula (no cap, no pacing). A client would wait for only one delay at a time:
-    of the intervals [now, now + delay) the time is counted that at least one of them covers, each moment once. The
-    traffic was not held up, so this is what the limit would do to clients that go on asking for as much.
+    Each charge is put to Kafka's delay formula (no cap, no pacing). A client would wait for only one delay at a time,
+    so the time is counted that at least one of the intervals [now, now + delay) covers. The traffic was not delayed, so
+    this is what the limit would do to clients that go on asking for as much.
     """
 
     __slots__ = ("limit", "throttle_ms", "throttled", "until_ms")
@@ -22,7 +22,7 @@ class Trial:
         """Where the delays counted so far end."""
 
     def put_to(self, limit: float | None) -> None:
-        """Go on with this limit. Delays of another one say nothing about it, so its time is counted from now on."""
+        """Continue with this limit. Delays of another one say nothing about it, so its time is counted from now on."""
         if limit != self.limit:
             self.limit = limit
             self.until_ms = 0

@@ -19,13 +19,13 @@ login (`proxy.session.state.MAX_PASSING_BYTES`), and some more, as requests pass
 MAX_RENEWING_MS: Final = 10_000
 """And no more than the limit allows in this time; the same for request time."""
 UNKNOWN_BATCH_BYTES: Final = 1_000_000
-"""What a fetch is taken to bring at least, if it asks for as much, before any response has shown it: brokers send one
-whole batch however little is asked for (KIP-74), and batches may have up to 1 MB (`max.message.bytes`)."""
+"""The least that a fetch is expected to bring, if it asks for as much, before any response has shown it: brokers send
+one whole batch however little is asked for (KIP-74), and batches may have up to 1 MB (`max.message.bytes`)."""
 ASK_AGAIN_MS: Final = 1000
-"""While a limit is a share of a fleet's, which moves, those that wait at the gate ask again this often."""
+"""While a limit is a share of a fleet's, which moves, connections held at the gate ask again this often."""
 MAX_BUSY_DEBT_MS: Final = 30_000
-"""A group never owes more request time than it may use in this time. Requests of all kinds wait for it, heartbeats too:
-members of consumer groups must not be lost for it (`session.timeout.ms` is 45 s)."""
+"""The most request time that a group ever owes, as time of its limit. Requests of all kinds wait for it, heartbeats
+too, and consumers must not lose their group membership over it (`session.timeout.ms` is 45 s)."""
 
 
 class WindowCounter(QuotaCounter):
@@ -57,14 +57,14 @@ class WindowCounter(QuotaCounter):
         self._scale = 0.1 if is_request else 1
         self._bounded_ms = settings.window_ms if is_request else None
         self._smooth = settings.smooth and not is_request
-        self.carries = not settings.smooth  # else the pacer keeps the debt
+        self.carries = not settings.smooth  # otherwise the pacer keeps the debt
         self._renewed = (0.0, now)  # what has passed so that clients could log in again, and when
-        self._gate: Gate | None = None  # made when a connection has to wait for the first time
-        self._fetch_sizer = FetchSizer() if kind is Kind.FETCH else None  # a produce request is as large as it is
+        self._gate: Gate | None = None  # created when a connection is first held
+        self._fetch_sizer = FetchSizer() if kind is Kind.FETCH else None  # a produce request's size is fixed
         self._calm_ms = 2 * settings.num_samples * settings.window_ms
-        self._admitted = 0  # fetches that are with the broker
+        self._admitted = 0  # fetches at the broker
         self._outstanding = 0.0  # bytes that admitted fetches are expected to bring, not yet counted
-        self._watched = 0.0  # the lower of the limit and its candidate: up to it nothing happens
+        self._watched = 0.0  # the lower of the limit and its candidate: below it nothing happens
         self._typical: float | None = None  # running mean of the sizes of responses; None before the first
 
     def apply_limit(self, limit: Limit) -> None:
@@ -84,7 +84,7 @@ class WindowCounter(QuotaCounter):
         self.rate.move(old, new, level, now)
         pacer = self.pacer
         if pacer.active and (new > old or pacer.paid_at > now):
-            # Debt and credit are amounts. A lower limit makes no more of a credit than it was.
+            # Debt and credit are amounts. A lower limit does not increase a credit.
             pacer.paid_at = now - pacer.credit_ms(now) * old / new
         pacer.backlog_ms *= old / new
         if self._gate is not None:
@@ -93,7 +93,8 @@ class WindowCounter(QuotaCounter):
         self._watched = new if candidate is None else min(new, candidate)
 
     def charge(self, amount: float, now: int) -> int:
-        """See :meth:`QuotaCounter.charge`. Recorded, then checked: what violates the limit counts, too (KIP-13)."""
+        """See :meth:`QuotaCounter.charge`. Recorded, then checked: charges that violate the limit count, too
+        (KIP-13)."""
         if now < self.last_ms:
             now = self.last_ms
         usage = self.usage
@@ -113,17 +114,17 @@ class WindowCounter(QuotaCounter):
         return self._impose(self._over(observed, limit, now), now)
 
     def _over(self, observed: float, limit: float, now: int) -> int:
-        """Outside an episode the limit or its candidate is exceeded: Kafka's delay, and an episode may begin."""
+        """The limit or its candidate is exceeded outside an episode: Kafka's delay, and an episode may begin."""
         delay = self._exceeded(observed, limit, now)
         if observed > limit and self.pays and not self.shadow:
-            # The delay for request time is cut to one sample; what is owed is not.
+            # The delay for request time is cut to one sample; the debt is not.
             uncut = delay if self._bounded_ms is None else throttle_ms(observed, limit, self.rate.window_ms)
             self.pacer.begin(now, uncut if self._bounded_ms is None else min(uncut, MAX_BUSY_DEBT_MS))
             self.may_hold = True
         return delay
 
     def _exceeded(self, observed: float, limit: float, now: int) -> int:
-        """The limit or its candidate is exceeded: note what the candidate would do, return the limit's own delay."""
+        """The limit or its candidate is exceeded: record what the candidate would do, return the limit's own delay."""
         window_ms = self.rate.window_ms
         trial = self.candidate
         if trial is not None and trial.limit is not None and observed > trial.limit:
@@ -152,7 +153,7 @@ class WindowCounter(QuotaCounter):
             self.pacer.give_back(amount / self.limit * 1000.0)
 
     def check(self, now: int) -> int:
-        """See :meth:`QuotaCounter.check`. With pacing also the wait until a useful portion is allowed."""
+        """See :meth:`QuotaCounter.check`. With pacing also the wait until a useful amount is allowed."""
         if self._smooth:
             self._begin_if_used_up(max(now, self.last_ms))
         return self.due(now)
@@ -167,7 +168,7 @@ class WindowCounter(QuotaCounter):
         return self._capped(delay, now, count=False) if delay > 0 else 0
 
     def allowance(self, now: int) -> int | None:
-        """See :meth:`QuotaCounter.allowance`: what the window has room for, in an episode also what the pace allows."""
+        """See :meth:`QuotaCounter.allowance`: the room in the window, and in an episode also what the pace allows."""
         limit = self.limit
         if limit is None or self.shadow:
             return None
@@ -177,8 +178,8 @@ class WindowCounter(QuotaCounter):
     def admit(self, wanted: int, now: int) -> FetchAdmission:
         """Check, allowance and a reservation in one, for a fetch that is about to go to the broker.
 
-        The reservation keeps many connections from being promised the same bytes. Give the admission back to
-        :meth:`settle` when the response came (or will never come: amount 0).
+        The reservation prevents the same bytes from being granted to several connections. Pass the admission to
+        :meth:`settle` when the response has come (or will never come: amount 0).
         """
         limit = self.limit
         if limit is None or self.shadow:
@@ -199,8 +200,8 @@ class WindowCounter(QuotaCounter):
         paced = pacer.active
         if not paced:
             granted = min(granted, int(limit * TOLERANCE_MS / 1000.0))
-        # Reserved in full while nothing is known, else by experience: most consumers wait at the end of a log and ask
-        # for far more than they get, and others must not be held up by what those will not take. One batch comes whole,
+        # Reserved in full while nothing is known, and later by experience: most consumers wait at the end of a log and
+        # ask for far more than they get, and must not hold up others by what they will not take. One batch comes whole,
         # whatever is granted.
         if self._typical is None:
             expected: float = max(min(max(granted, UNKNOWN_BATCH_BYTES), wanted), 1)
@@ -221,9 +222,9 @@ class WindowCounter(QuotaCounter):
         return FetchAdmission(0, granted, self, expected, paced_ms)
 
     def settle(self, admission: FetchAdmission, amount: float) -> None:
-        """Release what :meth:`admit` reserved and learn from the real size, which the caller then records."""
+        """Release what :meth:`admit` reserved and learn from the actual size, which the caller then records."""
         self._admitted -= 1
-        # Exactly nothing when nothing is out: sums of fractions would leave a residue.
+        # Exactly zero when nothing is outstanding: sums of fractions would leave a residue.
         self._outstanding = max(self._outstanding - admission.reserved, 0.0) if self._admitted else 0.0
         if admission.paced_ms and self.pacer.active:
             self.pacer.give_back(admission.paced_ms)
@@ -254,7 +255,7 @@ class WindowCounter(QuotaCounter):
         return owed_ms if owed_ms > max(self.throttled_until - now, 0) + GRACE_MS else 0
 
     def forgettable(self, now: int) -> bool:
-        """See :meth:`QuotaCounter.forgettable`. What fetches have taught about sizes of batches is learned again."""
+        """See :meth:`QuotaCounter.forgettable`. What is known about batch sizes is learnt again."""
         now = max(now, self.last_ms)
         return (
             self.rate.empty(now)
@@ -284,14 +285,14 @@ class WindowCounter(QuotaCounter):
             self._learn(amount)
             return self._impose(delay, now)
         if self._gate is not None:
-            # Those that wait already go first: the connection is told when it will be its turn again.
+            # Held connections go first: the client is told when it will be next after them.
             paced += self._gate.ahead_ms(amount / limit * 1000.0)
         if paced > delay:
             delay = min(round_half_up(paced), MAX_THROTTLE_MS)
         return self._impose(delay, now)
 
     def hold(self, connection: object, amount: float, now: int, *, whole: bool = False) -> int:
-        """See :meth:`QuotaCounter.hold`. `amount` is 0 for request time, not known before: what is usual is assumed."""
+        """See :meth:`QuotaCounter.hold`. `amount` is 0 for request time, not known before: the usual one is assumed."""
         limit, pacer, gate = self.limit, self.pacer, self._gate
         now = max(now, self.last_ms)
         self.may_hold = pacer.active
@@ -300,7 +301,7 @@ class WindowCounter(QuotaCounter):
             return 0
         if gate is None:
             gate = self._gate = Gate()
-        # What it is expected to cost, as a time of the limit: bytes / (bytes/s), or busy ms * 0.1 / percent.
+        # The expected cost, as a time of the limit: bytes / (bytes/s), or busy ms * 0.1 / percent.
         cost_ms = (amount or self._typical or 0.0) * self._scale / limit * 1000.0
         if pacer.active:
             pacer.pay_backlog(now)
@@ -309,13 +310,13 @@ class WindowCounter(QuotaCounter):
         return min(wait_ms, ASK_AGAIN_MS) if self.fleet else wait_ms
 
     def _debts(self, limit: float, now: int) -> tuple[float, float]:
-        """Until when the group owes, and what it owes beyond that for large requests."""
+        """Until when the group is in debt, and its debt beyond that for large requests."""
         if not self.pacer.active:
             total, window_ms = self.rate.peek(now)
-            return now - (window_ms - total / limit * 1000.0), 0.0  # there is room in the window for so much
+            return now - (window_ms - total / limit * 1000.0), 0.0  # the room in the window is a credit
         paid_at, backlog_ms = self.pacer.debts(now)
         if backlog_ms:
-            # Kafka's delay, as long as the large request is in the window, would be that of each request.
+            # While the large request is in the window, Kafka's delay would apply to every request.
             total, window_ms = self.rate.peek(now)
             delay_ms = self._kafka_delay(total / (window_ms / 1000.0), limit, window_ms)
             paid_at = max(paid_at, float(now + delay_ms - LARGE_MS))
@@ -362,12 +363,12 @@ class WindowCounter(QuotaCounter):
 
     @property
     def waiting(self) -> int:
-        """How many connections have a request that waits at the gate."""
+        """How many connections have a request held at the gate."""
         return 0 if self._gate is None else len(self._gate)
 
     @property
     def paced(self) -> bool:
-        """Whether smooth pacing is at work."""
+        """Whether smooth pacing is active."""
         return self._smooth and self.pacer.active
 
     def _learn(self, amount: float) -> None:
@@ -375,7 +376,7 @@ class WindowCounter(QuotaCounter):
         self._typical = typical + (amount - typical) * _LEARN
 
     def _count(self, amount: float, now: int) -> tuple[int, float]:
-        """Record, and keep the episode's books. Returns Kafka's delay and the pace's, in ms."""
+        """Record, and update the episode. Returns Kafka's delay and the pace's, in ms."""
         rate = self.rate
         pacer = self.pacer
         if pacer.active:
@@ -395,7 +396,7 @@ class WindowCounter(QuotaCounter):
             return (self._over(observed, limit, now) if observed > self._watched else 0), 0.0
         delay = self._exceeded(observed, limit, now) if observed > self._watched else 0
         pacer.note_rate(observed / limit, now)
-        if not self._smooth:  # request time: its delay is cut to one sample, and is no measure of what is owed
+        if not self._smooth:  # request time: its delay is cut to one sample, so it does not measure the debt
             return delay, pacer.take(amount * self._scale / limit * 1000.0, now)
         return delay, pacer.take(amount / limit * 1000.0, now, delay, self._slack_ms(limit, now) if delay else 0)
 
@@ -413,7 +414,7 @@ class WindowCounter(QuotaCounter):
             return kafka, 0
         available_ms = window_ms - (total + self._outstanding) / limit * 1000.0
         if self.pacer.active:
-            # One grain above the window is what a client at exactly its limit has anyway (the fence-post effect).
+            # One grain above the window is what a client at exactly its limit gets anyway (the fence-post effect).
             available_ms = min(available_ms + min_chunk_ms, self.pacer.credit_ms(now))
         if available_ms >= min_chunk_ms / 2:
             return kafka, 0
@@ -427,20 +428,21 @@ class WindowCounter(QuotaCounter):
         return max(int(room), 0)
 
     def _grain_ms(self, limit: float, now: int) -> float:
-        """Fetches wait until this much time's worth is allowed. One that comes when half of it is there is let through:
-        it may have waited its time, and the clock be a little behind."""
+        """Fetches wait until this much time's worth is allowed. One that comes when half of it is there may pass: it
+        may have waited as told, and the clock may be a little behind."""
         portions = self._fetch_sizer
         if portions is None:
             return 0.0
         return portions.min_chunk_ms(limit, self.pacer.waiting(now)) if self.pacer.active else SHORTEST_MS
 
     def _slack_ms(self, limit: float, now: int) -> float:
-        """How much of the time that a delay of Kafka's lasts may become credit. For fetches, the next portion: each one
-        that the window had little room for brings about such a delay, and consumers would never reach their limit."""
+        """How much of Kafka's delay may become credit. For fetches, the next one's worth: each fetch that the window
+        had little room for causes such a delay, and consumers would never reach their limit."""
         return max(self._grain_ms(limit, now), SLACK_MS)
 
     def _wait_in_turn(self, kafka: int, wait: int, min_chunk_ms: float, now: int) -> int:
-        """How long a refused fetcher waits besides Kafka's delay: the pace, and its turn among the others. No debt."""
+        """How long a throttled fetcher waits besides Kafka's delay: the pace, and its place among the others. No
+        debt."""
         pacer = self.pacer
         limit = self.limit
         if pacer.active and limit is not None:
@@ -448,7 +450,7 @@ class WindowCounter(QuotaCounter):
                 pacer.hold(now + kafka, max(min_chunk_ms, SLACK_MS))
             usual_ms = (self._typical or 0.0) / limit * 1000.0
             if self._fetch_sizer is not None:
-                # Portions from before the episode were larger than those that are due now.
+                # Fetches before the episode were larger than those that are granted now.
                 usual_ms = min(usual_ms, max(min_chunk_ms, self._fetch_sizer.batch / limit * 1000.0))
             wait = round_half_up(pacer.turn(now, now + max(wait, kafka), usual_ms * CROWDING) - now)
         longest = self.max_throttle_ms

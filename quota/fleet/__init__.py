@@ -1,5 +1,5 @@
-"""One limit for a whole fleet of sidecars: what each instance may use of it, by the records that all of them read.
+"""One limit for several instances: the split, records, what was read and claimed, shares for the ledger.
 
-Pure arithmetic, as the rest of `quota`: bytes and clock readings in, shares and bytes out. docs/fleet.md says what is
+Pure arithmetic, as the rest of `quota`: bytes and clock readings in, shares and bytes out. docs/fleet.md states what is
 guaranteed, and why.
 """

@@ -1,18 +1,18 @@
-"""How much an instance could use of a group: what it uses, or more while its clients are made to wait."""
+"""An instance's demand for a group: what it uses, or more while its clients are throttled."""
 
 from collections import deque
 from typing import Final
 
 SAMPLE_MS: Final = 500
-"""Usage is looked at this often."""
+"""Interval between samples of usage."""
 HEADROOM: Final = 1.05
 """An instance that has enough asks for a little more than it used."""
 _REMEMBERED: Final = 6
 """Samples: three seconds."""
 _STICKS: Final = 4
-"""Samples for which clients that had to wait count as waiting: throttles of large requests come one at a time."""
+"""Samples for which throttled clients count as waiting: throttles of large requests come one at a time."""
 _STEPS: Final = ((2, 1.5), (4, 3.0))
-"""Hungry for up to so many samples: asks for so many times its share. Longer: for all."""
+"""(samples, factor): short for this many samples, it asks for this many times its share. Beyond: for everything."""
 
 
 class Appetite:
@@ -27,11 +27,12 @@ class Appetite:
         self.demand = 0.0
 
     def sample(self, usage: float, short: bool, share: float, fair: float) -> float:
-        """Half a second has passed: `usage` is its rate over the limit; `short`: clients had to wait for this limit.
+        """Half a second has passed: `usage` is its rate over the limit; `short`: this limit throttled its clients.
 
-        `share` is what may be used now and `fair` what each gets if all want as much. One whose clients wait asks for
-        1.5 times the greater of these, after a second for 3 times, after two for everything: a short wait disturbs
-        nobody much, a long one takes what is fair, whatever the others used before.
+        `share` is what may be used now and `fair` what each instance gets if all ask for as much. An instance whose
+        clients are throttled asks for 1.5 times the greater of these, after a second for 3 times, after two for
+        everything: a short wait hardly affects others, a long one takes the fair share, whatever the others used
+        before.
         """
         self._samples.append(usage)
         self._sticks = _STICKS if short else max(self._sticks - 1, 0)

@@ -1,26 +1,26 @@
-"""What an instance may use of one group: lowered at once, raised only when everybody has had two records to know it.
+"""What an instance may use of one group: lowered at once, raised only after all others had two records to see it.
 
-The partition puts all records into one order, and each reader sees a beginning of it. The rule:
+The partition puts all records into one order, and each reader sees a prefix of it. The rule:
 
 - Each record says what its writer holds and claims; it never uses more than the greater of the two until its next one.
 - Held is lowered before the record that says so is written.
-- Held is raised when two records in succession with the claim have come back to their writer, to the least that was
-  claimed in them and after them, and to no more than what the others' last records before the second one leave free.
+- Held is raised when two successive records with the claim have come back to their writer, to the least that was
+  claimed in them and after them, and to no more than the others' last records before the second one leave free.
 
-Of two instances that reach for the same room, one has its second record behind the other's: it has read both of the
-other's, or one of them if one was lost, and finds the room taken. So what is held never adds up to more than the
-capacity as long as no two successive records of one member about the group are lost to one reader.
+If two instances claim the same room, the second record of one of them follows the other's: it has read both of the
+other's, or one of them if one was lost, and finds the room taken. So the sum of what is held never exceeds the capacity
+as long as no reader loses two successive records of one member about the group.
 """
 
 from collections import deque
 from math import floor
 
 _STEPS = 2**24
-"""Fractions are whole multiples of 2^-24, which a 32-bit float holds exactly: others read what is meant."""
+"""Fractions are multiples of 2^-24, which a 32-bit float holds exactly: others read the exact value."""
 
 
 def exact(fraction: float) -> float:
-    """`fraction`, rounded down to what a record can say, from 0 to 1."""
+    """`fraction`, rounded down to what a record can express, from 0 to 1."""
     return floor(min(max(fraction, 0.0), 1.0) * _STEPS) / _STEPS
 
 
@@ -36,14 +36,14 @@ class Claim:
         self._back: float | None = None
 
     def lower(self, to: float) -> bool:
-        """Hold at most `to`, from now on. Returns whether that is less than before."""
+        """Hold at most `to` from now on. Returns whether that is less than before."""
         if self.held <= to:
             return False
         self.held = exact(to)
         return True
 
     def hold_alone(self, fraction: float) -> None:
-        """Nobody can be heard: hold this, whatever the others do."""
+        """No other instance can be heard: hold this, whatever the others do."""
         self.held = exact(fraction)
         self._back = None
 
@@ -52,7 +52,7 @@ class Claim:
         self._sent.append((seq, claim))
 
     def came_back(self, seq: int, room: float) -> bool:
-        """The own record `seq` was read, where the others left `room`. Returns whether more is held than before."""
+        """Our own record `seq` was read, where the others left `room`. Returns whether more is held than before."""
         found = None
         while self._sent and self._sent[0][0] <= seq:
             its_seq, claim = self._sent.popleft()

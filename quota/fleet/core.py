@@ -1,7 +1,7 @@
 """One instance of a fleet: its groups, what it reads, what it publishes, and what it may use. Sans-IO.
 
-The caller hands in what was read (:meth:`Fleet.read`), how its groups stand (:meth:`Fleet.sample`) and the time
-(:meth:`Fleet.tick`), publishes what it gets, and applies :meth:`Fleet.share`. Times are monotonic milliseconds.
+The caller passes in what was read (:meth:`Fleet.read`), the state of its groups (:meth:`Fleet.sample`) and the time
+(:meth:`Fleet.tick`), publishes what is returned, and applies :meth:`Fleet.share`. Times are monotonic milliseconds.
 """
 
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from quota.fleet.timing import Timing
 from quota.fleet.view import MOVED, LastUse, View
 
 LEARNING: Final = 1.25
-"""Intervals for which a partition is only listened to: every member that writes into it has then been heard."""
+"""Intervals for which a partition is only read: every member that writes to it has then been heard."""
 _WORTH: Final = 0.02
-"""A grant that changes by less than this part of itself waits for the next interval."""
+"""A grant that changes by less than this fraction of itself waits for the next interval."""
 
 Outgoing = tuple[int, bytes]
-"""A partition and what to publish there."""
+"""A partition and the record to publish there."""
 
 
 class ShareReason(StrEnum):
@@ -32,26 +32,26 @@ class ShareReason(StrEnum):
     FLOOR = "floor"
     """The floor alone: not used here lately, or just now for the first time."""
     LAST = "last"
-    """The own records do not come back: the last share stays for a while."""
+    """Our own records do not come back: the last share stays for a while."""
     ALONE = "alone"
-    """They did not for longer: the limit / known instances."""
+    """They have not for longer: the limit / known instances."""
 
 
 class FleetStatus(NamedTuple):
-    """How a group stands, for metrics and people."""
+    """The state of a group, for metrics and people."""
 
     share: float
     """What this instance may use, as a fraction of the limit."""
     why: ShareReason
     demand: float
     usage: float
-    """The whole fleet's, in the group's unit per second."""
+    """The whole fleet's rate, in the group's unit per second."""
     instances: int
-    """Those that said something of the group."""
+    """Those that reported the group."""
     known: int
     """All instances of the fleet."""
     level: float
-    """How full the fleet's window is, of what the limit lets lie there; at most 1."""
+    """How full the fleet's window is, as a fraction of the limit's; at most 1."""
 
 
 class _Partition:
@@ -63,9 +63,9 @@ class _Partition:
         self.in_flight: dict[int, float] = {}
         """Sequence numbers that were not read back yet, and when they were handed over."""
         self.heard_ms: float | None = None
-        """When the newest own record that came back was handed over."""
+        """When the newest of our own records that came back was handed over."""
         self.learned_from: float | None = None
-        """When the first own record came back."""
+        """When our first own record came back."""
         self.lost = False
 
 
@@ -78,19 +78,19 @@ class _Own:
     usage: float = 0.0
     level: float = 0.0
     used_ms: float | None = None
-    """When it was used last; None: never, it is not published."""
+    """When it was last used; None: never, so it is not published."""
     told: float = 0.0
     """The demand that was published last."""
     raising: bool = False
     """A claim above what is held has been published once."""
     moves: int = 0
-    """Of the view, when they were last looked at."""
+    """The view's count of moves at the last check."""
     lowered: bool = False
-    """What is held was lowered, and nobody knows yet."""
+    """What is held was lowered, and no record has said so yet."""
 
 
 class Fleet:
-    """See the module. `member` is a random number of 64 bits, drawn anew by each process."""
+    """See the module. `member` is a random 64-bit number, drawn anew by each process."""
 
     def __init__(
         self,
@@ -103,8 +103,8 @@ class Fleet:
         at_least: int = 1,
         view: View | None = None,
     ) -> None:
-        """`at_least`: how many instances there are, as far as one knows without hearing of any. `view`: shared with
-        others that read at the same speed (simulations)."""
+        """`at_least`: the number of instances known without hearing of any. `view`: shared with others that read at the
+        same speed (simulations)."""
         self.timing: Final = timing or Timing()
         self.view: Final = view or View(self.timing)
         self.member: Final = member
@@ -118,16 +118,16 @@ class Fleet:
         self._own: dict[int, _Own] = {}
         self._left = False
         self.malformed = 0
-        """Records that were none, or said what cannot be."""
+        """Records that were malformed, or had impossible content."""
         self.other_fleets = 0
         """Records of other fleets on the same topic."""
         self.known = max(at_least, 1)
-        """How many instances there are."""
+        """The number of instances."""
 
-    # ---- what the caller has ----------------------------------------------------------------------------------------
+    # ---- what the caller reports ------------------------------------------------------------------------------------
 
     def connected(self, partitions: int, now: float) -> None:
-        """The topic was found and has so many partitions."""
+        """The topic was found and has this many partitions."""
         self._count = partitions
         self._partitions.setdefault(0, _Partition(now))
         for own in self._own.values():
@@ -136,11 +136,11 @@ class Fleet:
 
     @property
     def wanted(self) -> frozenset[int]:
-        """Partitions to be read: that of the instances and those of the groups that there are here."""
+        """Partitions to be read: that of the instances and those of this instance's groups."""
         return frozenset(self._partitions)
 
     def join(self, group: int, now: float) -> None:
-        """There is a counter of this group here."""
+        """This instance has a counter of this group."""
         if group in self._own:
             return
         partition = group % self._count if self._count else 0
@@ -149,14 +149,14 @@ class Fleet:
             self._partitions[partition] = _Partition(now)
 
     def part(self, group: int) -> None:
-        """There no longer is. Others forget what was said of it."""
+        """It no longer has. The others' reports of the group are forgotten."""
         own = self._own.pop(group, None)
         if own is not None and own.partition and not any(o.partition == own.partition for o in self._own.values()):
             self._partitions.pop(own.partition, None)
 
     def sample(self, group: int, usage: float, fraction: float, level: float, short: bool, now: float) -> None:
         """Half a second of a group: `usage` is its rate, `fraction` the same over the limit, `level` how full its
-        window is as a fraction of the whole limit's, `short` whether clients had to wait."""
+        window is as a fraction of the whole limit's, `short` whether the limit throttled clients."""
         own = self._own[group]
         own.usage, own.level = usage, min(level, 1e6)
         if usage > 0 or short:
@@ -168,7 +168,7 @@ class Fleet:
         own.appetite.sample(fraction, short, share, CAPACITY / (1 + others))
 
     def read(self, partition: int, data: bytes, now: float) -> None:
-        """A record of the topic, in the order of its partition. What is no record changes nothing."""
+        """A record of the topic, in the order of its partition. A malformed one changes nothing."""
         try:
             record = decode(self._fleet, data)
         except OtherFleetError:
@@ -180,11 +180,11 @@ class Fleet:
         self.take(partition, record, now)
 
     def take(self, partition: int, record: Record, now: float) -> None:
-        """The same for a record that was decoded."""
+        """The same for a decoded record."""
         if record.member == self.member:
             mine = self._partitions.get(partition)
             if mine is None or record.seq not in mine.in_flight:
-                self.malformed += record.seq >= self._seq  # nothing that was ever published here
+                self.malformed += record.seq >= self._seq  # never published here
                 return
             self.view.take(partition, record, now)
             self.came_back(partition, record, now)
@@ -192,7 +192,7 @@ class Fleet:
             self.view.take(partition, record, now)
 
     def came_back(self, partition: int, record: Record, now: float) -> None:
-        """An own record was read; those before it in its partition were as well."""
+        """One of our own records was read, and with it all earlier ones of its partition."""
         mine = self._partitions[partition]
         sent_ms = mine.in_flight[record.seq]
         for seq in [seq for seq in mine.in_flight if seq <= record.seq]:
@@ -207,7 +207,7 @@ class Fleet:
                 own.raising = own.claim.held < use.claim * (1 - _WORTH)
 
     def tick(self, now: float) -> list[Outgoing]:
-        """Some time has passed (a quarter of an interval, say): what is to be published now."""
+        """Some time has passed (a quarter of an interval, say). Returns what to publish now."""
         view = self.view
         if self._left:
             return []
@@ -235,7 +235,7 @@ class Fleet:
         return found if presence is None else [*found, presence]
 
     def leave(self, now: float) -> list[Outgoing]:
-        """Goodbye: from now on the floors are enough here. What to publish."""
+        """The instance leaves: the floors suffice from now on. Returns what to publish."""
         self._left = True
         found = []
         for number, partition in self._partitions.items():
@@ -247,7 +247,7 @@ class Fleet:
             own.claim.lower(0.0)
         return found
 
-    # ---- what the caller wants --------------------------------------------------------------------------------------
+    # ---- what the caller asks ---------------------------------------------------------------------------------------
 
     def share(self, group: int, now: float) -> float:
         """The fraction of the limit that may be used here now; never above 1."""
@@ -259,7 +259,7 @@ class Fleet:
         return min(own.claim.held + floor_share(self.known), 1.0)
 
     def standing(self, group: int, now: float) -> FleetStatus:
-        """How a group stands."""
+        """The state of a group."""
         own = self._own[group]
         share = self.share(group, now)
         usage, level, instances, mine = own.usage, own.level, 1, 0
@@ -280,7 +280,7 @@ class Fleet:
         return FleetStatus(share, why, own.appetite.demand, usage, instances, self.known, level)
 
     def level(self, group: int, now: float) -> float:
-        """How full the fleet's window is, of what the limit lets lie there; at most 1."""
+        """How full the fleet's window is, as a fraction of the limit's; at most 1."""
         own = self._own.get(group)
         total = 0.0 if own is None else own.level
         total += sum([seen.use.level for seen in self._others(group, now)])
@@ -288,7 +288,7 @@ class Fleet:
 
     @property
     def lost(self) -> bool:
-        """Whether some groups have no split, because the own records do not come back."""
+        """Whether some groups have no split, because our own records do not come back."""
         return any(partition.lost for partition in self._partitions.values()) or (not self._count and self._alone)
 
     @property
@@ -302,7 +302,7 @@ class Fleet:
         return own is not None and own.used_ms is not None
 
     def instances(self, group: int, now: float) -> int:
-        """How many instances said something of a group, this one included."""
+        """How many instances reported a group, this one included."""
         return 1 + len(self._others(group, now))
 
     # ---- inside -----------------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ class Fleet:
         return first.lost or (mine is not None and mine.lost)
 
     def _late(self, partition: _Partition, now: float) -> bool:
-        """Whether own records ought to have come back two intervals ago."""
+        """Whether our own records should have come back two intervals ago."""
         interval_ms = self.timing.interval_ms
         return bool(partition.in_flight) and now - min(partition.in_flight.values()) > 2 * interval_ms
 
@@ -335,7 +335,7 @@ class Fleet:
         else:
             self._alone = False
         if self.lost:
-            # They are not heard of, but they are there: the number is that of before.
+            # They cannot be heard, but they exist: the number stays as it was.
             for own in self._own.values():
                 if self._lost(own.partition):
                     own.claim.hold_alone(1.0 / self.known - floor_share(self.known))
@@ -353,7 +353,7 @@ class Fleet:
         return CAPACITY - sum([seen.bound for seen in self._others(group, now)])
 
     def _settle_for_less(self, own: _Own, now: float) -> None:
-        """The others want more: what is theirs is given up at once."""
+        """The others ask for more: give up their part at once."""
         if not self._lost(own.partition):
             target = grant_of(own.appetite.demand, [seen.use.demand for seen in self._others(own.group, now)])
             before = own.claim.held
@@ -371,7 +371,7 @@ class Fleet:
         claim = own.claim
         if not self._lost(own.partition):
             if own.used_ms is not None and now - own.used_ms > self.timing.stay_ms:
-                own.used_ms = None  # nobody uses it here: this is the last record about it
+                own.used_ms = None  # not used here any more: this is the last record about it
                 own.claim, own.appetite, own.raising = Claim(), Appetite(), False
                 return GroupUse(own.group, 0.0, 0.0, 0.0, 0.0, 0.0)
             target = grant_of(demand, [seen.use.demand for seen in others])
@@ -403,7 +403,7 @@ class Fleet:
     _count_ms = float("-inf")
 
     def _presence(self, now: float) -> Outgoing | None:
-        """Now and then a record that says only that the instance is there."""
+        """From time to time a record that says only that the instance exists."""
         timing = self.timing
         interval_ms = max(timing.presence * timing.interval_ms, timing.interval_of(self.known))
         if now < self._present_ms + interval_ms:

@@ -1,9 +1,9 @@
-"""The record that an instance publishes: what it used, wants and may use of each group, packed into a few bytes.
+"""The record that an instance publishes: its usage, demand and grant for each group, packed into a few bytes.
 
 Big-endian: magic "kq", version, flags (1: leaving), fleet (8 bytes of a hash of its id), member (8 random bytes, drawn
 at the start of a process), sequence number (8), interval in ms (4), number of groups (2), length of the name (1), the
-name (UTF-8), then per group its hash (8) and five 32-bit floats. Groups are told by a hash: names of users stay where
-they are.
+name (UTF-8), then per group its hash (8) and five 32-bit floats. Groups are identified by a hash, so that no user names
+leave the instance.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ LONGEST_NAME: Final = 63
 """Bytes of an instance's name."""
 MAX_INTERVAL_MS: Final = 3_600_000
 MAX_BYTES: Final = 300_000
-"""No record is longer: 10 000 groups of 28 bytes, and the head."""
+"""The longest record: 10 000 groups of 28 bytes, and the head."""
 
 _LEAVING: Final = 1
 _HEAD: Final = struct.Struct(">2sBBQQQIHB")
@@ -36,7 +36,7 @@ class GroupUse(NamedTuple):
     demand: float
     """What the instance could use if it had it."""
     level: float
-    """What lies in its window, over what the whole limit would let lie there."""
+    """The content of its window, as a fraction of the whole limit's."""
     held: float
     """The grant in force when the record was written."""
     claim: float
@@ -44,7 +44,7 @@ class GroupUse(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What one instance says in one interval about its groups in one partition."""
+    """One instance's report for one interval about its groups in one partition."""
 
     member: int
     seq: int
@@ -59,16 +59,16 @@ class FleetRecordError(ValueError):
 
 
 class OtherFleetError(FleetRecordError):
-    """A sound head, of another fleet that shares the topic."""
+    """A valid head, of another fleet that shares the topic."""
 
 
 def fleet_hash(fleet_id: str) -> int:
-    """A fleet's id as records carry it."""
+    """The fleet's id in records."""
     return _hash(b"fleet", fleet_id)
 
 
 def group_hash(kind: str, key: CounterKey) -> int:
-    """A group as records carry it: 64 bits, of which two of a thousand groups are alike once in 10^13 fleets."""
+    """The group's id in records: 64 bits; two of a thousand groups collide once in 10^13 fleets."""
     return _hash(kind.encode(), *("-" if name is None else f"={name}" for name in key))
 
 
@@ -90,7 +90,7 @@ def encode(fleet: int, record: Record) -> bytes:
 
 
 def decode(fleet: int, data: bytes) -> Record:
-    """What `data` says. Raises FleetRecordError for all that is not exactly as :func:`encode` writes it."""
+    """Decode a record. Raises FleetRecordError for anything that :func:`encode` does not write."""
     if len(data) < _HEAD.size or data[:2] != MAGIC:
         raise FleetRecordError("no record of a fleet")
     _, version, flags, its_fleet, member, seq, interval_ms, count, length = _HEAD.unpack_from(data)

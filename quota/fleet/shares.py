@@ -1,4 +1,4 @@
-"""Between a ledger and its fleet: how groups stand goes to the fleet, what may be used of each limit to the groups."""
+"""Connects a ledger to its fleet: reports groups to the fleet, and applies the shares of each limit to the groups."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -13,16 +13,16 @@ from quota.fleet.split import CAPACITY
 from quota.ledger import Ledger
 
 SOON_MS: Final = 1000
-"""While an instance has less than what is fair, the longest throttle that one response tells: more is about to come,
-and a connection that was muted for minutes would not notice. What is owed beyond it is paid all the same (ADR 0026)."""
+"""While an instance has less than its fair share, the longest throttle that one response tells: more is about to come,
+and a connection muted for minutes would not notice. The debt beyond it is paid all the same (ADR 0026)."""
 _BUSY_TO_PERCENT: Final = 0.1
 """1 ms of busy time per second is 0.1 percent of one thread."""
 _LITTLE: Final = 1e-3
-"""A share that grows by less than this part of itself is left as it is. A smaller one always counts."""
+"""A share that grows by less than this fraction of itself is not changed. A smaller one always applies."""
 
 
 class _Local:
-    """One group as it was when it was last looked at."""
+    """One group at the last step."""
 
     __slots__ = ("amount", "group", "hash", "throttled")
 
@@ -48,9 +48,9 @@ class _Rate:
 
 
 class Shares:
-    """Keeps the limits of one ledger that are those of a whole fleet at this instance's share of them.
+    """Sets the limits of one ledger that are a whole fleet's to this instance's share of them.
 
-    Give the time and what was read of the topic to :meth:`step` a few times per second, and publish what comes back.
+    Call :meth:`step` with the time and what was read of the topic a few times per second, and publish what it returns.
     """
 
     def __init__(self, ledger: Ledger, fleet: Fleet, now: float) -> None:
@@ -59,7 +59,7 @@ class Shares:
         self._now = now
         self._sampled = now
         self._locals: dict[int, _Local] = {}
-        """By the identity of the group."""
+        """By the hash of the group."""
         self._rates: dict[tuple[Scope, str], _Rate] = {}
         self._active: dict[int, _Local] = {}
         self._floor = 0.0
@@ -71,11 +71,11 @@ class Shares:
 
     @property
     def count(self) -> int:
-        """How many groups there are here whose limit is the fleet's."""
+        """The number of groups here whose limit is the fleet's."""
         return len(self._locals) + len(self._rates)
 
     def step(self, now: float) -> list[Outgoing]:
-        """Look at the groups, take part in the split, put the shares in force."""
+        """Report the groups, take part in the split, apply the shares."""
         self._now = now
         if now >= self._sampled + SAMPLE_MS:
             self._sample(now)
@@ -84,28 +84,28 @@ class Shares:
         return found
 
     def leave(self, now: float) -> list[Outgoing]:
-        """Goodbye."""
+        """Leave the fleet."""
         found = self.fleet.leave(now)
         self._lost = not self._lost  # all shares change
         self._apply(now)
         return found
 
     def active(self) -> Iterator[QuotaCounter]:
-        """Groups that are used here."""
+        """Groups in use here."""
         return (local.group for local in list(self._active.values()))
 
     def standing(self, group: QuotaCounter) -> FleetStatus | None:
-        """How a group stands in the fleet; None for one whose limit is this instance's own."""
+        """The state of a group in the fleet; None for one whose limit is this instance's own."""
         local = self._locals.get(id(group))
         return None if local is None or not group.fleet else self.fleet.standing(local.hash, self._now)
 
     def standing_of_rate(self, scope: Scope, name: str) -> FleetStatus | None:
-        """How the connection rate of an address or a user stands."""
+        """The state of the connection rate of an address or a user."""
         rate = self._rates.get((scope, name))
         return None if rate is None else self.fleet.standing(rate.hash, self._now)
 
     def rates(self) -> Iterator[tuple[Scope, str, FleetStatus]]:
-        """Addresses and users whose connection rate is the fleet's and is used here."""
+        """Addresses and users whose connection rate is the fleet's and is in use here."""
         return ((scope, name, self.fleet.standing(one.hash, self._now)) for (scope, name), one in self._rates.items())
 
     # ---- connections ------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class Shares:
             del self._rates[place]
 
     def _apply(self, now: float) -> None:
-        """Shares of groups that are used; of all of them when the floor has moved, or the fleet was lost or found."""
+        """Apply the shares of groups in use; of all groups when the floor has moved, or the fleet was lost or found."""
         fleet = self.fleet
         floor, lost = fleet.floor, fleet.lost
         everywhere = floor != self._floor or lost != self._lost

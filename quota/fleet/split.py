@@ -1,4 +1,4 @@
-"""The split of one limit: max-min fair shares, weighted by nothing but what each instance asks for.
+"""The split of one limit: max-min fair shares, weighted by each instance's demand alone.
 
 All amounts are fractions of the limit, so that instances whose configurations differ for a moment (a rollout) still
 agree on the split.
@@ -8,21 +8,21 @@ from collections.abc import Collection
 from typing import Final
 
 RESERVE: Final = 0.01
-"""Of each limit, the part that is kept for floors: every instance has an equal part of it whatever happens."""
+"""The part of each limit reserved for floors: every instance always has an equal part of it."""
 CAPACITY: Final = 1.0 - RESERVE
-"""What grants are made of."""
+"""The part that grants are made of."""
 
 
 def floor_share(instances: int) -> float:
-    """What each of so many known instances may use without asking: 1 % / instances, so all floors together are 1 %."""
+    """What each of this many known instances may use without asking: 1 % / instances, so all floors add up to 1 %."""
     return RESERVE / max(instances, 1)
 
 
 def water_level(demands: Collection[float], capacity: float = CAPACITY) -> float:
     """The level at which ``sum(min(demand, level))`` is the capacity; infinite when all demands fit.
 
-    Progressive filling: the smallest demands are met in full, what is left is divided equally among the others. Of
-    0.1, 0.5 and 0.9 with capacity 1.0: 0.1 is met, (1.0 - 0.1) / 2 = 0.45 is the level.
+    Progressive filling: the smallest demands are met in full, the rest is divided equally among the others. Of 0.1, 0.5
+    and 0.9 with capacity 1.0: 0.1 is met, (1.0 - 0.1) / 2 = 0.45 is the level.
     """
     left = capacity
     waiting = len(demands)
@@ -35,8 +35,8 @@ def water_level(demands: Collection[float], capacity: float = CAPACITY) -> float
 
 
 def grant_of(mine: float, others: Collection[float], capacity: float = CAPACITY) -> float:
-    """What the instance with demand `mine` gets beside `others`: its demand up to the level, and an equal part of what
-    nobody asks for. These add up to exactly the capacity, whatever the demands are."""
+    """The grant of the instance with demand `mine` beside `others`: its demand up to the level, and an equal part of
+    what no instance asks for. The grants add up to exactly the capacity, whatever the demands are."""
     demands = [mine, *others]
     level = water_level(demands, capacity)
     if mine > level:

@@ -1,4 +1,4 @@
-"""How often and how long: the times of a fleet, in one place. Milliseconds of the reader's own monotonic clock."""
+"""All periods and timeouts of a fleet. Milliseconds of the reader's own monotonic clock."""
 
 from dataclasses import dataclass
 
@@ -15,23 +15,23 @@ class Timing:
     budget: int = 250
     """Records per second and partition, in a steady state."""
     urgent: int = 4
-    """While shares move, up to so many records per interval."""
+    """While shares move, up to this many records per interval."""
     hold: int = 5
-    """Without its own records coming back, an instance keeps its last share for so many intervals, then it takes the
-    limit / known instances."""
+    """While its own records do not come back, an instance keeps its last share for this many intervals, and then takes
+    the limit / known instances."""
     start: int = 15
-    """One that has not found the topic since it started waits so many intervals, at its floor, before it does the same:
-    it knows of nobody, and a fleet that starts anew would use the limit several times."""
+    """An instance that has not found the topic since it started waits this many intervals, at its floor, before it does
+    the same: it knows no others, and a fleet that starts anew would use the limit several times."""
     forget: int = 10
-    """An instance whose records stop is forgotten after so many of its intervals; more than `hold`."""
+    """An instance whose records stop is forgotten after this many of its intervals; more than `hold`."""
     presence: int = 10
-    """Intervals between records that say nothing but that the instance is there (partition 0)."""
+    """Intervals between records that say only that the instance exists (partition 0)."""
     window_ms: int = 10_000
-    """What an instance had in its window counts as the fleet's for so long after it is gone, less and less: as long as
-    the window of the quotas remembers it."""
+    """What was in an instance's window counts as the fleet's, less and less, for this long after it is gone: as long as
+    the quotas' windows last."""
     stay_ms: int = 60_000
-    """A group that nobody uses here is no longer published after so long."""
+    """A group not used here is no longer published after this time."""
 
     def interval_of(self, instances: int) -> int:
-        """That of each of `instances` that write into one partition: 250 -> 1 s, 1 000 -> 4 s, 10 000 -> 40 s."""
+        """The interval of each of `instances` that write to one partition: 250 -> 1 s, 1 000 -> 4 s, 10 000 -> 40 s."""
         return max(self.interval_ms, instances * 1000 // self.budget)

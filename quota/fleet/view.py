@@ -1,4 +1,4 @@
-"""What one instance has read: who there is, and what each of them said last about each group.
+"""What one instance has read: which instances exist, and each one's last report about each group.
 
 Times are the reader's own: when a record arrived, never when it was written. So clocks need not agree.
 """
@@ -11,23 +11,23 @@ from quota.fleet.record import GroupUse, Record
 from quota.fleet.timing import Timing
 
 MAX_MEMBERS: Final = 50_000
-"""More members than any fleet has are no fleet; further ones are not looked at."""
+"""More members than any fleet has; further ones are ignored."""
 MISSED: Final = 3
-"""Records that say only that an instance is there, before it is taken to be gone."""
+"""Presence records that may be missing before an instance counts as gone."""
 MOVED: Final = 0.3
-"""A demand that changed by more than this part of itself moves the split at once, not at the next interval."""
+"""A demand that changed by more than this fraction of itself moves the split at once, not at the next interval."""
 _SWEEP_MS: Final = 1000
 
 
 class LastUse:
-    """What one member said last about one group."""
+    """One member's last report about one group."""
 
     __slots__ = ("gone_ms", "use")
 
     def __init__(self, use: GroupUse, gone_ms: float) -> None:
         self.use = use
         self.gone_ms = gone_ms
-        """Its member takes no part in the split after this time, unless it says something before."""
+        """Its member leaves the split after this time, unless it reports again before."""
 
     @property
     def bound(self) -> float:
@@ -44,34 +44,34 @@ class FleetPeer:
         self.name = ""
         self.at_ms = 0.0
         self.left = False
-        """It has said goodbye. Processes do not come back: a new one has another number."""
+        """It has left. Processes do not come back: a new one has another number."""
         self.patience_ms = patience_ms
-        """After so long without any record it is forgotten."""
+        """It is forgotten after this long without any record."""
         self.seqs: dict[int, int] = {}
         """The last sequence number by partition."""
 
 
 class View:
-    """The last records of all members. `partitions` may be read at different speeds: each has an order of its own."""
+    """The last records of all members. `partitions` may be read at different speeds: each has its own order."""
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
         self.members: Final[dict[int, FleetPeer]] = {}
         self._groups: dict[int, dict[int, LastUse]] = {}
         self._writers: dict[int, dict[int, float]] = {}
-        """By partition, who wrote about groups in it, and until when that counts."""
+        """By partition, the members that report groups in it, and until when that counts."""
         self._next_sweep = 0.0
         self._counted = 0
         self._count_until = 0.0
         self.moves: Final[dict[int, int]] = {}
         """By group, how often a demand has moved."""
         self.repeated = 0
-        """Records that were older than one that was there: repeated, or overtaken."""
+        """Records older than one already read: repeated, or overtaken."""
         self.refused = 0
-        """Records of more members than are looked at."""
+        """Records of members beyond the limit."""
 
     def take(self, partition: int, record: Record, now: float) -> bool:
-        """A record arrived. False: it is not newer than what is known of its member, and changed nothing."""
+        """A record arrived. False: it is not newer than the member's last one, and changed nothing."""
         member = self.members.get(record.member)
         if member is None:
             if len(self.members) >= MAX_MEMBERS:
@@ -91,7 +91,7 @@ class View:
         ends = now + self._timing.forget * record.interval_ms
         if record.groups:
             self._writers.setdefault(partition, {})[record.member] = ends
-        else:  # one that asks whether anything comes back says nothing of how often it says that it is there
+        else:  # a probe whether anything comes back says nothing of its presence interval
             often_ms = max(record.interval_ms, self._timing.presence * self._timing.interval_ms)
             member.patience_ms = float(MISSED * often_ms)
         for use in record.groups:
@@ -104,16 +104,16 @@ class View:
         return True
 
     def group(self, group: int, now: float) -> Iterator[tuple[int, LastUse]]:
-        """What members that are not forgotten say of a group."""
+        """What members that are not forgotten report of a group."""
         for member, seen in self._groups.get(group, {}).items():
             if now <= seen.gone_ms:
                 yield member, seen
 
     def level_of_gone(self, group: int, now: float) -> float:
-        """What those that are gone have left in the fleet's window, as :attr:`GroupUse.level`.
+        """What gone members have left in the fleet's window, as :attr:`GroupUse.level`.
 
-        All of it when they are forgotten, nothing a window later: level * (1 - time since then / window). Who takes
-        their share over takes over a window that is as full, else ten seconds' worth would pass at once.
+        All of it when they are forgotten, nothing a window later: level * (1 - time since then / window). Whoever takes
+        over their share takes over a window that is as full; otherwise ten seconds' worth would pass at once.
         """
         window_ms = self._timing.window_ms
         return sum(
@@ -125,22 +125,22 @@ class View:
         )
 
     def instances(self, now: float) -> int:
-        """How many instances there are, by what was heard of them; counted once a second."""
+        """The number of instances heard of; counted once a second."""
         if now >= self._count_until:
             self._count_until = now + _SWEEP_MS
             self._counted = len(self._there(now))
         return self._counted
 
     def names(self, now: float) -> list[str]:
-        """Names of the instances there are, for people."""
+        """Names of the known instances, for people."""
         return sorted(member.name for member in self._there(now) if member.name)
 
     def writers(self, partition: int, now: float) -> int:
-        """How many instances write about groups into a partition."""
+        """How many instances report groups in a partition."""
         return sum(1 for ends in self._writers.get(partition, {}).values() if ends >= now)
 
     def sweep(self, now: float) -> None:
-        """Let go of what is forgotten; at most once a second."""
+        """Drop what is forgotten; at most once a second."""
         if now < self._next_sweep:
             return
         self._next_sweep = now + _SWEEP_MS
