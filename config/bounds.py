@@ -1,7 +1,7 @@
-"""How large, how deep and how full a file may be: found out before anything that recurses or keeps it sees it.
+"""Limits on how large, deeply nested and full a file may be, checked before anything recurses into it or stores it.
 
-A YAML parser's events come one by one and need no stack. What is made of them does: libyaml's composer is C code that
-calls itself once for each level, and 50 000 brackets end the process. It holds the interpreter's lock besides.
+A YAML parser's events come one by one and need no stack, but what builds values of them does: libyaml's composer is C
+code that recurses once per level, so that 50 000 brackets end the process. It also holds the GIL.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from config.problems import ConfigError, Problem, place_text
 MAX_FILE_BYTES: Final = 16 * 1024 * 1024
 """Far above any real file (10 000 quota entries are about 1 MB)."""
 MAX_DEPTH: Final = 32
-"""Lists and mappings inside each other; the configuration itself needs six."""
+"""Nesting of lists and mappings; the configuration itself needs six."""
 MAX_VALUES: Final = 250_000
-"""Lists, mappings, keys and values of a file; 10 000 quota entries with two names and two limits are 90 000."""
+"""Lists, mappings, keys and values in a file; 10 000 quota entries with two names and two limits are 90 000."""
 MAX_ALIASED_VALUES: Final = 200_000
-"""What aliases may add to the values that are written: they can make a short file huge ("billion laughs")."""
+"""What aliases may add to the values in the file: they can make a short file huge ("billion laughs")."""
 MAX_DIRECTIVES: Final = 100
 """Lines that begin with %: libyaml compares each with all before it."""
 MAX_NUMBER_CHARS: Final = 1000
-"""Of values that are no text: YAML's numbers to the base of 60 take time by the square of their length."""
+"""Length of values that are not text: YAML's base-60 numbers take time by the square of their length."""
 MAX_PROBLEMS: Final = 500
-"""Problems of one file that are told of: the place of each has to be looked for."""
+"""Problems reported per file: finding the place of each takes time."""
 
 _BEGIN: Final = frozenset({SequenceStartEvent, MappingStartEvent})
 _END: Final = frozenset({SequenceEndEvent, MappingEndEvent})
@@ -42,11 +42,11 @@ _VALUES: Final = frozenset({ScalarEvent, AliasEvent})
 
 
 class TooMuchError(Exception):
-    """More values than are taken; where, is for :func:`count_values` to say."""
+    """There are too many values; :func:`count_values` finds out where."""
 
 
 def check_text(file: str, data: bytes) -> str:
-    """The text of a file. Raises ConfigError for too much of it, and UnicodeDecodeError."""
+    """The text of a file. Raises ConfigError if it is too large, and UnicodeDecodeError."""
     if len(data) > MAX_FILE_BYTES:
         raise _refused(file, f"expected a file of at most {MAX_FILE_BYTES} bytes, it has {len(data)}")
     text = data.decode("utf-8-sig")
@@ -59,8 +59,8 @@ def check_text(file: str, data: bytes) -> str:
 
 
 def count_values(file: str, next_event: Callable[[], Any]) -> int:
-    """How many values a parser's events tell of, to their end. Raises ConfigError where there are too many or they
-    nest too deeply, and what the parser raises."""
+    """The number of values in a parser's events. Raises ConfigError if there are too many or they nest too deeply, and
+    whatever the parser raises."""
     depth = count = 0
     while (kind := type(event := next_event())) is not StreamEndEvent:
         if kind in _VALUES:
@@ -79,7 +79,7 @@ def count_values(file: str, next_event: Callable[[], Any]) -> int:
 
 
 def first_of(problems: list[Problem], more: int = 0) -> list[Problem]:
-    """At most MAX_PROBLEMS of them, and how many there are besides; `more` were left out before."""
+    """At most MAX_PROBLEMS problems, and the number of further ones; `more` were left out before."""
     more += max(len(problems) - MAX_PROBLEMS, 0)
     if not more:
         return problems

@@ -1,4 +1,4 @@
-"""Settings of usage records: where they go, how often, how much of them is kept."""
+"""Settings of usage records: destination, interval, and how much is kept."""
 
 from __future__ import annotations
 

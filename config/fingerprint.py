@@ -1,8 +1,8 @@
 """Has the file changed? Compared by content, so that it works for editors, `cp` and ConfigMaps alike.
 
 A ConfigMap volume is never written in place: kubelet writes a new directory and swaps the symlink `..data` to it, so
-the path stays, its own modification time may not move at all, and watching the inode would watch the old file for ever.
-Reading a small file once a second costs less than being clever about that.
+the path stays the same, its modification time may not change at all, and a watch on the inode would watch the old file
+for ever. Reading a small file once a second costs less than a cleverer method.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quota.files import read_file
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What a file holds at one moment. Equal digests mean equal content."""
+    """A file's content at one moment. Equal digests mean equal content."""
 
     digest: str | None
     """SHA-256 of the content; None when it could not be read."""
@@ -28,7 +28,7 @@ class Fingerprint:
 
 
 def fingerprint(path: str | Path) -> Fingerprint:
-    """Read a file now. Never raises for a file that is missing or unreadable: that is a state like any other."""
+    """Read a file now. Never raises for a missing or unreadable file: that is a state like any other."""
     try:
         data = read_file(path, MAX_FILE_BYTES)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Settings of a fleet: instances of the sidecar that share limits, and the topic by which they know of each other."""
+"""Settings of a fleet: instances of the sidecar that share limits, and the topic through which they do so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of identity: which sources are asked for the user of a connection, and what the static one says."""
+"""Settings of identity: which sources determine the user of a connection, and what the static one says."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from config.types import ABSOLUTE_PATH, Value, choice, text, wrong
 
 SOURCES: Final = ("tls", "sasl", "static")
 FIELDS: Final = ("namespace", "service_account", "pod")
-"""What a template may name besides labels."""
+"""Fields that a template may contain besides labels."""
 _USER = text("a user name")
 _FIELD: Final = re.compile(r"\{([^{}]*)\}")
 
 
 def template_fields(template: str) -> list[str]:
-    """What stands in braces, in order."""
+    """The fields in braces, in order."""
     return _FIELD.findall(template)
 
 
@@ -132,10 +132,10 @@ class IdentitySection(BaseModel):
 
     @property
     def static_user(self) -> str | None:
-        """The static user as far as this file knows it: None without one, or where it stands in other files."""
+        """The static user as far as this file defines it: None without one, or if other files define it."""
         return self.static.user if self.static is not None and "static" in self.sources else None
 
     @property
     def static_elsewhere(self) -> bool:
-        """The static user stands in other files."""
+        """Other files define the static user."""
         return self.static is not None and self.static.user is None and "static" in self.sources

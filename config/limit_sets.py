@@ -1,7 +1,7 @@
-"""Quota entries of the ordinary kind: names, and limits that many others have as well.
+"""Quota entries of the common kind: names, and a set of limits that many other entries have as well.
 
-A file of ten thousand entries has few different sets of limits. Each set is checked once, as part of a whole entry and
-by the same model as everything else; an entry that differs from it in its names alone needs only these to be checked.
+A file of ten thousand entries has few different sets of limits. Each set is validated once, as part of a whole entry
+and by the same model as everything else; an entry that differs only in its names needs only these to be validated.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from quota.table import Entry
 
 _NAMES: Final = ("client-id", "user")
 _NEVER_AMONG_LIMITS: Final = {*_NAMES, "ip"}
-"""A name that stands behind a limit belongs to its own entry alone."""
+"""A name after the limits: such a set belongs to one entry alone."""
 _SURELY_SHORT: Final = 1000
 """Characters, far below what a name may have (`config.types.text`) in any encoding."""
 _MAX_SETS: Final = 10_000
-"""Of limits that are remembered; a file in which nearly all are different gains nothing by it."""
+"""Sets of limits cached; a file in which nearly all are different gains nothing by it."""
 
 
 class LimitSetCache:
-    """Makes entries of rows."""
+    """Converts rows to entries."""
 
     def __init__(self, pause: Pause = without_pause) -> None:
-        """`pause` is called with each row: there may be many thousands."""
+        """`pause` is called with each row, as there may be many thousands."""
         self._pause = pause
         self._known: dict[Row, Entry | None] = {}
-        """By what is written in a row behind its names; None: of another kind, or not as it should be."""
+        """By the text of a row after its names; None: of another kind, or invalid."""
 
     def entry(self, row: Row, value_of: Callable[[str], Any]) -> Entry | None:
-        """The entry that a row (see `config.rows`) is. None: it has to be looked at whole.
+        """The entry for a row (see `config.rows`). None: the row has to be validated whole.
 
-        `value_of` knows what a value as written stands for.
+        `value_of` converts a value from its text.
         """
         self._pause()
         key = row[0]
@@ -70,7 +70,7 @@ class LimitSetCache:
             try:
                 entry = QuotaEntry.model_validate(values)
             except ValidationError:
-                pass  # said where the whole entry is looked at
+                pass  # reported when the whole entry is validated
             else:
                 found = None if entry.limits_connections else to_entry(entry)
         if len(self._known) < _MAX_SETS:
@@ -79,7 +79,7 @@ class LimitSetCache:
 
 
 def _name(value: Any) -> Name:
-    """A user or client-id. None: it is none, or has to be looked at."""
+    """A user or client-id. None: it is not one, or has to be validated."""
     if value.__class__ is not str or not 0 < len(value) <= _SURELY_SHORT:
         return None
     return to_name(value)

@@ -1,4 +1,4 @@
-"""Reads a configuration file and says everything that is wrong with it at once."""
+"""Reads a configuration file and reports everything that is wrong with it at once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def load(path: str | Path, *, on_paper: bool = False) -> Config:
 
 
 def load_bytes(file: str, data: bytes, *, on_paper: bool = False, pause: Pause = without_pause) -> Config:
-    """The same for a file's content that was read already (the watcher loads exactly what it compared).
+    """The same for content that was read already (the watcher loads exactly what it compared).
 
     `pause` is called with each ordinary entry and after each other step.
     """
@@ -84,7 +84,7 @@ def load_bytes(file: str, data: bytes, *, on_paper: bool = False, pause: Pause =
 
 
 def _is_of_a_fleet(quotas: Any) -> bool:
-    """Whether an entry, of those that were not checked yet, has `scope: fleet`."""
+    """Whether one of these entries, not validated yet, has `scope: fleet`."""
     entries = quotas.get("entries") if isinstance(quotas, dict) else quotas
     if not isinstance(entries, list):
         return False
@@ -97,8 +97,8 @@ def _is_of_a_fleet(quotas: Any) -> bool:
 
 
 def _with_those_of_values(source: Source, missing: list[Problem]) -> list[Problem]:
-    """What is wrong with single values, and what else is wrong: nothing about what holds one of these values, for that
-    may well be a consequence."""
+    """The problems of single values, and the others, without those of anything that contains one of these values, as
+    they may well be a consequence."""
     told = tuple(problem.place for problem in source.problems)
     found: list[Problem] = []
     if isinstance(source.values, dict) and len(source.problems) < MAX_PROBLEMS:
@@ -109,13 +109,13 @@ def _with_those_of_values(source: Source, missing: list[Problem]) -> list[Proble
                 problem for problem in error.problems if not any(place.startswith(problem.place) for place in told)
             ]
     else:
-        missing = []  # there is enough to say
+        missing = []  # there are enough problems already
     return first_of(_in_file_order([*source.problems, *found, *missing]), source.more_problems)
 
 
 def _find_no_brokers(source: Source) -> list[Problem]:
-    """Brokers have to be named unless connections themselves say where they go. Asked of the file's own values, so
-    that it is told together with whatever else is wrong."""
+    """Brokers have to be named unless connections themselves have a destination. Checked on the file's own values, so
+    that it is reported together with everything else that is wrong."""
     values = source.values
     if not isinstance(values, dict) or values.get("mode") == "transparent":
         return []
@@ -131,7 +131,7 @@ def _find_no_brokers(source: Source) -> list[Problem]:
 
 
 def _find_half_a_tls(config: Config, source: Source) -> list[Problem]:
-    """Redirected TLS that is taken from clients has to go on as TLS: its destination speaks nothing else."""
+    """Redirected TLS that is accepted from clients has to go on as TLS: its destination speaks nothing else."""
     if config.mode != "transparent" or config.listen.tls is None or config.upstream.tls is not None:
         return []
     text = "expected upstream.tls beside it: in transparent mode what comes by TLS goes on by TLS"
@@ -139,10 +139,10 @@ def _find_half_a_tls(config: Config, source: Source) -> list[Problem]:
 
 
 def _find_no_fleet(config: Config, source: Source) -> list[Problem]:
-    """Limits of a fleet, where none is configured."""
+    """Limits of a fleet, if none is configured."""
     if config.fleet is not None:
         return []
-    scopes = list(map(_scope_of, config.quotas))  # of perhaps many thousands
+    scopes = list(map(_scope_of, config.quotas))  # there may be many thousands
     if "fleet" not in scopes:
         return []
     text = "expected a section fleet: without one no instance knows of another"
@@ -150,7 +150,7 @@ def _find_no_fleet(config: Config, source: Source) -> list[Problem]:
 
 
 def _find_unasked(config: Config, source: Source) -> list[Problem]:
-    """What connects to the cluster by itself, without a broker to begin with."""
+    """Settings that make the sidecar itself connect to the cluster, without a broker to begin with."""
     if config.upstream.bootstrap:
         return []
     found: list[Problem] = []
@@ -165,7 +165,7 @@ def _find_unasked(config: Config, source: Source) -> list[Problem]:
 
 
 def _find_clashes(config: Config, source: Source) -> list[Problem]:
-    """Addresses that cannot both be meant: one port for two listeners, and a sidecar in front of itself."""
+    """Addresses that contradict each other: one port for two listeners, and a sidecar in front of itself."""
     listen, admin = config.listen, config.admin
     found: list[Problem] = []
     same_host = admin is not None and (admin.host == listen.host or bool({admin.host, listen.host} & _WILDCARDS))
@@ -181,7 +181,7 @@ def _find_clashes(config: Config, source: Source) -> list[Problem]:
 
 
 def _find_quota_clashes(config: Config, source: Source) -> list[Problem]:
-    """Settings of quotas that contradict each other, or lack each other."""
+    """Quota settings that contradict or require each other."""
     quotas = config.quota_settings
     found: list[Problem] = []
 
@@ -217,18 +217,18 @@ def _find_quota_clashes(config: Config, source: Source) -> list[Problem]:
 
 
 def load_entry(value: Any, file: str) -> Entry:
-    """One quota entry given as plain values (an event of `kquota simulate`), under the same rules as in the file."""
+    """One quota entry from plain values (an event of `kquota simulate`), under the same rules as in the file."""
     return to_entry(validate(QuotaEntry, Source(file, value)))
 
 
 def load_limits(value: Any, file: str) -> tuple[Entry | None, ConnectionEntry | None]:
-    """The same entry with what it says about connections; None for what it says nothing about."""
+    """The same entry, and its connection limits; None for a part without limits."""
     entry = validate(QuotaEntry, Source(file, value))
     return to_entry(entry) if entry.limits_requests else None, to_connection_entry(entry)
 
 
 def warnings_of(config: Config) -> list[Problem]:
-    """What the configuration asks for that this version does not do; none of it keeps the sidecar from running."""
+    """Settings that this version does not support; none of them keeps the sidecar from running."""
     source = config.source or Source("(no file)")
     found: list[Problem] = []
     found += _warnings_of_identity(config, source)
@@ -273,7 +273,7 @@ def _warnings_of_identity(config: Config, source: Source) -> list[Problem]:
     found: list[Problem] = []
     for index, name in enumerate(identity.sources):
         place: Place = ("identity", "sources", index)
-        chosen = tuple(identity.sources) != SOURCES and source.has(place)  # the default may be written down
+        chosen = tuple(identity.sources) != SOURCES and source.has(place)  # the default may be written out
         if name == "tls" and chosen and not _asks_for_certificates(config):
             text = "is not used: no client is asked for a certificate (listen.tls, ssl.client.auth)"
             found.append(source.problem(place, text, name))
@@ -308,7 +308,7 @@ def _warnings_of_administration(config: Config, source: Source) -> list[Problem]
 
 
 def _first_of(source: Source, config: Config, places: list[Place], text: str) -> list[Problem]:
-    """One warning for many quota entries: the first place, and how many more there are."""
+    """One warning for many quota entries: the first place, and the number of further ones."""
     if not places:
         return []
     _, index, name = places[0]

@@ -56,7 +56,7 @@ INT_MAX = 2**31 - 1
 LIMIT_NAMES = ("producer_byte_rate", "consumer_byte_rate", "request_percentage", "controller_mutation_rate")
 """The quotas an entry can set, by Kafka's names."""
 CONNECTION_LIMIT_NAMES = ("connection_creation_rate", "max_connections")
-"""The limits of connections that an entry for a user or an address can set (KIP-612; the caps are ours)."""
+"""The connection limits that an entry for a user or an address can set (KIP-612; the caps are ours)."""
 _request_limits = attrgetter(*LIMIT_NAMES)
 _connection_limits = attrgetter(*CONNECTION_LIMIT_NAMES)
 _NO_REQUEST_LIMITS = (None,) * len(LIMIT_NAMES)
@@ -183,7 +183,7 @@ class QuotaEntry(_Model):
     @classmethod
     def _beside_live_limits(cls, value: QuotaCandidate | None, info: ValidationInfo) -> QuotaCandidate | None:
         for name in LIMIT_NAMES:
-            # A limit that is wrong itself is not in info.data, and has been complained about.
+            # An invalid limit is not in info.data, and has been reported.
             if value is not None and getattr(value, name) is not None and info.data.get(name, 0) is None:
                 raise wrong(
                     f"{name} in the entry itself too; an entry of its own with mode: shadow tries a limit where none is"
@@ -215,17 +215,17 @@ class QuotaEntry(_Model):
 
     @property
     def limits_requests(self) -> bool:
-        """Whether the entry says anything about requests."""
+        """Whether the entry limits requests."""
         return bool(_request_limits(self) != _NO_REQUEST_LIMITS)
 
     @property
     def limits_connections(self) -> bool:
-        """Whether the entry says anything about connections."""
+        """Whether the entry limits connections."""
         return bool(_connection_limits(self) != _NO_CONNECTION_LIMITS)
 
 
 class _Either:
-    """Metadata of a quota entry: one that is an `Entry` already was checked (`config.limit_sets`)."""
+    """Metadata of a quota entry: one that is an `Entry` already has been validated (`config.limit_sets`)."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_wrap_validator_function(
@@ -324,7 +324,7 @@ _BROKERS_NEEDED: dict[str, Any] = {
     "if": {"required": ["mode"], "properties": {"mode": {"const": "transparent"}}},
     "else": {"required": ["upstream"], "properties": {"upstream": {"required": ["bootstrap"]}}},
 }
-"""JSON schema of what `config.load` asks for: brokers are named, unless connections themselves say where they go."""
+"""JSON schema of what `config.load` checks: brokers are named, unless connections themselves have a destination."""
 
 
 class Config(_Model):
@@ -430,28 +430,28 @@ class Config(_Model):
 
     @property
     def quotas(self) -> list[QuotaEntry | Entry]:
-        """The entries of the file, written either way; as the ledger's table wants them where they were read so."""
+        """The entries of the file, in either form; those read by `config.rows` are in that of the ledger's table."""
         return self.quota_settings.entries
 
     @property
     def source(self) -> Source | None:
-        """Where the values stand in the file; None when the configuration was not read from one."""
+        """The positions of the values in the file; None when the configuration was not read from one."""
         return self._source
 
     def with_source(self, source: Source) -> Config:
-        """The same configuration, knowing its file. Used by the loader right after validation."""
+        """The same configuration with its file. Used by the loader right after validation."""
         self._source = source
         return self
 
     def forget_source(self) -> None:
-        """Let go of the file's text and positions; problems can no longer be placed in it."""
+        """Drop the file's text and positions; problems no longer have a position then."""
         source, self._source = self._source, None
         if source is not None:
             source.let_go()
 
     def forget_entries(self) -> None:
-        """Let go of the quota entries too, once a table has been made of them: they take about 2 kB each. In steps, so
-        that other threads need not wait for all of it."""
+        """Drop the quota entries too, once they are in a table: they take about 2 kB each. In steps, so that other
+        threads need not wait for all of it."""
         free_in_steps(self.quotas)
 
     def restart_settings(self) -> dict[str, Any]:

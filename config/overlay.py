@@ -1,11 +1,11 @@
-"""The overlay file: limits that an administrator set at run time (:mod:`quota.overlay`), as YAML that people can read.
+"""The overlay file: limits that an administrator set at run time (:mod:`quota.overlay`), as readable YAML.
 
     quotas:
     - {user: alice, producer_byte_rate: 2000000}
     - {client-id: <default>, consumer_byte_rate: null}    # the main file's limit was removed
     - {user: {name: <default>}, request_percentage: 50}   # a user whose name is <default>
 
-The sidecar writes it; this module knows its form, `deploy` does the writing.
+The sidecar writes it; this module defines its format, `deploy` does the writing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from quota.overlay import Overlay, laid_over
 from quota.table import QuotaTable
 
 MAX_BYTES: Final = MAX_FILE_BYTES
-"""No larger overlay is written, because it could not be read again."""
+"""A larger overlay is not written, because it could not be read again."""
 
 _HEADER: Final = """\
 # Written by kquota: client quotas that were set through it with AlterClientQuotas (kafka-configs). Each limit wins over
@@ -110,12 +110,12 @@ def load_overlay(path: str | Path) -> Overlay:
 
 
 def unreadable(path: str | Path, reason: str) -> Problem:
-    """The problem of a file that is there and cannot be read."""
+    """The problem of a file that exists and cannot be read."""
     return Problem(str(path), "(the whole file)", None, None, None, f"cannot be read: {reason}")
 
 
 def parse_overlay(file: str, data: bytes) -> Overlay:
-    """The overlay that a file holds. Raises ConfigError with every problem found."""
+    """The overlay in a file. Raises ConfigError with every problem found."""
     source = parse(file, data)
     if source.problems:
         raise ConfigError(first_of(source.problems, source.more_problems))
@@ -148,7 +148,7 @@ def parse_overlay(file: str, data: bytes) -> Overlay:
 
 
 def overlay_bytes(overlay: Overlay) -> bytes:
-    """The file that holds an overlay."""
+    """The content of the file for an overlay."""
     rows = [
         {kind: _written_name(name) for kind, name in sorted(entity, reverse=True)}
         | {key: _written_limit(value) for key, value in limits.items()}
@@ -156,7 +156,7 @@ def overlay_bytes(overlay: Overlay) -> bytes:
     ]
     if not rows:
         return (_HEADER + "quotas: []\n").encode()
-    # libyaml lets no other thread run before it is done: in small parts it does not hold up the event loop for long
+    # libyaml holds the GIL until it is done: in small parts it does not block the event loop for long
     parts = (rows[start : start + _ROWS_AT_ONCE] for start in range(0, len(rows), _ROWS_AT_ONCE))
     body = "".join(map(_dumped, parts))
     return (_HEADER + "quotas:\n" + body).encode()
@@ -170,7 +170,7 @@ def _dumped(rows: list[dict[str, Any]]) -> str:
 
 
 def table_in_force(config: Config) -> QuotaTable:
-    """The limits of a configuration with its overlay, if it has one and that exists. Raises ConfigError."""
+    """The limits of a configuration with its overlay, if there is one. Raises ConfigError."""
     overlay = config.quota_settings.overlay
     return to_table(config) if overlay is None else laid_over(to_table(config), load_overlay(overlay))
 

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, in words that name the file, the place, the value and what was expected."""
+"""The problems of a configuration: messages that name the file, the place, the value and what was expected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONGEST_VALUE = 80
 
 
 class Missing:
-    """Stands for a value that is not in the file at all."""
+    """Marks a value that is not in the file at all."""
 
     def __repr__(self) -> str:
         return "nothing"
@@ -46,7 +46,7 @@ def value_text(value: Any) -> str:
     if isinstance(value, list) and value:
         return f"a list of {len(value)}"
     if isinstance(value, float) and value.is_integer():
-        value = int(value)  # 5 was written, and kept as 5.0
+        value = int(value)  # written as 5, stored as 5.0
     try:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
@@ -71,7 +71,7 @@ class Problem:
     value: str | None
     """The offending value as text; None when showing it would add nothing."""
     expected: str
-    """What would have been right, or what follows from the value (warnings)."""
+    """What was expected, or what follows from the value (warnings)."""
 
     def __str__(self) -> str:
         where = self.file if self.line is None else f"{self.file}:{self.line}:{self.column}"
@@ -91,7 +91,7 @@ class Problem:
 
 
 class ConfigError(Exception):
-    """A configuration that cannot be used; ``problems`` lists everything found, in the order of the file."""
+    """An invalid configuration; ``problems`` lists everything found, in the order of the file."""
 
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = problems

@@ -1,5 +1,5 @@
-"""Quota entries in their most common form, read without the YAML parser, which takes most of the time of a file
-of ten thousand.
+"""Reads quota entries in their most common form without the YAML parser, which takes most of the time of a file of ten
+thousand.
 
     quotas:                                                quotas:
       - client-id: etl            which the parser           - "row 0 of 5d0c…"
@@ -9,13 +9,13 @@ of ten thousand.
         producer_byte_rate: 1M
 
 A row is a list item on lines of its own, of plain keys with short plain or quoted values, in block or in flow style.
-Several of them in succession are taken out, and one quoted item stands in their place. If the parser then finds it as
-an item of the list of quotas, the rows were items too: it stands at the same column, where the parser is in the same
-state. What follows it was the next item before, at that column as well, because the last row is never taken out: so no
-value can go on in what follows, and a row of which only the beginning was understood is left to the parser. Where
-anything is not so, for instance because the rows are in a text, the whole file is the parser's.
+Several rows in succession are taken out and replaced by one quoted item. If the parser then finds it as an item of the
+list of quotas, the rows were items too: it is at the same column, where the parser is in the same state. What follows
+it was the next item before, at that column as well, because the last row is never taken out; so no value can continue
+in what follows, and a row of which only the beginning was recognised is left to the parser. If anything differs, for
+instance because the rows are inside a text, the parser gets the whole file.
 
-Many rows are like one before but for their first pair or two. What stands behind these is then known, and not matched
+Many rows equal an earlier one but for their first pair or two. The text after these is then cached, and not matched
 again.
 """
 
@@ -37,35 +37,35 @@ _QUOTED: Final = r""""[ !#-\[\]-~]*"|'[ -&(-~]*'"""
 _PAIR: Final = f"{_KEY}: ({_PLAIN}|{_QUOTED})"
 _NEXT: Final = "- "
 _MAX_TRIED: Final = 1000
-"""Places where a row could begin and nothing is to be taken out, before the rest is left to the parser."""
+"""Places where a row could begin but none can be taken out, before the rest is left to the parser."""
 _OTHER_BREAKS: Final = "\t\r\x85\u2028\u2029"
-"""Tabs, and what ends a line in YAML and not here."""
+"""Tabs, and characters that end a line in YAML but not here."""
 
 _LONGEST: Final = 4096
-"""Characters of a row that may be like one before; of longer ones each is matched."""
+"""Characters of a row whose text may be cached; longer ones are matched each time."""
 _MAX_KNOWN: Final = 1000
-"""Ends of rows that are remembered; a file in which all are different gains nothing by it."""
+"""Ends of rows cached; a file in which all are different gains nothing by it."""
 
 Row = tuple[str, ...]
-"""Keys and values in turn, as written."""
+"""Keys and values alternating, as written."""
 EntryOf = Callable[[Row, Callable[[str], Any]], Any]
-"""Makes an entry of a row and of what knows the values of what is written there; None: it is left as a mapping."""
+"""Makes an entry of a row, with a function that converts values from their text; None: the row becomes a mapping."""
 
 
 class Rows:
-    """A file's text without the rows, and the rows."""
+    """The rows of a file, and its text without them."""
 
     def __init__(self, text: str, value_of: Callable[[str], Any], entry_of: EntryOf | None = None) -> None:
-        """`value_of` knows what text stands for as it is written, with its quotes; a row that `entry_of` makes
-        something of is that, any other one a mapping."""
+        """`value_of` converts a value from its text, quotes included; a row becomes what `entry_of` returns, or a
+        mapping if that is None."""
         self.text = text
-        """What the parser gets."""
+        """The text for the parser."""
         self._token = os.urandom(8).hex()  # cannot occur in the file
         self.values = 0
         """Rows, their keys and their values."""
         self._runs: list[list[Any]] = []
         self._ends: dict[str, Row] = {}
-        """Text behind the first pair or two of a row, with the pairs that it is."""
+        """Text after the first pair or two of a row, with its pairs."""
         self._twice = False
         self._value_of = value_of
         self._entry_of = entry_of
@@ -93,8 +93,8 @@ class Rows:
             self.text = "".join(parts) + text[kept_from:]
 
     def _run(self, text: str, begin: int, indent: str) -> tuple[list[Any], int, int]:
-        """The entries in succession from a place on, without the last of them, where that one begins and ends. Each is
-        made at once: ten thousand rows that are let go of together would hold up all threads."""
+        """The successive entries from a place on, except the last, and where that one begins and ends. Each is built at
+        once: freeing ten thousand rows together would block all threads."""
         flow = text.startswith("{", begin + len(indent) + len(_NEXT))
         first, first_two, whole = _patterns(indent, flow)
         between, next_row = ", " if flow else "\n", f"\n{indent}{_NEXT}"
@@ -102,7 +102,7 @@ class Rows:
         run: list[Any] = []
         last = end = begin
         row: Row | None = None
-        while True:  # perhaps many thousands
+        while True:  # there may be many thousands
             next_end = find(next_row, end, end + _LONGEST) + 1
             behind, pairs = find(between, end, next_end), first
             known = ends.get(text[behind:next_end])
@@ -133,8 +133,8 @@ class Rows:
                 row = match.groups() + known
 
     def put_back(self, values: Any) -> bool:
-        """Put the rows where they belong in the values of what the parser got. False: their place was not found, or a
-        row has a key twice, and the whole file has to be parsed."""
+        """Put the rows back into the parsed values. False: their place was not found, or a row has a duplicate key, and
+        the whole file has to be parsed."""
         if not self._runs:
             return True
         if self._twice:
@@ -166,7 +166,7 @@ class Rows:
 
 @lru_cache(maxsize=32)
 def _patterns(indent: str, flow: bool) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
-    """Of a row up to its first pair, up to its second, and of a whole row."""
+    """Patterns for a row up to its first pair, up to its second, and for a whole row."""
     between = ", " if flow else f"\n{indent}  "
     first = indent + _NEXT + (r"\{" if flow else "") + _PAIR
     others = ""

@@ -14,7 +14,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def live_settings() -> list[list[str]]:
-    """Settings that a running sidecar takes from a changed file, as paths of keys as they are written there."""
+    """Settings that a running sidecar applies from a changed file, as paths of keys as in the file."""
     paths = []
     for name, info in Config.model_fields.items():
         written = info.alias or name

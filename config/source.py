@@ -1,6 +1,6 @@
-"""YAML text to plain values, remembering where each value stands in the file.
+"""YAML text to plain values, remembering the position of each value in the file.
 
-PyYAML's own loader forgets positions and lets the last of two equal keys win silently; both would hide mistakes in a
+PyYAML's own loader forgets positions and silently lets the last of two equal keys win; both would hide mistakes in a
 file of quotas. So the file is composed into nodes, and the values are built here.
 """
 
@@ -50,7 +50,7 @@ Position = tuple[int, int]
 
 @dataclass(slots=True)
 class Source:
-    """A parsed file: its values, and the place of each of them, which is computed on first use."""
+    """A parsed file: its values, and the position of each, which is computed on first use."""
 
     file: str
     values: Any = None
@@ -58,20 +58,20 @@ class Source:
     """What was parsed; None for values that come from no file."""
     _root: yaml.Node | None = None
     problems: list[Problem] = field(default_factory=list)
-    """What is wrong with the values themselves, such as a key that is there twice; its first value counts meanwhile, so
-    that everything else that is wrong can be told of together with it."""
+    """Problems of the values themselves, such as a duplicate key; its first value counts meanwhile, so that all other
+    problems can be reported with it."""
     more_problems: int = 0
 
     @property
     def root(self) -> yaml.Node | None:
-        """The YAML nodes of the file, which know where they stand. Ten thousand entries take a while, so a file that
-        nothing is said about is never composed."""
+        """The YAML nodes of the file, with their positions. Ten thousand entries take a while, so a file without
+        problems is never composed."""
         if self._root is None and self.text is not None:
             self._root = _compose(self.text)
         return self._root
 
     def has(self, place: Place) -> bool:
-        """Whether the file itself says something at a place."""
+        """Whether the file itself has a value at a place."""
         if self._root is not None:
             return _find(self._root, self._as_written(place))[1] is not None
         value = self.values
@@ -89,7 +89,7 @@ class Source:
         free_in_steps(quotas.get("entries") if isinstance(quotas, dict) else quotas)
 
     def problem(self, place: Place, expected: str, value: Any = MISSING, *, at_key: bool = False) -> Problem:
-        """A problem at a place; for a place that does not exist (a missing key) the position of what should hold it."""
+        """A problem at a place; for a place that does not exist (a missing key) the position of its parent."""
         place = self._as_written(place)
         key, node = _find(self.root, place)
         outer = place
@@ -102,7 +102,7 @@ class Source:
         return Problem(self.file, place_text(place), line, column, shown, expected)
 
     def _as_written(self, place: Place) -> Place:
-        """`quotas` may be the list of entries or a mapping that has it: both ways of naming an entry find it."""
+        """`quotas` may be the list of entries or a mapping that contains it: both ways of naming an entry find it."""
         if place[:1] != ("quotas",) or not isinstance(self.values, dict):
             return place
         if isinstance(self.values.get("quotas"), list):
@@ -111,16 +111,16 @@ class Source:
 
 
 def free_in_steps(items: Any) -> None:
-    """Empty a list that may be long. Freed at once, its many parts would hold up all threads until the last is gone."""
+    """Empty a list that may be long. Freed at once, its many parts would block all threads until the last is gone."""
     while isinstance(items, list) and items:
         del items[-_STEP:]
 
 
 def parse(file: str, data: bytes, entry_of: EntryOf | None = None) -> Source:
-    """Parse YAML; quota entries that `entry_of` knows (see `config.rows`) are what it makes of them.
+    """Parse YAML; quota entries that `entry_of` accepts (see `config.rows`) are replaced by its results.
 
-    Raises ConfigError for text that is no YAML and for absurd sizes. What is wrong with single values, repeated keys
-    among them, is in `problems`.
+    Raises ConfigError for text that is not YAML and for excessive sizes. The problems of single values, duplicate keys
+    among them, are in `problems`.
     """
     source = Source(file)
     try:
@@ -153,11 +153,11 @@ _PLAIN_WORDS = (
     ),
     ("could not find expected ':'", "a key without a colon and a space behind it"),
 )
-"""What libyaml or PyYAML says, and what it nearly always comes from."""
+"""libyaml's or PyYAML's message, and its usual cause."""
 
 
 def _reason(error: yaml.MarkedYAMLError, text: str) -> str:
-    """What is wrong, in plain words where there are some."""
+    """What is wrong, in plain words if there are any."""
     reason = ", ".join(part for part in (error.problem, error.context) if part)
     mark = error.problem_mark or error.context_mark
     lines = text.splitlines()
@@ -169,8 +169,8 @@ def _reason(error: yaml.MarkedYAMLError, text: str) -> str:
 
 
 def _parse_nodes(source: Source, text: str) -> Source:
-    """Values from nodes: for aliases, merge keys, tags, and for everything that there is something to say about."""
-    written = _count(source.file, text)  # before the composer, which may not be given everything
+    """Values from nodes: for aliases, merge keys, tags, and for everything with a problem to report."""
+    written = _count(source.file, text)  # before the composer, which must not get too much
     loader = _Loader(text)
     try:
         source._root = node = loader.get_single_node()
@@ -200,13 +200,13 @@ def _compose(text: str) -> yaml.Node | None:
 
 
 class _NotPlainError(Exception):
-    """The file has something that only nodes can tell about."""
+    """The file has something that only nodes can represent."""
 
 
 def plain_values(text: str, entry_of: EntryOf | None = None) -> Any:
-    """The values of a file without anchors, aliases, tags and merge keys, straight from the parser's events: a third
-    of the time that nodes take, and nothing left over. Raises something for any other file, and for mistakes: these
-    are for :func:`_parse_nodes`, which gives the same values for plain files and knows where mistakes are."""
+    """The values of a file without anchors, aliases, tags and merge keys, straight from the parser's events: a third of
+    the time that nodes take, and no garbage. Raises an exception for any other file, and for mistakes: these are for
+    :func:`_parse_nodes`, which returns the same values for plain files and knows positions."""
     rows = Rows(text, _Plain(_Loader("")).written, entry_of)
     loader = _Loader(rows.text)
     try:
@@ -229,18 +229,18 @@ def plain_values(text: str, entry_of: EntryOf | None = None) -> Any:
 
 
 class _Plain:
-    """Builds values of events. Called for each of many thousand entries, hence its loops."""
+    """Builds values from events. Called for each of many thousand entries, hence its loops."""
 
     def __init__(self, loader: Any) -> None:
         self.next_event = loader.get_event
         self.loader = loader
         self.special = loader.yaml_implicit_resolvers
-        """By first character: what may be something else than text."""
+        """By first character: unquoted text that may not be a string."""
         assert None not in self.special
         self.left = MAX_VALUES - 1
-        """How many values may still come."""
+        """How many more values are allowed."""
         self.known: dict[str, Any] = {}
-        """Values of the unquoted scalars that were looked at; none of them can be changed."""
+        """Values of unquoted scalars already converted; none of them is mutable."""
 
     def value(self, event: Any, depth: int) -> Any:
         """The value that begins with an event."""
@@ -285,19 +285,19 @@ class _Plain:
                 result[key] = scalar(event)
 
     def scalar(self, event: Any) -> Any:
-        """The value of a scalar: a number, a date and so on where YAML sees one in unquoted text."""
+        """The value of a scalar: for unquoted text, a number, a date and so on if YAML sees one."""
         text: str = event.value
         return self.unquoted(text) if event.implicit[0] else text
 
     def written(self, text: str) -> Any:
-        """The value of a scalar as it is written, without escapes where it has quotes."""
+        """The value of a scalar from its text; no escapes if it is quoted."""
         first = text[0]
         if first in _QUOTES:
             return text[1:-1]
         return self.unquoted(text) if first in self.special else text
 
     def unquoted(self, text: str) -> Any:
-        """The value that text without quotes stands for."""
+        """The value of unquoted text."""
         value = self.known.get(text, MISSING)
         if isinstance(value, Missing):
             tag = self.loader.resolve(yaml.ScalarNode, text, (True, False))
@@ -307,7 +307,7 @@ class _Plain:
 
 
 class _Builder:
-    """Builds plain values out of YAML nodes and notes positions in the source."""
+    """Builds plain values from YAML nodes and records positions in the source."""
 
     def __init__(self, source: Source, loader: Any, most_values: int) -> None:
         self.source = source
@@ -315,7 +315,7 @@ class _Builder:
         self.most_values = most_values
         self.problems: list[Problem] = []
         self.more = 0
-        """Problems besides."""
+        """Further problems."""
         self.count = 0
 
     def _note(self, problem: Problem) -> None:
@@ -325,7 +325,7 @@ class _Builder:
             self.more += 1
 
     def build(self, node: yaml.Node, place: Place, depth: int) -> Any:
-        """The value of a node, which stands at `place`."""
+        """The value of a node, which is at `place`."""
         self.count += 1
         if depth > MAX_DEPTH or self.count > self.most_values:
             raise yaml.YAMLError("the file nests too deeply or expands to too many values (aliases?)")
@@ -368,7 +368,7 @@ class _Builder:
         return result
 
     def _merge(self, into: dict[Any, Any], node: yaml.Node, place: Place, depth: int) -> None:
-        """YAML's ``<<: *anchor``: values of the anchor that the mapping does not set itself."""
+        """YAML's ``<<: *anchor``: the anchor's values that the mapping does not set itself."""
         for part in _merged(node):
             value = self.build(part, place, depth + 1)
             if not isinstance(value, dict):
@@ -384,7 +384,7 @@ class _Builder:
 
 
 def _constructed(loader: Any, node: yaml.Node) -> Any:
-    """The value of a scalar that is no text. Raises ValueError and YAMLError."""
+    """The value of a scalar that is not text. Raises ValueError and YAMLError."""
     if len(node.value) > MAX_NUMBER_CHARS:
         raise ValueError(f"it has {len(node.value)} characters, at most {MAX_NUMBER_CHARS} are taken")
     if node.tag == _WHOLE_NUMBER and _OCTAL.fullmatch(node.value):

@@ -15,7 +15,7 @@ _Key = tuple[Name, Name, Name]
 
 
 def to_table(config: Config, pause: Pause = without_pause) -> QuotaTable:
-    """The immutable limits that a configuration stands for. `pause` is called after each millisecond or two of it."""
+    """The immutable limits of a configuration. `pause` is called after each millisecond or two of work."""
     found, connections = entries(config), ConnectionLimits(connection_entries(config))
     pause()
     return QuotaTable(
@@ -28,7 +28,7 @@ def to_table(config: Config, pause: Pause = without_pause) -> QuotaTable:
 
 
 def entries(config: Config) -> list[Entry]:
-    """All entries about requests, those of KIP-13's static form included."""
+    """All entries for requests, those of KIP-13's static form included."""
     found = [
         entry if isinstance(entry, Entry) else to_entry(entry)
         for entry in config.quotas
@@ -38,19 +38,19 @@ def entries(config: Config) -> list[Entry]:
 
 
 def has_limits(config: Config) -> bool:
-    """Whether a configuration limits anything. Each entry of the file does, or it would have been refused."""
+    """Whether a configuration limits anything. Each entry of the file does, as it would be invalid otherwise."""
     return bool(config.quotas or _static_entries(config) or _static_caps(config))
 
 
 def connection_entries(config: Config) -> list[ConnectionEntry]:
-    """All entries about connections, those by Kafka's static names included."""
+    """All entries for connections, those by Kafka's static names included."""
     limited = (entry for entry in config.quotas if isinstance(entry, QuotaEntry) and entry.limits_connections)
     found = [one for entry in limited if (one := to_connection_entry(entry)) is not None]
     return found + [entry for entry, _ in _static_caps(config)]
 
 
 def to_entry(entry: QuotaEntry) -> Entry:
-    """One entry of the file as the ledger's table wants it."""
+    """One entry of the file in the form of the ledger's table."""
     return Entry(
         user=to_name(entry.user),
         client_id=to_name(entry.client_id),
@@ -74,7 +74,7 @@ def _candidate(limits: QuotaCandidate) -> CandidateLimits:
 
 
 def to_connection_entry(entry: QuotaEntry) -> ConnectionEntry | None:
-    """What one entry of the file says about connections, None for nothing."""
+    """The connection limits of one entry of the file, None if there are none."""
     if not entry.limits_connections:
         return None
     name = to_name(entry.user if entry.ip is None else entry.ip)
@@ -90,7 +90,7 @@ def to_connection_entry(entry: QuotaEntry) -> ConnectionEntry | None:
 
 
 def find_duplicates(config: Config, source: Source) -> list[Problem]:
-    """Entities that are configured twice. Which of the two would win is nothing to guess at."""
+    """Entities that are configured twice. Which of the two should win must not be guessed."""
     static, caps = _static_entries(config), _static_caps(config)
     if not static and not caps and not _any_twice(config.quotas):
         return []
@@ -151,7 +151,7 @@ def _static_caps(config: Config) -> list[tuple[ConnectionEntry, Place]]:
 
 
 def to_name(name: str | None) -> Name:
-    """A user, client-id or address as it is written, as the ledger's table wants it."""
+    """A user, client-id or address of the file in the form of the ledger's table."""
     return DEFAULT if name == DEFAULT_WORD else name
 
 
@@ -160,8 +160,8 @@ def _as_float(limit: float | None) -> float | None:
 
 
 def _any_twice(quotas: list[QuotaEntry | Entry]) -> bool:
-    """Whether two of perhaps many thousand entries are about the same. By single names where it can be: as many tuples
-    would be freed in one go, while all traffic waits."""
+    """Whether two of perhaps many thousand entries have the same entity. Compares single names where possible: as many
+    tuples would be freed at once, while all traffic waits."""
     users: set[Name] = set()
     clients: set[Name] = set()
     others: set[_Key] = set()

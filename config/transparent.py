@@ -23,7 +23,7 @@ def _network(value: Any) -> str:
 
 
 NETWORK = Value(_network, {"type": "string", "minLength": 2})
-"""A CIDR in its one spelling; a single address is /32 or /128."""
+"""A CIDR in its canonical form; a single address is /32 or /128."""
 
 
 def _ports(value: Any) -> PortRange:

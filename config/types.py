@@ -1,4 +1,4 @@
-"""The value types of the configuration: each says what it expected when it gets something else."""
+"""The value types of the configuration: each reports what it expected when it gets something else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DURATION_PATTERN = r"^\s*[0-9][0-9_]*(\.[0-9]+)?\s*(ms|s|m|min|h|d)?\s*$"
 
 
 class Value:
-    """Metadata for `Annotated`: one function that checks and converts, and the JSON schema it stands for."""
+    """Metadata for `Annotated`: one function that checks and converts, and the corresponding JSON schema."""
 
     def __init__(self, check: Callable[[Any], Any], schema: dict[str, Any]) -> None:
         self.check = check
@@ -43,7 +43,7 @@ def wrong(expected: str) -> PydanticCustomError:
 
 
 def later(feature: str) -> PydanticCustomError:
-    """The error for a setting of the design that this version does not have yet."""
+    """The error for a setting of the design that this version does not support yet."""
     return PydanticCustomError("kquota_expected", "{expected}", {"expected": f"{feature} is not available yet"})
 
 
@@ -88,7 +88,7 @@ def size(least: int, most: int, what: str) -> Value:
 
 
 def duration_ms(least_ms: int, most_ms: int, what: str, *, bare_unit: str | None) -> Value:
-    """A duration, kept in milliseconds. `bare_unit` is what a number alone counts; None: a unit must be written."""
+    """A duration, kept in milliseconds. `bare_unit` is the unit of a bare number; None: a unit must be written."""
 
     def check(value: Any) -> int:
         result: int | None = None
@@ -145,7 +145,7 @@ def _address(value: Any) -> str:
 
 
 ADDRESS = Value(_address, {"type": "string", "minLength": 2})
-"""The peer of a connection, in the one spelling that addresses are compared in."""
+"""The peer of a connection, in the canonical spelling of addresses."""
 
 
 def choice(what: str, *values: str) -> Value:
@@ -169,7 +169,7 @@ BOOLEAN = Value(_boolean, {"type": "boolean"})
 
 
 def _absolute_path(value: Any) -> str:
-    # relative to what would depend on how the sidecar was started; NUL cannot be in a path at all
+    # a relative path would depend on the working directory at start; NUL cannot be in a path at all
     if isinstance(value, str) and value.startswith("/") and not value.endswith("/") and "\0" not in value:
         return value
     raise wrong("the absolute path of a file, such as /var/lib/kquota/quotas-overlay.yaml")

@@ -1,10 +1,10 @@
 """Sizes and durations as people write them, and back again.
 
-Sizes follow Kubernetes and SI, because the file usually lives in a ConfigMap beside ``resources.limits``:
-``4M`` is 4 000 000 bytes and ``4Mi`` (or ``4MiB``) is 4 194 304. Kafka itself knows plain bytes only, and these are
-accepted everywhere. ``kquota check`` prints every limit in exact bytes as well.
+Sizes follow Kubernetes and SI, because the file usually lives in a ConfigMap beside ``resources.limits``: ``4M`` is 4
+000 000 bytes and ``4Mi`` (or ``4MiB``) is 4 194 304. Kafka itself has plain bytes only, and these are accepted
+everywhere. ``kquota check`` prints every limit in exact bytes as well.
 
-Spellings that mean something else elsewhere are refused with a proposal: ``2m`` (milli in Kubernetes), ``10Mb`` (bits
+Spellings that mean something else elsewhere are refused with a suggestion: ``2m`` (milli in Kubernetes), ``10Mb`` (bits
 on a network) and ``010`` (octal in YAML and C).
 """
 
@@ -34,7 +34,7 @@ LONG_MAX = 2**63 - 1
 
 @lru_cache(maxsize=1024)  # a file of thousands of quotas has few different sizes
 def parse_size(text: str) -> int:
-    """``4M`` -> 4000000, ``2.5KiB`` -> 2560. Raises ValueError when it is no size or no whole number of bytes."""
+    """``4M`` -> 4000000, ``2.5KiB`` -> 2560. Raises ValueError when it is not a size or not a whole number of bytes."""
     match = _SIZE.fullmatch(text.strip())
     factor = _SIZE_UNITS.get(match["unit"]) if match else None
     if match is None or factor is None or _LEADING_ZERO.match(match["number"]):
@@ -67,9 +67,9 @@ def similar_size(text: str) -> str | None:
 
 
 def parse_duration_ms(text: str, *, bare_unit: str | None) -> int:
-    """``30s`` -> 30000, ``500ms`` -> 500, ``0`` -> 0. ``bare_unit`` says what a number alone means; None forbids it.
+    """``30s`` -> 30000, ``500ms`` -> 500, ``0`` -> 0. ``bare_unit`` is the unit of a bare number; None forbids it.
 
-    Raises ValueError when it is no duration, or finer than a millisecond.
+    Raises ValueError when it is not a duration, or finer than a millisecond.
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None:
