@@ -1,8 +1,8 @@
 """The admin port: /metrics, /healthz, /readyz, /quotas, /throttled, /explain, /connections, /libraries, /history, /ui.
 
 An ASGI app (starlette) on hypercorn's trio worker, in the same event loop as the traffic. So everything here works in
-small steps, and connections are few, short and replaceable: a client that hangs, dribbles or floods is cut off, and
-the next probe gets through. Hypercorn shields its sends from cancellation, hence deadlines close the socket itself.
+small steps, and connections are few, short and replaceable: a client that hangs, trickles or floods is cut off, and the
+next probe gets through. Hypercorn shields its sends from cancellation, so deadlines close the socket itself.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from quota.ledger import Ledger, TrialSnapshot, trial_snapshot
 log = structlog.get_logger("kquota.admin")
 
 MAX_CONNECTIONS: Final = 64
-"""Open at once; the oldest makes room for the newest."""
+"""Connections open at once; a new one evicts the oldest."""
 LIFETIME_S: Final = 20.0
-"""Of a connection without a complete request, and of each request until its answer has been taken."""
+"""For a connection without a complete request, and for each request until its answer has been read."""
 KEEP_ALIVE_S: Final = 10.0
 AFTER_EOF_S: Final = 1.0
 ROWS: Final = 1000
@@ -62,7 +62,7 @@ STEP: Final = 200
 
 
 class ProxyView(Protocol):
-    """What the admin port may know of the proxy."""
+    """The admin port's view of the proxy."""
 
     state: str
     cluster_reached: bool
@@ -74,14 +74,14 @@ class ProxyView(Protocol):
 
     @property
     def given_user(self) -> tuple[str, str]:
-        """The user that a new connection gets, and where it comes from."""
+        """The user that a new connection gets, and its source."""
 
     def connections(self) -> list[ConnectionInfo]:
         """All open connections."""
 
 
 class QuotasView(Protocol):
-    """What the admin port may know of where the limits come from."""
+    """The admin port's view of the source of limits."""
 
     @property
     def not_ready(self) -> str | None:
@@ -92,7 +92,7 @@ class QuotasView(Protocol):
 
 
 def not_ready(proxy: ProxyView, quotas: QuotasView | None = None) -> list[str]:
-    """Why the sidecar is not ready; nothing when it is."""
+    """Why the sidecar is not ready; empty when it is."""
     if proxy.state in ("draining", "stopped"):
         return [f"the sidecar is {proxy.state}"]
     reasons = []
@@ -119,7 +119,7 @@ class AdminApp:
         *,
         hosts: Hosts | None = None,
     ) -> None:
-        """`hosts`: what requests may be for; without it addresses and localhost alone."""
+        """`hosts`: the hosts that requests may be for; without it addresses and localhost alone."""
         self._ledger = ledger
         self._history = history
         self._proxy = proxy
@@ -167,7 +167,7 @@ class AdminApp:
         return Moment(self._now_ms(), time.time())
 
     async def _throttled(self, request: Request) -> Response:
-        """The counters that hold clients back now, the longest first, and the last throttles of all."""
+        """The counters that throttle clients now, the longest first, and the last throttles of all."""
         most = _limit(request)
         async with self._heavy:
             at = self._moment()
@@ -183,7 +183,7 @@ class AdminApp:
             return _json(throttled_json(longest, self._ledger, at, self._origin) | {"total": len(held)})
 
     async def _explain(self, request: Request) -> Response:
-        """One client. A user that is not named is the one that connections get."""
+        """One client. A user that is not given is the one that connections get."""
         query = request.query_params
         given = self._proxy.given_user
         user, client_id = query.get("user") or given[0], query.get("client_id", "")
@@ -247,7 +247,7 @@ class AdminApp:
             return await _json_aside({"connections": rows, "total": len(found), "shown": len(rows)})
 
     async def _libraries(self, request: Request) -> Response:
-        """How client libraries take throttles, those that ignored them longest first."""
+        """Throttle compliance by client library, those that ignored throttles longest first."""
         most = _limit(request)
         found = list(self._metrics.libraries)  # at most MAX_LIBRARIES
         best = heapq.nlargest(most, found, key=lambda one: (one.ignored_ms, one.mute_ms))
@@ -329,7 +329,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class AdminServer:
-    """Serves an ASGI app to few connections at a time, each with a deadline."""
+    """Serves an ASGI app on few connections at a time, each with a deadline."""
 
     def __init__(
         self,
@@ -353,7 +353,7 @@ class AdminServer:
         self._config.h2_max_concurrent_streams = 4
         self._config.include_server_header = False
         self._config.accesslog = None
-        self._config.errorlog = None  # what goes wrong in the app is logged below
+        self._config.errorlog = None  # errors in the app are logged below
 
     @property
     def open_connections(self) -> int:
@@ -368,7 +368,7 @@ class AdminServer:
                 while True:
                     try:
                         stream = await listener.accept()
-                    except OSError as error:  # out of descriptors: traffic comes first
+                    except OSError as error:  # out of descriptors: traffic has priority
                         log.warning("cannot accept on the admin port", error=str(error))
                         await trio.sleep(0.1)
                         continue
@@ -416,7 +416,7 @@ class AdminServer:
 
 
 class _Client:
-    """A client's stream as hypercorn uses one, with a deadline; when it is closed, all that serves it ends."""
+    """A client's stream as hypercorn uses one, with a deadline; closing it ends all tasks that serve it."""
 
     def __init__(self, stream: trio.SocketStream, lifetime_s: float) -> None:
         self._stream = stream
@@ -432,7 +432,7 @@ class _Client:
 
     async def receive_some(self, most: int) -> bytes:
         data = await self._stream.receive_some(most)
-        if not data:  # hypercorn would wait for its keep-alive timeout now; an answer under way needs less
+        if not data:  # hypercorn would wait for its keep-alive timeout now; an answer in progress needs less
             self._waiting.deadline = min(self._waiting.deadline, trio.current_time() + AFTER_EOF_S)
         return bytes(data)
 
@@ -447,11 +447,11 @@ class _Client:
         self.serving.cancel()
 
     def extend(self) -> None:
-        """A request has arrived: its answer has a lifetime of its own."""
+        """A request has arrived: its answer gets a new deadline."""
         self._waiting.deadline = trio.current_time() + self._lifetime_s
 
     async def cut_in_time(self) -> None:
-        """Cut when the deadline has passed."""
+        """Close when the deadline has passed."""
         with self._waiting:
             await trio.sleep_forever()
         self.cut()

@@ -1,7 +1,7 @@
-"""Why a client has the limits that it has, how it stands, and why it waits: one structure for programs and people.
+"""Why a client has its limits, their state, and why it is throttled: one structure for programs and people.
 
-The same for the file (`kquota explain --config`) and for the live sidecar (`/explain`, `/throttled`); what people read
-of it is in `deploy.admin.explain_text`. Times are wall-clock time in UTC, for they stand beside other programs' logs.
+The same for the file (`kquota explain --config`) and for the live sidecar (`/explain`, `/throttled`);
+`deploy.admin.explain_text` renders it as text. Times are wall-clock time in UTC, to match other programs' logs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_DECISIONS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One moment on the ledger's clock and on the wall."""
+    """One moment on the ledger's clock and on the wall clock."""
 
     now_ms: float
     wall_s: float
@@ -60,7 +60,7 @@ def explanation_json(
     addresses: Iterable[str],
     origin: Origin | None = None,
 ) -> dict[str, Any]:
-    """What `/explain` answers; `at` is None for a configuration on paper, where nothing has been used yet."""
+    """The answer of `/explain`; `at` is None for a configuration alone, without any usage."""
     now_ms = 0.0 if at is None else at.now_ms
     found = ledger.explain(user, client_id, now_ms)
     scopes = [(Scope.USER, found.user), *((Scope.IP, address) for address in addresses)]
@@ -107,7 +107,7 @@ def _kind_json(ledger: Ledger, one: KindExplanation, at: Moment | None, origin: 
 
 
 def standing_json(group: QuotaCounter, at: Moment, ledger: Ledger) -> dict[str, Any]:
-    """How one counter stands."""
+    """The state of one counter."""
     now = counter_status(group, at.now_ms)
     usage = group.usage
     return {
@@ -137,7 +137,7 @@ def standing_json(group: QuotaCounter, at: Moment, ledger: Ledger) -> dict[str, 
 
 
 def fleet_json(ledger: Ledger, group: QuotaCounter) -> dict[str, Any] | None:
-    """This instance's share of a fleet's limit, and why it is that; None for a limit of its own."""
+    """This instance's share of a fleet's limit, and the reason for it; None for a limit of its own."""
     found = None if ledger.fleet is None else ledger.fleet.standing(group)
     if found is None or group.whole is None:
         return None
@@ -176,7 +176,7 @@ def trial_json(trial: TrialSnapshot | None) -> dict[str, Any] | None:
 
 
 def decision_json(one: Decision, at: Moment) -> dict[str, Any]:
-    """One throttle that was imposed."""
+    """One throttle."""
     return {
         "at": at.iso(one.at_ms),
         "kind": one.kind.value,
@@ -226,7 +226,7 @@ def _rate_share_json(ledger: Ledger, one: ConnectionStatus) -> dict[str, Any] | 
 
 
 def refused_json(one: Refused, at: Moment) -> dict[str, Any]:
-    """How often a limit of connections has refused one address or user."""
+    """How often a connection limit has refused one address or user."""
     return {
         "reason": one.last.cause.value,
         "name": one.last.name,
@@ -262,7 +262,7 @@ def _entity(entry: Entry) -> dict[str, str]:
 
 
 def identity_on_paper(config: Config, user: str | None) -> tuple[str, dict[str, Any]]:
-    """The user that a configuration gives to connections (or the one asked for), and where it comes from."""
+    """The user that a configuration gives to connections (or the one asked for), and its source."""
     static = config.identity.static_user
     given = static or ANONYMOUS
     source = "static" if static else "anonymous"
@@ -273,7 +273,7 @@ def identity_on_paper(config: Config, user: str | None) -> tuple[str, dict[str, 
 def identity_of_connections(
     found: Iterable[ConnectionInfo], user: str, client_id: str, given: tuple[str, str]
 ) -> dict[str, Any]:
-    """Where the user of the open connections of one client comes from; `given` is what a new one would get."""
+    """The source of the user of one client's open connections; `given` is what a new one would get."""
     mine = [one for one in found if one.user == user and client_id in (one.client_ids or ("",))]
     sources = sorted({one.user_source for one in mine})
     source = ", ".join(sources) or (given[1] if user == given[0] else None)
@@ -290,14 +290,14 @@ def identity_of_connections(
 
 
 def addresses_of(found: Iterable[str]) -> list[str]:
-    """The addresses of some peers (`address:port`), each once, as limits know them."""
+    """The addresses of some peers (`address:port`), each once, in the spelling of limits."""
     return list(dict.fromkeys(canonical_address(peer.rpartition(":")[0]) for peer in found))[:MAX_ADDRESSES]
 
 
 def throttled_json(
     groups: Iterable[QuotaCounter], ledger: Ledger, at: Moment, origin: Origin | None = None
 ) -> dict[str, Any]:
-    """What `/throttled` answers: the counters that hold clients back now, longest first, and the last decisions."""
+    """The answer of `/throttled`: the counters that throttle clients now, longest first, and the last decisions."""
     rows: list[dict[str, Any]] = [
         {
             "kind": group.kind.value,

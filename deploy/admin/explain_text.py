@@ -13,10 +13,10 @@ from quota.readable import readable_span as _span
 from quota.visible import visible
 
 NEAR: Final = 0.9
-"""From this share of a limit on, it is worth a line at the top."""
+"""From this fraction of a limit on, it gets a line at the top."""
 MAX_ROWS: Final = 30
 RECENT_MS: Final = 300_000
-"""Refused connections of the last five minutes are worth a line at the top."""
+"""Refused connections of the last five minutes get a line at the top."""
 _SOURCES: Final = {
     "static": "identity.static",
     "anonymous": "no source of identity knows one",
@@ -27,7 +27,7 @@ _BYTES: Final = (Kind.PRODUCE, Kind.FETCH)
 
 
 def explanation_text(answer: dict[str, Any]) -> str:
-    """One client: how it stands, then one row per level and one column per kind, then each kind in words."""
+    """One client: its state, then one row per level and one column per kind, then each kind in words."""
     panel = explanation_panel(answer)
     parts = ["\n".join([panel["title"], *(f"  {line}" for line in panel["identity"])])]
     if panel["verdict"]:
@@ -49,11 +49,11 @@ def explanation_text(answer: dict[str, Any]) -> str:
 
 
 def explanation_panel(answer: dict[str, Any]) -> dict[str, Any]:
-    """The sentences of an explanation and where each belongs, for the text above and for the page of the admin port.
+    """The sentences of an explanation and the place of each, for the text above and for the page of the admin port.
 
     `title`, lines of `identity`, `verdict` and `connections`; `kinds` and for each of them a column of `levels` (the
     limit, and a `mark` on the one that is in force) and lines of `words`; `decisions` are rows, the first is the head.
-    All of it can be shown as it is (`quota.visible`).
+    All of it is safe to show (`quota.visible`).
     """
     at, kinds = answer["at"], answer["kinds"]
     decisions = sorted(
@@ -85,7 +85,7 @@ def _all_visible(value: Any) -> Any:
 
 
 def _level_cell(one: dict[str, Any], index: int) -> dict[str, str]:
-    """What one level says of one kind."""
+    """The cell of one level and one kind."""
     candidate = one["levels"][index]
     shadow = " (shadow)" if one["mode"] == "shadow" else ""
     return {
@@ -95,7 +95,7 @@ def _level_cell(one: dict[str, Any], index: int) -> dict[str, str]:
 
 
 def throttled_text(answer: dict[str, Any], admin_url: str) -> str:
-    """Every client that is held back now, and the last decisions."""
+    """Every client that is throttled now, and the last decisions."""
     rows = answer["throttled"]
     at = answer["at"]
     if rows:
@@ -345,7 +345,7 @@ def _share_text(fleet: dict[str, Any], here: str, together: str) -> str:
 
 
 def _line(now: dict[str, Any]) -> str:
-    """Those whose requests wait before they are forwarded."""
+    """The queue of held requests."""
     first = f"the next passes in {_span(now['next_ms'])}" if now["next_ms"] else "the next passes now"
     owes = f"; the group owes {_span(now['debt_ms'])}" if now["debt_ms"] else ""
     return f"{_count(now['waiting'], 'connection')} wait{'s' if now['waiting'] == 1 else ''}; {first}{owes}"
@@ -404,7 +404,7 @@ def _sharers(one: dict[str, Any]) -> str:
 
 
 def _entity(entity: dict[str, str] | None) -> str:
-    """A quota entry as it is written in the file."""
+    """A quota entry as written in the file."""
     if entity is None:
         return "-"
     names = (f"{label}: {name if name == '<default>' else safe(name)}" for label, name in entity.items())
@@ -424,7 +424,7 @@ def _amount(kind: Kind, amount: float) -> str:
 
 
 def _clock(moment: str, now: str) -> str:
-    """The time of day, to the second; with the date where that is not today's."""
+    """The time of day, to the second; with the date unless that is today's."""
     day, _, time = moment.partition("T")
     return f"{time[:8]}Z" if day == now.partition("T")[0] else f"{day} {time[:8]}Z"
 

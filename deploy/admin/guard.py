@@ -1,9 +1,9 @@
 """Which requests the admin port answers: those for one of its own host names, and none from a page of another origin.
 
-The port has no login: whoever can reach it may read it. A browser can reach more than the pages in it should, so two
-doors are shut. DNS rebinding: a page's own host name is made to resolve to the sidecar's address, and for the browser
-the sidecar is then a part of that page; only `Host` tells. And plain requests across origins: no answer allows them
-(CORS), and where the browser says that a request comes from elsewhere, nothing is looked up for it at all.
+The port has no login: every client that can reach it may read it. A browser can reach more than the pages in it should,
+so two attacks are blocked. DNS rebinding: a page's own host name is made to resolve to the sidecar's address, and the
+browser then treats the sidecar as a part of that page; only `Host` shows it. And plain cross-origin requests: no answer
+allows them (CORS), and if the browser says that a request comes from another origin, it is refused without any work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = structlog.get_logger("kquota.admin")
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
-HEADERS: Final = {  # on every answer that does not say otherwise itself
+HEADERS: Final = {  # on every answer that does not set them itself
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "content-security-policy": "frame-ancestors 'none'",
@@ -34,11 +34,11 @@ MISDIRECTED, FORBIDDEN = 421, 403
 MAX_NAMES_LOGGED: Final = 20
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+(?:%25[\w.~-]+)?\]|[a-z0-9_.-]+)(?::[0-9]{0,5})?", re.ASCII)
 _CLUSTER: Final = re.compile(r"[^.]+(?:\.[^.]+){1,2}\.(?:svc|pod)(?:\.cluster\.local)?")
-"""Names that cluster DNS gives pods. Neither is a public domain, so that none of them is for sale."""
+"""Suffixes that cluster DNS gives pods. Neither is a public domain, so attackers cannot register one."""
 
 
 class Hosts:
-    """The hosts that requests may be for. Addresses always may: rebinding takes a name."""
+    """The hosts that requests may be for. Addresses are always allowed: rebinding needs a name."""
 
     def __init__(self, listed: Iterable[str], own: Iterable[str] = ()) -> None:
         """`listed`: names, `*.suffix` or `*` for any; `own`: names of the pod."""
@@ -49,7 +49,7 @@ class Hosts:
         self._names = {"localhost", *self._own, *names}
 
     def allow(self, host: str) -> bool:
-        """Whether a request with this `Host`, in which a port may be, is answered."""
+        """Whether a request with this `Host`, which may contain a port, is answered."""
         if self._any:
             return True
         found = _HOST.fullmatch(host.lower())
@@ -72,7 +72,7 @@ class Hosts:
 
 
 def _plain(name: str) -> str:
-    return name.lower().removesuffix(".")  # example.com. is example.com, said in full
+    return name.lower().removesuffix(".")  # example.com. is the full form of example.com
 
 
 def _is_address(text: str) -> bool:
@@ -113,7 +113,7 @@ class Guard:
         for host in hosts:  # none: HTTP/1.0, which no browser speaks
             if not self._hosts.allow(host):
                 self._tell(host)
-                # The page that asks may be the attacker's, and can read this: nothing in it that it did not know.
+                # The page that asks may be the attacker's, and can read this: it must contain nothing new to it.
                 return PlainTextResponse(
                     f"This admin port does not answer to the host {safe(host)}: it answers to addresses, localhost and "
                     "the pod's own names; others have to be in admin.allowed_hosts of its configuration.\n",
@@ -131,8 +131,8 @@ class Guard:
 
 
 def _from_elsewhere(method: str, hosts: Sequence[str], headers: Headers) -> bool:
-    """Whether a browser says that a page of another origin asks. To follow a link is no such thing: what comes then is
-    shown to the person, and out of the page's reach."""
+    """Whether a browser says that a page of another origin sent the request. Following a link does not count: the
+    answer is shown to the person, out of the page's reach."""
     origin = headers.get("origin")
     if origin is not None and [origin.lower().partition("://")[2]] != [host.lower() for host in hosts]:
         return True

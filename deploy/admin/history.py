@@ -1,7 +1,7 @@
-"""The last 15 minutes, for the page on the admin port: what counters used and how long they held clients up.
+"""The last 15 minutes, for the page on the admin port: what counters used and how long they delayed clients.
 
-A look every few seconds, in small steps; only counters that were used lately are looked at, and only so many are
-remembered, those that used most of their limit first. Nothing is written to disk: Prometheus is for longer times.
+A sample every few seconds, in small steps; only counters used lately are sampled, and a bounded number of them kept,
+those that used most of their limit first. Nothing is written to disk: Prometheus is for longer times.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SAMPLES: Final = 180
 """15 minutes."""
 MAX_COUNTERS: Final = 50
 USED_WITHIN_MS: Final = 15_000
-"""A counter that was not used for longer than its window has nothing new to tell."""
+"""A counter that was not used for longer than its window has nothing new to report."""
 
 Place = tuple[Kind, CounterKey]
 
@@ -36,14 +36,14 @@ class _Series:
 
     def __init__(self, looks: int, imposed_ms: int) -> None:
         self.use: deque[float | None] = deque([None] * looks, maxlen=SAMPLES)
-        """Used share of the limit."""
+        """Used fraction of the limit."""
         self.held: deque[float | None] = deque([None] * looks, maxlen=SAMPLES)
-        """Seconds of delay imposed per second."""
+        """Seconds of delay per second."""
         self.imposed_ms = imposed_ms
 
 
 class History:
-    """Looks at the ledger now and then, and tells what it saw."""
+    """Samples the ledger periodically, and reports the samples."""
 
     def __init__(self, ledger: Ledger, counters: Counters) -> None:
         self._ledger = ledger
@@ -55,7 +55,7 @@ class History:
         self._series: dict[Place, _Series] = {}
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Sample until cancelled."""
         while True:
             for _ in self.look(trio.current_time() * 1000.0):
                 await trio.lowlevel.checkpoint()
@@ -114,7 +114,7 @@ class History:
         }
 
     def _forget_one(self, use: float) -> bool:
-        """Make room for a counter that uses more than the least one remembered did at any time."""
+        """Make room for a counter that uses more than the least used remembered one ever did."""
         place, series = min(
             self._series.items(), key=lambda item: max((one or 0.0 for one in item[1].use), default=0.0)
         )

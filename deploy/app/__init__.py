@@ -1,1 +1,1 @@
-"""`kquota run`: the parts of the sidecar put together, started in order and ended in order."""
+"""`kquota run`: the parts of the sidecar put together, started in order and stopped in order."""

@@ -1,4 +1,4 @@
-"""`kquota run`: the parts put together, started in order and ended in order."""
+"""`kquota run`: the parts put together, started in order and stopped in order."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ log = structlog.get_logger("kquota")
 
 EXPIRE_INTERVAL_S: Final = 60.0
 WARN_INTERVAL_S: Final = 60.0
-"""The same warning is not written more often than this."""
+"""The same warning is not repeated more often than this."""
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def proxy_settings(config: Config, security: Security) -> ProxySettings:
-    """What the data path needs of a configuration, and of the files that it names."""
+    """The data path's settings, from a configuration and the files that it names."""
     ports, limits = config.listen.broker_ports, config.limits
     return ProxySettings(
         listen_host=config.listen.host,
@@ -106,7 +106,7 @@ def new_ledger(config: Config, table: QuotaTable) -> Ledger:
         table,
         num_samples=config.window_num,
         window_ms=config.window_size_seconds * 1000,
-        # A mute that was cut needs the gate behind it; exactly as a broker there is neither.
+        # A capped mute needs the gate behind it; with Kafka's exact behaviour there is neither.
         max_throttle_ms=(config.max_mute or None) if smooth else None,
         smooth=smooth,
         mutation_num_samples=config.controller_window_num,
@@ -117,7 +117,7 @@ def new_ledger(config: Config, table: QuotaTable) -> Ledger:
 
 
 def read(path: Path) -> tuple[Config, Fingerprint]:
-    """The configuration and what its file looked like. Raises ConfigError."""
+    """The configuration and its file's fingerprint. Raises ConfigError."""
     found = fingerprint(path)
     if found.data is None:
         raise ConfigError([Problem(str(path), "(the whole file)", None, None, None, f"cannot be read: {found.error}")])
@@ -141,7 +141,7 @@ class Sidecar:
         self.source.attach(self.ledger.swap)
         self.ledger.counters.on_overflow = self._overflowed
         self.member: Member | None = None
-        """Of the fleet, while it runs; made where the clock is."""
+        """The fleet's, while it runs; made where the clock is."""
         self._overflow_said_s = -math.inf
         quota_admin = QuotaAdmin(self.source)
         interceptors: Interceptors = {
@@ -325,11 +325,11 @@ async def run_sidecar(
     loaded: tuple[Config, Fingerprint] | None = None,
     task_status: trio.TaskStatus[Sidecar] = trio.TASK_STATUS_IGNORED,
 ) -> Sidecar:
-    """Run a sidecar until it is drained; `task_status` gets it once its ports are bound. `loaded` is what `read` has
-    returned, if it was called before.
+    """Run a sidecar until it is drained; `task_status` gets it once its ports are bound. `loaded` is the result of
+    `read`, if that was called before.
 
-    Raises ConfigError for a bad file, and OSError (perhaps inside exception groups) when a port cannot be bound or
-    a file that the configuration names cannot be used.
+    Raises ConfigError for a bad file, and OSError (perhaps inside exception groups) when a port cannot be bound or a
+    file that the configuration names cannot be used.
     """
     config, found = loaded or read(Path(config_path))
     sidecar = Sidecar(Path(config_path), config, found)
@@ -342,14 +342,14 @@ async def run_sidecar(
 
 
 class _SettleWhenUp:
-    """The start is over when the ports are bound."""
+    """Tunes the garbage collector when the ports are bound and the start is over."""
 
     def started(self, value: Sidecar | None = None) -> None:
         settle()
 
 
 def main(path: Path) -> int:
-    """What `kquota run` does: 0 after a drain, 1 with one line when it cannot run. Raises ConfigError."""
+    """Run `kquota run`: 0 after a drain, 1 with one line when it cannot run. Raises ConfigError."""
     share_fairly()
     with uncollected():
         loaded = read(path)
@@ -368,7 +368,7 @@ def main(path: Path) -> int:
             log.error("cannot run", error=reason)
         return 1
     code = 1 if sidecar.interrupted else 0
-    if is_computing():  # a file is being loaded whose values are of no use any more
+    if is_computing():  # a file is being loaded, and its values are no longer needed
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -376,7 +376,7 @@ def main(path: Path) -> int:
 
 
 def _os_errors(error: BaseException) -> Iterable[str]:
-    """The system's complaints in an error; nothing if there is anything else in it, which is then a bug to be seen."""
+    """The messages of OSErrors in an error; nothing if it contains any other error, which is a bug and must be seen."""
     if isinstance(error, BaseExceptionGroup):
         parts = [list(_os_errors(inner)) for inner in error.exceptions]
         return [text for part in parts for text in part] if all(parts) else []

@@ -1,8 +1,8 @@
-"""One log line when a counter begins to hold clients up, one when it has stopped; never a flood.
+"""One log line when a counter begins to throttle clients, one when it has stopped; never a flood.
 
-Looks once a second at what the ledger remembers of throttles (`quota.decisions`), so it costs nothing while nothing is
-throttled, and nothing per request. A counter has one episode from its first throttle until none was imposed for
-QUIET_MS; lines beyond MAX_LINES a minute are counted and told in one line, as clients can invent names without end.
+Once a second this reads the ledger's recent throttles (`quota.decisions`), so it costs nothing without throttles, and
+nothing per request. A counter has one episode from its first throttle until there was none for QUIET_MS; lines beyond
+MAX_LINES a minute are counted and reported in one line, as clients can invent any number of names.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from quota.ledger import Ledger
 
 LOOK_S: Final = 1.0
 QUIET_MS: Final = 60_000.0
-"""An episode ends when no throttle was under way for so long: a client at its limit is throttled again and again."""
+"""An episode ends when there was no throttle for this long: a client at its limit is throttled again and again."""
 MAX_LINES: Final = 30
-"""A minute."""
+"""Lines per minute."""
 MINUTE_MS: Final = 60_000.0
 MAX_EPISODES: Final = 1000
 
 
 class LogMethod(Protocol):
-    """What lines are written to."""
+    """The logger's method."""
 
     def info(self, event: str, **values: Any) -> Any:
         """Write one line."""
@@ -36,7 +36,7 @@ class LogMethod(Protocol):
 
 @dataclass(slots=True)
 class Episode:
-    """Of one counter."""
+    """The episode of one counter."""
 
     began_ms: float
     until_ms: float
@@ -44,11 +44,11 @@ class Episode:
     throttles: int
     held_ms: int
     told: bool
-    """Its beginning was written, so its end will be."""
+    """Its beginning was logged, so its end will be."""
 
 
 class ThrottleLog:
-    """Writes the lines. `look` is called now and then with the ledger's clock."""
+    """Writes the lines. `look` is called periodically with the ledger's clock."""
 
     def __init__(self, ledger: Ledger, log: LogMethod | None = None) -> None:
         self._ledger = ledger
@@ -60,13 +60,13 @@ class ThrottleLog:
         self._unsaid = 0
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Run until cancelled."""
         while True:
             await trio.sleep(LOOK_S)
             self.look(trio.current_time() * 1000.0)
 
     def look(self, now_ms: float) -> None:
-        """Take note of the throttles since the last look, and of those that are over."""
+        """Process the throttles since the last call, and the episodes that are over."""
         self._next_minute(now_ms)
         newest = self._seen_ms
         for (kind, key), decisions in self._ledger.decisions.since(self._seen_ms):
@@ -132,5 +132,5 @@ def _ends_ms(one: Decision) -> float:
 
 
 def _names(kind: Kind, key: CounterKey) -> dict[str, str | None]:
-    """The counter, as /quotas names it: null is a name that plays no part."""
+    """The counter, as /quotas names it: null for a name that plays no part."""
     return {"quota": kind.value, "user": key.user, "client_id": key.client_id}

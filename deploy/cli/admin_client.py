@@ -1,4 +1,4 @@
-"""Asking the admin port of a running sidecar, from the command line."""
+"""Queries to the admin port of a running sidecar, from the command line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_REFUSAL_BYTES = 1000
 
 
 def get_json(admin_url: str, path: str, query: Mapping[str, str], expected: Collection[str]) -> dict[str, Any]:
-    """The JSON object that `path` answers, in which the keys in `expected` must be.
+    """The JSON object that `path` answers, which must contain the keys in `expected`.
 
     Raises OSError with one readable sentence, whatever went wrong.
     """

@@ -1,4 +1,4 @@
-"""`kquota check`: what a configuration means, in the words of its reader."""
+"""`kquota check`: what a configuration means, in the reader's words."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_ROWS = 60
 
 
 def level_of(entry: Entry) -> Level:
-    """Which of the eight levels an entry is."""
+    """Which of the eight levels an entry has."""
     kinds = {
         (True, True): Level.USER_CLIENT,
         (True, False): Level.USER_DEFAULT_CLIENT,
@@ -38,7 +38,7 @@ def level_of(entry: Entry) -> Level:
 
 
 def overlay_text(config: Config) -> str:
-    """The overlay of a configuration that has one, and whether it is there yet. Raises ConfigError."""
+    """The overlay of a configuration that has one, and whether its file exists yet. Raises ConfigError."""
     path = config.quota_settings.overlay
     assert path is not None
     if not Path(path).exists():
@@ -48,7 +48,7 @@ def overlay_text(config: Config) -> str:
 
 
 def all_warnings(config: Config) -> list[Problem]:
-    """What is accepted and hardly meant, in the order of the file."""
+    """What is valid but probably unintended, in the order of the file."""
     found = [*warnings_of(config), *warnings_of_surroundings(config)]
     return sorted(found, key=lambda warning: (warning.line or 0, warning.column or 0))
 
@@ -79,7 +79,7 @@ def _listeners(config: Config) -> str:
 def summary_text(file: str, config: Config, table: QuotaTable) -> str:
     """The summary that `kquota check` prints; `table` has the limits in force. Raises ConfigError."""
     up = config.upstream
-    capped = config.max_mute and config.pacing == "smooth"  # exactly as a broker there is no cap
+    capped = config.max_mute and config.pacing == "smooth"  # with Kafka's exact behaviour there is no cap
     cap = f"at most {readable_ms(config.max_mute)}" if capped else "without a cap"
     identity, listen_tls = config.identity, config.listen.tls
     if identity.static_elsewhere and identity.static is not None:
@@ -121,7 +121,7 @@ def summary_text(file: str, config: Config, table: QuotaTable) -> str:
 
 
 def _scope(config: Config, table: QuotaTable) -> str:
-    """What limits are limits of."""
+    """Whose the limits are: each instance's or the fleet's."""
     own = "of each sidecar: n of them can use up to n times a limit"
     rates = [one for one in table.connections.entries if one.connection_creation_rate is not None]
     shared = [*map(table.of_fleet, table.entries), *map(table.of_fleet, rates)]
@@ -157,7 +157,7 @@ def quota_table(quotas: list[Entry]) -> str:
 
 
 def connection_table(limits: list[ConnectionEntry]) -> str:
-    """All limits of connections, addresses first, defaults last."""
+    """All connection limits, addresses first, defaults last."""
     shown = sorted(limits, key=lambda one: (one.scope, one.name is DEFAULT, str(one.name)))
     rows = [["by", "name", "connections made", "connections open", "mode"]]
     for one in shown[:MAX_ROWS]:
@@ -196,7 +196,7 @@ def summary_json(file: str, config: Config, table: QuotaTable) -> dict[str, Any]
 
 
 def entry_json(entry: Entry) -> dict[str, Any]:
-    """A quota entry as it is written in the file, names left out where the entry has none."""
+    """A quota entry as written in the file, without the names that the entry does not have."""
     names = {"user": entry.user, "client-id": entry.client_id}
     limits = {RATE_FIELD[kind]: entry.limit(kind) for kind in Kind}
     candidates = {RATE_FIELD[kind]: entry.candidate_limit(kind) for kind in Kind}
@@ -216,7 +216,7 @@ def _limit_cell(entry: Entry, kind: Kind) -> str:
 
 
 def connection_entry_json(entry: ConnectionEntry) -> dict[str, Any]:
-    """A limit of connections as it is written in the file."""
+    """A connection limit as written in the file."""
     rate = entry.connection_creation_rate
     limits = {
         "connection_creation_rate": None if rate is None else _short(rate),

@@ -31,9 +31,9 @@ _BY_CERTIFICATE = ("tls", "tls-external")
 
 
 def strimzi_entries(file: str, data: bytes) -> Iterator[dict[str, Any]]:
-    """Quota entries of the KafkaUser resources in a file, of lists as `kubectl get kafkausers -o yaml` prints too.
+    """Quota entries of the KafkaUser resources in a file, or in lists as `kubectl get kafkausers -o yaml` prints them.
 
-    Raises ConfigError for text that is no YAML and for quotas that are no numbers above 0.
+    Raises ConfigError for text that is not YAML and for quotas that are not numbers above 0.
     """
     for resource in _resources(file, data):
         if not isinstance(resource, dict) or resource.get("kind") != "KafkaUser":
@@ -78,7 +78,7 @@ def _resources(file: str, data: bytes) -> Iterator[Any]:
 
 
 def entries_text(entries: list[dict[str, Any]]) -> str:
-    """The entries as they stand in a file and in the chart's values."""
+    """The entries as in a configuration file and in the chart's values."""
     import yaml
 
     body = yaml.safe_dump({"quotas": entries}, sort_keys=False, allow_unicode=True, default_flow_style=None, width=1000)
@@ -125,7 +125,7 @@ def kafka(
 
 @app.command(short_help="Quotas of Strimzi's KafkaUser resources.")
 def strimzi(
-    # Hidden where options are listed, because typer writes <list[Path]> there; the usage and the text below have it.
+    # Hidden in the list of options, because typer writes <list[Path]> there; the usage and the text below have it.
     files: Annotated[list[Path], typer.Argument(metavar="FILE", hidden=True)],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML.")] = False,
 ) -> None:

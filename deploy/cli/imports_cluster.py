@@ -17,15 +17,15 @@ from quota.admin import Quotas, entity_text
 
 
 def entries_of_cluster(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Quota entries of the cluster that a configuration file names, and in words what no entry can say.
+    """Quota entries of the cluster that a configuration file names, and in words what no entry can express.
 
-    Raises ConfigError for the file, and OSError with one readable sentence where the cluster does not answer.
+    Raises ConfigError for the file, and OSError with one readable sentence if the cluster does not answer.
     """
     return cluster_entries(trio.run(_ask_cluster, load(path)))
 
 
 def cluster_entries(quotas: Quotas) -> tuple[list[dict[str, Any]], list[str]]:
-    """Quota entries of what a cluster has, and in words what no entry can say."""
+    """Quota entries for a cluster's quotas, and in words what no entry can express."""
     entries: list[dict[str, Any]] = []
     left: list[str] = []
     for entity, limits in quotas.items():
@@ -44,7 +44,7 @@ def cluster_entries(quotas: Quotas) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 async def _ask_cluster(config: Config) -> Quotas:
-    """The quotas as the first broker that answers knows them. Raises OSError."""
+    """The quotas as known to the first broker that answers. Raises OSError."""
     security = load_security(config)
     errors = []
     for host, port in config.upstream.bootstrap:

@@ -33,7 +33,7 @@ admin:
 def config_text(
     bootstrap: Sequence[str], *, port: int, user: str | None, produce: str | None, fetch: str | None, shadow: bool
 ) -> str:
-    """The file. Raises ConfigError when a value is none that the configuration takes."""
+    """The content of the file. Raises ConfigError for an invalid value."""
     limits = {"producer_byte_rate": produce, "consumer_byte_rate": fetch}
     parts = ["client-id: <default>", *(f"{name}: {json.dumps(value)}" for name, value in limits.items() if value)]
     if shadow:

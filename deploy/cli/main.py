@@ -50,7 +50,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text
 
 
 class Pacing(StrEnum):
-    """How simulated requests are held back."""
+    """How simulated requests are delayed."""
 
     KAFKA = "kafka"
     SMOOTH = "smooth"
@@ -68,7 +68,7 @@ def _load_on_paper(path: Path) -> Config:
 
 
 def _table_in_force(config: Config) -> QuotaTable:
-    """The limits of a configuration with its overlay, saying on stderr where they come from if not from it alone."""
+    """The limits of a configuration with its overlay; says on stderr if they do not come from it alone."""
     from config.overlay import table_in_force
     from deploy.cli.check import overlay_text
 
@@ -93,8 +93,8 @@ def _print_problems(problems: list[Problem]) -> None:
 
 
 def _admin_of(context: typer.Context, explicit: str | None, pod: str | None) -> str:
-    """The admin port to ask: as given, or a pod's as long as the command runs, or as KQUOTA_ADMIN says, or the one of a
-    sidecar on this machine."""
+    """The admin port to ask: as given, or a pod's while the command runs, or KQUOTA_ADMIN, or that of a sidecar on this
+    machine."""
     from config.model import Admin
 
     if pod is not None:
@@ -287,7 +287,7 @@ def simulate(
         failed |= not good
         stream = sys.stdout if good else sys.stderr
         stream.write(ascii_json(line) + "\n")
-        stream.flush()  # so that a program can hold a conversation over two pipes
+        stream.flush()  # so that a program can converse over two pipes
     if failed:
         raise typer.Exit(WRONG_USE)
 

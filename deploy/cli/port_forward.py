@@ -1,4 +1,4 @@
-"""The admin port of a sidecar in a pod, by way of `kubectl port-forward`: with the user's own kubeconfig and rights."""
+"""The admin port of a sidecar in a pod, through `kubectl port-forward`: with the user's own kubeconfig and rights."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def forwarded(pod: str) -> Iterator[str]:
 
 
 def _port(process: subprocess.Popen[str], arguments: str) -> int:
-    """The local port that kubectl has chosen, once it says so. What it says afterwards is read and left."""
+    """The local port that kubectl has chosen, once it prints it. Its further output is read and ignored."""
     lines: Queue[str | None] = Queue()
 
     def read() -> None:

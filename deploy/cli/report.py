@@ -1,4 +1,4 @@
-"""`kquota report`: the Spark jobs as a program of their own, in a Python of its own if need be. Never imports them."""
+"""`kquota report`: runs the Spark jobs as a separate program, perhaps in another Python. Never imports them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ YAML_SUFFIXES = (".yaml", ".yml")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Start `python -m analysis` with these arguments and wait for it; its exit code, 128 + n after signal n.
-    Ctrl-C reaches both, SIGTERM is handed on.
+    """Start `python -m analysis` with these arguments and wait for it; its exit code, 128 + n after signal n. Ctrl-C
+    reaches both, SIGTERM is forwarded.
 
-    `--candidate` may name a configuration file: the jobs do not read those, so they get what it means, as JSON.
-    Raises ConfigError when that file is wrong, OSError when $KQUOTA_ANALYSIS_PYTHON does not run.
+    `--candidate` may name a configuration file: the jobs do not read those, so they get its meaning as JSON. Raises
+    ConfigError when that file is invalid, OSError when $KQUOTA_ANALYSIS_PYTHON does not run.
     """
-    # The package may be found by its place only (a checkout), and the other Python must find the same one.
+    # The package may be found by its location only (a checkout), and the other Python must find the same one.
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     python = os.environ.get(PYTHON_VARIABLE) or sys.executable
@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
             try:
                 code = child.wait()
             except KeyboardInterrupt:
-                continue  # the terminal has told the child as well, and it ends Spark in order
+                continue  # the terminal has signalled the child as well, and it stops Spark in order
             return 128 - code if code < 0 else code
 
 
@@ -50,7 +50,7 @@ def _with_candidate(arguments: Sequence[str], directory: Path) -> list[str]:
             continue
         file = value if equals else arguments[index + 1]
         if Path(file).suffix in YAML_SUFFIXES:
-            # By its own name, which the report gives the candidate.
+            # Under its own name, which becomes the candidate's name in the report.
             target = directory / str(index) / f"{Path(file).stem}.json"
             target.parent.mkdir()
             config = load(file, on_paper=True)

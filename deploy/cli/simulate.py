@@ -1,8 +1,7 @@
-"""`kquota simulate`: quotas on paper. Events in, decisions of the real ledger out, on a simulated clock.
+"""`kquota simulate`: quotas without traffic. Events in, decisions of the real ledger out, on a simulated clock.
 
 Kafka's own arithmetic, with no pacing and no cap on one delay, whatever the file says about the running sidecar; or
-with `smooth` as the sidecar does it, with requests that wait (`deploy.cli.simulate_smooth`). docs/cli.md describes
-events.
+with `smooth` as in the sidecar, where requests wait (`deploy.cli.simulate_smooth`). docs/cli.md describes events.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ _CONNECTION = "connection"
 _CONNECTION_KEYS = ("t_ms", "kind", "user", "ip", "close")
 _ENTITY_KEYS = ("user", "client-id", "ip")
 _HERE = "127.0.0.1"
-_MOST = 2**63  # Kafka's largest quota; sums of much more would not be finite
+_MOST = 2**63  # Kafka's largest quota; sums of much larger ones would not be finite
 
 
 class EventError(Exception):
-    """An event that cannot be applied; says what was expected."""
+    """An event that cannot be applied; the message says what was expected."""
 
 
 class Simulation:
@@ -54,7 +53,7 @@ class Simulation:
         self._ledger = self._ledgers[config.controller_mutation_algorithm]
         self._now_ms: float = 0
         self._open: dict[tuple[str, str], list[Ticket]] = {}
-        """Connections that were admitted, by address and user."""
+        """Admitted connections, by address and user."""
         self._waiting = Waiting(self._ledger, self._forward)
 
     def _new_ledger(self, algorithm: MutationAlgorithm) -> Ledger:
@@ -68,16 +67,16 @@ class Simulation:
             mutation_num_samples=config.controller_window_num,
             mutation_window_ms=config.controller_window_size_seconds * 1000,
             mutation_algorithm=algorithm,
-            max_clients=sys.maxsize,  # no attackers here: each client keeps a counter of its own to the end
+            max_clients=sys.maxsize,  # there are no attackers here: each client keeps its own counter to the end
         )
 
     def apply(self, event: Any) -> dict[str, Any]:
-        """Apply one event and say what came of it. Raises EventError and changes nothing for an event that is wrong."""
+        """Apply one event and return the result. Raises EventError, changing nothing, for an invalid event."""
         return self._apply(*self._checked(event))
 
     def apply_smooth(self, event: Any, line: int) -> Iterator[tuple[bool, dict[str, Any]]]:
-        """The requests that are forwarded up to the event's time, and then what came of the event, unless it is a
-        request that waits. Of one that is wrong only its time is used."""
+        """The requests that are forwarded up to the event's time, and then the result of the event, unless it is a
+        request that waits. Of an invalid event only its time is used."""
         change, event, now_ms = self._checked(event)
         request = None
         if change == "charge" and not _flag(event, "refund", default=False):
@@ -91,11 +90,11 @@ class Simulation:
             yield from self._until(now_ms)
 
     def end(self) -> Iterator[tuple[bool, dict[str, Any]]]:
-        """No more events come: the requests that still wait."""
+        """There are no more events: the requests that still wait."""
         yield from self._until(math.inf)
 
     def _checked(self, event: Any) -> tuple[str, dict[str, Any], float]:
-        """What an event is about (set, remove, connection, charge), with keys that are known, and when."""
+        """The type of an event (set, remove, connection, charge), with valid keys, and its time."""
         if not isinstance(event, dict):
             raise EventError(f"expected an object, got {value_text(event)}")
         change = next((name for name in ("set", "remove") if name in event), None)
@@ -146,7 +145,7 @@ class Simulation:
         ledger, account, kind = self._ledger, request.account, request.kind
         if request.admission is None:
             decision = _decision(ledger, account, kind, request.amount, request.strict, False, at_ms)
-        else:  # what it waited for was asked before; its response is charged when it comes
+        else:  # its quota was asked before; its response is charged when it comes
             ledger.settle(account, kind, request.admission, request.amount, at_ms)
             decision = {"accepted": True, "throttle_ms": 0, "observed": _plain(ledger.observed(account, kind, at_ms))}
         return self._result(kind, *account.identity, decision)
@@ -182,7 +181,7 @@ class Simulation:
             ledger.swap(table)
 
     def _connect(self, event: dict[str, Any], now_ms: float) -> dict[str, Any]:
-        """A connection is made, or one that was admitted ends."""
+        """A connection is created, or an admitted one ends."""
         user = _text(event, "user") or ANONYMOUS
         address = _address(event) or _HERE
         gate = self._ledger.connections
@@ -212,7 +211,7 @@ class Simulation:
         return result
 
     def _set(self, value: Any) -> dict[str, Any]:
-        """Kafka's AlterClientQuotas: limits that are named are set (null: removed), the entity's others stay."""
+        """Kafka's AlterClientQuotas: the limits given are set (null: removed), the entity's others stay."""
         if not isinstance(value, dict):
             raise EventError(f"set: expected a quota entry, got {value_text(value)}")
         value = _renamed(value, "client_id", "client-id")
@@ -250,7 +249,7 @@ class Simulation:
         return {"remove": {key: value[key] for key in _ENTITY_KEYS if value.get(key) is not None}, "removed": removed}
 
     def _written(self, entity: dict[str, Any]) -> dict[str, Any]:
-        """All that is in force for exactly this entity, as one entry of the file; empty for nothing."""
+        """Everything in force for exactly this entity, as one entry of the file; empty for nothing."""
         table = self._ledger.table
         found: dict[str, Any] = {}
         scoped = _scoped(entity)
@@ -261,7 +260,7 @@ class Simulation:
         return found if entry is None else found | entry_json(entry)
 
     def _without(self, entity: dict[str, Any]) -> QuotaTable:
-        """The table with nothing said about exactly this entity."""
+        """The table without exactly this entity."""
         table = self._ledger.table
         if entity.get("ip") is None:
             table = table.without(_name(entity, "user"), _name(entity, "client-id"))
@@ -270,7 +269,7 @@ class Simulation:
 
 
 def _scoped(entity: dict[str, Any]) -> tuple[Scope, str | Default] | None:
-    """The entity as limits of connections know it; None where they do not."""
+    """The entity in the terms of connection limits; None if it has none there."""
     user, client_id, address = _name(entity, "user"), _name(entity, "client-id"), _address(entity)
     if address:
         return Scope.IP, DEFAULT if address == DEFAULT_WORD else address
@@ -316,10 +315,10 @@ def _decision(
 def run(
     config: Config, lines: Iterable[bytes], *, compare: bool = False, smooth: bool = False
 ) -> Iterator[tuple[bool, dict[str, Any]]]:
-    """(True, result) per event and (False, {"line", "error"}) per line that is wrong; wrong lines change nothing.
+    """(True, result) per event and (False, {"line", "error"}) per invalid line; invalid lines change nothing.
 
-    `compare` adds to each mutation what either algorithm of the mutation quota decides. `smooth`: as the sidecar does
-    it; a request's result comes when it is forwarded.
+    `compare` adds to each mutation the decision of each algorithm of the mutation quota. `smooth`: as in the sidecar; a
+    request's result comes when it is forwarded.
     """
     simulation = Simulation(config, compare=compare, smooth=smooth)
     for number, line in enumerate(lines, 1):
@@ -344,7 +343,7 @@ def group_name(user_tag: str, client_tag: str) -> str:
 
 
 def _renamed(value: dict[str, Any], other: str, right: str) -> dict[str, Any]:
-    """Both spellings of client-id are welcome: events are programs' food, entries are Kafka's words."""
+    """Both spellings of client-id are accepted: events are for programs, entries use Kafka's words."""
     if other in value and right not in value:
         return {right if key == other else key: inner for key, inner in value.items()}
     return value
@@ -400,5 +399,5 @@ def _name(value: dict[str, Any], key: str) -> Name:
 
 
 def _plain(value: float | None) -> float | None:
-    """Whole numbers without a trailing .0, everything else as it is."""
+    """Integers without a trailing .0, everything else unchanged."""
     return int(value) if value is not None and math.isfinite(value) and value == int(value) else value

@@ -1,7 +1,7 @@
-"""Simulated requests that wait: on connections that are muted, and before they are forwarded (ADR 0026).
+"""Simulated requests that wait: on muted connections, and before they are forwarded (ADR 0026).
 
-As in the sidecar a connection's requests are taken one after the other, none while it is muted, and each asks the
-ledger, again and again, until it may be forwarded. Only then is it charged. docs/cli.md describes what comes out.
+As in the sidecar, a connection's requests are processed one after the other, none while it is muted, and each asks the
+ledger repeatedly until it may be forwarded. Only then is it charged. docs/cli.md describes the output.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from quota.entity import Kind
 from quota.ledger import Account, Ledger
 
 LATEST_MS: Final = 2**53
-"""Beyond, JSON readers lose milliseconds."""
+"""Beyond it, JSON readers lose milliseconds."""
 LONG_MS: Final = 3_600_000
-"""A client that has to wait for longer than this is not asked about each second, but again in the last hour."""
+"""A client that has to wait for longer than this is not checked each second, but again in the last hour."""
 
 
 @dataclass(slots=True)
 class Request:
-    """One event that charges something."""
+    """One event that charges a quota."""
 
     line: int
     t_ms: float
-    """When it comes."""
+    """When it arrives."""
     account: Account
     kind: Kind
     amount: float
     strict: bool
     connection: Hashable
-    """Connections of one client are told apart by it."""
+    """Identifies a connection among those of one client."""
     taken_ms: float | None = None
-    """When its connection was no longer muted, and all before it on that connection were forwarded."""
+    """When its connection was no longer muted, and all earlier requests on it were forwarded."""
     admission: FetchAdmission | None = None
-    """Of a fetch."""
+    """The admission of a fetch."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,26 +50,26 @@ class _Connection:
 
 
 class Waiting:
-    """All connections with requests that have not been forwarded. `forward` charges one and returns what came of it,
-    with its `throttle_ms`."""
+    """All connections with requests that have not been forwarded. `forward` charges one and returns the result, with
+    its `throttle_ms`."""
 
     def __init__(self, ledger: Ledger, forward: Callable[[Request, float], dict[str, Any]]) -> None:
         self._ledger = ledger
         self._forward = forward
         self._connections: dict[Hashable, _Connection] = {}
-        self._turns: list[tuple[float, int, _Connection]] = []  # when, then in the order in which they came
+        self._turns: list[tuple[float, int, _Connection]] = []  # when, then in order of arrival
         self._count = itertools.count()
 
     def add(self, request: Request) -> None:
-        """A request comes. Times never run backwards."""
+        """A request arrives. Times never run backwards."""
         connection = self._connections.setdefault(request.connection, _Connection())
         connection.requests.append(request)
         if len(connection.requests) == 1:
             self._come(connection, max(request.t_ms, connection.free_ms))
 
     def until(self, t_ms: float) -> Iterator[tuple[Request, float, dict[str, Any] | None]]:
-        """The requests that are forwarded up to then, when, and what came of each; None for one that would have to wait
-        until after `LATEST_MS`."""
+        """The requests that are forwarded up to then, when, and the result of each; None for one that would have to
+        wait until after `LATEST_MS`."""
         while self._turns and self._turns[0][0] <= t_ms:
             at_ms, _, connection = heapq.heappop(self._turns)
             request = connection.requests[0]
@@ -96,7 +96,7 @@ class Waiting:
 
     def _wait_ms(self, request: Request, connection: _Connection, at_ms: float) -> int:
         ledger, account, kind = self._ledger, request.account, request.kind
-        if kind is Kind.FETCH:  # no hold: the sidecar answers it without the broker, and the consumer asks again
+        if kind is Kind.FETCH:  # never held: the sidecar answers it without the broker, and the consumer asks again
             request.admission = ledger.admit(account, kind, int(request.amount), at_ms)
             return request.admission.throttle_ms
         if kind is Kind.MUTATION and request.strict:

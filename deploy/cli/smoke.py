@@ -26,7 +26,7 @@ class SmokeError(Exception):
 
 
 def check_brokers(bootstrap: str, ports: range) -> str:
-    """Every broker as the sidecar shows it leads back to the sidecar, and answers. Raises SmokeError."""
+    """Every broker address that the sidecar reports leads back to the sidecar, and answers. Raises SmokeError."""
     host, _, port = bootstrap.rpartition(":")
     try:
         brokers = brokers_seen_by(host, int(port), timeout_s=ATTEMPT_TIMEOUT_S)
@@ -44,7 +44,7 @@ def check_brokers(bootstrap: str, ports: range) -> str:
 
 
 def check_admin(url: str) -> str:
-    """The sidecar is ready and shows its metrics. Raises SmokeError."""
+    """The sidecar is ready and serves its metrics. Raises SmokeError."""
     try:
         _get(f"{url}/readyz")
         if "kquota_" not in _get(f"{url}/metrics"):
@@ -61,7 +61,7 @@ def _get(url: str) -> str:
 
 
 def insist(check: Callable[[], str], limit_s: float) -> str:
-    """Try until it works or the time is over; then the last complaint counts."""
+    """Try until it works or the time is over; then raise the last error."""
     deadline = time.monotonic() + limit_s
     while True:
         try:
@@ -73,7 +73,7 @@ def insist(check: Callable[[], str], limit_s: float) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; 0 if all is well, else 1 with the reason on stderr."""
+    """The command line; 0 on success, otherwise 1 with the reason on stderr."""
     parser = argparse.ArgumentParser(prog="python -m deploy.cli.smoke", description=__doc__)
     parser.add_argument("--bootstrap", required=True, metavar="HOST:PORT", help="where clients connect")
     parser.add_argument("--broker-ports", required=True, metavar="FIRST-LAST", help="the sidecar's ports for brokers")

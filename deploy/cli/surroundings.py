@@ -1,4 +1,4 @@
-"""What `kquota check` warns of beyond the file itself: files that it names, and values that hardly can be meant."""
+"""What `kquota check` warns of beyond the file itself: files that it names, and values that are probably mistakes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATIENCE_MS = 120_000
 
 
 def warnings_of_surroundings(config: Config) -> list[Problem]:
-    """Nothing here keeps a file from being loaded elsewhere: where it is checked is not always where it is used."""
+    """Warnings only, because a file is not always checked where it is used."""
     source = config.source or Source("(no file)")
     found = [*_ports(config, source), *_patience(config, source), *_directory(config, source)]
     for place, path in _files(config):
@@ -51,7 +51,7 @@ def _directory(config: Config, source: Source) -> list[Problem]:
 
 
 def _files(config: Config) -> Iterator[tuple[Place, str]]:
-    """Files that have to be there before the sidecar starts, with their places."""
+    """Files that must exist before the sidecar starts, with their places."""
     settings = (
         (("listen", "tls"), config.listen.tls, ("certificate_file", "key_file", "client_ca_file")),
         (("upstream", "tls"), config.upstream.tls, ("ca_file", "certificate_file", "key_file")),

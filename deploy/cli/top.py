@@ -1,7 +1,7 @@
-"""`kquota top`: who uses how much of which quota, who is throttled now and until when; live, like top(1).
+"""`kquota top`: which clients use how much of which quota, which are throttled now and until when; live, like top(1).
 
-What is shown comes from `/quotas` and `/connections` of a sidecar's admin port. Rows and texts are made here from
-those answers and from what they said the last time; only `watch` looks at the clock and at the terminal.
+The data comes from `/quotas` and `/connections` of a sidecar's admin port. Rows and texts are made here from those
+answers and the previous ones; only `watch` uses the clock and the terminal.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from quota.visible import visible
 
 SORTS = ("use", "throttled", "rate", "name")
 NEAR = 0.9
-"""From this share of its limit on a group is shown as near it."""
+"""From this fraction of its limit on a group is shown as near it."""
 BAR_COLUMNS = 10
 HEADINGS = ("user", "client-id", "kind", "limit", "now", "use", "held", "state", "limit from")
 NAMES = {"user", "client-id", "limit from"}
 FIGURES = {"limit", "now", "held"}
 SHORTEST_NAME = 9
-"""Columns that a name is left with where room is short."""
+"""Columns that a name keeps where room is short."""
 UNCUT = 1000
 """The width without a terminal: nothing is cut, so that the output can be piped."""
 WIDE = 100
@@ -52,22 +52,23 @@ class Row:
     """None: shared by all client-ids."""
     limit: float
     now: float
-    """What the limit is compared with; tokens left for mutations."""
+    """The value that the limit applies to; tokens left for mutations."""
     use: float
-    """Share of the limit."""
+    """Fraction of the limit."""
     shadow: bool
     level: str
     waits_ms: int
     """Until the latest delay of the group ends."""
     owed_ms: int
     waiting: int
-    """Connections with a request that waits before it is forwarded."""
+    """Connections with a held request."""
     delayed: float | None
-    """Seconds of delay imposed per second, since the last look: 1 is one client held all the time; None: first look."""
+    """Seconds of delay per second, since the last refresh: 1 is one client delayed all the time; None: first
+    refresh."""
 
     @property
     def throttled(self) -> bool:
-        """Whether any client has to wait for it."""
+        """Whether it throttles any client."""
         return not self.shadow and bool(self.waits_ms or self.owed_ms or self.waiting)
 
     @property
@@ -93,7 +94,7 @@ def seconds(milliseconds: float) -> str:
 
 
 def rows(groups: Sequence[dict[str, Any]], before: dict[Key, int], elapsed_s: float) -> list[Row]:
-    """The counters that have a limit. `before`: delay imposed (ms) by counter at the last look, `elapsed_s` ago."""
+    """The counters that have a limit. `before`: delay (ms) by counter at the last refresh, `elapsed_s` ago."""
     found = []
     for group in groups:
         if group["limit"] is None:
@@ -112,7 +113,7 @@ def rows(groups: Sequence[dict[str, Any]], before: dict[Key, int], elapsed_s: fl
                 level=(group["level"] or "-") + _of_fleet(group.get("fleet")),
                 waits_ms=group["throttled_for_ms"],
                 owed_ms=group["owed_ms"],
-                waiting=group.get("waiting", 0),  # an older sidecar does not tell
+                waiting=group.get("waiting", 0),  # missing from older sidecars
                 delayed=None if known is None or elapsed_s <= 0 else max(imposed_ms - known, 0) / 1000 / elapsed_s,
             )
         )
@@ -120,7 +121,7 @@ def rows(groups: Sequence[dict[str, Any]], before: dict[Key, int], elapsed_s: fl
 
 
 def _of_fleet(fleet: dict[str, Any] | None) -> str:
-    """This instance's share of a fleet's limit, behind where the limit comes from."""
+    """This instance's share of a fleet's limit, after the limit's origin."""
     if fleet is None:
         return ""
     unheard = ", fleet not heard" if fleet["why"] in ("last", "alone") else ""
@@ -128,7 +129,7 @@ def _of_fleet(fleet: dict[str, Any] | None) -> str:
 
 
 def imposed(groups: Sequence[dict[str, Any]]) -> dict[Key, int]:
-    """What `rows` wants to know of this look the next time."""
+    """The argument `before` of the next call of `rows`."""
     return {_key(group): _imposed_ms(group) for group in groups}
 
 
@@ -155,14 +156,14 @@ def amount(kind: Kind, value: float, *, limit: bool = False) -> str:
 
 
 def table(found: Sequence[Row], most: int, width: int) -> Table:
-    """The rows as a table of at most `most` rows for a terminal of `width` columns: names give way, figures do not."""
+    """The rows as a table of at most `most` rows for a terminal of `width` columns: names are cut, figures are not."""
     lines = [_cells(row, BAR_COLUMNS if width >= WIDE else 0) for row in found[:most]]
     headings = HEADINGS if width >= WIDE else HEADINGS[:-1]
     widths = {
         heading: max([len(heading), *(len(cells[index]) for cells in lines)]) for index, heading in enumerate(headings)
     }
     excess = sum(widths.values()) + 2 * len(headings) - width
-    for name in sorted(NAMES & widths.keys(), key=lambda name: -widths[name]):  # the longest gives way first
+    for name in sorted(NAMES & widths.keys(), key=lambda name: -widths[name]):  # the longest is cut first
         cut = min(max(excess, 0), max(widths[name] - SHORTEST_NAME, 0))
         widths[name] -= cut
         excess -= cut
@@ -221,7 +222,7 @@ def page(
 
 
 class Look:
-    """Looks at one sidecar again and again."""
+    """Queries one sidecar repeatedly."""
 
     def __init__(self, admin: str, text: str, sort: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._admin = admin
@@ -232,7 +233,7 @@ class Look:
         self._looked_s = clock()
 
     def page(self, height: int, width: int) -> RenderableType:
-        """Ask and show. Raises OSError with one readable sentence."""
+        """Query and render. Raises OSError with one readable sentence."""
         most = {"limit": str(GROUPS_ASKED)}
         quotas = get_json(self._admin, "/quotas", most, ("groups", "total"))
         connections = get_json(self._admin, "/connections", most, ("connections", "total"))
@@ -243,7 +244,7 @@ class Look:
 
 
 def look_json(admin: str, text: str, sort: str) -> dict[str, Any]:
-    """One look for programs: what the admin port says, with the rows that `text` keeps in the order of `sort`.
+    """One refresh for programs: the admin port's answer, with the rows that match `text` in the order of `sort`.
 
     Raises OSError with one readable sentence.
     """
@@ -270,7 +271,7 @@ def look_json(admin: str, text: str, sort: str) -> dict[str, Any]:
 
 
 def watch(admin: str, *, interval_s: float, once: bool, text: str, sort: str, console: Console | None = None) -> int:
-    """Show until Ctrl-C, or once. 0: shown; 1: the sidecar cannot be asked (live: the line says so and goes on)."""
+    """Show until Ctrl-C, or once. 0: shown; 1: the sidecar does not answer (live: a line says so, and it goes on)."""
     console = console or (Console() if sys.stdout.isatty() else Console(width=UNCUT))
     look = Look(admin, text, sort)
     if once or not console.is_terminal:

@@ -1,1 +1,1 @@
-"""What several parts of deploy share: text for people, logs, files read and replaced, the garbage collector."""
+"""What several rooms share: text for people, logs, files replaced atomically, bounded labels, the garbage collector."""

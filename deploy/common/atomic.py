@@ -1,4 +1,4 @@
-"""Replacing a small file so that it is always the old one or the new one, whole, whatever happens in between."""
+"""Replaces a small file atomically: at any time it is the whole old one or the whole new one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from pathlib import Path
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write beside it, flush to the disk, rename over it, flush the directory. Raises OSError: `path` is as it was.
+    """Write a temporary file beside it, flush to the disk, rename over it, flush the directory. Raises OSError: `path`
+    is unchanged.
 
     Blocks for as long as the disk takes. One writer at a time: the name of the temporary file is always the same, so
-    that what a crash leaves behind is overwritten by the next write. The file keeps its permissions.
+    that the next write overwrites what a crash leaves behind. The file keeps its permissions.
     """
     temporary = path.with_name(path.name + ".tmp")
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""A sidecar without what its libraries import only because it happens to be there: up to 18 MB of memory."""
+"""Blocks optional imports of the sidecar's libraries that happen to be installed: up to 18 MB of memory."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any, Final, cast
 
 UNUSED: Final = (
     "hypothesis",  # kio: strategies for its users' tests
-    "rich",  # structlog: tracebacks with local variables, which may hold what a client sent; ours are Python's own
+    "rich",  # structlog: tracebacks with local variables, which may hold client data; ours are Python's own
     "better_exceptions",  # the same
     "snappy",  # prometheus_client: pushing to a remote write endpoint
 )
-"""Modules that a library tries to import and does without."""
+"""Modules that a library tries to import and does not need."""
 
 
 @contextmanager
 def blocked_imports(*names: str) -> Iterator[None]:
-    """Imports inside find these modules missing, unless they are imported already; afterwards they can be had again."""
+    """Inside, these modules cannot be imported, unless they are already; afterwards they can be again."""
     modules = cast("dict[str, Any]", sys.modules)
     hidden = [name for name in names if name not in modules]
-    modules.update(dict.fromkeys(hidden))  # None: "ModuleNotFoundError", as Python documents it
+    modules.update(dict.fromkeys(hidden))  # None: ModuleNotFoundError, as Python documents it
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Python's garbage collector and the threads beside the traffic: what delays the traffic, and for how long."""
+"""Python's garbage collector and the threads beside the event loop: what delays the traffic, and for how long."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import trio
 from quota.pause import Pause
 
 SWITCH_INTERVAL_S: Final = 0.0001
-"""How long a thread that computes lets another one wait that wants to go on. Python's own is 5 ms, and a file of quotas
-is read beside the traffic: each packet would wait so long while that takes, and again after a system call that let the
-other thread on."""
+"""How long a computing thread keeps the GIL while another one wants it. Python's default is 5 ms, and a file of quotas
+is read beside the traffic: each packet would wait that long meanwhile, and again after a system call that released the
+GIL."""
 _BUSY_S: Final = 0.0005
 _MOMENT_S: Final = 0.00005
 _STEP: Final = 200
@@ -29,13 +29,13 @@ _Result = TypeVar("_Result")
 
 
 def share_fairly() -> None:
-    """Let the event loop go on soon when a thread computes."""
+    """Let the event loop run soon while a thread computes."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
 def settle() -> None:
-    """What is there now stays: full collections need not walk it while traffic waits, and what the start has used and
-    freed goes back to the system."""
+    """Freeze the objects that exist now: full collections need not visit them while traffic waits, and what the start
+    has used and freed is returned to the system."""
     gc.collect()
     gc.freeze()
     give_back()
@@ -50,8 +50,8 @@ def give_back() -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without runs of the garbage collector, for work that makes many objects and no cycles. Each run would look at all
-    that was made so far, in one go, while all traffic waits, and find nothing."""
+    """Disable the garbage collector, for work that makes many objects and no cycles. Each run would visit all objects
+    made so far, at once, while all traffic waits, and find nothing."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -62,9 +62,9 @@ def uncollected() -> Iterator[None]:
 
 
 class _Steps:
-    """The collector looks at what is new alone, a little at a time, as long as any thread makes many objects beside the
-    traffic. Without it, it would look at all of them at once when it may run again; as it usually runs, again and again
-    at what is older too."""
+    """While any thread makes many objects beside the traffic, the collector runs on new objects alone, a few at a time.
+    With the collector disabled, its next run would visit all of them at once; enabled as usual, it visits older ones
+    again and again."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -73,7 +73,7 @@ class _Steps:
 
     @property
     def busy(self) -> bool:
-        """Some thread is at it."""
+        """Some thread is working."""
         with self._lock:
             return bool(self._inside)
 
@@ -95,10 +95,10 @@ _STEPS: Final = _Steps()
 
 
 async def beside_traffic(work: Callable[..., _Result], *arguments: Any) -> _Result:
-    """What `work` makes of the arguments, in a thread; the collector sees no more than 1000 new objects at a time
-    meanwhile. Raises what `work` raises.
+    """Run `work` with the arguments in a thread and return its result; the garbage collector visits no more than 1000
+    new objects at a time meanwhile. Raises what `work` raises.
 
-    A cancelled caller does not wait, and `work` goes on: it may change nothing. See `is_computing`.
+    A cancelled caller does not wait, and `work` goes on: it must not change anything. See `is_computing`.
     """
 
     def work_in_steps() -> _Result:
@@ -109,16 +109,16 @@ async def beside_traffic(work: Callable[..., _Result], *arguments: Any) -> _Resu
 
 
 def is_computing() -> bool:
-    """Whether a thread of `beside_traffic` is at work. If the process is to end, it has to end at once then: Python's
-    orderly end unwinds such a thread, which not all compiled code survives (seen: SIGABRT)."""
+    """Whether a thread of `beside_traffic` is working. If the process has to end, it must exit at once then: Python's
+    orderly exit unwinds such a thread, which not all compiled code survives (seen: SIGABRT)."""
     return _STEPS.busy
 
 
 def pauses() -> Pause:
-    """A function for work beside the traffic to call again and again: after half a millisecond it sleeps for a moment.
+    """A function that work beside the traffic calls repeatedly: after half a millisecond it sleeps for a moment.
 
-    A thread that computes keeps its core until a tick of the kernel's clock takes it away, every 4 ms on many machines.
-    A broker's or client's thread that has been woken on that core waits as long, even if other cores are idle.
+    A computing thread keeps its core until a tick of the kernel's clock, every 4 ms on many machines. A broker's or
+    client's thread that was woken on that core waits as long, even if other cores are idle.
     """
     busy_until_s = time.monotonic() + _BUSY_S
 
@@ -132,9 +132,10 @@ def pauses() -> Pause:
 
 
 def let_go(last: list[Any], parts: list[Any]) -> None:
-    """Let go of a large object in steps: freed at once, its many parts hold up all threads until the last is gone.
+    """Free a large object in steps: freed at once, its many parts block all threads until the last is gone.
 
-    `last` has the last reference to it, `parts` what it consists of. Both are empty afterwards; what others use stays.
+    `last` has the last reference to it, `parts` what it consists of. Both are empty afterwards; parts with other
+    references stay.
     """
     last.clear()
     while parts:

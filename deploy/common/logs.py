@@ -1,6 +1,6 @@
 """Log lines: JSON for collectors, key=value for people. Names and sizes only, never a secret or a payload.
 
-Names come from clients: whatever is in one, a line stays one line, no terminal obeys it, and it reads as it is.
+Names come from clients: whatever they contain, a line stays one line, controls no terminal, and is not misleading.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from deploy.common.text import ascii_json, safe
 from quota.visible import visible
 
 LEVEL_VARIABLE = "KQUOTA_LOG_LEVEL"
-"""Environment variable that wins over the file's `log.level`."""
+"""Environment variable that overrides the file's `log.level`."""
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 def effective_level(configured: str) -> tuple[str, str | None]:
-    """(level, complaint): the environment's level if it is one, else the configured one and what was wrong."""
+    """(level, problem): the environment's level if it is valid, else the configured one and what was wrong."""
     wanted = os.environ.get(LEVEL_VARIABLE, "").strip().lower()
     if not wanted:
         return configured, None
@@ -47,7 +47,7 @@ def configure(level: str, style: str = "auto", stream: TextIO | None = None) -> 
         ]
     else:
         stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
-        # Python's own text, without local variables: they may hold what a client sent, a password or a token among it.
+        # Python's own text, without local variables: they may hold client data, passwords and tokens included.
         render = [
             structlog.processors.format_exc_info,
             _in_reading_order,
@@ -68,7 +68,7 @@ def _in_reading_order(logger: Any, method: str, event: MutableMapping[str, Any])
 
 
 class _Shown:
-    """A value as the console is to show it: the renderer takes the `repr` of what is no text."""
+    """A value as the console should show it: the renderer uses the `repr` of anything that is not text."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -78,11 +78,11 @@ class _Shown:
 
 
 _QUOTED = frozenset(" ='\"")
-"""Where one of these is in a value, quotes show where the value ends."""
+"""A value with one of these is quoted, so that its end is visible."""
 
 
 def _visible_values(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Before the console renderer adds colours: nothing else in the line may steer the terminal."""
+    """Before the console renderer adds colours: nothing else in the line may control the terminal."""
     shown: dict[str, Any] = {}
     for key, value in event.items():
         if key == "exc_info":
@@ -110,7 +110,7 @@ def _visible_traceback(out: TextIO, exc_info: Any) -> None:
 
 
 def _indented(text: str) -> str:
-    """Lines that no line of the log can be mistaken for: messages of exceptions may have names with line breaks."""
+    """Lines that cannot be mistaken for log lines: messages of exceptions may contain names with line breaks."""
     return "\n".join("  " + line for line in visible(text, lines=True).split("\n"))
 
 

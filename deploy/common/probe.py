@@ -1,4 +1,4 @@
-"""Does a broker answer the Kafka protocol? Two small requests over a plain socket; no client library is needed.
+"""Tests whether a broker answers the Kafka protocol: two small requests over a plain socket, without a client library.
 
 The newest versions of requests change; the ones used here (ApiVersions 0, Metadata 1) are the oldest that both Kafka
 3.9 and 4.x still serve (KIP-896), with the old header (no tagged fields).

@@ -1,4 +1,4 @@
-"""Small helpers for what people read on a terminal."""
+"""Small helpers for text on a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNITS = {Kind.PRODUCE: "bytes/s", Kind.FETCH: "bytes/s", Kind.REQUEST: "% of a t
 
 
 def readable_limit(kind: Kind, limit: float | None) -> str:
-    """``10 MB/s (10000000)``: readable and exact at once; ``-`` where nothing is limited."""
+    """``10 MB/s (10000000)``: readable and exact at once; ``-`` without a limit."""
     if limit is None:
         return "-"
     if kind in (Kind.PRODUCE, Kind.FETCH):
@@ -26,7 +26,7 @@ def readable_limit(kind: Kind, limit: float | None) -> str:
 
 
 def readable_name(name: Name) -> str:
-    """A name of a quota entry, safe to print: control characters are escaped, and an empty name can be seen."""
+    """A name of a quota entry, safe to print: control characters are escaped, and an empty name is visible."""
     if name is None:
         return "-"
     if name is DEFAULT:
@@ -35,18 +35,18 @@ def readable_name(name: Name) -> str:
 
 
 def safe(text: str) -> str:
-    """Text from a client or a file, safe on a terminal and impossible to mistake for something else."""
+    """Text from a client or a file, safe on a terminal and not misleading."""
     plain = text.isprintable() and text == text.strip() and text not in ("", "-", "<default>") and text[0] != '"'
     return text if plain else '"' + visible(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'
 
 
 def say(text: str, *, err: bool = False, end: str = "\n") -> None:
-    """Print lines of our own in which there may be text of others, on stdout or stderr."""
+    """Print our own lines, which may contain foreign text, on stdout or stderr."""
     typer.echo(visible(text, lines=True) + end, err=err, nl=False)
 
 
 def json_text(value: Any, *, indent: int | None = 2) -> str:
-    r"""JSON for programs and for eyes: letters of any language as they are, all that cannot be seen as ``\u009b``."""
+    r"""JSON for programs and people: letters of any language unchanged, everything invisible as ``\u009b``."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     if text.isprintable():
         return text
@@ -55,7 +55,7 @@ def json_text(value: Any, *, indent: int | None = 2) -> str:
 
 
 def ascii_json(value: Any, **options: Any) -> str:
-    """JSON in one line of ASCII without control characters: DEL is the only one that JSON itself leaves as it is."""
+    """JSON in one line of ASCII without control characters: DEL is the only one that JSON itself does not escape."""
     return json.dumps(value, **options).replace("\x7f", "\\u007f")
 
 

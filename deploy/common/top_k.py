@@ -1,12 +1,12 @@
 """Bounded labels: the most active clients get series of their own, the rest is added up as `other`.
 
-Client ids are chosen by clients, so any client that can connect can invent a million of them. A Prometheus must survive
-that, and the clients that matter must stay visible. The rules:
+Clients choose their own client ids, so any client that can connect can invent a million of them. A Prometheus must
+survive that, and the clients that matter must stay visible. The rules:
 
-- What happened is counted exactly once, in a series of its own or in `other`; no series ever goes backwards.
-- A client that has a series keeps it until the ledger forgets it, or until it was idle for 15 minutes while others
-  are waiting for a series. Its series then ends; should it come back, it starts a new one at 0.
-- Free places go to the clients that were throttled most since the last look, then to those that moved most.
+- Everything is counted exactly once, in a series of its own or in `other`; no series ever goes backwards.
+- A client that has a series keeps it until the ledger evicts the client, or until it was idle for 15 minutes while
+  others wait for a series. Its series then ends; if the client comes back, it starts a new one at 0.
+- Free places go to the clients that were throttled most since the last refresh, then to those that moved most.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Generic, TypeVar
 
 OTHER = "other"
 IDLE_MS = 15 * 60 * 1000
-"""A series may be taken away after so much idleness."""
+"""A series may be taken away after this much idleness."""
 STEP = 250
-"""Objects looked at before others get their turn on the event loop (about 1 ms)."""
+"""Objects visited before other tasks of the event loop run (about 1 ms)."""
 LONGEST_LABEL = 120
 
 Labels = tuple[str, str]
@@ -65,10 +65,10 @@ class TopKSeries(Generic[T]):
         self._series: dict[Labels, _Series[T]] = {}
         self.other: list[float] = [0.0] * width
         self.folded = 0
-        """Clients without a series of their own at the last look."""
+        """Clients without a series of their own at the last refresh."""
 
     def series(self) -> Iterator[tuple[Labels, list[float]]]:
-        """Each series with its totals, `other` included if anything is in it."""
+        """Each series with its totals, `other` included if it is not empty."""
         for labels, series in self._series.items():
             yield labels, series.values
         if self.folded or any(self.other):
@@ -79,7 +79,8 @@ class TopKSeries(Generic[T]):
         return ((labels, series.item) for labels, series in self._series.items())
 
     def look(self, objects: Iterable[tuple[T, Labels, Totals]], now_ms: float) -> Iterator[None]:
-        """Take over what happened since the last look. A generator: run it to its end, others may work at each step."""
+        """Take over the changes since the last refresh. A generator: run it to its end; other tasks may run at each
+        step."""
         waiting: dict[Labels, tuple[T, Totals]] = {}
         present: set[Labels] = set()
         nothing = (0.0,) * self._width
@@ -109,8 +110,8 @@ class TopKSeries(Generic[T]):
         self.folded = len(present) - sum(1 for labels in self._series if labels in present)
 
     def forget(self, item: T, labels: Labels, totals: Totals) -> None:
-        """An object goes, with these totals: what it did since the last look is counted, and a new one of the same name
-        starts at 0. To be called for each object that the next look will not see."""
+        """An object is evicted, with these totals: the changes since the last refresh are counted, and a new one of the
+        same name starts at 0. Must be called for each object that the next refresh will not see."""
         before = self._seen.pop(item, (0.0,) * self._width)
         gain = [max(total - old, 0.0) for total, old in zip(totals, before, strict=True)]
         if any(gain):
@@ -131,8 +132,8 @@ class TopKSeries(Generic[T]):
             self._series[labels] = _Series(item, list(gain), now_ms)
 
     def _dismiss(self, waiting: dict[Labels, tuple[T, Totals]], most: int) -> None:
-        """Keep the `most` important of those waiting; what the others did goes to `other`."""
-        named = (labels for labels in waiting if labels != (OTHER, OTHER))  # a client may really be called so
+        """Keep the `most` important of those waiting; the changes of the others go to `other`."""
+        named = (labels for labels in waiting if labels != (OTHER, OTHER))  # a client may really be called that
         chosen = set(heapq.nlargest(most, named, key=lambda labels: self._weight(waiting[labels][1])))
         for labels in [labels for labels in waiting if labels not in chosen]:
             _, gain = waiting.pop(labels)

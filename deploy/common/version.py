@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def kquota_version() -> str:
     """The installed version; "unknown" when run from a source tree that is not installed."""
-    from importlib.metadata import PackageNotFoundError, version  # not needed by most commands
+    from importlib.metadata import PackageNotFoundError, version  # most commands do not need it
 
     try:
         return version("kquota")

@@ -32,14 +32,14 @@ __all__ = ["main"]
 
 
 def main(seconds: int, plain: bool, usage: Path | None = None) -> int:
-    """Run the demo for `seconds` of work; `plain` prints lines in place of the live view (so does a pipe);
-    `usage` is a directory that gets the sidecars' usage records. The run becomes up to 15 s longer where clients on a
-    busy machine need longer for their first window.
+    """Run the demo for `seconds` of work; `plain` prints lines in place of the live view (so does a pipe); `usage` is a
+    directory for the sidecars' usage records. The run becomes up to 15 s longer if clients on a busy machine need
+    longer for their first window.
 
     Returns the exit code: 0 when every client was held to its limit (or, without one, not slowed), 1 when not or when
     something failed, 128 + n after signal n (130 for Ctrl-C).
     """
-    # No terminal, no width: lines in a log are best whole.
+    # No terminal, no width: lines in a log are not cut.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     plain = plain or not console.is_terminal or console.is_dumb_terminal
     with Interrupts() as interrupts:
@@ -66,7 +66,7 @@ def _demo(console: Console, seconds: int, plain: bool, interrupts: Interrupts, u
             grid.add_row(Text(stamp, style="dim"), Text(line))
             console.print(grid)
 
-    # The spinner shows that something goes on while others work; the live view takes its place in between.
+    # The spinner shows that work goes on; the live view replaces it in between.
     spinner = nullcontext() if plain else console.status("Ctrl-C stops everything")
     with spinner as status, staged(say, interrupts, usage=usage) as stage:
         if status is not None:
@@ -92,7 +92,7 @@ def _show_live(console: Console, stage: Stage, seconds: int, interrupts: Interru
 
 
 def _show_plain(console: Console, stage: Stage, seconds: int, interrupts: Interrupts) -> list[Track]:
-    """Lines for a log: each client every two seconds, and what it means whenever that changes."""
+    """Lines for a log: each client every two seconds, and an explanation whenever it changes."""
     say: Callable[[str], None] = partial(console.print, soft_wrap=True, markup=False)
     say(stage.title)
     explained = ""

@@ -1,4 +1,4 @@
-"""The demo's child processes: the sidecar and the clients, started from this very checkout and stopped for certain."""
+"""The demo's child processes: the sidecar and the clients, started from this checkout and always stopped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def start_python(module: str, *arguments: str, log: Path, talk: bool, orphan_dir
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     with log.open("ab") as file:
         return GuardedProcess(
-            # -P: never from the folder that the user happens to be in
+            # -P: never from the current folder
             [sys.executable, "-P", "-m", module, *arguments],
             stdin=subprocess.PIPE if talk else subprocess.DEVNULL,
             stdout=subprocess.PIPE if talk else file,
@@ -38,7 +38,7 @@ def start_python(module: str, *arguments: str, log: Path, talk: bool, orphan_dir
 
 
 class Client:
-    """A client's process and the JSON lines it writes, read without ever blocking."""
+    """A client's process and its JSON lines, read without ever blocking."""
 
     def __init__(self, plan: DemoClient, bootstrap: str, folder: Path) -> None:
         self.plan = plan
@@ -56,9 +56,9 @@ class Client:
         return self._output
 
     def go(self) -> None:
-        """Let a client that is ready begin."""
+        """Start a client that is ready."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended: messages() will tell
+        with contextlib.suppress(BrokenPipeError):  # it has ended: messages() will report it
             self._process.stdin.write("go\n")
             self._process.stdin.flush()
 
@@ -86,7 +86,7 @@ class Client:
         self._process.terminate()
 
     def stop(self) -> None:
-        """Stop it for certain."""
+        """Stop it, by SIGKILL if need be."""
         self._process.stop(STOP_LIMIT_S)
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
@@ -103,7 +103,7 @@ def stop_all(clients: list[Client]) -> None:
 
 
 def until(deadline_s: float, done: Callable[[], bool], pause_s: float = 0.05) -> bool:
-    """Poll `done` until it says yes (True) or the time is over (False)."""
+    """Poll `done` until it returns True (True) or the time is over (False)."""
     end = time.monotonic() + deadline_s
     while not done():
         if time.monotonic() >= end:

@@ -1,4 +1,4 @@
-"""What ends the demo before its time."""
+"""Errors that end the demo early."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ TAIL_LINES = 15
 
 
 class DemoError(Exception):
-    """Something the demo stands on failed; the message says what, and what to do where that is known."""
+    """Something the demo needs has failed; the message says what, and what to do if that is known."""
 
 
 def tail(title: str, log: Path) -> str:
-    """The end of a child's log, as a further paragraph of a message; says so when there is nothing in it."""
+    """The end of a child's log, as a further paragraph of a message; says so when it is empty."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     return f"\n--- {title}:\n" + ("\n".join(lines[-TAIL_LINES:]) if lines else "(it wrote nothing)")

@@ -1,4 +1,4 @@
-"""Ctrl-C and friends: an exception while we wait for others, a flag while we draw, nothing while we clean up."""
+"""Ctrl-C and similar signals: an exception while waiting, a flag while drawing, ignored while cleaning up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """A signal asked us to stop. Like KeyboardInterrupt no Exception, so that no handler swallows it by accident."""
+    """A signal asked us to stop. Like KeyboardInterrupt not an Exception, so that no handler swallows it by
+    accident."""
 
 
 class Interrupts:
@@ -27,7 +28,7 @@ class Interrupts:
 
     @property
     def exit_code(self) -> int:
-        """As shells have it: 128 + signal (130 for Ctrl-C)."""
+        """As in shells: 128 + signal (130 for Ctrl-C)."""
         return 128 + (self.number or 0)
 
     def check(self) -> None:

@@ -13,7 +13,7 @@ NOW_S = 2.0
 
 @dataclass(slots=True)
 class Track:
-    """What one client did since the common start, as it reported itself, and what the sidecar says about it."""
+    """One client's reports since the common start, and what the sidecar reports about it."""
 
     plan: DemoClient
     began: float
@@ -23,15 +23,15 @@ class Track:
     failed: int = 0
     problem: str = ""
     client_throttle_max_ms: float | None = None
-    """The longest throttle time that the library told of; None: it tells nothing."""
+    """The longest throttle time that the library reported; None: it reports none."""
     throttles: int = 0
     """Delays that the sidecar imposed."""
     held_ms: float = 0.0
     """Their sum."""
     last_throttle_ms: float = 0.0
-    """The latest delay (the mean, where several fell between two looks at the sidecar)."""
+    """The latest delay (the mean, if there were several between two queries of the sidecar)."""
     share: float | None = None
-    """What its sidecar may use of a limit that is the fleet's, as a fraction of it."""
+    """The part of a fleet's limit that its sidecar may use, as a fraction."""
     muted: bool = False
     """The sidecar is not reading from it right now."""
     _at: list[float] = field(default_factory=lambda: [0.0])

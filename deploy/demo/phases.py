@@ -1,4 +1,4 @@
-"""When the first window is over, and how long a run has to be for something to be seen after that."""
+"""When the first window is over, and how long a run has to be to show anything after that."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from deploy.demo.plan import (
 )
 
 STEP_S = 0.25
-"""Clients report as often."""
+"""Interval of the clients' reports."""
 
 
 def is_long_enough(seconds: float) -> bool:
-    """Whether a run of so many seconds has a steady phase that says something."""
+    """Whether a run of this many seconds has a meaningful steady phase."""
     return seconds >= STEADY_FROM_S + STEADY_AT_LEAST_S
 
 
 def steady_from(tracks: Sequence[Track]) -> float | None:
-    """The second from which every client that is held moves evenly; None while one has not spent its first window.
+    """The second from which every limited client moves evenly; None while one has not spent its first window.
 
-    A limit of 1 MB/s and a burst that has moved 9 MB by second 4: 4 + 11 = 15. A limit of the fleet is kept from the
+    A limit of 1 MB/s and a burst that has moved 9 MB by second 4: 4 + 11 = 15. A fleet's limit is kept from the
     beginning: instances start at their floor, and their windows fill as their shares grow.
     """
     latest = float(STEADY_FROM_S)
@@ -52,7 +52,7 @@ def spent_at(track: Track, burst: float) -> float | None:
 
 
 def length(tracks: Sequence[Track], seconds: float) -> float:
-    """How long a run that was to last `seconds` lasts: longer where the steady phase would be too short."""
+    """The length of a run that was to last `seconds`: longer if the steady phase would be too short."""
     if not is_long_enough(seconds):
         return seconds
     begin = steady_from(tracks)

@@ -1,4 +1,4 @@
-"""The real sidecar, `kquota run`, as a child with a configuration of its own, and what its admin port tells."""
+"""The real sidecar, `kquota run`, as a child with its own configuration, and the answers of its admin port."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quota.entity import Kind
 
 READY_LIMIT_S = 30.0
 STOP_LIMIT_S = 20.0
-"""It drains, and has several seconds for its usage records: killed before that, it would leave an open file."""
+"""It drains, and has several seconds for its usage records: if killed before, it would leave an open file."""
 ASK_LIMIT_S = 1.0
 BROKER_PORTS = 8
 USAGE_INTERVAL_S = 2
@@ -33,7 +33,7 @@ class ClientView:
     held_ms: float = 0.0
     muted: bool = False
     share: float | None = None
-    """Of a limit of the fleet: the fraction that this sidecar may use."""
+    """The fraction of a fleet's limit that this sidecar may use."""
 
 
 def kind_of(plan: DemoClient) -> str:
@@ -101,7 +101,7 @@ class DemoSidecar:
             )
 
     def look(self) -> dict[str, ClientView]:
-        """What /quotas and /connections say now, by the client's name; empty when the sidecar is too busy to answer.
+        """The state from /quotas and /connections, by the client's name; empty when the sidecar is too busy to answer.
 
         Raises:
             DemoError: it has ended.
@@ -124,7 +124,7 @@ class DemoSidecar:
         }
 
     def stop(self) -> None:
-        """Let it drain, then stop it for certain."""
+        """Let it drain, then stop it, by SIGKILL if need be."""
         self._process.stop(STOP_LIMIT_S)
 
     def _ready(self) -> bool:
@@ -136,7 +136,7 @@ class DemoSidecar:
             raise DemoError(f"the sidecar ended with exit code {code}" + tail("the end of its log", self._log))
 
     def _ask(self, path: str) -> Any:
-        """The JSON that the admin port answers; None for no answer or another status than 200."""
+        """The JSON answer of the admin port; None for no answer or another status than 200."""
         connection = http.client.HTTPConnection("127.0.0.1", self._admin, timeout=ASK_LIMIT_S)
         try:
             connection.request("GET", path)

@@ -1,4 +1,4 @@
-"""The demo's run: broker, sidecars and clients come up, work for a while, and are taken down again, come what may."""
+"""The demo's run: starts broker, sidecars and clients, lets them work for a while, and always stops them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Say = Callable[[str], None]
 
 
 def check_libraries(find: Callable[[str], object | None] = importlib.util.find_spec) -> None:
-    """Are the demo's own packages installed?
+    """Check that the demo's own packages are installed.
 
     Raises:
         DemoError: naming those that are not, and the command that installs them.
@@ -61,7 +61,7 @@ class Stage:
         for client in clients:
             self._selector.register(client, selectors.EVENT_READ, client)
         self.versions: dict[str, str] = {}
-        """Library version by the client's name, of those that are ready."""
+        """Library version by the client's name, for those that are ready."""
         self.title = (
             f"{len(clients)} clients → {len(sidecars)} kquota sidecars "
             f"{', '.join(sidecar.bootstrap for sidecar in sidecars)} → Kafka {cluster.version} "
@@ -84,7 +84,7 @@ class Stage:
 
     def run(self, seconds: float, interrupts: Interrupts) -> Iterator[tuple[float, list[Track]]]:
         """Let the clients work, and yield (second, tracks) four times a second and at the very end, which is after
-        `seconds` or, where the first window takes long, after `phases.length`.
+        `seconds` or, if the first window takes long, after `phases.length`.
 
         Raises:
             DemoError: a child ended.
@@ -139,9 +139,9 @@ def _take(track: Track, message: dict[str, Any]) -> None:
 def staged(
     say: Say, interrupts: Interrupts, plans: Sequence[DemoClient] = PLANS, usage: Path | None = None
 ) -> Iterator[Stage]:
-    """Bring everything up, in the order in which it depends on each other; take it down in the opposite one.
+    """Start everything in the order of dependency; stop it in the opposite order.
 
-    Signals raise while it comes up; from then on they are only noted, so that nothing cuts the taking down short.
+    Signals raise during the start; from then on they are only recorded, so that nothing interrupts the cleaning up.
 
     Raises:
         DemoError, EmbeddedKafkaError: something is missing or did not come up; the message says what to do.

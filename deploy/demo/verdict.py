@@ -10,12 +10,12 @@ from deploy.demo.phases import is_long_enough, steady_from
 from deploy.demo.plan import MB, STEADY_FROM_S, TOLERANCE, WINDOW_S, is_hungry, sharing
 
 SILENCE_S = 1.0
-"""Clients report four times a second; from one that was silent for longer, nothing came."""
+"""Clients report four times a second; one that was silent for longer moved nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientResult:
-    """How one client fared. Rates in bytes/s."""
+    """One client's result. Rates in bytes/s."""
 
     track: Track
     steady: float | None
@@ -23,11 +23,11 @@ class ClientResult:
     whole: float
     """Mean rate of the whole run, opening burst included."""
     complaint: str
-    """What is not as it should be, as a sentence without a full stop; empty when all is well."""
+    """What is wrong, as a sentence without a full stop; empty if nothing is."""
 
     @property
     def share(self) -> float | None:
-        """The steady rate as a share of the limit, or of the client's own target where it has no limit."""
+        """The steady rate as a fraction of the limit, or of the client's own target if it has no limit."""
         goal = self.track.plan.limit or self.track.plan.wanted
         return None if self.steady is None or goal is None else self.steady / goal
 
@@ -36,7 +36,7 @@ def judge(tracks: Sequence[Track], seconds: float) -> list[ClientResult]:
     """Compare each client with its plan, over a run of `seconds`."""
     begin = steady_from(tracks) if is_long_enough(seconds) else None
     if begin is None and is_long_enough(seconds):
-        begin = float(STEADY_FROM_S)  # one of them never came to its limit, and will be told of
+        begin = float(STEADY_FROM_S)  # one of them never reached its limit, which will be reported
     return [_judge(track, tracks, begin, seconds) for track in tracks]
 
 
@@ -50,12 +50,12 @@ def _judge(track: Track, tracks: Sequence[Track], begin: float | None, seconds: 
 
 
 def _end(track: Track, seconds: float) -> float:
-    """What a client did after its last report is not known, unless it has been silent for suspiciously long."""
+    """The time of the last report, or later if the client has been silent for suspiciously long."""
     return min(seconds, max(track.reported_until, seconds - SILENCE_S))
 
 
 def _complaint(track: Track, steady: float | None, whole: float) -> str:
-    """Of a client that wants less than it may have: is it slowed?"""
+    """For a client that wants less than it may have: is it slowed?"""
     plan = track.plan
     if is_hungry(plan):
         return ""
@@ -76,7 +76,7 @@ def _complaint(track: Track, steady: float | None, whole: float) -> str:
 
 
 def _complaint_of_limit(track: Track, tracks: Sequence[Track], begin: float | None, seconds: float) -> str:
-    """Of a client that wants more than it may have: do those that share its limit move just that together?"""
+    """For a client that wants more than it may have: do those that share its limit move just that together?"""
     plan = track.plan
     if plan.limit is None or not is_hungry(plan):
         return ""

@@ -1,4 +1,4 @@
-"""What people see: the live view, the plain lines, the summary. Only text is made here; nothing is measured."""
+"""The live view, the plain lines, the summary. Only text is made here; nothing is measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deploy.demo.plan import MB, STEADY_FROM_S, WINDOW_S, DemoClient
 from deploy.demo.verdict import ClientResult
 
 WIDE = 112
-"""From this many columns on there is room for the small graph and for what the clients themselves were told."""
+"""From this many columns on there is room for the small graph and for the throttles that the clients report."""
 GRAPH_COLUMNS = 20
 BARS = " ▁▂▃▄▅▆▇█"
 
@@ -31,8 +31,8 @@ STEADY = (
 
 
 def explanation(tracks: Sequence[Track], second: float) -> str:
-    """A sentence or more on what happens at this second."""
-    if second < STEADY_FROM_S:  # for certain, and cheaper to find out
+    """One or more sentences on what happens at this second."""
+    if second < STEADY_FROM_S:  # certain, and cheaper to check
         return FIRST_WINDOW
     begin = steady_from(tracks)
     return FIRST_WINDOW if begin is None or second < begin else STEADY
@@ -86,7 +86,7 @@ def clients_table(tracks: Sequence[Track], second: float, width: int) -> Table:
 
 
 def limit(track: Track) -> Text:
-    """Its limit, and below what of it is its sidecar's where the limit is the fleet's."""
+    """Its limit, and below it the part that its sidecar may use if the limit is the fleet's."""
     whole = (number(track.plan.limit, "none"), "bold")
     if not track.plan.shared:
         return Text.assemble(whole)
@@ -95,7 +95,7 @@ def limit(track: Track) -> Text:
 
 
 def who(plan: DemoClient) -> Text:
-    """Two lines on who a client is."""
+    """Two lines that describe a client."""
     return Text.assemble((plan.name, "bold"), f" {plan.role}\n", (f"{plan.library}, {plan.manner}", "dim"))
 
 

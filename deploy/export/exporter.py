@@ -1,4 +1,4 @@
-"""The exporter of usage records: intervals on the wall clock's raster, sampled every second, handed to the sinks."""
+"""The exporter of usage records: intervals aligned to the wall clock, sampled every second, passed to the sinks."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ log = structlog.get_logger("kquota.export")
 
 TICK_S: Final = 1.0
 STEP_S: Final = 0.001
-"""Work in one piece before traffic gets its turn."""
+"""Work in one piece before traffic is served."""
 BATCH_BYTES: Final = 1_000_000
-"""Records of one interval are handed over in pieces of about this size."""
+"""Records of one interval are passed on in batches of about this size."""
 JITTER_MS: Final = 100
-"""Wall clock and monotonic clock may differ by so much over an interval without the clock having been set."""
+"""Wall clock and monotonic clock may differ by this much over an interval without the clock having been set."""
 END_S: Final = 5.0
-"""On a drain, how long the sinks have for what waits."""
+"""On a drain, how long the sinks have for what is queued."""
 
 VARIABLES: Final[Mapping[str, str]] = {
     "cluster_id": "KQUOTA_CLUSTER_ID",
     "namespace": "KQUOTA_POD_NAMESPACE",
     "pod": "KQUOTA_POD_NAME",
 }
-"""Environment variables that stand in for settings which are not written (Kubernetes' downward API)."""
+"""Environment variables that replace settings not in the file (Kubernetes' downward API)."""
 
 
 @dataclass(slots=True)
@@ -51,19 +51,19 @@ class ExportState:
     sinks: dict[str, WorkerState]
     files_deleted: int
     failures: int
-    """Intervals that could not be put together: a bug of ours."""
+    """Intervals that could not be assembled: a bug of ours."""
 
 
 @dataclass(slots=True)
 class Clocks:
-    """What time it is; tests set their own."""
+    """The two clocks; tests set their own."""
 
     monotonic_s: Callable[[], float] = trio.current_time
     wall_s: Callable[[], float] = time.time
 
 
 class Exporter:
-    """Writes the usage records of one sidecar. Make it at the start: its totals begin where the ledger's do."""
+    """Writes the usage records of one sidecar. Create it at the start: its totals begin with the ledger's."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Exporter:
         self._stopped = trio.Event()
 
     def state(self) -> ExportState:
-        """How it is doing."""
+        """Its state."""
         return ExportState(
             sinks={worker.name: worker.state() for worker in self._workers},
             files_deleted=0 if self._files is None else self._files.deleted,
@@ -117,7 +117,7 @@ class Exporter:
             self._stopped.set()
 
     async def finish(self) -> None:
-        """Write the interval that has begun, and wait until the sinks have everything (at most 6 s)."""
+        """Write the interval that has begun, and wait until the sinks have delivered everything (at most 6 s)."""
         self._stop.set()
         await self._stopped.wait()
         limit_s = time.monotonic() + END_S + 1.0
@@ -136,22 +136,23 @@ class Exporter:
         return self._clocks.monotonic_s() * 1000.0
 
     def _end_of_interval(self) -> float:
-        """When the interval that begins now ends: where the wall clock shows a multiple of its length, so that the
-        intervals of all sidecars fall together. The first one may be up to half as long again."""
+        """When the interval that begins now ends: at a multiple of its length on the wall clock, so that the intervals
+        of all sidecars coincide. The first one may be up to half as long again."""
         left_s = self._interval_s - self._clocks.wall_s() % self._interval_s
         if left_s < self._interval_s / 2:
             left_s += self._interval_s
         return self._start_s + left_s
 
     async def _wait(self, ending_s: float) -> None:
-        """Until the next tick. The last one ends the interval, and so takes a half to one and a half seconds."""
+        """Wait for the next tick. The last one ends the interval, and so takes half a second to one and a half
+        seconds."""
         now_s = self._clocks.monotonic_s()
-        left_s = max(ending_s - now_s, 0.0)  # past it when the loop was held up
+        left_s = max(ending_s - now_s, 0.0)  # past it if the loop was blocked
         with trio.move_on_after(left_s if left_s < 1.5 * TICK_S else TICK_S):
             await self._stop.wait()
 
     def _close(self) -> Iterator[None]:
-        """End the interval: its records, in batches, to the sinks."""
+        """End the interval: pass its records, in batches, to the sinks."""
         now_s, end_ms = self._clocks.monotonic_s(), round(self._clocks.wall_s() * 1000)
         duration_s = now_s - self._start_s
         start_ms = end_ms - round(duration_s * 1000)
@@ -179,7 +180,7 @@ class Exporter:
         self._sequence += len(lines)
 
     async def _work(self, make: Callable[..., Iterator[None]], *args: float) -> bool | None:
-        """Run a generator to its end, letting others work about every millisecond. None: it failed, and was logged."""
+        """Run a generator to its end; other tasks run about every millisecond. None: it failed, which was logged."""
         try:
             began_s = time.perf_counter()
             for _ in make(*args):
@@ -201,7 +202,7 @@ def partition_of(wall_ms: float) -> str:
 
 @dataclass(slots=True)
 class Origin:
-    """Where the records of a sidecar come from."""
+    """Identifies the sidecar in its records."""
 
     instance: str = field(default_factory=lambda: uuid.uuid4().hex)
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -224,9 +225,9 @@ def new_exporter(
     origin: Origin | None = None,
     security: Callable[[], Mapping[str, Any]] = dict,
 ) -> Exporter | None:
-    """The exporter of a sidecar with this configuration; None if it asks for none.
+    """The exporter of a sidecar with this configuration; None if it has none.
 
-    `security()` is what kafka-python's producer has to know to get to the brokers.
+    `security()` returns what kafka-python's producer needs to connect to the brokers.
     """
     settings = config.export
     if settings is None:

@@ -3,8 +3,8 @@
     <directory>/date=2026-08-01/hour=12/.usage-<instance>-<sequence>.jsonl.open    being written, locked
     <directory>/date=2026-08-01/hour=12/usage-<instance>-<sequence>.jsonl          complete, never touched again
 
-Each interval is appended at once and flushed to the disk. What a killed sidecar leaves behind is completed by the next
-one that starts on the directory: an incomplete last line is cut off, the file renamed.
+Each interval is appended at once and flushed to the disk. The next sidecar that starts on the directory completes what
+a killed one leaves behind: an incomplete last line is cut off, and the file renamed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class FileSink:
     """Writes batches to files under `directory`.
 
     A file is complete when its hour is over, when it is `rotate_s` old, or when it has `rotate_bytes`. `keep_bytes` is
-    what all complete files may occupy together (None: no limit); the oldest go first, counted in `deleted`.
+    the most that all complete files may occupy together (None: no limit); the oldest are deleted first, counted in
+    `deleted`.
     """
 
     def __init__(
@@ -68,13 +69,13 @@ class FileSink:
             self._file.append(b"".join(batch.lines))
         except OSError as error:
             if self._file is not None and (self._file.broken or error.errno not in _NO_ROOM):
-                with suppress(OSError):  # the complaint is about the first failure; what is left is recovered later
+                with suppress(OSError):  # the first failure is reported; what is left is recovered later
                     self._finish()
                 self._file = None
             raise self._failed(error) from error
 
     def tick(self) -> None:
-        """Complete a file that is old enough, also when nothing more is written; at first, what others left behind."""
+        """Complete a file that is old enough, even when nothing more is written; at first, files left by others."""
         try:
             self._recover()
             self._finish_if_due(None)
@@ -108,7 +109,7 @@ class FileSink:
             self._delete_old()
 
     def _recover(self) -> None:
-        """Complete what an earlier sidecar was killed over. Once, when the directory can be read."""
+        """Complete the files of a sidecar that was killed. Once, when the directory can be read."""
         if self._recovered:
             return
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -188,7 +189,7 @@ class _Growing:
         self.size_bytes += len(data)
 
     def finish(self) -> None:
-        """Give it its name; an empty one goes."""
+        """Rename it; delete it if it is empty."""
         try:
             if self.gone():
                 return
@@ -203,9 +204,9 @@ class _Growing:
 
 
 def complete(path: Path, *, locked: bool = False) -> int | None:
-    """Make a half-written file whole: cut off an incomplete last line and give it its name (an empty one goes).
+    """Complete a half-written file: cut off an incomplete last line and rename it (an empty one is deleted).
 
-    Returns its bytes; None if a living sidecar still writes it. Raises OSError.
+    Returns its bytes; None if a running sidecar still writes it. Raises OSError.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -232,7 +233,7 @@ def complete(path: Path, *, locked: bool = False) -> int | None:
 
 
 def _lock(fd: int) -> None:
-    """Tell others that the file is in use. Raises BlockingIOError if it is already."""
+    """Mark the file as in use. Raises BlockingIOError if it already is."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -259,7 +260,7 @@ def _rename(source: Path, target: Path) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
-    """The names in it survive a power failure too."""
+    """Make the names in it survive a power failure too."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with suppress(OSError):  # some network file systems cannot

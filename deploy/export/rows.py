@@ -1,9 +1,9 @@
 """From the ledger's running totals to usage records: sampled once a second, one row per client and interval.
 
-Nothing is done per request. A tick visits the clients that were active since the one before, in steps between which
-traffic goes on; what a client does between two steps is counted with the next, what is charged to it while it waits
-for a slow answer when it is active again. Totals are differences of running
-totals, so over time nothing is counted twice or forgotten.
+Nothing is done per request. A tick visits the clients that were active since the previous one, in steps between which
+traffic goes on. What a client does between two steps is counted with the next; what is charged to it while it waits for
+a slow answer, when it is active again. Totals are differences of running totals, so over time nothing is counted twice
+or lost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quota.ledger import Account, Ledger
 from quota.record import CAUSES, FAMILIES, Row, empty
 
 STEP: Final = 64
-"""Clients looked at in one step; an active one takes about 5 µs, its row 40 µs."""
+"""Clients visited in one step; an active one takes about 5 µs, its row 40 µs."""
 SHORTEST_SAMPLE_MS: Final = 250.0
 """A shorter time gives no rate (a drain may end right after a tick)."""
 _PER_SECOND: Final = {Kind.PRODUCE: 1.0, Kind.FETCH: 1.0, Kind.REQUEST: 0.1, Kind.MUTATION: 1.0}
@@ -61,7 +61,7 @@ FAMILY_OF: Final[Mapping[int, str]] = {
     key: next((family for family, names in _NAMES_OF.items() if name in names), "admin")
     for key, name in API_NAMES.items()
 } | {-1: "other"}
-"""API key -> family; whatever is not listed is administration."""
+"""API key -> family; unlisted ones are administration."""
 
 _Trials = tuple[int, int, int, int]
 """Requests and milliseconds of a group's shadow limit, and of its candidate."""
@@ -69,7 +69,7 @@ _Trials = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """What all rows of an interval have in common."""
+    """What all rows of an interval share."""
 
     start_ms: int
     end_ms: int
@@ -77,10 +77,10 @@ class Interval:
 
 
 class _Seen:
-    """What was seen of a client when it was last looked at, and its rates in this interval.
+    """A client's totals at its last visit, and its rates in this interval.
 
-    Knows no account, so that the ledger can forget it. Made of things that the garbage collector does not have to walk:
-    there are as many of these as clients.
+    Has no reference to the account, so that the ledger can evict it. Made of objects that the garbage collector does
+    not have to visit: there are as many of these as clients.
     """
 
     __slots__ = ("amounts", "interval", "rates", "requests", "ticked", "totals")
@@ -108,7 +108,7 @@ class Sampler:
         self._tick_ms = now_ms
         self._interval = 0
         self._samples = 0
-        # By name, not by account: a reference to an account keeps the ledger from forgetting it.
+        # By name, not by account: a reference to an account would prevent its eviction.
         self._active: dict[Identity, None] = {}
         self._watched: dict[Identity, None] = {account.identity: None for account in ledger.accounts()}
         self._peaks: dict[QuotaCounter, float] = {}
@@ -119,7 +119,7 @@ class Sampler:
         ledger.counters.on_forget.append(self._forget_group)
 
     def tick(self, now_ms: float) -> Iterator[None]:
-        """Sample the clients that were active since the last tick. A generator: others may work at each step."""
+        """Sample the clients that were active since the last tick. A generator: other tasks may run at each step."""
         elapsed_s, since = (now_ms - self._tick_ms) / 1000.0, int(self._tick_ms)
         counts = now_ms - self._tick_ms >= SHORTEST_SAMPLE_MS
         self._tick_ms = now_ms
@@ -134,8 +134,8 @@ class Sampler:
             if account is not None and (account.touched or account.last_ms >= since):
                 account.touched = False
                 self._sample(account, factors, groups)
-                self._watched[identity] = None  # a response may be charged when no request comes any more
-            account = None  # not to be held while others work
+                self._watched[identity] = None  # a response may be charged when no more requests come
+            account = None  # no reference while other tasks run
             if index % STEP == 0:
                 yield
         now = int(now_ms)
@@ -185,7 +185,7 @@ class Sampler:
             account = self._ledger.known(*identity)
             if account is not None and account.sampled is not None:
                 row = self._row(account, common, samples, peaks, news)
-                account = None  # not to be held while others work
+                account = None  # no reference while other tasks run
                 yield row
         if forgotten:
             self._sequence += 1
@@ -193,7 +193,7 @@ class Sampler:
             yield forgotten.put(common | names)
 
     def _look_at_trials(self, news: dict[QuotaCounter, _Trials]) -> Iterator[None]:
-        """What limits on trial would have done since that was last reported; forgets groups that are gone."""
+        """What limits on trial would have done since their last report; drops evicted groups."""
         known: dict[QuotaCounter, _Trials] = {}
         for index, group in enumerate(self._ledger.groups(), 1):
             shadow, candidate = group.shadowed, group.candidate
@@ -218,12 +218,12 @@ class Sampler:
         peaks: Mapping[QuotaCounter, float],
         news: dict[QuotaCounter, _Trials],
     ) -> Row | None:
-        """The client's row; None if nothing can be told of it."""
+        """The client's row; None if there is nothing to report."""
         seen: _Seen = account.sampled
         use = _Use()
         use.add(account, seen)
         peak, account.connections_peak = account.connections_peak, account.connections
-        # A connection's peak without anything else is no activity: idle connections make no rows.
+        # A connection peak without anything else is not activity: idle connections make no rows.
         if not use:
             return None
         self._sequence += 1
@@ -244,7 +244,7 @@ class Sampler:
         return row
 
     def _forget_client(self, account: Account) -> None:
-        """The ledger forgets a client: what no row has told of it yet goes into one row for all such clients."""
+        """The ledger evicts a client: what no row has reported yet goes into one row for all such clients."""
         for names in (self._active, self._watched, self._ledger.awake or {}):
             names.pop(account.identity, None)
         self._forgotten.add(account, account.sampled or _Seen())
@@ -276,7 +276,7 @@ class Sampler:
         told = news.pop(group, None)
         if told is None:
             return
-        # Once for the group, in the row of its first client: the sum over its clients is right.
+        # Once per group, in the row of its first client: the sum over its clients is right.
         before = self._trials[group]
         self._trials[group] = told
         row[f"{kind}_group_shadow_count"] = told[0] - before[0]
@@ -286,7 +286,7 @@ class Sampler:
 
 
 class _Use:
-    """What clients used since their last row, added up."""
+    """Usage of clients since their last row, added up."""
 
     __slots__ = ("amounts", "requests", "totals")
 
@@ -299,7 +299,7 @@ class _Use:
         return bool(self.requests or any(self.totals) or any(self.amounts))
 
     def add(self, account: Account, seen: _Seen) -> None:
-        """Add what the client did since it was `seen`."""
+        """Add the client's changes since it was `seen`."""
         for index, meter in enumerate(account.meters.values()):
             self.amounts[index] += meter.amount - seen.amounts[index]
         for index, total in enumerate(_totals(account)):
@@ -311,7 +311,7 @@ class _Use:
 
     @staticmethod
     def told(account: Account, seen: _Seen) -> None:
-        """All of it is in a row now."""
+        """Everything is in a row now."""
         seen.amounts = tuple(meter.amount for meter in account.meters.values())
         seen.totals = _totals(account)
         seen.requests = account.requests
@@ -337,7 +337,7 @@ class _Use:
 
 def _totals(account: Account) -> tuple[int, ...]:
     """Throttles as (count, ms) in the order of the record's causes; mutes, ignored ones, connections opened; of the
-    throttles those that were held, as (count, ms) by kind."""
+    throttles those of held requests, as (count, ms) by kind."""
     counts: list[int] = []
     held: list[int] = []
     for meter in account.meters.values():

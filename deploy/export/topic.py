@@ -1,7 +1,7 @@
 """Usage records on a Kafka topic: the same lines as in the files, keyed by instance, so that each keeps its order.
 
-kafka-python's producer, driven from the export's own thread (ADR 0013). It talks to the brokers directly, not through
-the sidecar: the export of usage is no usage.
+kafka-python's producer, driven from the exporter's own thread (ADR 0013). It connects to the brokers directly, not
+through the sidecar: exporting usage is not usage.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CLIENT_ID: Final = "kquota-export"
 DELIVERY_S: Final = 15.0
 """How long the brokers may take to confirm records before they count as not delivered."""
 PORTION: Final = 20
-"""Records handed over before the event loop's thread gets the interpreter (about 0.5 ms)."""
+"""Records passed on before the event loop's thread gets the GIL (about 0.5 ms)."""
 _PAUSE_S: Final = 0.0005
 
 Connect = Callable[[], Any]
@@ -26,7 +26,7 @@ Connect = Callable[[], Any]
 
 
 def connector(bootstrap: Sequence[str], security: Callable[[], Mapping[str, Any]] = dict) -> Connect:
-    """Producers for this cluster; `security()` has what they need to get in, as of now.
+    """Producers for this cluster; `security()` returns what they need to connect, as of now.
 
     Imports kafka-python now: its imports take a third of a second.
     """
@@ -39,7 +39,7 @@ def connector(bootstrap: Sequence[str], security: Callable[[], Mapping[str, Any]
             bootstrap_servers=list(bootstrap),
             client_id=CLIENT_ID,
             acks="all",
-            enable_idempotence=False,  # needs a permission that producers usually lack; repeats have their id
+            enable_idempotence=False,  # needs a permission that producers usually lack; duplicates have their id
             retries=3,
             linger_ms=50,
             batch_size=262_144,
@@ -75,7 +75,7 @@ class TopicSink:
                 sent.append((line, self._producer.send(self._topic, value=line[:-1], key=self._key)))
                 if count % PORTION == 0:
                     time.sleep(_PAUSE_S)
-        except Exception as error:  # KafkaError mostly; whatever it is, it is the library's and not to end the export
+        except Exception as error:  # mostly KafkaError; no error of the library may end the export
             failure = error
         delivered: set[bytes] = set()
         end_s = time.monotonic() + DELIVERY_S
@@ -94,11 +94,11 @@ class TopicSink:
         """Nothing to do: the producer works by itself."""
 
     def close(self) -> None:
-        """Everything written has been confirmed: only the connection ends."""
+        """Everything written has been confirmed: close the connection."""
         self._let_go()
 
     def _let_go(self) -> None:
-        """A producer that failed is not trusted with the next try: its queue would still hold the records."""
+        """Do not reuse a producer that failed: its queue would still hold the records."""
         producer, self._producer = self._producer, None
         if producer is not None:
             with suppress(Exception):

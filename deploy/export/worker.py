@@ -1,8 +1,8 @@
-"""The thread that delivers usage records: a bounded buffer in front of one sink, retries behind it, losses counted.
+"""The thread that delivers usage records: a bounded buffer in front of one sink, retries, losses counted.
 
 Traffic never waits for a disk or a broker: the event loop only puts finished bytes into the buffer. When the buffer is
-full the oldest records go: what a dead disk or topic has kept waiting longest. Their sequence numbers are missing then,
-so that readers see the gap.
+full the oldest records are dropped, those that a dead disk or topic has delayed longest. Their sequence numbers are
+then missing, so that readers see the gap.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import structlog
 log = structlog.get_logger("kquota.export")
 
 TICK_S: Final = 1.0
-"""How often an idle sink is asked whether it has something to finish."""
+"""How often `tick` of an idle sink is called."""
 FIRST_RETRY_S: Final = 1.0
 LONGEST_RETRY_S: Final = 30.0
 
@@ -33,7 +33,7 @@ class Batch:
     """Records of one interval, ready to be written."""
 
     lines: list[bytes]
-    """Each with its newline, in order of sequence; a sink takes out what it has delivered when it fails half-way."""
+    """Each with its newline, in order of sequence; a sink that fails half-way removes what it has delivered."""
     first_sequence: int
     end_ms: int
     """Wall clock."""
@@ -42,7 +42,7 @@ class Batch:
 
     @property
     def size_bytes(self) -> int:
-        """What it occupies in the buffer."""
+        """Its size in the buffer."""
         return sum(map(len, self.lines))
 
 
@@ -50,13 +50,13 @@ class Sink(Protocol):
     """Where records go. Called by one thread only; may block."""
 
     def write(self, batch: Batch) -> None:
-        """Deliver all of it. Raises ExportError; what was delivered all the same is gone from the batch."""
+        """Deliver all of it. Raises ExportError; records delivered before the error are removed from the batch."""
 
     def tick(self) -> None:
-        """Now and then, while there is nothing to write. Raises ExportError."""
+        """Called periodically, while there is nothing to write. Raises ExportError."""
 
     def close(self) -> None:
-        """No more is coming. Raises ExportError."""
+        """There are no more records. Raises ExportError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,10 @@ class WorkerState:
     last_success_timestamp_seconds: float
     """Wall clock; 0: never."""
     oldest_end_ms: int | None
-    """End of the interval of the oldest record that waits."""
+    """End of the interval of the oldest queued record."""
 
     def lag_s(self, now_s: float) -> float:
-        """Age of that record; 0 when nothing waits."""
+        """Age of that record; 0 when nothing is queued."""
         return 0.0 if self.oldest_end_ms is None else max(now_s - self.oldest_end_ms / 1000.0, 0.0)
 
 
@@ -99,7 +99,7 @@ class Worker:
         self._waiting_bytes = 0
         self._in_work: tuple[int, Batch] | None = None
         self._end_s: float | None = None
-        """Monotonic time at which to give up; set when no more is coming."""
+        """Monotonic time at which to give up; set when there are no more records."""
         self._records = self._errors = self._dropped = 0
         self._last_success_s = 0.0
         self._complaint: str | None = None
@@ -111,7 +111,7 @@ class Worker:
         threading.Thread(target=self._run, name=f"kquota-export-{self.name}", daemon=True).start()
 
     def offer(self, batch: Batch) -> None:
-        """Take a batch. Never blocks; what the buffer cannot hold is dropped, oldest first, and counted."""
+        """Queue a batch. Never blocks; what the buffer cannot hold is dropped, oldest first, and counted."""
         size = batch.size_bytes
         with self._changed:
             self._waiting.append((size, batch))
@@ -120,13 +120,13 @@ class Worker:
             self._changed.notify()
 
     def end(self, within_s: float) -> None:
-        """No more is coming: deliver what waits within this time, then give up. `done` tells when."""
+        """There are no more records: deliver what is queued within this time, then give up, and set `done`."""
         with self._changed:
             self._end_s = time.monotonic() + within_s
             self._changed.notify()
 
     def state(self) -> WorkerState:
-        """How it is doing."""
+        """Its state."""
         with self._changed:
             first = self._in_work or (self._waiting[0] if self._waiting else None)
             size = self._waiting_bytes + (0 if self._in_work is None else self._in_work[0])
@@ -164,7 +164,7 @@ class Worker:
             self.done.set()
 
     def _take(self) -> tuple[int, Batch] | None:
-        """The next batch, waiting for it; None when no more is coming."""
+        """Wait for the next batch; None when there are no more."""
         while True:
             with self._changed:
                 if self._waiting:
@@ -207,7 +207,7 @@ class Worker:
             return self._end_s is not None and time.monotonic() >= self._end_s
 
     def _rest(self, retry_s: float) -> None:
-        """Wait before the next try; no longer than there is time when no more is coming."""
+        """Wait before the next try, but no longer than there is time when there are no more records."""
         until_s = time.monotonic() + retry_s
         with self._changed:
             while True:

@@ -1,8 +1,8 @@
-"""The topic by which instances of a fleet know of each other: kafka-python in a thread of its own.
+"""The topic through which the instances of a fleet communicate: kafka-python in a thread of its own.
 
-It talks to the brokers directly, not through the sidecar: its own traffic is charged to no client. The event loop
-only puts finished bytes into one queue and takes bytes out of another; neither ever waits. What is older than
-`STALE_S` when it could be sent is not sent any more.
+It connects to the brokers directly, not through the sidecar: its own traffic is charged to no client. The event loop
+only puts finished bytes into one queue and takes bytes out of another; neither ever blocks. Records older than
+`STALE_S` are not sent any more.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ log = structlog.get_logger("kquota.fleet")
 
 CLIENT_ID: Final = "kquota-fleet"
 TURN_S: Final = 0.2
-"""Records are sent and taken this often, so there are at most five fetches per second, of each broker."""
+"""Records are sent and read this often, so there are at most five fetches per second from each broker."""
 STALE_S: Final = 2.0
 MAX_WAITING: Final = 20_000
-"""Records that wait for the event loop; further ones are dropped, the oldest first."""
+"""Records queued for the event loop; beyond it, the oldest are dropped."""
 QUIET_INTERVALS: Final = 15
-"""Every instance says at least each tenth interval that it is there. When nothing is read for so many, connections are
-made anew: a client library does not tell that a topic was deleted."""
+"""Every instance announces itself at least each tenth interval. When nothing is read for this many, connections are
+reopened: a client library does not report that a topic was deleted."""
 RETRY_S: Final = 1.0
 LONGEST_RETRY_S: Final = 3.0
 RETENTION_MS: Final = 300_000
@@ -42,7 +42,7 @@ TOPIC_CONFIG: Final[Mapping[str, str]] = {
     "segment.bytes": str(16 * 1024 * 1024),
     "max.message.bytes": str(MAX_BYTES + 1000),
 }
-"""Of the topic when it is made here: minutes of records are more than any reader needs."""
+"""Retention of the topic when it is created here: minutes of records are more than any reader needs."""
 
 
 class TopicError(Exception):
@@ -67,12 +67,12 @@ class ExchangeState:
 
 
 class Exchange:
-    """Publishes records and collects those of all. Made and used by the event loop; `start` starts the thread."""
+    """Publishes records and collects those of all instances. Belongs to the event loop; `start` starts the thread."""
 
     def __init__(
         self, settings: FleetSettings, bootstrap: Sequence[str], security: Callable[[], Mapping[str, Any]] = dict
     ) -> None:
-        """`security()` has what kafka-python needs to get in, as of now."""
+        """`security()` returns what kafka-python needs to connect, as of now."""
         self._settings = settings
         self._bootstrap = list(bootstrap)
         self._security = security
@@ -87,31 +87,31 @@ class Exchange:
         self.wanted: frozenset[int] = frozenset()
         """Partitions to be read."""
         self.partitions = 0
-        """How many the topic has; 0 while that is not known."""
+        """The topic's number of partitions; 0 while that is unknown."""
         self.state: Final = ExchangeState()
 
     # ---- the event loop's side --------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin. kafka-python is imported now, by the thread."""
+        """Start the thread, which imports kafka-python."""
         self._thread = threading.Thread(target=self._run, name="kquota-fleet", daemon=True)
         self._thread.start()
 
     def publish(self, partition: int, data: bytes) -> None:
-        """Have a record sent."""
+        """Queue a record to be sent."""
         self._outgoing.append((time.monotonic(), partition, data))
 
     def take(self) -> list[tuple[int, bytes]]:
-        """What was read since the last time."""
+        """The records read since the last call."""
         received = self._received
         return [received.popleft() for _ in range(len(received))]
 
     def stop(self) -> None:
-        """Send what waits, then end; does not wait for it."""
+        """Send what is queued, then end; does not wait for it."""
         self._stopping.set()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end."""
+        """Wait for the thread to end."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 
@@ -127,7 +127,7 @@ class Exchange:
                     self._turn()
                 self._send()
                 self._producer.flush(timeout=1.0)
-            except Exception as error:  # KafkaError mostly; whatever it is, it must not end the traffic
+            except Exception as error:  # mostly KafkaError; no error of the library may end the traffic
                 self._failed(error)
             self._let_go()
             self._stopping.wait(retry_s)
@@ -150,11 +150,11 @@ class Exchange:
             log.warning("the fleet's topic has another number of partitions: restart all instances", partitions=count)
         self._producer = KafkaProducer(
             acks=1,
-            enable_idempotence=False,  # needs a permission that producers usually lack; repeats have their number
-            retries=0,  # an old record is worth nothing, the next one says more
+            enable_idempotence=False,  # needs a permission that producers usually lack; duplicates have their number
+            retries=0,  # an old record is worth nothing, the next one supersedes it
             linger_ms=0,
             max_block_ms=2_000,
-            allow_auto_create_topics=False,  # a deleted topic would come back with the broker's one partition
+            allow_auto_create_topics=False,  # a deleted topic would be recreated with the broker's one partition
             delivery_timeout_ms=11_000,
             metrics_enabled=False,
             **common,
@@ -174,7 +174,7 @@ class Exchange:
         self.partitions = self.partitions or count
 
     def _ensure_topic(self, common: Mapping[str, Any]) -> int:
-        """How many partitions the topic has; it is made where it is missing. Raises TopicError."""
+        """The topic's number of partitions; it is created if missing. Raises TopicError."""
         from kafka import KafkaAdminClient
         from kafka.admin import NewTopic
         from kafka.errors import KafkaError, TopicAlreadyExistsError
@@ -215,8 +215,8 @@ class Exchange:
                 admin.close()
 
     def _restore_partitions(self, admin: Any) -> int:
-        """The topic was made anew with fewer partitions than instances count with (by a broker that creates topics
-        automatically). Raises TopicError where it may not be altered."""
+        """The topic was recreated with fewer partitions than instances expect (by a broker that creates topics
+        automatically). Raises TopicError if it may not be altered."""
         from kafka.errors import KafkaError
 
         topic, wanted = self._settings.topic, self.partitions
@@ -235,7 +235,7 @@ class Exchange:
         return wanted
 
     def _command(self) -> str:
-        """The command that makes the topic."""
+        """The command that creates the topic."""
         settings = self._settings
         configs = " ".join(f"--config {name}={value}" for name, value in TOPIC_CONFIG.items())
         replication = settings.replication_factor
@@ -255,7 +255,7 @@ class Exchange:
             quiet_s = time.monotonic() - self._heard_s
             if quiet_s > QUIET_INTERVALS * self._settings.interval_s / 1000:
                 raise TopicError(f"nothing could be read from topic {self._settings.topic} for {quiet_s:.0f} s")
-        # A poll that brought something comes back at once: without a pause each record would be a fetch of its own.
+        # A poll with a result returns at once: without a pause each record would be a fetch of its own.
         self._stopping.wait(max(TURN_S - (time.monotonic() - start), 0.0))
 
     def _assign(self, wanted: frozenset[int]) -> None:
@@ -268,7 +268,7 @@ class Exchange:
         new = [partition for number, partition in partitions.items() if positions.get(number) is None]
         ends = self._consumer.end_offsets(new) if new else {}
         for number, partition in partitions.items():
-            # From the end on: older records may be of instances that are long gone, and their age cannot be told.
+            # From the end on: older records may be of instances that are long gone, and their age is unknown.
             known = positions.get(number)
             self._consumer.seek(partition, ends[partition] if known is None else known)
         self._assigned = wanted
@@ -317,7 +317,7 @@ class Exchange:
 
 
 def _count(admin: Any, topic: str) -> int:
-    """How many partitions a topic has; 0 where there is none."""
+    """A topic's number of partitions; 0 if there is none."""
     if topic not in admin.list_topics():
         return 0
     found = admin.describe_topics([topic])

@@ -1,4 +1,4 @@
-"""One instance of a fleet: the task that hands records to the arithmetic and shares to the ledger."""
+"""One instance of a fleet: the task that passes records to the arithmetic and shares to the ledger."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ log = structlog.get_logger("kquota.fleet")
 TICKS: Final = 4
 """Per interval."""
 AT_ONCE: Final = 200
-"""Records read in one piece, about a millisecond, before traffic gets its turn."""
+"""Records processed in one piece, about a millisecond, before traffic is served."""
 END_S: Final = 1.5
-"""On a drain, how long the goodbye may take."""
+"""On a drain, how long the last record may take."""
 
 
 class Member:
@@ -85,13 +85,13 @@ class Member:
                 log.info("the fleet is heard again", instances=fleet.known)
 
     def leave(self) -> None:
-        """Say goodbye: the others may have the share now."""
+        """Announce that this instance leaves: the others may use its share now."""
         for partition, data in self.shares.leave(self._now_ms()):
             self.exchange.publish(partition, data)
         self.exchange.stop()
 
     async def finish(self) -> None:
-        """Wait for the goodbye."""
+        """Wait until that record has been sent."""
         await trio.to_thread.run_sync(self.exchange.join, END_S, abandon_on_cancel=True)
 
 

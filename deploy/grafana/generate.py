@@ -29,7 +29,7 @@ GROUP: Final = f'{CHOICE}, user=~"$user", client_id=~"$client_id"'
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    """One panel: what it answers, in which unit, by which queries (legend -> PromQL)."""
+    """One panel: the question it answers, its unit, its queries (legend -> PromQL)."""
 
     title: str
     what: str

@@ -1,7 +1,7 @@
-"""Kafka's classes as the JVM wants them in memory (an AppCDS archive): JVMs start with half of the work.
+"""Kafka's classes in the JVM's in-memory form (an AppCDS archive): JVMs start with half of the work.
 
-`deploy/kafka/prepare.py` makes it, once for each version of Kafka, Java and the jars, beside them in the cache. JVMs
-use it if it is there; one that does not fit is none to them (`-Xshare:auto`, the default).
+`deploy/kafka/prepare.py` creates it, once for each version of Kafka, Java and the jars, beside them in the cache. JVMs
+use it if it exists, and ignore one that does not fit (`-Xshare:auto`, the default).
 """
 
 from __future__ import annotations

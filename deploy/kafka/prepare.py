@@ -34,7 +34,7 @@ TOOLS: Final[tuple[tuple[str, tuple[str, ...], str | None], ...]] = (
 
 
 def make_archive(version: str = DEFAULT_VERSION, *, progress: Progress = quiet) -> Path:
-    """The archive; if there is none yet, a broker and some tools run to learn which classes they load.
+    """The archive; if it does not exist yet, a broker and some tools run to learn which classes they load.
 
     Raises:
         EmbeddedKafkaError: a broker or a tool does not run, or Java cannot write the archive.
@@ -43,7 +43,7 @@ def make_archive(version: str = DEFAULT_VERSION, *, progress: Progress = quiet) 
     archive = archive_of(version, java, classpath)
     archive.parent.mkdir(parents=True, exist_ok=True)
     with (archive.parent / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # a process that comes meanwhile waits, and finds it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process waits, and then finds it
         if not archive.is_file():
             progress(f"preparing the classes of Kafka {version} for quick starts")
             with tempfile.TemporaryDirectory(prefix=".learning-", dir=archive.parent) as folder:
@@ -52,7 +52,7 @@ def make_archive(version: str = DEFAULT_VERSION, *, progress: Progress = quiet) 
 
 
 def _loaded_classes(version: str, folder: Path) -> list[str]:
-    """What a broker and the tools load, in the JVM's own notation."""
+    """The classes that a broker and the tools load, in the JVM's own notation."""
 
     def learning(name: str) -> tuple[str, ...]:
         return (*QUICK_JVM, f"-XX:DumpLoadedClassList={folder / name}.list")
@@ -68,7 +68,7 @@ def _loaded_classes(version: str, folder: Path) -> list[str]:
 def _dump(java: Path, classpath: Sequence[Path], classes: Sequence[str], folder: Path, archive: Path) -> None:
     names, scratch = folder / "all.classes", folder / "classes.jsa"
     names.write_text("\n".join(classes) + "\n", encoding="utf-8")
-    # The same collector as those that will use it: archived objects are laid out for one.
+    # The same collector as in the JVMs that will use it: archived objects are laid out for one.
     command = [str(java), "-XX:+UseSerialGC", "-Xshare:dump", "-Xlog:disable", "-Xlog:all=error:stderr"]
     command += [f"-XX:SharedClassListFile={names}", f"-XX:SharedArchiveFile={scratch}"]
     command += ["-cp", ":".join(str(path) for path in classpath)]

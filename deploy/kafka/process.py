@@ -17,7 +17,7 @@ ORPHAN_GRACE_S = 3.0
 
 
 class GuardedProcess(subprocess.Popen[str]):
-    """A text-mode Popen whose child dies with this process, whatever happens to it.
+    """A text-mode Popen whose child always dies with this process.
 
     `pid` is the guardian's id, and also that of the session and process group around both; `child_pid` is the
     program's own. `terminate()` and `kill()` reach the program; exit codes are the program's (128 + n after signal
@@ -87,7 +87,7 @@ class GuardedProcess(subprocess.Popen[str]):
             os.kill(self.child_pid, sig)
 
     def stop(self, limit_s: float) -> int:
-        """SIGTERM, SIGKILL if that took longer than `limit_s`, at last SIGKILL to the group; returns the exit code."""
+        """SIGTERM, SIGKILL if that took longer than `limit_s`, finally SIGKILL to the group; returns the exit code."""
         self.terminate()
         try:
             return self.wait(limit_s)
@@ -106,5 +106,5 @@ class GuardedProcess(subprocess.Popen[str]):
 
     def __del__(self, *args: Any, **kwargs: Any) -> None:
         if getattr(self, "_control", -1) >= 0:
-            self._close_control()  # forgotten by its owner: end of file tells the guardian to stop the child
+            self._close_control()  # its owner forgot it: end of file tells the guardian to stop the child
         super().__del__(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What a test broker is configured with: all on 127.0.0.1, quick to start and to rebalance, generous with sizes."""
+"""The configuration of a test broker: all on 127.0.0.1, quick to start and to rebalance, generous with sizes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Voter(NamedTuple):
 
 
 class ExtraListener(NamedTuple):
-    """A further way into a broker, for clients that come through something in between (a proxy, a tunnel)."""
+    """A further listener of a broker, for clients that connect through something in between (a proxy, a tunnel)."""
 
     name: str
     """Letters, digits and underscores, in capitals as Kafka's own listener names are."""
     port: int
     """Where the broker listens, on 127.0.0.1."""
     advertised_port: int
-    """What clients of this listener are told: the port of whatever stands in between."""
+    """The advertised port: that of the program in between."""
     protocol: str = "PLAINTEXT"
     """Or SSL; then the broker needs the properties of its certificate."""
 
@@ -107,8 +107,8 @@ def broker_properties(
         "controller.quorum.election.backoff.max.ms": "200",
         "broker.heartbeat.interval.ms": "500",
         "broker.session.timeout.ms": "6000",
-        # Clusters that are kept for later tests: the quorum writes something twice a second (default 500) where nothing
-        # happens, which is two fifths of the 2.4 % of a core that an idle broker takes.
+        # Clusters that are kept for later tests: an idle quorum writes something twice a second (default 500), which is
+        # two fifths of the 2.4 % of a core that an idle broker uses.
         "metadata.max.idle.interval.ms": "10000",
         # Small JVMs: the cleaner alone would take 128 MB of the heap (default 134217728).
         "log.cleaner.dedupe.buffer.size": "4194304",
@@ -116,7 +116,7 @@ def broker_properties(
         "num.io.threads": "4",
     }
     if version.startswith("3."):
-        # KIP-848's protocol is there, but not switched on by default before 4.0.
+        # KIP-848's protocol exists, but is not enabled by default before 4.0.
         properties["group.coordinator.rebalance.protocols"] = "classic,consumer"
     else:
         properties |= {
@@ -139,5 +139,5 @@ def format_features(version: str) -> list[str]:
 
 
 def to_text(properties: Mapping[str, str]) -> str:
-    """Java's properties format; backslashes are the only character of ours that would need escaping."""
+    """Java's properties format; of our characters only backslashes would need escaping."""
     return "".join(f"{key}={value}\n" for key, value in properties.items()).replace("\\", "\\\\")

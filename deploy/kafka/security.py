@@ -46,10 +46,10 @@ class BrokerSecurity:
     certificate: Path | None = None
     """PEM file with the brokers' private key (PKCS #8) and certificate chain; needed for listeners with TLS."""
     authority: Path | None = None
-    """PEM file with the certificates by which clients' certificates are judged."""
+    """PEM file with the certificates that verify clients' certificates."""
     super_users: Sequence[str] = ()
     token_secret: str | None = None
-    """Makes delegation tokens possible."""
+    """Enables delegation tokens."""
     mechanisms: Sequence[str] = field(default=MECHANISMS)
 
     def properties(self) -> dict[str, str]:
@@ -75,7 +75,7 @@ class BrokerSecurity:
         return found
 
     def format_arguments(self) -> list[str]:
-        """Arguments of StorageTool's `format`: users of SCRAM are there from the first moment on."""
+        """Arguments of StorageTool's `format`: users of SCRAM exist from the start."""
         arguments = []
         for mechanism in SCRAM_MECHANISMS:
             if mechanism in self.mechanisms:

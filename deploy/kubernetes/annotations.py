@@ -1,4 +1,4 @@
-"""What a pod may ask of its sidecar by annotations: resources, another image, a configuration of its own."""
+"""What a pod may request for its sidecar by annotations: resources, another image, a configuration of its own."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ RESOURCES: Final = {
     for resource in ("cpu", "memory")
     for kind in ("request", "limit")
 }
-"""The annotation, and where its value stands in a container's resources."""
+"""The annotation, and the path of its value in a container's resources."""
 IMAGE: Final = f"{PREFIX}image"
 CONFIG_MAP: Final = f"{PREFIX}config-map"
 """The name of a ConfigMap of the pod's namespace whose `kquota.yaml` is this pod's configuration file."""
 OURS: Final = (f"{PREFIX}restart-checksum",)
-"""Annotations that the chart sets; they ask for nothing."""
+"""Annotations that the chart sets; they request nothing."""
 GROUPS: Final = {"resources": tuple(RESOURCES), "image": (IMAGE,), "config": (CONFIG_MAP,)}
-"""As the chart's `webhook.podAnnotations` names what pods may set."""
+"""The groups in the chart's `webhook.podAnnotations`, which say what pods may set."""
 VOLUME: Final = "kquota-config"
 
 _CPU: Final = re.compile(r"\d+(\.\d+)?|\d+m")
@@ -33,17 +33,17 @@ Json = dict[str, Any]
 
 
 class AnnotationError(ValueError):
-    """A pod asks for something that cannot be or that it may not; names annotation, value and what was expected."""
+    """A pod requests something impossible or not allowed; names annotation, value and what was expected."""
 
 
 def asked(pod: Json) -> dict[str, str]:
-    """The annotations of a pod that are about its sidecar."""
+    """A pod's annotations for its sidecar."""
     found = (pod.get("metadata") or {}).get("annotations") or {}
     return {name: str(value) for name, value in found.items() if name.startswith(PREFIX) and name not in OURS}
 
 
 def unknown(names: Iterable[str]) -> list[str]:
-    """A sentence about each annotation that means nothing, for whoever makes the pod."""
+    """A sentence about each unknown annotation, for the pod's author."""
     known = [*RESOURCES, IMAGE, CONFIG_MAP]
     said = []
     for name in sorted(set(names) - set(known)):
@@ -55,7 +55,7 @@ def unknown(names: Iterable[str]) -> list[str]:
 def customized(
     container: Json, volumes: list[Json], wishes: dict[str, str], allowed: frozenset[str]
 ) -> tuple[Json, list[Json]]:
-    """The sidecar and its volumes as a pod wants them. Raises AnnotationError."""
+    """The sidecar and its volumes with a pod's customizations. Raises AnnotationError."""
     container, volumes = copy.deepcopy(container), copy.deepcopy(volumes)
     for name, value in wishes.items():
         group = next((group for group, names in GROUPS.items() if name in names), None)

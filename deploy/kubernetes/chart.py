@@ -1,9 +1,9 @@
-"""Writes what the Helm chart has from the configuration model (`make chart`).
+"""Writes the parts of the Helm chart that are generated from the configuration model (`make chart`).
 
-`helm/kquota/values.schema.json` lets typing mistakes fail at install: `config` and `quotas` are the configuration
-file's own schema (`kquota schema`), the rest is the chart's and stands here. `files/live-settings.json` says which
-settings a running sidecar takes from a changed file, so that the chart restarts pods for the others only. Rules and
-dashboards are copies: Helm reads no file outside the chart.
+`helm/kquota/values.schema.json` makes typing mistakes fail at install: `config` and `quotas` are the configuration
+file's own schema (`kquota schema`), the rest is the chart's and defined here. `files/live-settings.json` lists the
+settings that a running sidecar applies from a changed file, so that the chart restarts pods for the others only. Rules
+and dashboards are copies: Helm reads no file outside the chart.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _closed(**properties: Schema) -> Schema:
 
 
 def _probe(*, path: bool = False, ends: bool = False) -> Schema:
-    """`ends`: the kubelet ends a container for it, after a grace period that may be its own."""
+    """`ends`: a failure makes the kubelet restart a container, after a grace period that may be its own."""
     schema = _closed(periodSeconds=_COUNT, timeoutSeconds=_COUNT, failureThreshold=_COUNT)
     if path:
         schema["properties"]["path"] = {"enum": ["/healthz", "/readyz"]}
@@ -236,7 +236,7 @@ def values_schema() -> Schema:
         "additionalProperties": False,
         "description": "The configuration file but for quotas, see docs/configuration.md.",
         "properties": settings,
-        # Probes and Prometheus need it. upstream.bootstrap is asked for in the templates (kquota.config): so the chart
+        # Probes and Prometheus need it. upstream.bootstrap is required in the templates (kquota.config): so the chart
         # lints as it is, and an installation without values says what is missing.
         "required": ["admin"],
     }
@@ -270,7 +270,7 @@ def _as_draft_7(value: Any) -> Any:
 
 
 def generated() -> dict[Path, str]:
-    """Every generated file of the chart and what belongs into it."""
+    """Every generated file of the chart and its content."""
     contents = {"values.schema.json": values_schema(), "files/live-settings.json": {"paths": live_settings()}}
     found = {CHART / name: json.dumps(value, indent=2, ensure_ascii=False) + "\n" for name, value in contents.items()}
     found[CHART / "files/rules/rules.yaml"] = (DEPLOY / "prometheus/kquota.rules.yaml").read_text(encoding="utf-8")

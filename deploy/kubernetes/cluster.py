@@ -1,4 +1,4 @@
-"""The Kubernetes API as the webhook uses it: a few requests in the name of its pod's service account."""
+"""The Kubernetes API as the webhook uses it: a few requests with its pod's service account."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 import httpx
 
 MANAGER: Final = "kquota-webhook"
-"""Whose fields these are (server-side apply)."""
+"""The field manager (server-side apply)."""
 LIMIT_S: Final = 20.0
 CONFIGURATIONS: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 
@@ -19,19 +19,19 @@ Json = dict[str, Any]
 
 
 class ApiServerError(OSError):
-    """The API server has not done what it was asked for; says what and why."""
+    """The API server did not carry out a request; says which and why."""
 
     def __init__(self, what: str, status: int, message: str) -> None:
         super().__init__(f"{what}: {message}")
         self.status = status
-        """HTTP's; 0 where there was no answer."""
+        """HTTP status; 0 without an answer."""
 
 
 class Cluster:
-    """An API server. Closed with `async with`."""
+    """An API server. Use it with `async with`."""
 
     def __init__(self, url: str, account: Path) -> None:
-        """`account` is where the kubelet keeps token and authority of the service account.
+        """`account` is the folder with the service account's token and authority, from the kubelet.
 
         Raises OSError (ssl.SSLError among them) when they cannot be read.
         """
@@ -41,7 +41,7 @@ class Cluster:
 
     @classmethod
     def of_this_pod(cls, account: Path) -> Cluster:
-        """The cluster that this process runs in. Raises OSError with the reason where it runs in none."""
+        """The cluster that this process runs in. Raises OSError with the reason if there is none."""
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         if not host:
             raise OSError("KUBERNETES_SERVICE_HOST is not set: the webhook runs in a pod, with a service account")
@@ -54,7 +54,7 @@ class Cluster:
         await self._client.aclose()
 
     async def ask(self, method: str, path: str, body: Any = None, kind: str = "json", **query: str) -> Json:
-        """One request, and the object of the answer. `kind` is that of a patch. Raises ApiServerError."""
+        """Send one request and return the answer's object. `kind` is a patch's type. Raises ApiServerError."""
         what = f"{method} {path}"
         try:
             # Read each time: the kubelet renews it.
@@ -85,7 +85,7 @@ class Cluster:
                 return found
 
     async def get(self, path: str) -> Json | None:
-        """An object, None where there is none. Raises ApiServerError."""
+        """An object, None if it does not exist. Raises ApiServerError."""
         try:
             return await self.ask("GET", path)
         except ApiServerError as error:
@@ -94,12 +94,12 @@ class Cluster:
             raise
 
     async def apply(self, path: str, body: Json) -> Json:
-        """Make an object, or give these fields of it these values (server-side apply). Raises ApiServerError."""
+        """Create an object, or set these fields of it (server-side apply). Raises ApiServerError."""
         return await self.ask("PATCH", path, body, "apply-patch+yaml", fieldManager=MANAGER, force="true")
 
 
 def owner_reference(configuration: Json) -> Json:
-    """For what is to be deleted together with this MutatingWebhookConfiguration."""
+    """For objects to be deleted together with this MutatingWebhookConfiguration."""
     metadata = configuration["metadata"]
     kind = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingWebhookConfiguration"}
     return kind | {"name": metadata["name"], "uid": metadata["uid"]}

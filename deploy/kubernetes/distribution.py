@@ -1,8 +1,8 @@
-"""Which namespace gets which configuration: what should be there, from what there is. Nothing here asks a cluster.
+"""Which namespace gets which configuration: the desired state, computed from the observed one, without a cluster.
 
 ConfigMaps are mounted in their own namespace only. So each namespace that has the label gets a copy of the chart's
-ConfigMap, under the same name, and the ConfigMap NAME-quotas of the namespace, if there is one, is worked into it
-(`deploy.kubernetes.own_quotas`). Copies belong to the MutatingWebhookConfiguration and go with it.
+ConfigMap, under the same name, with the namespace's ConfigMap NAME-quotas, if there is one, merged into it
+(`deploy.kubernetes.own_quotas`). Copies belong to the MutatingWebhookConfiguration and are deleted with it.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What the chart says about it."""
+    """The chart's settings for the distribution."""
 
     namespace: str
-    """Of the release."""
+    """The release's namespace."""
     name: str
-    """Of the release's ConfigMap, and of the copies."""
+    """The name of the release's ConfigMap, and of the copies."""
     configuration: str
     """The MutatingWebhookConfiguration."""
     only: frozenset[str]
-    """Namespaces besides which none gets a copy; empty: every one with the label."""
+    """The only namespaces that get a copy; empty: every one with the label."""
     policy: Policy
     labels: dict[str, str]
-    """Of copies."""
+    """Labels of copies."""
     secret: str | None
-    """Where the webhook keeps its own certificate; None: another one makes it."""
+    """The Secret with the webhook's own certificate; None: another program creates it."""
     host: str
     """The name of the webhook's Service, which the certificate is for."""
 
@@ -65,7 +65,7 @@ class Distribution:
 
     @property
     def original(self) -> str:
-        """What copies say that they are of."""
+        """How copies name their original."""
         return f"{self.namespace}/{self.name}"
 
     @property
@@ -76,14 +76,14 @@ class Distribution:
 
 @dataclass(slots=True)
 class Observed:
-    """What there is, as far as it matters."""
+    """The observed state, as far as it matters."""
 
     base: str
     """The configuration file that the chart renders."""
     owner: Json
     """A reference to the MutatingWebhookConfiguration."""
     namespaces: dict[str, dict[str, str]]
-    """Those with the label and those with a copy, unless they are about to end: their labels."""
+    """Labels of namespaces with the label or with a copy, unless they are terminating."""
     copies: dict[str, Json]
     """ConfigMaps with the name of copies, by namespace."""
     quotas: dict[str, Json]
@@ -92,28 +92,28 @@ class Observed:
 
 @dataclass(slots=True)
 class NamespacePlan:
-    """What is to be done about one namespace."""
+    """What to do for one namespace."""
 
     namespace: str
     body: Json | None = None
-    """The copy as it should be; None: it is so."""
+    """The copy as it should be; None: it already is."""
     refused: str | None = None
-    """Why the namespace's quotas are not taken over."""
+    """Why the namespace's quotas are rejected."""
     problem: str | None = None
     """Why nothing can be done."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuotasResult:
-    """What became of quotas: the configuration file with them, or why they are refused."""
+    """The result for a namespace's quotas: the configuration file with them, or why they are rejected."""
 
     text: str | None
     refused: str | None
 
 
 Known = dict[tuple[str, bool], tuple[bytes, QuotasResult]]
-"""Outcomes by namespace, and whether they are of the quotas that are in force: by a digest of what they are made of. To
-read quotas, and to compare them with the chart's, may take seconds; they seldom change."""
+"""Results by namespace, and whether they are for the quotas in force: by a digest of their input. Parsing quotas, and
+comparing them with the chart's, may take seconds; they seldom change."""
 
 
 def plans(seen: Observed, told: Distribution, known: Known) -> Iterator[NamespacePlan]:
@@ -144,7 +144,7 @@ def _plan(namespace: str, copy: Json | None, seen: Observed, told: Distribution,
         else:
             outcome = _outcome((namespace, False), seen.base, given, policy, file, known)
         refused = outcome.refused
-        if outcome.text is None and before is not None:  # those that were good go on, if they still are
+        if outcome.text is None and before is not None:  # the last valid ones stay, if they still are valid
             given, outcome = before, _outcome((namespace, True), seen.base, before, policy, file, known)
         if outcome.text is not None:
             text, accepted = outcome.text, given

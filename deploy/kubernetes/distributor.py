@@ -1,6 +1,6 @@
-"""Brings the configuration to every namespace whose pods get sidecars, with that namespace's own quotas in it.
+"""Distributes the configuration to every namespace whose pods get sidecars, with that namespace's quotas merged in.
 
-What should be there (`deploy.kubernetes.distribution`) is compared with what is there again and again, so a copy that
+The desired state (`deploy.kubernetes.distribution`) is compared with the observed one periodically, so that a copy that
 was changed or deleted comes back.
 """
 
@@ -17,7 +17,7 @@ from deploy.kubernetes.distribution import FILE, INJECTION_LABEL, Distribution, 
 
 EVERY_S: Final = 10.0
 MAX_MESSAGE: Final = 1000
-"""Characters of an event's message; Kubernetes takes 1024."""
+"""Characters of an event's message; Kubernetes accepts 1024."""
 
 Json = dict[str, Any]
 log = structlog.get_logger("kquota.webhook")
@@ -25,23 +25,23 @@ log = structlog.get_logger("kquota.webhook")
 
 @dataclass(slots=True)
 class Distributor:
-    """Does it, for as long as the webhook runs."""
+    """Distributes for as long as the webhook runs."""
 
     cluster: Cluster
     told: Distribution
     _said: dict[str, str] = field(default_factory=dict)
-    """The last complaint about each namespace: each is made once."""
+    """The last problem of each namespace: each is reported once."""
     _known: Known = field(default_factory=dict)
     _served: set[str] = field(default_factory=set)
     _wake: trio.Event = field(default_factory=trio.Event)
 
     def pod_of(self, namespace: str) -> None:
-        """A pod is made there: if the namespace may have no copy yet, have a look now and not in ten seconds."""
+        """A pod is created there: if the namespace may have no copy yet, start a round now and not in ten seconds."""
         if namespace not in self._served and namespace != self.told.namespace:
             self._wake.set()
 
     async def run(self) -> None:
-        """Until it is cancelled. What fails is tried again."""
+        """Run until cancelled. Failed steps are retried."""
         while True:
             try:
                 await self.round()
@@ -51,10 +51,10 @@ class Distributor:
             with trio.move_on_after(EVERY_S):
                 await self._wake.wait()
             self._wake = trio.Event()
-            await trio.sleep(0.2)  # many pods at once are one look
+            await trio.sleep(0.2)  # many pods at once need one round
 
     async def round(self) -> None:
-        """Look, and put right what is not as it should be. Raises ApiServerError."""
+        """Observe, and correct what is not as it should be. Raises ApiServerError."""
         seen = await self.look()
         self._served = set()
         for key in [one for one in self._known if one[0] not in seen.quotas]:
@@ -74,7 +74,7 @@ class Distributor:
                 self._complain(plan.namespace, plan.problem)
 
     async def look(self) -> Observed:
-        """What there is. Raises ApiServerError."""
+        """The observed state. Raises ApiServerError."""
         told, ask = self.told, self.cluster
         original = await ask.ask("GET", _config_map(told.namespace, told.name))
         configuration = await ask.ask("GET", f"{CONFIGURATIONS}/{told.configuration}")
@@ -82,7 +82,7 @@ class Distributor:
         spaces = await ask.list("/api/v1/namespaces", labelSelector=f"{INJECTION_LABEL}=enabled")
         copies, quotas = [await ask.list("/api/v1/configmaps", **one) for one in named]
         listed = {one["metadata"]["name"] for one in spaces}
-        others = {one["metadata"]["namespace"] for one in copies} - listed  # pods of former times may run there
+        others = {one["metadata"]["namespace"] for one in copies} - listed  # pods created earlier may run there
         spaces += [one for name in sorted(others) if (one := await ask.get(f"/api/v1/namespaces/{name}")) is not None]
         alive = [one for one in spaces if not one["metadata"].get("deletionTimestamp")]
         return Observed(
@@ -94,7 +94,7 @@ class Distributor:
         )
 
     def _complain(self, namespace: str, what: str | None) -> bool:
-        """Log it once; whether it is news."""
+        """Log it once; returns whether it is new."""
         if what is None:
             if self._said.pop(namespace, None) is not None:
                 log.info("all is well again", namespace=namespace or None)
@@ -106,7 +106,7 @@ class Distributor:
         return True
 
     async def _event(self, namespace: str, message: str) -> None:
-        """Where people of the namespace look: `kubectl describe configmap`, `kubectl get events`."""
+        """Where users of the namespace look: `kubectl describe configmap`, `kubectl get events`."""
         message = f"The former quotas stay in force. {message}"
         if len(message) > MAX_MESSAGE:
             message = message[: MAX_MESSAGE - 1] + "…"

@@ -1,7 +1,7 @@
-"""The webhook's own certificate: made, kept in a Secret of its namespace, renewed, and told to the API server.
+"""The webhook's own certificate: created, kept in a Secret of its namespace, renewed, and given to the API server.
 
-So nothing else has to make one: neither Helm, whose `lookup` finds nothing where charts are only rendered (Argo CD),
-nor cert-manager. The authority signs for this Service alone; its key stays in the Secret, so that each replica can
+So no other program has to create one: neither Helm, whose `lookup` finds nothing where charts are only rendered (Argo
+CD), nor cert-manager. The authority signs for this Service alone; its key stays in the Secret, so that each replica can
 renew.
 """
 
@@ -22,9 +22,9 @@ from deploy.kubernetes.cluster import CONFIGURATIONS, ApiServerError, Cluster, o
 AUTHORITY_DAYS: Final = 3650
 CERTIFICATE_DAYS: Final = 365
 RENEW_AT: Final = 2 / 3
-"""Of its life, as cert-manager does by default."""
+"""Fraction of its lifetime, as in cert-manager's default."""
 _SKEW: Final = datetime.timedelta(hours=1)
-"""Valid so much earlier: nodes whose clocks are behind have to take it too."""
+"""Valid this much earlier: nodes whose clocks are behind have to accept it too."""
 _PARTS: Final = ("ca.crt", "ca.key", "tls.crt", "tls.key")
 
 Json = dict[str, Any]
@@ -32,7 +32,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What a server needs, PEM; and what its clients trust."""
+    """A server's certificate and key, PEM; and what its clients trust."""
 
     certificate: bytes
     key: bytes
@@ -40,10 +40,10 @@ class Pair:
 
 
 def renewed(old: dict[str, bytes], host: str, now: datetime.datetime) -> dict[str, bytes] | None:
-    """What the Secret should hold (`ca.crt`, `ca.key`, `tls.crt`, `tls.key`; PEM); None: what it holds is good.
+    """The new content of the Secret (`ca.crt`, `ca.key`, `tls.crt`, `tls.key`; PEM); None: the current one is good.
 
-    `old` is what it holds, perhaps nothing or nonsense. A new authority stands before the one that it replaces, so that
-    certificates of both are taken until the replicas have the new one.
+    `old` is the current content, which may be empty or garbage. A new authority comes before the one that it replaces,
+    so that certificates of both are accepted until the replicas have the new one.
     """
     try:
         authority = x509.load_pem_x509_certificate(old["ca.crt"])
@@ -62,7 +62,7 @@ def renewed(old: dict[str, bytes], host: str, now: datetime.datetime) -> dict[st
         certificate.verify_directly_issued_by(authority)
         private = serialization.load_pem_private_key(old["tls.key"], None)
         good = good and private.public_key() == certificate.public_key()
-    except Exception:  # of many kinds; whatever is wrong with it, a new one is made
+    except Exception:  # of many kinds; whatever is wrong with it, it is replaced
         good = False
     return None if good else _with_certificate(old, host, now)
 
@@ -142,9 +142,9 @@ def _pem(thing: x509.Certificate | ec.EllipticCurvePrivateKey) -> bytes:
 async def keep(
     cluster: Cluster, namespace: str, name: str, host: str, labels: dict[str, str], configuration: str
 ) -> Pair:
-    """The pair that all replicas have, from the Secret `name`; made or renewed there when it is time.
+    """The pair that all replicas have, from the Secret `name`; created or renewed there when due.
 
-    The Secret belongs to the MutatingWebhookConfiguration `configuration` and goes with it.
+    The Secret belongs to the MutatingWebhookConfiguration `configuration` and is deleted with it.
 
     Raises:
         ApiServerError: the API server refuses, or does not answer.
@@ -167,13 +167,13 @@ async def keep(
             else:
                 await cluster.ask("PUT", f"{place}/{name}", secret | {"data": data | encoded})
         except ApiServerError as error:
-            if error.status != 409:  # another replica was faster: what it has made is read now
+            if error.status != 409:  # another replica was faster: read what it has created
                 raise
 
 
 async def tell(cluster: Cluster, configuration: str, authority: bytes) -> bool:
-    """Have the API server trust `authority` for the webhooks of this MutatingWebhookConfiguration; whether that was
-    news to it.
+    """Make the API server trust `authority` for the webhooks of this MutatingWebhookConfiguration; returns whether it
+    did not yet.
 
     Raises:
         ApiServerError: the API server refuses, or does not answer.

@@ -1,6 +1,6 @@
-"""A namespace's own quotas over those of the chart: the file that its pods get, and what a namespace may change.
+"""A namespace's own quotas over the chart's: the file that its pods get, and what a namespace may change.
 
-Bytes in, text out. `deploy.kubernetes.distributor` finds both and writes what comes out.
+Bytes in, text out. `deploy.kubernetes.distributor` reads both and writes the result.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from quota.entity import Kind, Name
 from quota.table import RATE_FIELD, QuotaTable, Resolution
 
 Policy = Literal["none", "lower", "any"]
-"""What quotas of a namespace may do: nothing; set limits where there are none and lower those there are; anything."""
+"""What a namespace's quotas may do: nothing; set limits where there are none and lower existing ones; anything."""
 POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
 
 KEY: Final = "quotas.yaml"
-"""In the namespace's ConfigMap: a file with `quotas` and nothing else."""
+"""The key in the namespace's ConfigMap: a file with `quotas` and nothing else."""
 MAX_PAIRS: Final = 100_000
-"""Users times client-ids that are compared for `lower`: about three seconds of a core."""
+"""Users times client-ids compared for `lower`: about three seconds of a core."""
 _ANOTHER: Final = "\0another"
-"""Stands for every name that no entry has: no Kafka client can have it in a YAML file."""
+"""Represents every name without an entry: no Kafka client can have it in a YAML file."""
 
 _loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class RefusedError(ValueError):
-    """A namespace's quotas are not taken over; says where and why."""
+    """A namespace's quotas are rejected; says where and why."""
 
 
 def combined(base: str, own: bytes, policy: Policy, file: str) -> str:
     """The configuration file of a namespace: `base`, which the chart renders, with the namespace's entries in it.
 
-    An entry about the same user, client-id or address as one of `base` sets the limits that it names, and leaves the
-    others of that entry as they are. `file` is how the namespace's quotas are called in messages.
+    An entry for the same user, client-id or address as one of `base` sets the limits that it names, and leaves the
+    others of that entry unchanged. `file` is the name of the namespace's quotas in messages.
 
     Raises:
         RefusedError: with every problem.
@@ -71,7 +71,7 @@ def combined(base: str, own: bytes, policy: Policy, file: str) -> str:
 
 
 def _check_alone(file: str, own: bytes) -> None:
-    """As the person who wrote it would check it: `kquota check --on-paper --config FILE`."""
+    """Check it alone, as its author would: `kquota check --on-paper --config FILE`."""
     try:
         load_bytes(file, own, on_paper=True)
     except ConfigError as error:
@@ -89,9 +89,9 @@ def _about(entry: dict[str, Any]) -> tuple[Any, Any, Any]:
 
 
 def raised(before: Config, after: Config) -> Iterable[str]:
-    """Where `after` lets anybody use more than `before`, in words: for every user and client-id that has an entry, and
-    for one that has none. A limit is also raised by one that is only measured, by one that each instance has where a
-    fleet had it together, and by a counter that fewer clients share."""
+    """Where `after` allows any client more than `before`, in words: for every user and client-id that has an entry, and
+    for one that has none. A limit is also raised by one that is only measured, by one for each instance in place of the
+    fleet's, and by a counter that fewer clients share."""
     old, new = to_table(before), to_table(after)
     users = _names(entry.user for table in (old, new) for entry in table.entries)
     clients = [*_names(entry.client_id for table in (old, new) for entry in table.entries), ""]

@@ -24,11 +24,11 @@ from deploy.kubernetes.chart import CHART
 
 CHANGELOG: Final = CHART.parents[1] / "CHANGELOG.md"
 _KINDS: Final = ("added", "changed", "deprecated", "removed", "fixed", "security")
-"""Headings of a changelog, and what Artifact Hub calls them."""
+"""Headings of a changelog, and Artifact Hub's names for them."""
 
 
 def changes(text: str, version: str) -> list[dict[str, str]]:
-    """What CHANGELOG.md says of a version: the first sentence of each item, as Artifact Hub shows them."""
+    """The entries of CHANGELOG.md for a version: the first sentence of each item, as Artifact Hub shows them."""
     section = re.search(rf"^## \[?{re.escape(version)}\]?.*?\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     found: list[dict[str, str]] = []
     kind = "changed"
@@ -44,7 +44,7 @@ def changes(text: str, version: str) -> list[dict[str, str]]:
 
 
 def described(chart: dict[str, Any], home: str, sources: list[str], image: str, changelog: str) -> dict[str, Any]:
-    """Chart.yaml with a publisher's addresses. Raises ValueError for one that is none."""
+    """Chart.yaml with a publisher's addresses. Raises ValueError for an invalid one."""
     for address in (home, *sources):
         if urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).netloc:
             raise ValueError(f"{address}: expected an address that begins with https://")
@@ -64,7 +64,7 @@ def described(chart: dict[str, Any], home: str, sources: list[str], image: str, 
 
 
 def package(home: str, sources: list[str], image: str, out: Path, helm: str = "helm") -> Path:
-    """Pack the chart; where it is. Raises ValueError, OSError or subprocess.CalledProcessError."""
+    """Pack the chart and return its path. Raises ValueError, OSError or subprocess.CalledProcessError."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     changed = described(chart, home, sources, image, CHANGELOG.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder:

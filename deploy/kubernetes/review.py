@@ -1,7 +1,7 @@
-"""What becomes of a new pod: the answer to a Kubernetes AdmissionReview (admission.k8s.io/v1), as a JSON patch.
+"""Admission of a new pod: the answer to a Kubernetes AdmissionReview (admission.k8s.io/v1), as a JSON patch.
 
-Bytes in, values out; `deploy.kubernetes.webhook` serves it. The template is what the Helm chart renders from the same
-named templates that other charts include, so that an injected sidecar is the included one.
+Bytes in, values out; `deploy.kubernetes.webhook` serves it. The Helm chart renders the template from the same named
+templates that other charts include, so that injected and included sidecars are equal.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from deploy.kubernetes.annotations import AnnotationError, asked, customized, un
 from deploy.kubernetes.distribution import Distribution
 
 INJECT_LABEL: Final = "kquota.io/inject"
-"""On pods: "false" opts out; with a template that asks for it, only "true" opts in."""
+"""On pods: "false" opts out; with a template that requires it, only "true" opts in."""
 SKIPPED_LABEL: Final = "kquota.io/injection-skipped"
 """On pods that were not changed: the reason."""
 INJECTED_LABEL: Final = "kquota.io/injected"
 NAME: Final = "kquota"
 DEFAULT_GRACE_S: Final = 30
-"""What Kubernetes gives a pod that says nothing."""
+"""Kubernetes' default for pods."""
 
 Json = dict[str, Any]
 
 
 class ReviewError(ValueError):
-    """What came is no AdmissionReview about a pod; says what was expected."""
+    """The body is not an AdmissionReview for a pod; says what was expected."""
 
 
 class TemplateError(ValueError):
-    """The template is not what the chart renders; says what was expected."""
+    """The template is not the chart's; says what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What is put into pods."""
+    """What is injected into pods."""
 
     native: bool
     """An init container with restartPolicy Always; else an ordinary container."""
@@ -49,15 +49,15 @@ class Template:
     labels: dict[str, str]
     annotations: dict[str, str]
     grace_s: int
-    """At least so many seconds for the pod's end."""
+    """The minimum termination grace period of the pod, in seconds."""
     pods_may_set: frozenset[str]
-    """What annotations of pods may change (`deploy.kubernetes.annotations.GROUPS`)."""
+    """What pods may change by annotations (`deploy.kubernetes.annotations.GROUPS`)."""
     distribution: Distribution
-    """How the configuration comes to the pods' namespaces."""
+    """How the configuration is distributed to the pods' namespaces."""
 
     @classmethod
     def parse(cls, data: bytes) -> Template:
-        """From the chart's JSON. Raises TemplateError."""
+        """Parse the chart's JSON. Raises TemplateError."""
         try:
             given = json.loads(data)
             return cls(
@@ -78,7 +78,7 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class ReviewResult:
-    """The answer, and what to log of it."""
+    """The answer, and what to log about it."""
 
     answer: Json
     namespace: str
@@ -91,8 +91,8 @@ class ReviewResult:
 
 
 def review(body: bytes, template: Template) -> ReviewResult:
-    """Answer one AdmissionReview: allowed, with a patch, unless the pod asks for something impossible by its
-    annotations. Raises ReviewError."""
+    """Answer one AdmissionReview: allowed, with a patch, unless the pod's annotations request something impossible.
+    Raises ReviewError."""
     try:
         given = json.loads(body)
         request = given["request"]
@@ -147,9 +147,9 @@ def reason_to_skip(pod: Json, template: Template) -> str | None:
 
 
 def injection(pod: Json, template: Template) -> list[Json]:
-    """The patch that puts the sidecar in. Labels and annotations of ours win over those that the pod brought.
+    """The patch that injects the sidecar. Our labels and annotations replace the pod's own.
 
-    Raises AnnotationError for wishes of the pod that cannot be met.
+    Raises AnnotationError for requests of the pod that cannot be met.
     """
     spec, patch = pod["spec"], []
     container, volumes = customized(template.container, template.volumes, asked(pod), template.pods_may_set)
@@ -204,5 +204,5 @@ def _label(pod: Json, name: str, value: str) -> list[Json]:
 
 
 def _escape(name: str) -> str:
-    """As JSON Pointer wants it (RFC 6901)."""
+    """Escape for JSON Pointer (RFC 6901)."""
     return name.replace("~", "~0").replace("/", "~1")

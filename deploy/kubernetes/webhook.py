@@ -1,10 +1,10 @@
-"""`kquota webhook`: a mutating admission webhook that puts sidecars into pods. HTTPS, as the API server wants it.
+"""`kquota webhook`: a mutating admission webhook that injects sidecars into pods, over HTTPS as Kubernetes requires.
 
 The template is a file of a mounted volume, and so is the certificate unless the webhook keeps its own
-(`deploy.kubernetes.own_certificate`). Both change while this runs: a renewed certificate counts from the next
+(`deploy.kubernetes.own_certificate`). Both may change at run time: a renewed certificate applies from the next
 handshake, a changed template from the next pod. When anything fails, the API server applies the webhook's failure
-policy; nothing here turns an error into "allowed". Beside it, the configuration is brought to the namespaces
-(`deploy.kubernetes.distributor`).
+policy; nothing here turns an error into "allowed". Beside it, `deploy.kubernetes.distributor` distributes the
+configuration to the namespaces.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from quota.files import in_memory, read_file
 log = structlog.get_logger("kquota.webhook")
 
 MAX_BODY_BYTES: Final = 8 * 1024 * 1024
-"""etcd keeps objects of up to 1.5 MiB; a review holds up to two of them, and more."""
+"""etcd stores objects of up to 1.5 MiB; a review contains up to two of them, and more."""
 CERTIFICATE_POLL_S: Final = 5.0
 GRACE_S: Final = 5.0
 RETRY_S: Final = 2.0
 MAX_TEMPLATE_BYTES: Final = 1024 * 1024
-"""As much as a ConfigMap takes."""
+"""As much as a ConfigMap can hold."""
 
 
 class Certificate:
-    """A TLS context whose certificate follows what `read` finds: a certificate (chain) and its key, PEM."""
+    """A TLS context whose certificate follows the result of `read`: a certificate (chain) and its key, PEM."""
 
     def __init__(self, read: Callable[[], tuple[bytes, bytes]]) -> None:
         """Raises OSError or ssl.SSLError when they cannot be read or do not belong together."""
@@ -61,7 +61,7 @@ class Certificate:
         _load(self.context, *self._seen)
 
     def refresh(self) -> bool:
-        """Take over changed files; False: nothing new. Keeps the old certificate if the new one is no good."""
+        """Apply changed files; False: nothing new. Keeps the old certificate if the new one is invalid."""
         try:
             found = self._read()
             if found == self._seen:
@@ -83,13 +83,13 @@ def of_files(cert: Path, key: Path) -> tuple[bytes, bytes]:
 
 
 def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """Of what was looked at: OpenSSL reads files only, and would wait for whatever has taken their place since."""
+    """Load exactly what was checked: OpenSSL reads files only, and could block on whatever has replaced them since."""
     with in_memory(certificate) as certificate_path, in_memory(key) as key_path:
         context.load_cert_chain(certificate_path, key_path)
 
 
 class _Https(HypercornConfig):
-    """Hypercorn's configuration with a context of ours."""
+    """Hypercorn's configuration with our context."""
 
     def __init__(self, certificate: Certificate, host: str, port: int) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class WebhookApp:
     """/mutate for the API server, /healthz for the kubelet."""
 
     def __init__(self, template: Path, pod_of: Callable[[str], None]) -> None:
-        """`pod_of` is told the namespace of each pod that gets a sidecar."""
+        """`pod_of` is called with the namespace of each pod that gets a sidecar."""
         self._template = template
         self._pod_of = pod_of
         self._aside = Aside()
@@ -154,14 +154,14 @@ class WebhookApp:
 
 @dataclass(slots=True)
 class _OwnCertificate:
-    """The pair that this webhook keeps in a Secret, as it was seen last."""
+    """The pair that this webhook keeps in a Secret, as last read."""
 
     cluster: Cluster
     told: Distribution
     pair: Pair | None = None
 
     async def look(self) -> None:
-        """Take over what the Secret holds, renewed if it is time, and have the API server trust it."""
+        """Load the Secret's pair, renewed if due, and make the API server trust it."""
         told = self.told
         assert told.secret is not None
         self.pair = await keep(self.cluster, told.namespace, told.secret, told.host, told.labels, told.configuration)
@@ -206,7 +206,7 @@ async def _follow_files(certificate: Certificate) -> None:
     aside = Aside()
     while True:
         await trio.sleep(CERTIFICATE_POLL_S)
-        with suppress(StuckError):  # tried again
+        with suppress(StuckError):  # retried
             await aside.run(certificate.refresh)
 
 
@@ -218,7 +218,7 @@ async def _follow_secret(own: _OwnCertificate, certificate: Certificate) -> None
 
 
 async def _until_done(work: Callable[[], Awaitable[None]]) -> None:
-    """Try again until the API server has answered; say what is wrong when it changes."""
+    """Retry until the API server has answered; log the error when it changes."""
     said = ""
     while True:
         try:
@@ -244,8 +244,8 @@ async def _run(
 
 
 def main(template: Path, files: tuple[Path, Path] | None, host: str, port: int, account: Path) -> int:
-    """What `kquota webhook` does: 0 after SIGTERM, 1 with one line when it cannot run. `files` are those of the
-    certificate and its key; None: the webhook keeps a certificate of its own."""
+    """Run `kquota webhook`: 0 after SIGTERM, 1 with one line when it cannot run. `files` are the certificate and its
+    key; None: the webhook keeps its own certificate."""
     level, complaint = logs.effective_level("info")
     logs.configure(level)
     if complaint:

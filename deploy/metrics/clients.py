@@ -16,11 +16,11 @@ from quota.trial import Trial
 BYTES = (Kind.PRODUCE, Kind.FETCH)
 KINDS = tuple(Kind)
 EACH = 5
-"""Totals of a client for each kind: amount, throttled requests and their delay, those of them that were held."""
+"""Totals of a client for each kind: amount, throttled requests and their delay, and those of held ones."""
 
 
 class ClientSeries:
-    """The clients and counters that have series of their own, at most `most` of each, and what all others do."""
+    """The clients and counters that have series of their own, at most `most` of each, and the totals of all others."""
 
     def __init__(self, ledger: Ledger, most: int) -> None:
         self._ledger = ledger
@@ -35,7 +35,7 @@ class ClientSeries:
 
     def look(self, now_ms: float) -> Iterator[None]:
         """Take over the ledger's totals, step by step."""
-        # Nothing is listed in advance: what is forgotten between two steps has been counted then, and is not seen here.
+        # Nothing is listed in advance: an object evicted between two steps was counted then, and is not seen here.
         yield from self._clients.look(map(_client_totals, self._ledger.accounts()), now_ms)
         for kind, fold in self._groups.items():
             yield from fold.look(map(self._look_at, self._ledger.groups(kind)), now_ms)
@@ -45,7 +45,7 @@ class ClientSeries:
         return _group_totals(group)
 
     def families(self, now_ms: float) -> Iterator[Metric]:
-        """What was so at the last look; of limits, as it is now."""
+        """The totals as of the last refresh; limits as they are now."""
         yield from self._client_families()
         yield from self._group_families(int(now_ms))
         yield gauge("kquota_clients_folded", "Clients counted as `other` in this exposition.", self._clients.folded)

@@ -1,4 +1,4 @@
-"""Families of metrics: how they are made of plain numbers, and how they become text in small steps."""
+"""Metric families: made from plain numbers, and written as text in small steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 PORTION = 50
-"""Samples written before others get their turn."""
+"""Samples written before other tasks run."""
 
 
 def gauge(name: str, text: str, value: float) -> Metric:
@@ -41,7 +41,7 @@ class _Family(Collector):
 
 
 def written(family: Metric) -> Iterator[bytes]:
-    """A family as text, in portions of about a millisecond."""
+    """A family as text, in pieces of about a millisecond."""
     samples = family.samples
     for start in range(0, max(len(samples), 1), PORTION):
         part = Metric(family.name, family.documentation, family.type)

@@ -13,7 +13,7 @@ from quota.fleet.shares import Shares
 
 
 def fleet_families(member: Member | None, most: int) -> Iterator[Metric]:
-    """How the fleet is heard, and the shares of up to `most` groups that are used here. Nothing without a fleet."""
+    """Whether the fleet can be heard, and the shares of up to `most` groups in use here. Nothing without a fleet."""
     if member is None:
         return
     fleet, state, shares = member.fleet, member.exchange.state, member.shares

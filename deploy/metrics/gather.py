@@ -1,4 +1,4 @@
-"""Gathering all metrics when Prometheus comes by: step by step, letting traffic through in between."""
+"""Gathers all metrics at each scrape: step by step, letting traffic through in between."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class Exposition:
         security: Callable[[], Iterable[Metric]] = tuple,
         fleet: Callable[[], Iterable[Metric]] = tuple,
     ) -> None:
-        """`alterations` are AlterClientQuotas requests by outcome; `export` tells of usage records, if any are made."""
+        """`alterations` are AlterClientQuotas requests by outcome; `export` returns the state of usage records, if
+        any."""
         self._export = export
         self._held = held
         self._security = security
@@ -56,7 +57,7 @@ class Exposition:
         self._max_groups = max_groups
         self._clients = ClientSeries(ledger, max_groups)
         self.libraries = counters.libraries
-        """How client libraries take mutes; read only."""
+        """Throttle compliance by client library; read only."""
         self._libraries = LibrarySeries(counters.libraries)
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
@@ -67,7 +68,7 @@ class Exposition:
         """Admin connections closed because too many were open."""
 
     async def text(self, now_ms: float) -> bytes:
-        """The exposition. One gathering at a time; an answer younger than a second is given again."""
+        """The exposition. One gathering at a time; an answer younger than a second is reused."""
         async with self._lock:
             if self._text is None or now_ms - self._text_ms >= SHORTEST_INTERVAL_MS:
                 await self._look(now_ms)
@@ -81,7 +82,7 @@ class Exposition:
             return self._text
 
     async def expire(self, now_ms: float) -> int:
-        """Let the ledger forget what is idle, in steps; others get their turn in between."""
+        """Evict what is idle from the ledger, in steps; other tasks run in between."""
         forgotten = 0
         for count in self._ledger.sweep(now_ms):
             forgotten += count
@@ -98,7 +99,7 @@ class Exposition:
         yield from self._libraries.look(now_ms)
 
     def families(self, now_ms: float) -> Iterator[Metric]:
-        """Every metric as it stands after the last look."""
+        """Every metric as of the last refresh."""
         yield from self._clients.families(now_ms)
         yield from self._libraries.families()
         yield from traffic_families(self._counters, self._ledger.connections, self._max_groups)

@@ -1,4 +1,4 @@
-"""Metrics by client library: which ones honour throttle times, and which do not. Names are bounded as clients' are."""
+"""Metrics by client library: which ones comply with throttle times. The number of names is bounded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST = 30
 
 
 class LibrarySeries:
-    """Those that ignored their mutes longest have series of their own, then those muted most; the rest is `other`."""
+    """Those that ignored throttles longest have series of their own, then those muted most; the rest is `other`."""
 
     def __init__(self, libraries: Libraries) -> None:
         self._libraries = libraries
@@ -26,7 +26,7 @@ class LibrarySeries:
         yield from self._fold.look(map(_totals, self._libraries), now_ms)
 
     def families(self) -> Iterator[Metric]:
-        """What was so at the last look."""
+        """The totals as of the last refresh."""
         names = ["library", "version"]
         told = (
             ("mutes", "Mutes long enough to see whether the client waits, by what its library calls itself.", 1.0),

@@ -1,4 +1,4 @@
-"""Metrics of the sidecar itself: is it well, what is in force, where limits come from, what it remembers."""
+"""Metrics of the sidecar itself: its health, what is in force, where limits come from, what it remembers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from quota.ledger import Ledger
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What only the running proxy knows."""
+    """State that only the running proxy knows."""
 
     ready: bool
     cluster_reached: bool
@@ -71,7 +71,7 @@ def own_families(status: Status, reloads: ReloadState, ledger: Ledger) -> Iterat
 
 
 def source_families(state: SourceState, alterations: Mapping[str, int]) -> Iterator[Metric]:
-    """Where the limits come from, and which users altered them."""
+    """Where the limits come from, and alterations of them by outcome."""
     yield by("kquota_quota_alterations", "AlterClientQuotas requests.", "outcome", alterations)
     yield gauge(
         "kquota_quota_overlay_entities", "Users, client-ids and addresses in the overlay.", state.overlay_entities

@@ -18,7 +18,7 @@ from quota.connections import Cause, ConnectionGate, Scope
 
 
 def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Iterator[Metric]:
-    """What goes through; of users and addresses with open connections at most `most` are named."""
+    """The whole traffic; at most `most` users and addresses with open connections get a series."""
     yield gauge("kquota_connections_open", "Client connections open now.", counters.connections_open)
     yield gauge(
         "kquota_connections_muted",

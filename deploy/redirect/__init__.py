@@ -1,1 +1,1 @@
-"""`kquota redirect`: rules of the kernel that lead an application's connections to the sidecar."""
+"""`kquota redirect`: kernel rules that redirect an application's connections to the sidecar."""

@@ -1,8 +1,8 @@
 """Rules that redirect an application's connections to the sidecar, as text for `nft` or `iptables-restore`.
 
-Both have everything in places of their own (table `kquota`, chains `KQUOTA_…`), so that they are replaced as a whole
-and removed without a trace; no other rules are touched. Only connections that this network namespace makes itself
-are looked at (hook output), and each only once, when it is made.
+Both tools keep everything in objects of its own (table `kquota`, chains `KQUOTA_…`), so that it is replaced as a whole
+and removed without a trace; no other rules are touched. Only connections made in this network namespace are examined
+(hook output), and each only once, when it is made.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ Tool = Literal["nft", "iptables"]
 WhenDown = Literal["closed", "open"]
 
 TABLE: Final = "kquota"
-"""Of nftables, family inet."""
+"""The nftables table, family inet."""
 CHAIN: Final = "KQUOTA_OUTPUT"
-"""Of iptables, in the table nat."""
+"""The iptables chain, in the table nat."""
 ALIVE_S: Final = 5
-"""With `when_down` open: so long after the sidecar's last heartbeat (one a second) connections are still redirected."""
+"""With `when_down` open: connections are still redirected this long after the sidecar's last heartbeat (one a
+second)."""
 MAX_PORTS: Final = 15
-"""Of one multiport match (linux/netfilter/xt_multiport.h), where a range counts twice."""
+"""Ports of one multiport match (linux/netfilter/xt_multiport.h), where a range counts twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What is redirected, and what is left alone. Loopback destinations always are."""
+    """What is redirected, and what is exempt. Loopback destinations always are."""
 
     to_port: int
     """Where the sidecar listens, on every local address that connections come from."""
     ports: tuple[range, ...] = ()
-    """Destination ports that are taken; empty: all of `networks`."""
+    """Destination ports that are redirected; empty: all of `networks`."""
     networks: tuple[str, ...] = ()
-    """Destinations that are taken, as CIDRs; empty: all with `ports`."""
+    """Destinations that are redirected, as CIDRs; empty: all with `ports`."""
     exclude_ports: tuple[range, ...] = ()
     exclude_networks: tuple[str, ...] = ()
     exclude_uids: tuple[int, ...] = ()
@@ -42,11 +43,11 @@ class Rules:
     exclude_marks: tuple[int, ...] = ()
     ipv6: bool = True
     when_down: WhenDown = "closed"
-    """closed: connections to a sidecar that is not there are refused; open: new ones go directly then."""
+    """Without a running sidecar, new connections are refused (closed) or go to their destination directly (open)."""
 
 
 class RulesError(ValueError):
-    """Rules that cannot be meant; the message says what was expected."""
+    """Invalid rules; the message says what was expected."""
 
 
 def check(rules: Rules, tool: Tool) -> None:
@@ -77,8 +78,8 @@ def nft_install(rules: Rules) -> str:
     """Input of `nft -f -`: one transaction, in which the table of an earlier install is replaced."""
     lines = [f"table inet {TABLE}", f"delete table inet {TABLE}", f"table inet {TABLE} {{"]
     if rules.when_down == "open":
-        # The sidecar sends a datagram to its own port now and then. Whatever has its key, the protocol of the network
-        # layer, in the set is redirected: IPv4 as long as heartbeats come by IPv4, IPv6 likewise.
+        # The sidecar sends a datagram to its own port periodically. Redirection applies while the set contains the
+        # packet's key, the network layer's protocol: IPv4 as long as heartbeats come by IPv4, IPv6 likewise.
         lines += [
             "  set alive {",
             "    type ether_type",
@@ -119,7 +120,7 @@ def _nft_rules(rules: Rules) -> list[str]:
 
 
 def nft_remove() -> str:
-    """Input of `nft -f -` that removes the table, whether it is there or not."""
+    """Input of `nft -f -` that removes the table, whether it exists or not."""
     return f"table inet {TABLE}\ndelete table inet {TABLE}\n"
 
 
@@ -127,8 +128,8 @@ def nft_remove() -> str:
 
 
 def iptables_install(rules: Rules, version: Literal[4, 6], *, jump: bool) -> str:
-    """Input of `iptables-restore --noflush` (or ip6tables-restore): one transaction, in which the chain of an earlier
-    install is replaced. `jump`: the chain OUTPUT does not lead to it yet."""
+    """Input of `iptables-restore --noflush` (or ip6tables-restore): one transaction, which replaces the chain of an
+    earlier install. `jump`: the chain OUTPUT does not jump to it yet."""
     lines = ["*nat", f":{CHAIN} - [0:0]"]
     lines += [f"-A {CHAIN} {rule}" for rule in _iptables_rules(rules, version)]
     if jump:
@@ -167,5 +168,5 @@ def _multiports(ports: Sequence[range]) -> list[str]:
 
 
 def iptables_remove() -> str:
-    """Input of `iptables-restore --noflush` that removes our chain and the rule that leads to it, which are there."""
+    """Input of `iptables-restore --noflush` that removes our chain and the jump to it, both of which must exist."""
     return f"*nat\n:{CHAIN} - [0:0]\n-D OUTPUT {JUMP}\n-X {CHAIN}\nCOMMIT\n"

@@ -1,6 +1,6 @@
-"""`kquota redirect`: the rules put into the kernel, by the programs that administrators know.
+"""`kquota redirect`: puts the rules into the kernel with the tools that administrators know.
 
-Idempotent in both directions. What is missing, a program or the capability, is said before anything is changed.
+Idempotent in both directions. A missing program or capability is reported before anything is changed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ IPV6: Final = Path("/proc/net/if_inet6")
 
 
 class RedirectError(Exception):
-    """The rules are not as asked for; the message says why and what to do."""
+    """The rules could not be put in force; the message says why and what to do."""
 
 
 def choose(wanted: Tool | None) -> Tool:
-    """The tool to use; nftables where none was chosen and both are there. Raises RedirectError."""
+    """The tool to use; nftables if none was chosen and both exist. Raises RedirectError."""
     if wanted is not None:
         if not _has(wanted):
             raise RedirectError(f"{wanted} is not installed here: apt-get install {PACKAGES[wanted]}")
@@ -67,7 +67,7 @@ def scripts(rules: Rules, tool: Tool) -> Iterator[tuple[list[str], str]]:
 
 
 def install(rules: Rules, tool: Tool) -> None:
-    """Put the rules in force in place of earlier ones of either tool. Raises RedirectError, RulesError."""
+    """Put the rules in force, replacing earlier ones of either tool. Raises RedirectError, RulesError."""
     todo = list(scripts(rules, tool)) if tool == "nft" else None
     _insist_on_capability()
     other: Tool = "iptables" if tool == "nft" else "nft"
@@ -80,7 +80,7 @@ def install(rules: Rules, tool: Tool) -> None:
 
 
 def remove() -> list[Tool]:
-    """Take our rules out again, whichever tool they were made with; which ones there were. Raises RedirectError."""
+    """Remove our rules, whichever tool made them; returns the tools that had any. Raises RedirectError."""
     tools: list[Tool] = [tool for tool in PACKAGES if _has(tool)]
     if not tools:
         choose(None)
@@ -89,7 +89,7 @@ def remove() -> list[Tool]:
 
 
 def show() -> list[str]:
-    """Our rules as the tools print them; nothing where there are none. Raises RedirectError."""
+    """Our rules as the tools print them; empty if there are none. Raises RedirectError."""
     tools: list[Tool] = [tool for tool in PACKAGES if _has(tool)]
     if not tools:
         choose(None)
@@ -119,7 +119,7 @@ def _remove(tool: Tool) -> bool:
 def _remove_family(version: Literal[4, 6]) -> bool:
     if not _chain(version):
         return False
-    if not _jumps(version):  # half of it: edited by hand, or an install that was interrupted
+    if not _jumps(version):  # incomplete: edited by hand, or an interrupted install
         _run([COMMANDS[version], "-w", "-t", "nat", "-A", "OUTPUT", *JUMP.split()])
     _run(_restore(version), iptables_remove())
     return True
@@ -158,7 +158,7 @@ def _run(command: Sequence[str], text: str | None = None) -> subprocess.Complete
 
 
 def _insist_on_capability() -> None:
-    """Asked of the kernel rather than of the user id: in a container root may not have it."""
+    """Asks the kernel rather than checking the user id: in a container root may not have it."""
     for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
         name, _, value = line.partition(":")
         if name == "CapEff" and not int(value, 16) >> CAP_NET_ADMIN & 1:

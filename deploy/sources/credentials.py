@@ -15,12 +15,12 @@ def own_credentials(config: Config) -> Credentials | None:
     if sasl is None:
         return None
     file = sasl.token_file if sasl.mechanism == "OAUTHBEARER" else sasl.password_file
-    assert file is not None  # config has seen to that
+    assert file is not None  # config validates that
     return Credentials(sasl.mechanism, sasl.username, Path(file))
 
 
 def kafka_python_login(credentials: Credentials | None) -> dict[str, Any]:
-    """Settings of a kafka-python client that logs in like this; its secret is read now. Raises LoginError."""
+    """A kafka-python client's settings for this login; the secret is read now. Raises LoginError."""
     if credentials is None:
         return {}
     settings: dict[str, Any] = {"sasl_mechanism": credentials.mechanism}

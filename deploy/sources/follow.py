@@ -1,7 +1,7 @@
-"""Files that are followed beside the configuration: certificates, keys, the static user.
+"""Follows the files beside the configuration: certificates, keys, the static user.
 
-Each is loaded beside the traffic when its content has changed. What cannot be used changes nothing, and is said to be
-bad: in the log, with the place and the reason, and by a metric.
+Each is loaded beside the traffic when its content has changed. An invalid one changes nothing and is reported: in the
+log, with the place and the reason, and by a metric.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from deploy.sources.reading import PATIENCE_S, Aside, StuckError
 log = structlog.get_logger("kquota.files")
 
 POLL_S: Final = 1.0
-"""As the configuration file; a renewed certificate's two files are nearly always found together."""
+"""As for the configuration file; a renewed certificate's two files are nearly always found together."""
 MAX_UNSETTLED: Final = 20
-"""Looks in a row at which the files had changed while they were loaded, before that counts as bad."""
+"""Checks in a row at which the files had changed while they were loaded, before that counts as an error."""
 _KEEP_CHANGING: Final = f"they keep changing: {MAX_UNSETTLED} looks, and each time they were others afterwards"
 
 
@@ -39,17 +39,17 @@ class Followed:
     failures: int = 0
     successful: bool = True
     unsettled: int = 0
-    """Looks in a row at which the files had changed while they were loaded."""
+    """Checks in a row at which the files had changed while they were loaded."""
     complaint: str | None = None
-    """What was logged last, while it lasts."""
+    """The error logged last, while it lasts."""
 
 
 class Follower:
     """Follows files until cancelled."""
 
     def __init__(self, followed: Iterable[Followed], poll_s: float = POLL_S, patience_s: float = PATIENCE_S) -> None:
-        """What is in force now was loaded from the files as they are now. `patience_s`: how long a file system may
-        take to answer."""
+        """What is in force now was loaded from the files as they are now. `patience_s`: how long a file system may take
+        to answer."""
         self.followed = list(followed)
         self._poll_s = poll_s
         self._patience_s = patience_s
@@ -57,7 +57,7 @@ class Follower:
             one.seen = _looks(one.paths)
 
     async def run(self) -> None:
-        """Look again and again, at the files of each section by a task of its own."""
+        """Check periodically, with one task for the files of each section."""
         async with trio.open_nursery() as nursery:
             for one in self.followed:
                 nursery.start_soon(self._follow, one)
@@ -87,7 +87,7 @@ class Follower:
             log.exception("files cannot be loaded")
             failure = f"{one.setting}: {error!r}"
         if found != await aside.run(_looks, one.paths):
-            # They are being written, or one of them is older than the other: they are looked at again next time.
+            # They are being written, or one of them is older than the other: check again next time.
             one.unsettled += 1
             if one.unsettled >= MAX_UNSETTLED:
                 _refused(one, f"{one.setting} {', '.join(map(str, one.paths))}: {_KEEP_CHANGING}")
@@ -105,7 +105,7 @@ class Follower:
 
 
 def _refused(one: Followed, error: str) -> None:
-    """Count and log it, once as long as it lasts."""
+    """Count and log the error, once while it lasts."""
     one.successful = False
     if error != one.complaint:
         one.complaint = error

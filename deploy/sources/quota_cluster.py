@@ -1,4 +1,4 @@
-"""Limits from the cluster's own client quotas, asked for again and again (`quotas.source: cluster`)."""
+"""Limits from the cluster's own client quotas, polled periodically (`quotas.source: cluster`)."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from quota.table import QuotaTable
 log = structlog.get_logger("kquota.quotas")
 
 FIRST_RETRY_S: Final = 0.2
-"""While no answer has come yet, ask again this soon (doubling up to the interval)."""
+"""While no answer has come yet, ask again after this time (doubling up to the interval)."""
 
 AGAIN_S: Final = (0.2, 0.8, 2.0)
-"""Pauses after an alteration has been answered and asked for at once, before it is asked for again: the controller
-answers when it has stored the alteration, and the broker that is asked may learn of it a little later (KRaft)."""
+"""Pauses between further polls after an altered quota: the controller answers when it has stored the alteration, and
+the broker that is asked may learn of it a little later (KRaft)."""
 
 Address = tuple[str, int]
 
 
 class ClusterSource(QuotaSource):
-    """The cluster's quotas as of the last answer; what they were stays in force while no answer comes."""
+    """The cluster's quotas as of the last answer, which stay in force while no answer comes."""
 
     def __init__(
         self, config: Config, addresses: Callable[[], Iterable[Address]], tls: ClientTls | None = None
     ) -> None:
-        """`addresses()` are brokers to ask, in this order; by TLS where `tls` is given."""
+        """`addresses()` returns the brokers to ask, in this order; by TLS where `tls` is given."""
         self._tls = tls
         self._addresses = addresses
         self._last: Address | None = None
@@ -52,14 +52,14 @@ class ClusterSource(QuotaSource):
         """Held while limits are being put in force."""
         self._wanted = trio.Event()
         self._again_s: list[float] = []
-        """What is left of AGAIN_S since the last alteration."""
+        """The remaining pauses of AGAIN_S since the last alteration."""
         super().__init__(config, self._in_file)
         self.state.successful = False
         self.state.success_at_s = 0.0
         self._error: str | None = None
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Poll until cancelled."""
         retry_s = FIRST_RETRY_S
         while True:
             self._wanted = trio.Event()
@@ -107,7 +107,7 @@ class ClusterSource(QuotaSource):
         self._failed("; ".join(errors) or "no broker is known")
 
     def _in_order(self) -> list[Address]:
-        """The broker that answered last comes first: others may know a little less than it did."""
+        """The broker that answered last comes first: others may lag behind it."""
         found = dict.fromkeys(self._addresses())
         first = [] if self._last is None else [self._last]
         return list(dict.fromkeys([*first, *found]))
@@ -124,7 +124,7 @@ class ClusterSource(QuotaSource):
             )
 
     async def _use(self, quotas: Quotas | None) -> list[str]:
-        """Put these quotas in force, with what the file says of connections. Returns what cannot be enforced."""
+        """Put these quotas in force, with the file's connection limits. Returns what cannot be enforced."""
         table, unusable = await beside_traffic(from_cluster, self._in_file, quotas or {}, pauses())
         self._quotas = quotas
         self.state.unusable = len(unusable)
@@ -146,10 +146,10 @@ class ClusterSource(QuotaSource):
         return "in the cluster itself, at its brokers"
 
     def origin(self, entity: Entity, key: str) -> str:
-        """At the brokers; limits of connections may stand in the configuration file, and then win."""
+        """At the brokers; connection limits may be in the configuration file, and then take precedence."""
         quotas = self._quotas or {}
         found = quotas.get(entity)
-        if found is None:  # an address may have been written in another way
+        if found is None:  # the address may be spelled in another way
             found = next((limits for named, limits in quotas.items() if canonical(named) == entity), {})
         if key in found and key not in enforced(self._in_file).get(entity, {}):
             return self.managed
@@ -160,7 +160,7 @@ class ClusterSource(QuotaSource):
         done("quotas.source takes a restart of the sidecar")
 
     def altered_at_the_broker(self) -> None:
-        """Ask now, and a few times more."""
+        """Poll now, and a few times more."""
         self._again_s = list(AGAIN_S)
         self._wanted.set()
 

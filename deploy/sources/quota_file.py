@@ -30,7 +30,7 @@ from quota.table import QuotaTable
 log = structlog.get_logger("kquota.quotas")
 
 MAX_WAITING: Final = 100
-"""Alterations that wait for the one being written; further ones are refused."""
+"""Alterations queued behind the one being written; further ones are refused."""
 _ABSENT: Final = os.strerror(errno.ENOENT)
 
 
@@ -41,10 +41,10 @@ class _Job(NamedTuple):
 
 
 class FileSource(QuotaSource):
-    """The file's limits with the overlay laid over them.
+    """The file's limits, overridden by the overlay's.
 
-    Alterations are carried out one after the other by a task of its own: the disk is waited for in a worker thread, so
-    that a slow one delays administrators only. Raises ConfigError for an overlay that cannot be used.
+    A separate task carries out alterations one after the other. It waits for the disk in a worker thread, so that a
+    slow one delays administrators only. Raises ConfigError for an invalid overlay.
     """
 
     def __init__(self, path: Path, config: Config, *, poll_s: float = POLL_S, patience_s: float = PATIENCE_S) -> None:
@@ -58,13 +58,13 @@ class FileSource(QuotaSource):
         self._patience_s = patience_s
         self._writing = Aside(patience_s)
         self._changing = trio.Lock()
-        """Held while the overlay or the file's limits are being altered or read anew."""
+        """Held while the overlay is altered or the file's limits are reloaded."""
         self._jobs, self._next_job = trio.open_memory_channel[_Job](MAX_WAITING)
         super().__init__(config, laid_over(self._in_file, self._overlay))
         self.state.overlay_entities = len(self._overlay)
 
     async def run(self) -> None:
-        """Carry out alterations, and notice when the overlay file is edited, until cancelled."""
+        """Carry out alterations, and detect edits of the overlay file, until cancelled."""
         if self._path is None:
             await trio.sleep_forever()
         reader = FileReader(self._path, self._patience_s)
@@ -95,13 +95,13 @@ class FileSource(QuotaSource):
         return f"in the file {self._file}"
 
     def origin(self, entity: Entity, key: str) -> str:
-        """In the file, or in the overlay, which wins over it."""
+        """In the file, or in the overlay, which takes precedence."""
         if self._overlay.get(entity, {}).get(key) is None:
             return self.managed
         return f"in the overlay {self._path}, by AlterClientQuotas"
 
     def apply(self, user: str, changes: Changes, done: Callable[[str | None], None]) -> None:
-        """Have it done; see :meth:`QuotaAuthority.apply`."""
+        """Queue it; see :meth:`QuotaAuthority.apply`."""
         if self._path is None:
             done("quotas.overlay takes a restart of the sidecar")
             return
@@ -116,7 +116,7 @@ class FileSource(QuotaSource):
     # ---- overlay ----------------------------------------------------------------------------------------------------
 
     async def _alter(self, reader: FileReader, job: _Job) -> str | None:
-        """Carry out one alteration; returns why not."""
+        """Carry out one alteration; returns why it failed, if it did."""
         path = reader.path
         mistakes = await self._look(reader)
         if mistakes is not None:
@@ -127,8 +127,8 @@ class FileSource(QuotaSource):
             if len(data) > MAX_BYTES:
                 return f"{path} would become larger than {MAX_BYTES} bytes"
             try:
-                # A writer that is left alone (no answer, or the end) leaves the old file or the new one, whole. Should
-                # it be the new one after all, the next look finds it.
+                # An abandoned writer (no answer, or shutdown) leaves the old file or the new one, whole. If it is the
+                # new one after all, the next check finds it.
                 await self._writing.run(replace_file, path, data)
             except OSError as error:
                 log.error("quotas not altered, the overlay cannot be written", file=str(path), error=str(error))
@@ -140,7 +140,7 @@ class FileSource(QuotaSource):
         return None
 
     async def _try_directory(self, path: Path) -> None:
-        with suppress(StuckError):  # which everything else will tell of
+        with suppress(StuckError):  # which everything else will report
             if not await self._writing.run(os.access, path.parent, os.W_OK | os.X_OK):
                 log.warning(
                     "the directory of the overlay cannot be written to: quotas cannot be altered", file=str(path)
@@ -158,7 +158,7 @@ class FileSource(QuotaSource):
         found = await reader.read()
         if not self._seen_already(found):
             found = await reader.settled(found)
-        if self._seen_already(found):  # perhaps a file that keeps changing, which has been told of once
+        if self._seen_already(found):  # perhaps a file that keeps changing, which has been reported once
             return None if self.state.overlay_successful else "see the log"
         self._seen = found
         try:
@@ -180,7 +180,7 @@ class FileSource(QuotaSource):
         return (found.digest, found.error) == (self._seen.digest, self._seen.error)
 
     async def _use(self, overlay: Overlay) -> None:
-        """Put the file's limits in force with this overlay; a table of 10 000 takes 0.1 s to build, so aside."""
+        """Put the file's limits in force with this overlay; building a table of 10 000 takes 0.1 s, so in a thread."""
         table = await beside_traffic(laid_over, self._in_file, overlay, pauses())
         self._overlay = overlay
         self.state.overlay_entities = len(overlay)

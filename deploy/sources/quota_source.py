@@ -1,4 +1,4 @@
-"""Where the limits in force come from, and how they are altered: what both sources have in common."""
+"""Where the limits in force come from, and how they are altered: what both sources share."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class SourceState:
     overlay_entities: int = 0
     """Users, client-ids and addresses that the overlay names."""
     overlay_successful: bool = True
-    """False while the overlay file on disk is not what is in force because it was refused."""
+    """False while the overlay file on disk is not in force because it is invalid."""
     polls: int = 0
     poll_failures: int = 0
     changes: int = 0
-    """Polls that brought other quotas than the one before."""
+    """Polls that found other quotas than the previous one."""
     unusable: int = 0
     """Limits of the cluster that cannot be enforced here."""
     successful: bool = True
@@ -61,7 +61,7 @@ class QuotaSource(ABC):
     async def reload(self, config: Config, table: QuotaTable) -> None:
         """The configuration file has changed; `table` are its limits. They are in force when this returns.
 
-        Another source takes a restart, as the watcher says; until then everything about quotas stays as it was.
+        Another source takes a restart, as the watcher says; until then the quotas stay unchanged.
         """
         if config.quota_settings.source != self.state.source:
             return
@@ -70,7 +70,7 @@ class QuotaSource(ABC):
 
     @abstractmethod
     async def _reload(self, table: QuotaTable) -> None:
-        """Put these limits of the file in force, with what this source has besides."""
+        """Put these limits of the file in force, with this source's own."""
 
     @abstractmethod
     async def run(self) -> None:
@@ -97,10 +97,10 @@ class QuotaSource(ABC):
     @property
     @abstractmethod
     def managed(self) -> str:
-        """Where quotas are managed, to complete "quotas are managed …"."""
+        """Where quotas are managed; completes the sentence "quotas are managed …"."""
 
     def origin(self, entity: Entity, key: str) -> str:
-        """Where one limit in force was set, as `managed`."""
+        """Where one limit in force was set, worded as `managed`."""
         return self.managed
 
     def quotas(self) -> Quotas:

@@ -1,7 +1,7 @@
-"""Reading files beside the traffic: in a thread that nothing waits for, neither a reload nor the end of the process.
+"""Reads files beside the traffic, in a thread that neither a reload nor the end of the process waits for.
 
-`quota.files` sees to it that no FIFO and no device blocks a reader. What is left is a file system that does not
-answer, such as one on a network: then a thread hangs in the kernel, and nothing can end it but an answer.
+`quota.files` makes sure that no FIFO and no device blocks a reader. What remains is a file system that does not answer,
+such as a network one: then a thread hangs in the kernel, and only an answer ends it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import trio
 from config.fingerprint import Fingerprint, fingerprint
 
 PATIENCE_S: Final = 10.0
-"""After so long without an answer a file counts as one that cannot be read."""
+"""After this time without an answer a file counts as unreadable."""
 SETTLE_S: Final = 0.1
 """A file that is being written is read again until two readings agree, so that no half of it is ever loaded."""
 MAX_SETTLING: Final = 20
@@ -27,10 +27,10 @@ class StuckError(OSError):
 
 
 class Aside:
-    """Runs what reads some files, one after the other, each in a thread of trio's; those end with the process.
+    """Runs the reads of some files one after the other, each in a thread of trio's; those end with the process.
 
-    A thread that hangs keeps the only turn, so there is never more than one of them; readers of other files have turns
-    of their own, and everything is well again as soon as the file system answers.
+    A thread that hangs keeps the only slot, so at most one of them does; other files' readers have slots of their own,
+    and everything recovers as soon as the file system answers.
     """
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
@@ -39,7 +39,7 @@ class Aside:
         self._turn = trio.CapacityLimiter(1)
 
     async def run(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
-        """What `work` returns or raises; StuckError when it takes too long, and then it goes on nevertheless.
+        """The result of `work`, or its exception; StuckError when it takes too long, and then it goes on nevertheless.
 
         A cancelled caller does not wait.
         """
@@ -56,15 +56,15 @@ class FileReader:
         self.aside = Aside(patience_s)
 
     async def read(self) -> Fingerprint:
-        """What the file holds now. Never raises for one that cannot be read."""
+        """The file's content now. Never raises for an unreadable file."""
         try:
             return await self.aside.run(fingerprint, self.path)
         except StuckError as error:
             return Fingerprint(None, str(error))
 
     async def settled(self, found: Fingerprint, settle_s: float = SETTLE_S) -> Fingerprint:
-        """What the file holds once two readings agree; `found` is the first one. A file that never is the same twice
-        is one that cannot be read."""
+        """The file's content once two readings agree; `found` is the first one. A file that never is the same twice
+        counts as unreadable."""
         if found.error == self.aside.no_answer:
             return found  # asked again soon enough
         for _ in range(MAX_SETTLING):

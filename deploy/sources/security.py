@@ -30,7 +30,7 @@ class Security:
     """The sidecar's own login."""
 
     def producer_settings(self) -> dict[str, Any]:
-        """What a client of kafka-python has to know to reach the brokers in the same way, as of now."""
+        """A kafka-python client's settings to reach the brokers in the same way, as of now."""
         login = kafka_python_login(self.credentials)
         if self.upstream_tls is None:
             return {**login, "security_protocol": "SASL_PLAINTEXT"} if login else {}

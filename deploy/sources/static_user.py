@@ -1,8 +1,8 @@
-"""The static user where it stands in files: one that names it, or a volume of Kubernetes' downward API.
+"""The static user defined by files: one that names it, or a volume of Kubernetes' downward API.
 
-Nothing of this comes from the application: its environment is not looked at, and the files are mounted in the
-sidecar's container, read-only, by the kubelet. What the author of a pod may choose (labels) is only as trustworthy
-as that author; namespace and service account are given by the API server.
+None of it comes from the application: its environment is not used, and the kubelet mounts the files read-only in the
+sidecar's container. What the author of a pod may choose (labels) is only as trustworthy as that author; namespace and
+service account are set by the API server.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from config.identity import StaticIdentity, template_fields
 from quota.files import read_file
 
 MAX_BYTES: Final = 65_536
-"""Files of identity are small; more is something else."""
+"""Files of identity are small; a larger one is something else."""
 _LABEL: Final = re.compile(r'([^=\s]+)="([A-Za-z0-9._-]*)"')
 """One line of the downward API's labels; values of labels have no other characters."""
 _VALUE: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -27,7 +27,7 @@ _SUBJECT: Final = re.compile(r"system:serviceaccount:([^:]+):([^:]+)")
 
 
 class StaticUserError(OSError):
-    """The files do not tell the user; the message has the place and the reason."""
+    """The files do not define a user; the message has the place and the reason."""
 
 
 class StaticUser:
@@ -40,7 +40,7 @@ class StaticUser:
 
     @property
     def paths(self) -> list[Path]:
-        """The files that matter."""
+        """The files it reads."""
         settings = self._settings
         if settings.file is not None:
             return [Path(settings.file)]

@@ -1,4 +1,4 @@
-"""Hot reload: a changed file is loaded beside the traffic; a bad one changes nothing, and is said to be bad."""
+"""Hot reload: a changed file is loaded beside the traffic; an invalid one changes nothing, and is reported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ReloadState:
     """Configurations put in force after the first one."""
     failures: int = 0
     successful: bool = True
-    """False while the file on disk is not what is in force because it was refused."""
+    """False while the file on disk is not in force because it is invalid."""
     success_at_s: float = field(default_factory=time.time)
     """Wall clock."""
     restart_settings: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class Watcher:
         settle_s: float = SETTLE_S,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """`config` is what runs, read when the file looked like `seen`; `apply` puts another one in force."""
+        """`config` is what runs, read when the file had the fingerprint `seen`; `apply` puts another one in force."""
         self._path = path
         self._reader = FileReader(path, patience_s)
         self._running = config.restart_settings()
@@ -81,7 +81,7 @@ class Watcher:
             if not forced and self._seen_already(found):
                 continue
             found = await self._reader.settled(found, self._settle_s)
-            if forced or not self._seen_already(found):  # a file that keeps changing has been told of once
+            if forced or not self._seen_already(found):  # a file that keeps changing has been reported once
                 await self._reload(found)
 
     def _seen_already(self, found: Fingerprint) -> bool:
@@ -138,8 +138,8 @@ class Watcher:
 
 
 def _load(file: str, data: bytes) -> tuple[Config, QuotaTable, list[str]]:
-    """A file's configuration, its limits, and what there is to warn about. In a thread beside the traffic: all work
-    that grows with the number of entries is done here."""
+    """A file's configuration, its limits, and warnings. In a thread beside the traffic: all work that grows with the
+    number of entries is done here."""
     pause = pauses()
     config = load_bytes(file, data, pause=pause)
     pause()

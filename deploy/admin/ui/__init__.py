@@ -1,6 +1,6 @@
-"""The page on the admin port: `/ui`. Plain HTML and JavaScript, everything served from here, nothing from elsewhere.
+"""The page on the admin port: `/ui`. Plain HTML and JavaScript, all of it served from here.
 
-Names come from clients, so that the page treats all of them as text and the browser is told to run our files only.
+Names come from clients, so the page treats all of them as text, and the browser may run our files only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TYPES: Final = {
     ".txt": "text/plain; charset=utf-8",
 }
 FILES: Final = {path.name: (path.read_bytes(), TYPES[path.suffix]) for path in sorted(FOLDER.iterdir())}
-"""Read once: a few small files, and no path of a request is ever opened."""
+"""Read once: a few small files, and no path from a request is ever opened."""
 HEADERS: Final = {
     "content-security-policy": "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
     "frame-ancestors 'none'",

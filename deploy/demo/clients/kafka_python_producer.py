@@ -11,7 +11,7 @@ import kafka
 
 from deploy.demo.clients.reporter import Pace, Spec, Tally, payload, ready, report
 
-# The library's own buffer knows no bound: a well-behaved program sets one.
+# The library's own buffer is unbounded: a well-behaved program sets a limit.
 BACKLOG_BYTES = 1 << 20
 
 

@@ -1,4 +1,4 @@
-"""A consumer on librdkafka (confluent-kafka), in a group: it is told throttle times and fetches on regardless."""
+"""A consumer on librdkafka (confluent-kafka), in a group: it receives throttle times and fetches on regardless."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def wait_for_topic(consumer: confluent_kafka.Consumer, topic: str) -> None:
-    """Ask until the topic has a partition with a leader.
+    """Poll until the topic has a partition with a leader.
 
     Raises:
         TimeoutError: it has not got one in time.

@@ -1,4 +1,4 @@
-"""What the demo's clients have in common: their task as JSON, their reports as JSON lines, a pace of their own."""
+"""What the demo's clients share: their task as JSON, their reports as JSON lines, and pacing."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Tally:
     problem: str = ""
     """The last of those errors."""
     throttle_max_ms: float | None = None
-    """The longest throttle time that the library itself tells of; None: this one tells nothing."""
+    """The longest throttle time that the library itself reports; None: this one reports none."""
     throttles: int = 0
-    """How many throttles the library has told of, where it tells each."""
+    """How many throttles the library has reported, if it reports each."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, size: int) -> None:
@@ -62,7 +62,7 @@ class Tally:
             self.problem = f"{type(problem).__name__}: {problem}" if isinstance(problem, Exception) else str(problem)
 
     def throttled(self, throttle_ms: float) -> None:
-        """Note one throttle time that the library passed on."""
+        """Record one throttle time that the library reported."""
         with self._lock:
             self.throttles += 1
             self.throttle_max_ms = max(self.throttle_max_ms or 0.0, throttle_ms)
@@ -78,7 +78,7 @@ def say(**message: object) -> None:
 
 
 def ready(version: str) -> None:
-    """Tell the parent that the client is connected, then wait for its sign to start."""
+    """Tell the parent that the client is connected, then wait for its signal to start."""
     say(event="ready", version=version)
     if not sys.stdin.readline():
         os._exit(1)  # the parent is gone
@@ -111,7 +111,7 @@ def report(tally: Tally, refresh: Callable[[Tally], None] | None = None) -> None
 
 
 class Pace:
-    """When the next record is due, for a client that wants a certain rate. What it missed is not made up for."""
+    """When the next record is due, for a client that wants a certain rate. Missed records are not made up for."""
 
     LATE_S = 0.25
 
@@ -121,7 +121,7 @@ class Pace:
         self._due = now
 
     def wait_s(self, size: int, now: float) -> float:
-        """Take the turn of a record of `size` bytes; returns the seconds to wait before it goes."""
+        """Schedule a record of `size` bytes; returns the seconds to wait before sending it."""
         self._due = max(self._due, now - self.LATE_S)
         wait_s = self._due - now
         self._due += size / self._wanted
