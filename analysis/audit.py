@@ -1,7 +1,7 @@
-"""The account of each instance's records: repeats, missing ones, clocks set back; and how repeats are taken out.
+"""Accounts for each instance's records (duplicates, missing ones, clocks set back), and removes duplicates.
 
-Nothing here sorts records. Sequence numbers are looked at as bits, 64 to a word, so that what has to move is a word
-per interval and not a row per record.
+Nothing here sorts records. Sequence numbers become bits, 64 to a word, so that what is shuffled is a word per interval
+and not a row per record.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from analysis.rows import some_rows
 from quota.record import IDENTITY
 
 STEP_BACK_MS = 1000
-"""Clocks that are set back by less are not worth a word."""
+"""Clocks set back by less are not reported."""
 WORD = 64
 MAX_WORDS = 100_000
-"""Up to so many words with repeats are sent to every task; beyond, all rows move to where their like is."""
+"""Up to this many words with duplicates are broadcast; beyond, all rows are shuffled."""
 
 
 def words(rows: DataFrame) -> DataFrame:
-    """Per instance and word (64 sequence numbers): which were there, how many records, and how often the clock went
-    back. Rows with a `reason`, which are no records, are counted by it, and nothing else is asked of them.
+    """Per instance and word (64 sequence numbers): which existed, how many records, and how often the clock went back.
+    Rows with a `reason`, which are not records, are only counted by reason.
 
-    First by interval as well, for the records of one interval end at one time: the clock goes back where an interval
-    ends more than a second before the one with the sequence numbers below. A clock that was set back may well give two
-    intervals the same end; only there, where the numbers of an interval have holes, is each looked at by itself.
+    Grouped by interval first, because the records of one interval end at one time: the clock went back where an
+    interval ends more than a second before the one with the sequence numbers below. A clock that was set back may give
+    two intervals the same end; only there, where an interval's numbers have gaps, is each examined by itself.
     """
     bit = F.expr(f"shiftleft(1L, int(sequence % {WORD}))")
     fit = F.col("reason").isNull()
@@ -34,8 +34,8 @@ def words(rows: DataFrame) -> DataFrame:
         "reason",
         *(F.when(fit, F.col(name)).alias(name) for name in ("instance", "sequence", "start_ms", "end_ms", "pod")),
     )
-    # The pod is one of the keys, not a string that is the least of several: Spark keeps aggregates of numbers in a hash
-    # table, but has to sort the rows for those of strings.
+    # The pod is one of the keys, not the least of several strings: Spark keeps aggregates of numbers in a hash table,
+    # but has to sort the rows for those of strings.
     intervals = rows.groupBy("reason", "instance", "pod", word().alias("word"), "end_ms").agg(
         F.bit_or(bit).alias("mask"),
         F.min("sequence").alias("first"),
@@ -66,8 +66,7 @@ def words(rows: DataFrame) -> DataFrame:
 
 
 def together_words(parts: DataFrame) -> DataFrame:
-    """Words that were made of parts of the records -> those of all of them. A clock that went back between two parts is
-    not noticed."""
+    """Merge words that were made of parts of the records. A clock that went back between two parts is not noticed."""
     return (
         parts.groupBy("reason", "instance", "word")
         .agg(
@@ -85,21 +84,21 @@ def together_words(parts: DataFrame) -> DataFrame:
 
 
 def word() -> Column:
-    """The word that a record's sequence number has its bit in."""
+    """The word that contains a record's sequence number."""
     return F.floor(F.col("sequence") / WORD)
 
 
 def reasons(found: DataFrame) -> dict[str | None, int]:
-    """How many rows there are for each reason, and for none."""
+    """The number of rows for each reason, and for none."""
     counts = found.groupBy("reason").agg(F.sum("records").alias("rows"))
     return {row["reason"]: int(row["rows"]) for row in some_rows(counts)}  # half a dozen
 
 
 def instances(found: DataFrame) -> DataFrame:
-    """One row per instance, from its words: how many records, repeats, missing ones, steps of the clock.
+    """One row per instance, from its words: how many records, duplicates, missing ones, steps of the clock.
 
     A run of numbers begins at a bit whose lower neighbour is not set; the lower neighbour of bit 0 is bit 63 of the
-    word before. Between n runs there are n - 1 gaps.
+    previous word. Between n runs there are n - 1 gaps.
     """
     in_order = Window.partitionBy("instance").orderBy("word")
     begins = F.bit_count(F.expr("mask & ~shiftleft(mask, 1)"))
@@ -128,10 +127,10 @@ def instances(found: DataFrame) -> DataFrame:
 
 
 def without_repeats(records: DataFrame, repeated: DataFrame, count: int) -> DataFrame:
-    """The records, each once. `repeated`: the words (`instance`, `word`) that hold repeats, `count` of them.
+    """The records, each once. `repeated`: the words (`instance`, `word`) with duplicates, `count` of them.
 
-    Delivery is at least once, so a large input nearly always has some. They lie in few words, and only the
-    rows of those have to be brought together; all others stay where they are.
+    Delivery is at least once, so a large input nearly always has some. They are in few words, and only the rows of
+    those have to be shuffled.
     """
     if count > MAX_WORDS:
         return records.dropDuplicates(list(IDENTITY))

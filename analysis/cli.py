@@ -1,4 +1,4 @@
-"""The command line of the reports. `kquota report` hands its arguments to it in a process of its own."""
+"""The command line of the reports. `kquota report` runs it with its own arguments, in a separate process."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    job = _options_of(options)  # wrong options are told before a JVM is started
+    job = _options_of(options)  # wrong options are reported before a JVM is started
     from analysis.session import KAFKA_PACKAGE, open_session
 
     conf = dict(_pairs("--conf", options.conf))
@@ -232,12 +232,12 @@ def _metrics(text: str) -> StreamMetrics:
 
 
 def _stream(spark: SparkSession, settings: StreamSettings, metrics: StreamMetrics | None, *, quiet: bool) -> int:
-    """Run until the queries end (--once), one fails, or SIGTERM or Ctrl-C comes. Batches are all or nothing, however
-    it ends.
+    """Run until the queries end (--once), one fails, or SIGTERM or Ctrl-C comes. Batches are all or nothing, however it
+    ends.
     """
     from analysis.streaming import follow, start
 
-    # A flag, for an exception in the middle of a word with the JVM would leave both not knowing where they are.
+    # A flag, because an exception in the middle of a call to the JVM would leave both sides out of step.
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -256,12 +256,12 @@ def _stream(spark: SparkSession, settings: StreamSettings, metrics: StreamMetric
 
 NOT_REPORTS = ("all", "compact", "stream")
 NEEDED = {"prices": "chargeback", "candidate": "whatif"}
-"""Options without which a report is not made -> the report."""
+"""Options without which a report cannot be made -> the report."""
 
 
 def _options_of(options: argparse.Namespace) -> dict[str, Any]:
-    """What the job needs besides the records; of `all`, by report."""
-    importlib.import_module("pyspark")  # so that its absence is told as such
+    """What the job needs besides the records; for `all`, by report."""
+    importlib.import_module("pyspark")  # so that its absence is reported as such
     if options.name == "all":
         without = [name for option, name in NEEDED.items() if getattr(options, option) is None]
         names = [name for name in JOBS if name not in (*NOT_REPORTS, *without)]
@@ -316,7 +316,7 @@ def _own_options(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _candidates(files: Sequence[str], sweep: Sequence[float] | None) -> dict[str, CandidateQuotas]:
-    """What is to be tried, by the names that the report gives it."""
+    """The candidates, by their names in the report."""
     from analysis.levels import load_candidate
 
     found: dict[str, CandidateQuotas] = {}

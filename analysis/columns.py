@@ -11,24 +11,24 @@ CLIENT = ("cluster_id", "user", "client_id")
 
 
 def cluster() -> Column:
-    """The cluster's id, empty where none is configured: a null would not join with itself."""
+    """The cluster's id, empty if none is configured: a null would not join with itself."""
     return F.coalesce("cluster_id", F.lit("")).alias("cluster_id")
 
 
 def bucket(seconds: int) -> Column:
-    """Start of the time bucket (s since 1970, UTC) that the middle of the interval falls into.
+    """Start of the time bucket (s since 1970, UTC) that contains the middle of the interval.
 
-    An interval is not cut in two: that would invent a precision that is not there.
+    An interval is not split: that would invent a precision that does not exist.
     """
     middle_s = (F.col("start_ms") + F.col("end_ms")) / 2 / 1000
     return (F.floor(middle_s / seconds) * seconds).cast("long")
 
 
 def grain_for(asked_s: int, interval_s: float) -> int:
-    """The time bucket to take rates over: the one asked for, or the next divisor of an hour that an interval fits into.
+    """The time bucket for rates: the one asked for, or the next divisor of an hour that an interval fits into.
 
-    A record counts in one bucket whole, so in a shorter bucket its rate would be told too high. Intervals are a bit
-    longer than they should be now and then; 5 % of that are let pass.
+    A record counts in one bucket whole, so in a shorter bucket its rate would be too high. Intervals are sometimes a
+    little longer than they should be; 5 % of that is tolerated.
     """
     fits = (one for one in range(asked_s, HOUR_S) if HOUR_S % one == 0 and one >= interval_s * 0.95)
     return next(fits, HOUR_S)
@@ -40,12 +40,13 @@ def moment(seconds: Column | str) -> Column:
 
 
 def ratio(above: Column, below: Column) -> Column:
-    """A quotient; null where there is nothing to divide by."""
+    """A quotient; null where the divisor is 0."""
     return F.when(below != 0, above / below)
 
 
 def together() -> list[Column]:
-    """Of rows that stand for records (`records`, `first_ms`, `last_ms`): how many in all, and from when to when."""
+    """For rows that summarise records (`records`, `first_ms`, `last_ms`): the total number, and the first and last
+    time."""
     return [
         F.sum("records").alias("records"),
         F.min("first_ms").alias("first_ms"),

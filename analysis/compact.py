@@ -24,25 +24,25 @@ from analysis.words import several, size
 from quota.record import FIELDS, IDENTITY
 
 FILE_BYTES = 256 * 1024 * 1024
-"""As large as files are to be: large enough that listing and opening them is nothing."""
+"""Target size of files: large enough that listing and opening them costs nothing."""
 SHRINKS = 0.6
-"""Sorted by client and packed by zstd, records take so much of what they take in a staging file."""
+"""Size of records sorted by client and packed by zstd, as a fraction of that in a staging file."""
 ROW_GROUP_BYTES = 32 * 1024 * 1024
-"""A reader that wants one client passes over row groups by their least and greatest name."""
+"""Rows per row group: a reader that wants one client skips row groups by their least and greatest name."""
 ROLLED = 6
-"""Rollups have about so many times fewer rows than records of ten seconds."""
+"""Rollups have about this many times fewer rows than records of ten seconds."""
 NAMES = [field.name for field in FIELDS]
 
 
 @dataclass(frozen=True, slots=True)
 class CompactSettings:
-    """What to do."""
+    """Settings of a compaction."""
 
     source: str
     place: str
     days: Days = EVERY_DAY
     settle_h: float = 2.0
-    """A day is compacted when it has been over for so long."""
+    """A day is compacted when it has been over for this long."""
     keep_days: int | None = None
     """Days in the store that are older are deleted."""
     delete_input: bool = False
@@ -55,8 +55,8 @@ def compact(
 ) -> int:
     """Bring the store up to date, day by day; returns how many days were written.
 
-    Broken off at any point, the next run goes on with the day that it was at. Raises ReportError when another run is
-    at work, WrongUseError when there are no days to be read.
+    If it is interrupted, the next run resumes with the same day. Raises ReportError when another run is in progress,
+    WrongUseError when there are no days to be read.
     """
     now_ms = int(time.time() * 1000) if now_ms is None else now_ms
     now = datetime.fromtimestamp(now_ms / 1000, UTC)
@@ -147,7 +147,7 @@ def _sorted(rows: DataFrame, parts: int) -> DataFrame:
 
 
 def _rolled_up(made: DataFrame, staging: str, parts: int) -> None:
-    """Sums per client and minute, hour and day, each made of the one before; and which records they are of."""
+    """Sums per client and minute, hour and day, each made from the one before; and which records they cover."""
     order = ("cluster", "user", "client_id", "bucket")
     sums = with_library(made, STEPS["minute"])
     for name, step_s in STEPS.items():
@@ -168,7 +168,7 @@ def _parts(store: Store, day: str, file_bytes: int) -> int:
 
 
 def _summary(spark: SparkSession, places: Sequence[str]) -> tuple[int, int]:
-    """How many files there are in all, and their bytes."""
+    """The total number of files, and their bytes."""
     count = total = 0
     for place in places:
         system, path = file_system(spark, place)

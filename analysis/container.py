@@ -1,6 +1,6 @@
-"""What the image starts: a report; or, in pods that Spark makes on Kubernetes, the part of Spark that it asks for.
+"""The image's entry point: a report; or, in pods that Spark creates on Kubernetes, the Spark process it asks for.
 
-Spark starts its image with the argument `driver` or `executor`, and says the rest in arguments and environment
+Spark starts its image with the argument `driver` or `executor`, and passes the rest in arguments and environment
 (`KubernetesConf`, `BasicExecutorFeatureStep`): its own image has a shell script for that.
 """
 
@@ -18,7 +18,7 @@ BACKEND = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 
 
 def command(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """The program to become. Raises KeyError where Spark has not said what an executor needs."""
+    """The program to exec. Raises KeyError if Spark has not passed what an executor needs."""
     match list(arguments):
         case ["driver", *rest]:
             return _driver(rest, environment)
@@ -29,7 +29,7 @@ def command(arguments: Sequence[str], environment: Mapping[str, str]) -> list[st
 
 
 def _driver(rest: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """The driver runs where it was put, and its executors find it by its pod's address."""
+    """The driver runs in this pod, and its executors connect to the pod's address."""
     address = environment["SPARK_DRIVER_BIND_ADDRESS"]
     conf = {"spark.driver.bindAddress": address, "spark.executorEnv.SPARK_DRIVER_POD_IP": address}
     options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
@@ -65,7 +65,7 @@ def _home() -> Path:
 
 
 def main() -> None:
-    """Become it: signals then reach it and nothing else."""
+    """Exec it, so that signals reach it directly."""
     try:
         program = command(sys.argv[1:], os.environ)
     except KeyError as error:

@@ -1,4 +1,4 @@
-"""The days that a report is about: which directories are read, and which records count."""
+"""The days of a report: which directories are read, and which records count."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DAY = re.compile(r"date=(\d{4}-\d\d-\d\d)")
 
 @dataclass(frozen=True, slots=True)
 class Days:
-    """From one day to another one, both included, in UTC; None: no bound."""
+    """From one day to another, both included, in UTC; None: unbounded."""
 
     first: date | None = None
     last: date | None = None
@@ -30,7 +30,7 @@ class Days:
         return (self.first is None or day >= str(self.first)) and (self.last is None or day <= str(self.last))
 
     def partitions(self) -> Column:
-        """A condition on the partition column `date`, by which Spark passes over directories."""
+        """A condition on the partition column `date`, by which Spark skips directories."""
         condition = F.lit(True)
         if self.first is not None:
             condition &= F.col("date") >= str(self.first)
@@ -53,7 +53,7 @@ EVERY_DAY = Days()
 
 
 def day(option: str, text: str | None) -> date | None:
-    """A day as people write it. Raises WrongUseError."""
+    """Parse a day. Raises WrongUseError."""
     if text is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What can go wrong in a report, each with a text for the person who asked for it."""
+"""Errors of a report, each with a text for the person who asked for it."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ class ReportError(Exception):
 
 
 class WrongUseError(ReportError):
-    """What was asked for makes no sense, or a file that was named is wrong (exit code 2)."""
+    """The request is invalid, or a file that it names is (exit code 2)."""

@@ -1,4 +1,4 @@
-"""Files by Hadoop's own file systems, so that a directory, HDFS and an object store are written in the same way."""
+"""Files through Hadoop's own file systems, so that a directory, HDFS and an object store are written the same way."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pyspark.sql.types import StringType
 LOOKED_AT = 50
 _FORMULA = r"[[\s\p{Z}\p{C}]&&[^\t\r\n]]*[=+\-@\uFF1D\uFF0B\uFF0D\uFF20]"
 _BEFORE_FORMULAS = rf"(?:^|(?<=[;\t\r\n]))(?={_FORMULA})|^(?=[\t\r\n])"
-"""Where a spreadsheet would begin to read a formula, also one that takes a semicolon or a tab for the end of a cell."""
+"""Characters that begin a formula in a spreadsheet, even one that takes a semicolon or a tab as a cell's end."""
 
 
 def file_system(spark: SparkSession, path: str) -> tuple[Any, Any]:
-    """Hadoop's file system for a path, and the path as it has it."""
+    """Hadoop's file system for a path, and the path in its form."""
     jvm = cast(Any, spark._jvm)
     place = jvm.org.apache.hadoop.fs.Path(path)
     return place.getFileSystem(cast(Any, spark._jsparkSession).sessionState().newHadoopConf()), place
@@ -28,8 +28,8 @@ def file_system(spark: SparkSession, path: str) -> tuple[Any, Any]:
 def some_file(spark: SparkSession, pattern: str) -> str | None:
     """The name of one data file at or below `pattern` (a file, a directory or a glob); None if there is none.
 
-    Of the first few files one of Parquet, where there is one: a README may lie beside them. Names that begin with `_`
-    or `.` are no data, as for Spark itself.
+    Of the first few files a Parquet one, if there is one: a README may be beside them. Names that begin with `_` or `.`
+    are not data, as in Spark itself.
     """
     system, place = file_system(spark, pattern)
     found = (name for status in system.globStatus(place) or [] for name in _files_below(system, status))
@@ -47,29 +47,29 @@ def _files_below(system: Any, status: Any) -> Iterator[str]:
 
 
 def unreadable_file(error: Exception) -> str | None:
-    """The address of the file that Spark could not read, as `_metadata.file_path` has it; None if it failed otherwise.
+    """The address of the file that Spark could not read, as in `_metadata.file_path`; None if it failed otherwise.
 
-    Cut short, damaged, or not of the format: Spark says so by the error class FAILED_READ_FILE and ends the query.
+    Truncated, damaged, or not of the format: Spark reports the error class FAILED_READ_FILE and ends the query.
     """
     found = re.search(r"\[FAILED_READ_FILE\.\w+\] Encountered error while reading file (\S+)", str(error))
     return found[1].removesuffix(".") if found else None
 
 
 def without_files(frame: DataFrame, addresses: Sequence[str]) -> DataFrame:
-    """What is read from other files than these. Spark does not open them at all, as it compares addresses before."""
-    # Before, a local file is file:/a/b, in rows it is file:///a/b.
+    """The rows from all files but these. Spark does not even open them, as it compares addresses first."""
+    # Here, a local file is file:/a/b; in rows it is file:///a/b.
     both = [form for one in addresses for form in (one, one.replace(":///", ":/"))]
     return frame.where(~F.col("_metadata.file_path").isin(both)) if both else frame
 
 
 def as_rows(spark: SparkSession, names: Sequence[str], column: str) -> DataFrame:
-    """A row for each name. By a literal of JSON: rows made of Python values would need Python on the executors."""
+    """A row for each name. From a JSON literal: rows made from Python values would need Python on the executors."""
     found = F.from_json(F.lit(json.dumps(list(names))), "array<string>")
     return spark.range(1).select(F.explode(found).alias(column))
 
 
 def write_text(spark: SparkSession, path: str, text: str) -> None:
-    """Write a small text file, in place of one that is there."""
+    """Write a small text file, replacing any existing one."""
     system, place = file_system(spark, path)
     stream = system.create(place, True)
     try:
@@ -79,7 +79,7 @@ def write_text(spark: SparkSession, path: str, text: str) -> None:
 
 
 def read_text(spark: SparkSession, path: str) -> str | None:
-    """A small text file; None if there is none."""
+    """Read a small text file; None if it does not exist."""
     system, place = file_system(spark, path)
     if not system.exists(place):
         return None
@@ -91,30 +91,30 @@ def read_text(spark: SparkSession, path: str) -> str | None:
 
 
 def delete(spark: SparkSession, path: str) -> None:
-    """Delete a file or a directory with what is in it, if it exists."""
+    """Delete a file or a directory with its content, if it exists."""
     system, place = file_system(spark, path)
     system.delete(place, True)
 
 
 def kept(frame: DataFrame, path: str) -> DataFrame:
-    """Compute it once, write it as Parquet in place of what is there, and go on with what was written.
+    """Compute it once, write it as Parquet in place of what is there, and continue with what was written.
 
-    In place of a cache: it needs no memory, and a query that wants few of its columns reads only those.
+    In place of a cache: it needs no memory, and a query that uses few of its columns reads only those.
     """
     frame.write.mode("overwrite").parquet(path)
-    return frame.sparkSession.read.schema(frame.schema).parquet(path)  # with a schema no file is asked for it
+    return frame.sparkSession.read.schema(frame.schema).parquet(path)  # with a schema no file is read for it
 
 
 def write_csv(frame: DataFrame, path: str, order: Sequence[Column | str] = ()) -> None:
-    """Write a result as one CSV file with a heading, in place of one that is there. Texts are no formulas in it.
+    """Write a result as one CSV file with a heading, replacing any existing one. Texts are not formulas in it.
 
-    One file is written by one task, so that task may as well put it in order: a sort by ranges would compute the rows
-    twice, once to find the ranges.
+    One task writes one file, so that task may as well sort it: a sort by ranges would compute the rows twice, once to
+    find the ranges.
     """
     spark = frame.sparkSession
     parts = f"{path}.parts"
     frame = frame.repartition(1).sortWithinPartitions(*order) if order else frame.coalesce(1)
-    # Without the two options for white space Spark would cut it off, and two names could become one.
+    # Without the two options for white space Spark would strip it, and two names could become one.
     exact: dict[str, bool | str] = {
         "header": True,
         "escape": '"',
@@ -134,8 +134,8 @@ def write_csv(frame: DataFrame, path: str, order: Sequence[Column | str] = ()) -
 
 
 def without_formulas(frame: DataFrame) -> DataFrame:
-    """The same rows, with an apostrophe before all in texts that a spreadsheet would take for a formula (as OWASP
-    advises): names come from clients. Numbers, which may be negative, stay numbers."""
+    """The same rows, with an apostrophe before texts that a spreadsheet would take for a formula (as OWASP advises):
+    names come from clients. Numbers, which may be negative, stay numbers."""
     texts = {field.name for field in frame.schema.fields if isinstance(field.dataType, StringType)}
     return frame.select(
         *(
@@ -146,6 +146,6 @@ def without_formulas(frame: DataFrame) -> DataFrame:
 
 
 def make_directory(spark: SparkSession, path: str) -> None:
-    """Make a directory, if it is not there already."""
+    """Create a directory, if it does not exist yet."""
     system, place = file_system(spark, path)
     system.mkdirs(place)

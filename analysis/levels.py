@@ -1,5 +1,5 @@
-"""Which limit a client has, and with whom it shares it: Kafka's eight levels of precedence as joins with the few
-quota entries.
+"""Which limit a client has, and with which clients it shares it: Kafka's eight levels of precedence as joins with the
+few quota entries.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _ENTRIES = f"array<struct<user: string, client_id: string, found: {_LIMIT}>>"
 
 
 class Limited(NamedTuple):
-    """An entry that limits some kind of quota. None: plays no part."""
+    """An entry that limits some kind of quota. None: the name plays no part."""
 
     user: str | None
     client_id: str | None
     limit: float
     of_fleet: bool
-    """Whether all instances share it; else each has the whole limit for itself."""
+    """Whether all instances share it; otherwise each has the whole limit for itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateQuotas:
-    """Quotas to try: what `kquota check --json` says of a configuration file."""
+    """Quotas to try: the output of `kquota check --json` for a configuration file."""
 
     quotas: list[Mapping[str, Any]]
     num_samples: int = 11
@@ -52,7 +52,7 @@ class CandidateQuotas:
         return self.mutation_num_samples * self.mutation_window_ms / 1000.0
 
     def scaled(self, factor: float) -> CandidateQuotas:
-        """The same entries, with so many times their limits."""
+        """The same entries with their limits multiplied."""
         names = {measure.limit_name for measure in MEASURES.values()}
         quotas: list[Mapping[str, Any]] = [
             {name: value * factor if name in names and value is not None else value for name, value in entry.items()}
@@ -71,7 +71,7 @@ class CandidateQuotas:
 
 
 def load_candidate(path: str | Path) -> CandidateQuotas:
-    """Read what `kquota check --json` wrote. Raises WrongUseError if it is something else."""
+    """Read the output of `kquota check --json`. Raises WrongUseError if it is something else."""
     try:
         values = json.loads(Path(path).read_bytes())
     except OSError as error:
@@ -93,11 +93,11 @@ def load_candidate(path: str | Path) -> CandidateQuotas:
 
 
 def resolved(rows: DataFrame, candidate: CandidateQuotas, kind: Kind) -> DataFrame:
-    """Rows (`user`, `client_id`) with `limit` (null: none), and whose counter it is: `group_user` and `group_client`.
+    """Rows (`user`, `client_id`) with `limit` (null: none), and the counter's names: `group_user` and `group_client`.
 
-    Null in these two: plays no part. `of_fleet`: whether all instances have one counter together.
+    Null in these two: plays no part. `of_fleet`: whether all instances share one counter.
 
-    The entries are few: they are sent to every task, and no row has to move.
+    The entries are few: they are broadcast, and no row is shuffled.
     """
     spark = rows.sparkSession
     entries = candidate.entries(kind)
@@ -105,7 +105,7 @@ def resolved(rows: DataFrame, candidate: CandidateQuotas, kind: Kind) -> DataFra
     fixed = {entry[:2]: entry for entry in entries}
 
     def lookup(found: list[Limited], on: list[str], name: str) -> DataFrame:
-        # One literal of JSON: rows made of Python values would be unpickled by Python workers on the executors.
+        # One JSON literal: rows made from Python values would be unpickled by Python workers on the executors.
         rows = [
             {"user": one.user, "client_id": one.client_id, "found": {"limit": one.limit, "of_fleet": one.of_fleet}}
             for one in found
@@ -147,7 +147,8 @@ def resolved(rows: DataFrame, candidate: CandidateQuotas, kind: Kind) -> DataFra
         everybody(None, DEFAULT_WORD),
     ]
     level = F.coalesce(*(F.when(one.isNotNull(), F.lit(number)) for number, one in enumerate(levels, 1)))
-    # With one sort of level configured anywhere the counters are of that sort; else the level that was found decides.
+    # With one sort of level configured anywhere the counters are of that sort; otherwise the level that was found
+    # decides.
     per_both = any(one.user is not None and one.client_id is not None for one in entries)
     per_user = any(one.client_id is None for one in entries)
     per_client = any(one.user is None for one in entries)

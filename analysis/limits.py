@@ -1,4 +1,4 @@
-"""Limits that records tell of, and how much of them was used: of each sidecar's own ones, and of those of a fleet."""
+"""Limits reported by records, and how much of them was used: each sidecar's own ones, and those of a fleet."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ OF_PROMISES = tuple(
 )
 """Columns of records that :func:`of_sidecars` needs."""
 GROUP: Final = ("cluster_id", "kind", "group_user", "group_client")
-"""Who shares a limit. A group's name that is null plays no part."""
+"""The clients that share a limit. A group's name that is null plays no part."""
 
 
 def of_limits(kind: Kind) -> dict[str, Callable[[], Column]]:
-    """Of a client's record its limit, whose that is, and how much of it a sidecar saw used; of several the greatest is
-    taken. Only numbers and truths, as the names of a group are the client's own where they play a part."""
+    """From a client's record its limit, whose that is, and the usage of it that a sidecar saw; of several the greatest
+    is taken. Only numbers and booleans, as the names of a group are the client's own where they play a part."""
     name = kind.value
     return {
         f"{name}_limit": lambda: F.coalesce(f"{name}_fleet_limit", f"{name}_limit"),
@@ -42,11 +42,11 @@ def of_limits(kind: Kind) -> dict[str, Callable[[], Column]]:
 
 
 def by_group(buckets: DataFrame, grain: int) -> DataFrame:
-    """Clients' buckets (:func:`of_limits`, and what was used) -> one row per limit, those who share it, and bucket:
+    """Clients' buckets (:func:`of_limits`, and usage) -> one row per limit, the clients that share it, and bucket:
     `scope`, `limit`, `rate` and `used_share`.
 
-    Of a sidecar's own limit (scope `instance`) both are what the sidecar that used most of it saw in the quota's own
-    window; of a fleet's (scope `fleet`) they are of what all sidecars used together in the bucket.
+    For a sidecar's own limit (scope `instance`) both are what the sidecar with the highest usage saw in the quota's own
+    window; for a fleet's (scope `fleet`) they are of the usage of all sidecars together in the bucket.
     """
     named = by_kind(
         buckets,
@@ -86,7 +86,7 @@ def by_group(buckets: DataFrame, grain: int) -> DataFrame:
 
 
 def of_sidecars(rows: DataFrame, since_ms: int) -> DataFrame:
-    """Enforced limits of bytes that were in force on each sidecar since then (`rows`: records with `sidecar`)."""
+    """Enforced byte limits that were in force on each sidecar since then (`rows`: records with `sidecar`)."""
     return (
         by_kind(
             rows.where(F.col("end_ms") > since_ms),
@@ -110,8 +110,8 @@ def of_sidecars(rows: DataFrame, since_ms: int) -> DataFrame:
 
 
 def promised(limits: DataFrame) -> DataFrame:
-    """What :func:`of_sidecars` says, added up per cluster and kind: `limits_bytes_per_s`, `limits`, `fleet_limits` and
-    `sidecars`."""
+    """The result of :func:`of_sidecars`, added up per cluster and kind: `limits_bytes_per_s`, `limits`, `fleet_limits`
+    and `sidecars`."""
     # Every sidecar enforces it for itself, unless it is the fleet's: that is promised once.
     of_fleet = F.col("fleet_limit").isNotNull()
     sums = (

@@ -1,4 +1,4 @@
-"""Whose clients are whose: a file of teams, by which reports add up (`--owners`)."""
+"""Which team owns which clients: a file of teams, by which reports add up (`--owners`)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Owners:
     entries: tuple[Owner, ...]
 
     def column(self, user: str = "user", client_id: str = "client_id") -> Column:
-        """The team of a row, by the columns that have its user and client-id. A name that is null is taken as empty."""
+        """The team of a row, from the columns with its user and client-id. A null name counts as empty."""
         columns = {"user": user, "client_id": client_id}
         team = F.lit(NO_TEAM)
         for one in reversed(self.entries):
@@ -49,7 +49,7 @@ class Owners:
 
 
 def expression(pattern: str) -> str:
-    """A pattern with `*` (any characters) and `?` (one) as a regular expression, of Java and of Python."""
+    """A pattern with `*` (any characters) and `?` (one) as a regular expression for Java and Python."""
     parts = {"*": "(?s:.*)", "?": "(?s:.)"}
     return "".join(parts.get(one, re.escape(one) if not one.isalnum() else one) for one in pattern)
 
@@ -60,7 +60,7 @@ def load_owners(path: str | Path) -> Owners:
 
 
 def to_owners(values: Any, file: str) -> Owners:
-    """The same from values that were read already."""
+    """The same from parsed values."""
     if not isinstance(values, dict) or set(values) != {"owners"} or not isinstance(values["owners"], list):
         raise WrongUseError(f"{file}: got {values!r:.80}, expected owners: and a list of entries with team and user")
     return Owners(tuple(_entry(one, f"{file}: owners[{place}]") for place, one in enumerate(values["owners"])))

@@ -1,4 +1,4 @@
-"""The page of a report: one HTML file that needs nothing else to be read, and no network. Its script sorts tables."""
+"""The page of a report: one self-contained HTML file, readable without a network. Its script sorts tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from quota.visible import visible
 
 MAX_LINES = 60
 WHOLE_CHARACTERS = 16
-"""Words of up to so many are not broken, however narrow the column: kinds, levels, names that people give."""
+"""Words of up to this length are not broken, however narrow the column: kinds, levels, names that people give."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class _Head:
 class _Cell:
     text: str
     sort: str | None
-    """By what it is sorted, where that is not its text; empty for nothing, which comes last."""
+    """The sort key, if that is not its text; empty for no value, which comes last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ def render(
     here: str = "",
     others: Mapping[str, str] | None = None,
 ) -> str:
-    """The page as text. `others`: name -> title of all the reports that it links to, of which it is `here`."""
-    # Names come from clients: everything is escaped but the plots, which escape for themselves; and what cannot be seen
-    # or turns the direction of writing is shown as its code.
+    """The page as text. `others`: name -> title of all the reports that it links to; `here` is its own."""
+    # Names come from clients: everything is escaped except the plots, which do it themselves; and invisible characters
+    # and direction marks are shown as their code.
     return _template("report.html.j2").render(
         index=others is not None,
         here=here,
@@ -84,7 +84,7 @@ def render(
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """A report as the index has it."""
+    """A report's entry in the index."""
 
     name: str
     title: str
@@ -94,7 +94,7 @@ class IndexEntry:
 
 
 def render_index(entries: Sequence[IndexEntry], failed: Mapping[str, str]) -> str:
-    """The page that leads to all others, their findings first. `failed`: reports that were not made, and why."""
+    """The page that links to all others, their findings first. `failed`: reports that could not be made, and why."""
     quality = entries[0].quality
     return _template("index.html.j2").render(
         first=_moment(quality.first_ms),
@@ -119,7 +119,7 @@ SCRIPTS = ("sortable/sortable.min.js", "tables.js")
 
 @cache
 def _script() -> tuple[str, str]:
-    """The page's script, and its hash as a content security policy names it: browsers run nothing else."""
+    """The page's script, and its hash for a content security policy: browsers run nothing else."""
     folder = Path(__file__).with_name("templates")
     text = "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)
     return text, "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -161,7 +161,8 @@ def _style(texts: list[str]) -> str:
 
 
 def _apart(svg: str, number: int) -> str:
-    """The plot with ids that no other one on the page has. (matplotlib names each group, to which nothing refers.)"""
+    """The plot with ids that are unique on the page. (matplotlib names each group, but nothing refers to these
+    names.)"""
     return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>plot-{number}-", re.sub(r'<g id="[^"]*"', "<g", svg))
 
 

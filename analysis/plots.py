@@ -1,4 +1,4 @@
-"""Plots as SVG text (matplotlib): part of the page, no script and no network needed to see them."""
+"""Plots as SVG text (matplotlib): part of the page, visible without a script or a network."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def lines(
     for (name, points), colour in zip(series.items(), COLOURS * 4, strict=False):
         points = sorted(points)
         style = "-" if len(points) > 1 else "o"
-        moments: Any = [when for when, _ in points]  # matplotlib takes datetimes, its types know numbers only
+        moments: Any = [when for when, _ in points]  # matplotlib accepts datetimes, its types only numbers
         axes.plot(moments, [value for _, value in points], style, label=_plain(name), color=colour, linewidth=1.4)
     for name, value in (level or {}).items():
         axes.axhline(value, color="#c1121f", linestyle="--", linewidth=1.1, label=_plain(name))
     times = sorted({when for points in series.values() for when, _ in points})
-    if len(times) == 1:  # left to itself the axis would span years
+    if len(times) == 1:  # by default the axis would span years
         bounds: Any = (times[0] - HALF_A_DAY, times[0] + HALF_A_DAY)
         axes.set_xlim(*bounds)
     _dates(axes)
@@ -65,7 +65,7 @@ def outlook(
     bytes_per_s: bool,
     level: float | None,
 ) -> str:
-    """Days that were, and days ahead (mean, and the bounds around it), towards `level`."""
+    """Past days and the forecast (mean, and the bounds around it), towards `level`."""
     figure = _figure()
     axes = figure.add_subplot()
     days: Any = [when for when, _ in sorted(seen)]
@@ -138,5 +138,5 @@ def _short(name: str, most: int = 42) -> str:
 
 
 def _plain(name: str) -> str:
-    # matplotlib takes what is between two dollar signs for a formula.
+    # matplotlib takes text between two dollar signs for a formula.
     return visible(name).replace("$", r"\$")

@@ -32,9 +32,9 @@ class Prices:
     mutation: float = 0.0
     """Per partition created or deleted."""
     idle_produce_mb_s_hour: float = 0.0
-    """Per hour in which 10^6 bytes/s of a produce limit were kept free and not used."""
+    """Per hour in which 10^6 bytes/s of a produce limit were reserved and not used."""
     idle_fetch_mb_s_hour: float = 0.0
-    """The same of a fetch limit."""
+    """The same for a fetch limit."""
     burst_gb: float = 0.0
     """Surcharge per 10^9 bytes moved above `burst_above` times the payer's mean rate of that hour."""
 
@@ -55,7 +55,7 @@ def load_prices(path: str | Path) -> PriceModel:
 
 
 def to_prices(values: Any, file: str) -> PriceModel:
-    """The same from values that were read already."""
+    """The same from parsed values."""
     _known(values, PriceModel, file, "")
     prices = values.get("prices", {})
     _known(prices, Prices, file, "prices")

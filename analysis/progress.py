@@ -1,4 +1,4 @@
-"""What a long report is doing: one line on a terminal, a line now and then elsewhere; on stderr."""
+"""Progress of a long report: one line on a terminal, a line now and then elsewhere; on stderr."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOG_S = 10.0
 
 
 class Progress:
-    """Shows the step that was named last, and how many of Spark's tasks in it are done, while the block runs."""
+    """Shows the current step, and how many of Spark's tasks in it are done, while the block runs."""
 
     def __init__(self, spark: SparkSession, out: TextIO | None = None) -> None:
         self._tracker = spark.sparkContext.statusTracker()
@@ -27,7 +27,7 @@ class Progress:
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
 
     def step(self, name: str) -> None:
-        """From now on this is what is being done."""
+        """Set the current step."""
         self._step = name
         if not self._live:
             self._print(f"{self._seconds()} {name}")

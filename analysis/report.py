@@ -1,4 +1,4 @@
-"""What a job hands over: tables, plots and sentences; and how they become Parquet, CSV and a page."""
+"""A job's results: tables, plots and sentences; and how they become Parquet, CSV and a page."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ TEAM = "team"
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a job works on."""
+    """A job's input."""
 
     intake: Intake
     grain_s: int
-    """Length of the time buckets that rates of the whole fleet are taken over, in seconds."""
+    """Length of the time buckets for rates of the whole fleet, in seconds."""
     staging: str
-    """Directory for what is computed once and used several times; gone when the report is done."""
+    """Directory for what is computed once and used several times; deleted when the report is done."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def libraries(self) -> DataFrame:
-        """The library of each client; of several the last one in the alphabet."""
+        """The library of each client; of several the last one in alphabetical order."""
         rollup = None if self.intake.rollups is None else self.intake.rollups("day")
         if rollup is not None:
             return rollup.groupBy(*CLIENT).agg(F.max("library").alias("library"))
-        # Apart from sums, for it is a string: among them it would have Spark sort all records. Of few columns, and
-        # without a look for repeats, which change nothing here.
+        # Separate from sums, as it is a string: among them it would make Spark sort all records. Few columns, and no
+        # check for duplicates, which change nothing here.
         return (
             self.intake.fit.withColumn("cluster_id", cluster())
             .groupBy(*CLIENT, F.col("client_library").alias("library"))
@@ -45,7 +45,7 @@ class Context:
         )
 
     def kept(self, frame: DataFrame, name: str) -> DataFrame:
-        """Compute it now, once: what several results are made of."""
+        """Compute it now, once: it is used by several results."""
         return kept(frame, f"{self.staging}/{name}")
 
     @property
@@ -54,7 +54,7 @@ class Context:
         return self.intake.records
 
     def in_buckets(self, step_s: int, names: Sequence[str]) -> DataFrame:
-        """One row per client and bucket (:mod:`analysis.rollups`), of the store's rollups where they suffice."""
+        """One row per client and bucket (:mod:`analysis.rollups`), from the store's rollups if they suffice."""
         step = step_for(step_s)
         rollup = self.intake.rollups(step) if self.intake.rollups is not None and step is not None else None
         if rollup is None or step is None:
@@ -64,10 +64,10 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A result on its way out. `order`: how people want to see it."""
+    """A result to be written. `order`: the order for people."""
 
     frame: DataFrame | Callable[[Mapping[str, DataFrame]], DataFrame]
-    """Or how it is made of the tables before it, as they were written."""
+    """Or a function of the previous tables, as they were written."""
     caption: str
     order: Sequence[Column | str] = ()
     shown: int = 200
@@ -75,16 +75,16 @@ class Table:
     the files.
     """
     left_out: Sequence[str] = ()
-    """Columns that only the files have: more than a page is wide."""
+    """Columns that only the files have: they would not fit on a page."""
     summed: Sequence[str] = ()
-    """Columns of which there are sums by team, where teams are known."""
+    """Columns that are summed by team, if teams are known."""
     per: Sequence[str] = ()
     """And by these columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A picture as SVG text, and what it shows."""
+    """A picture as SVG text, and its description."""
 
     caption: str
     svg: str
@@ -92,14 +92,14 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What the tables say, told after they have been written."""
+    """The findings, written after the tables."""
 
     findings: Sequence[str]
     plots: Sequence[Plot] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     """Further text files, name -> content."""
     notes: Sequence[str] = ()
-    """How to read the figures, and what they do not say."""
+    """How to read the figures, and their limits."""
 
 
 Tell = Callable[[Mapping[str, DataFrame]], Story]
@@ -108,17 +108,17 @@ Tell = Callable[[Mapping[str, DataFrame]], Story]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a job: lazily computed tables, and a function that tells the story once they are written."""
+    """The result of a job: lazily computed tables, and a function that writes the story once they are written."""
 
     title: str
     question: str
-    """What the report answers, in one sentence."""
+    """The question that the report answers, in one sentence."""
     tables: Mapping[str, Table]
     tell: Tell
 
 
 def with_teams(report: Report, owners: Owners | None) -> Report:
-    """The report with a column `team` in each table of clients, or of those who share a limit, and sums by team."""
+    """The report with a column `team` in each table of clients, or of groups that share a limit, and sums by team."""
     if owners is None:
         return report
     tables: dict[str, Table] = {}

@@ -1,5 +1,5 @@
-"""Rollups: what reports need of records, added up per client and time bucket. The same from records as they come, and
-from the coarser sums that `compact` has made of them.
+"""Rollups: usage per client and time bucket, as reports need it. The same from records themselves, and from the coarser
+sums that `compact` has made of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quota.entity import Kind
 from quota.record import CAUSES
 
 STEPS: Final = {"minute": 60, "hour": 3600, "day": 86_400}
-"""What `compact` writes: name -> seconds of a bucket."""
+"""Written by `compact`: name -> seconds of a bucket."""
 _COUNTS = tuple(f"throttle_{cause}_count" for cause in CAUSES)
 _SECONDS = tuple(f"throttle_{cause}_seconds" for cause in CAUSES)
 _AMOUNTS = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations", "requests")
@@ -33,7 +33,7 @@ _SUMS: Final[Mapping[str, Made]] = {
     **{name: partial(F.col, name) for name in (*_AMOUNTS, *_COUNTS, *_SECONDS)},
     "seconds": lambda: F.col("duration_s"),
     "records": lambda: F.lit(1),
-    # Delays of several connections at the same time are no more than the time itself.
+    # Simultaneous delays of several connections are capped at the time itself.
     "held_seconds": lambda: F.least(_all_of(_SECONDS), F.col("duration_s")),
     "requests_delayed": lambda: _all_of(_COUNTS),
 }
@@ -64,7 +64,7 @@ def with_library(rows: DataFrame, step_s: int) -> DataFrame:
 
 
 def coarser(rollup: DataFrame, step_s: int) -> DataFrame:
-    """A rollup of shorter buckets -> one of longer ones, of which the shorter ones are parts."""
+    """A rollup of shorter buckets -> one of longer ones, which the shorter ones divide."""
     start = (F.floor(F.col("bucket") / step_s) * step_s).cast("long")
     return (
         rollup.withColumn("bucket", start)
@@ -74,7 +74,7 @@ def coarser(rollup: DataFrame, step_s: int) -> DataFrame:
 
 
 def step_for(step_s: int) -> str | None:
-    """The longest bucket that is written and that makes up one of `step_s` seconds; None if there is none."""
+    """The longest written bucket that divides `step_s` seconds; None if there is none."""
     fits = [name for name, length in STEPS.items() if step_s % length == 0]
     return fits[-1] if fits else None
 

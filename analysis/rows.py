@@ -1,4 +1,4 @@
-"""The only way by which rows come to the driver: a few of a small result."""
+"""The only way for rows to get to the driver: a few of a small result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 MAX_ROWS = 1000
-"""More of a table never comes to the driver; it is all in the files."""
+"""The driver never gets more rows of a table; all of them are in the files."""
 
 
 def some_rows(frame: DataFrame, most: int = MAX_ROWS) -> list[Row]:
@@ -17,7 +17,7 @@ def some_rows(frame: DataFrame, most: int = MAX_ROWS) -> list[Row]:
 
 
 def over_time(frame: DataFrame, time: str, names: Sequence[str], step_s: int) -> tuple[list[Row], int]:
-    """Sums of `names` over time, for a plot: one row per `step_s`, or per as many of them as leave at most MAX_ROWS.
+    """Sums of `names` over time, for a plot: one row per `step_s`, or per multiple of it that leaves at most MAX_ROWS.
 
     Returns the rows in order (`time`, `names`) and the length of their steps in seconds.
     """

@@ -21,12 +21,12 @@ from analysis.report import Context, with_teams, written
 from quota.visible import visible
 
 MAX_UNREADABLE = 200
-"""More files that cannot be read, and the input is probably something else."""
+"""With more unreadable files, the input is probably something else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a report is to be made of, and how."""
+    """The input of a report, and its options."""
 
     source: str
     output: str
@@ -50,7 +50,7 @@ def make(
     now_ms: int | None = None,
     days: Days = EVERY_DAY,
 ) -> str:
-    """Make the report `name` in a directory of that name below `output`; returns what to tell the person who asked."""
+    """Make the report `name` in a directory of that name below `output`; returns text for the person who asked."""
     asked = Asked(source, output.rstrip("/"), grain_s, options, now_ms, days)
     entry = _whole(spark, name, asked, quiet=quiet)
     return _lines(entry, f"{asked.output}/{name}/report.html")
@@ -59,9 +59,9 @@ def make(
 def make_all(
     spark: SparkSession, names: Mapping[str, Mapping[str, Any]], asked: Asked, *, quiet: bool = False
 ) -> tuple[str, dict[str, str]]:
-    """Make several reports (name -> its options), and `index.html`, which begins with what each has found.
+    """Make several reports (name -> its options), and `index.html`, which begins with the findings of each.
 
-    One that fails does not keep the others from being made. Returns what to tell, and the failures by name. Raises
+    If one fails, the others are made all the same. Returns text for people, and the failures by name. Raises
     ReportError when none could be made.
     """
     titles = {name: name for name in names}
@@ -93,7 +93,7 @@ def _whole(spark: SparkSession, name: str, asked: Asked, *, quiet: bool) -> Inde
     with contextlib.ExitStack() as stack:
         progress = None if quiet else stack.enter_context(Progress(spark))
         step = (lambda _: None) if progress is None else progress.step
-        # Which files can be read to their ends shows when they are: what cannot is passed over, and all begins anew.
+        # Unreadable files are only found while they are read: they are then skipped, and everything starts again.
         while True:
             try:
                 return _made(spark, name, asked, step, unreadable)

@@ -1,4 +1,4 @@
-"""The Spark session of a report: what every job relies on is set here, everything else can be set by configuration."""
+"""The Spark session of a report: settings that jobs rely on are here, all others can be configured."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pyspark.sql import SparkSession
 from analysis.java import find_java
 
 KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
-"""The Kafka source and sink of the Spark that is pinned; fetched from Maven Central at first use."""
+"""The Kafka source and sink for the pinned Spark; fetched from Maven Central at first use."""
 
 _NEEDED = {
     "spark.sql.session.timeZone": "UTC",  # hours and days in reports are UTC
     "spark.sql.ansi.enabled": "true",
-    # Columns that no query asks for would not be parsed, and a row's errors would depend on the query.
+    # Columns that no query uses would not be parsed, and a row's errors would depend on the query.
     "spark.sql.optimizer.enableJsonExpressionOptimization": "false",
     "spark.sql.json.enablePartialResults": "true",
 }
@@ -33,9 +33,9 @@ _USUAL = {
 def open_session(
     master: str | None = None, memory: str | None = None, conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The session that is there already (spark-submit), or a new one: local on all cores unless `master` says else.
+    """The existing session (spark-submit), or a new one: local on all cores unless `master` says otherwise.
 
-    `conf` is Spark's own configuration and wins over everything but what the jobs rely on.
+    `conf` is Spark's own configuration and overrides everything but what the jobs rely on.
     Raises ReportError when a local session is wanted and there is no Java that can run it.
     """
     conf = dict(conf or {})
@@ -43,10 +43,10 @@ def open_session(
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit started us: Java runs, master and memory are chosen
     if SparkSession.getActiveSession() is None and not submitted:
         os.environ["JAVA_HOME"] = str(find_java())
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # where the replay's NumPy is, not any python3
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the one with NumPy for the replay
         conf.setdefault("spark.master", master or "local[*]")
         conf.setdefault("spark.driver.memory", memory or "2g")
-        # The same quiet from the JVM's first line on, and a driver that is found without asking any name server.
+        # Quiet from the JVM's first line on, and a driver that is found without a name server.
         quiet = Path(__file__).with_name("log4j2.properties").as_uri()
         java = f"-Dlog4j2.configurationFile={quiet} {conf.pop('spark.driver.extraJavaOptions', '')}".strip()
         conf["spark.driver.extraJavaOptions"] = java
@@ -64,11 +64,11 @@ def open_session(
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ("analysis/__init__.py", "analysis/replay/*.py", "analysis/trend/*.py", "quota/*.py")
-"""What Python on executors runs: beside it they need NumPy and PyArrow, and for forecasts statsmodels."""
+"""Code that Python on executors runs: besides, they need NumPy and PyArrow, and for forecasts statsmodels."""
 
 
 def ship_code(spark: SparkSession) -> None:
-    """Give executors the modules that replays and forecasts run there; they need not have kquota."""
+    """Send executors the modules that replays and forecasts run there; they need not have kquota."""
     archive = Path(SparkFiles.getRootDirectory()) / "kquota-executor.zip"
     if archive.exists():
         return

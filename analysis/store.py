@@ -1,15 +1,15 @@
-"""Where compacted records lie, and how a day there is replaced by a newer one without a moment without it.
+"""The layout of compacted records, and how a day is replaced by a newer version without ever being missing.
 
     STORE/records/date=2026-08-01/cluster=east/g000002-….parquet   the records, sorted by client
     STORE/rollups/minute/date=2026-08-01/cluster=east/g000002-….parquet   sums per client and minute; also hour, day
-    STORE/rollups/words/date=2026-08-01/g000002-….parquet          which records those are of (analysis.audit.words)
+    STORE/rollups/words/date=2026-08-01/g000002-….parquet          which records those cover (analysis.audit.words)
     STORE/_compacted/date=2026-08-01.g000002.json                  what they were made of; the highest number counts
-    STORE/set-aside/date=2026-08-01/                               rows that are no records
+    STORE/set-aside/date=2026-08-01/                               rows that are not records
     STORE/_compacted/lock                                          the run at work
 
-Files of a new generation lie beside those of the old one before its state is written, and those of the old one are
-deleted after that. So at any moment all records are there, some of them twice; readers drop repeats by their id. Of
-rollups, which have no ids, only those of the generation that counts are read.
+Files of a new generation are put beside those of the old one before its state is written, and those of the old one are
+deleted after that. So at any moment all records exist, some of them twice; readers drop duplicates by their id. Of
+rollups, which have no ids, only those of the current generation are read.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from analysis.rollups import STEPS
 from quota.record import spark_ddl
 
 WORDS = "words"
-"""The rollup that says which records the others are of."""
+"""The rollup that says which records the others cover."""
 STALE_MS = 2 * 3_600_000
-"""A lock that has not been touched for so long belonged to a run that was killed. It is touched with each day."""
+"""A lock that has not been touched for this long belonged to a run that was killed. It is touched with each day."""
 
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """What is known of a day in the store."""
+    """The state of a day in the store."""
 
     date: str
     generation: int
     records: int
     files: int
     read: tuple[int, int]
-    """How many files, and bytes, there were to be read when it was made."""
+    """The number of input files, and their bytes, when it was made."""
     rollups: bool = False
-    """Whether there are rollups of it: not of days that an earlier version made."""
+    """Whether it has rollups: days made by an earlier version have none."""
 
 
 class Store:
@@ -64,11 +64,11 @@ class Store:
 
     @property
     def rollups(self) -> str:
-        """Where sums of them lie."""
+        """Where sums of them are."""
         return f"{self.place}/rollups"
 
     def exists(self) -> bool:
-        """Whether there is one."""
+        """Whether the store exists."""
         system, path = file_system(self.spark, f"{self.place}/_compacted")
         return bool(system.exists(path))
 
@@ -79,7 +79,7 @@ class Store:
         return self.spark.read.schema(schema).parquet(self.records)
 
     def rollup(self, name: str, days: Days) -> DataFrame | None:
-        """The rollups `name` of these days; None where there are none of some day that has records."""
+        """The rollups `name` of these days; None if some day with records has none."""
         states = [state for state in self.days().values() if state.date in days and state.records]
         if not states or not all(state.rollups for state in states):
             return None
@@ -98,7 +98,7 @@ class Store:
         return found
 
     def place_files(self, made: str, day: str, generation: int, rollup: str | None = None) -> int:
-        """Move the files below `made`, which lie there by cluster but for words, to their day; returns how many."""
+        """Move the files below `made`, which are there by cluster except for words, to their day; returns how many."""
         root = self.records if rollup is None else f"{self.rollups}/{rollup}"
         clusters = [f"/{name}" for name in self._names(made) if name.startswith("cluster=")]
         count = 0
@@ -115,7 +115,7 @@ class Store:
         return count
 
     def commit(self, state: Day) -> None:
-        """From now on these are the day's records: written aside, then renamed to a name that was not there."""
+        """Make these the day's records: written aside, then renamed to a new name."""
         name = f"{self.place}/_compacted/date={state.date}.{_prefix(state.generation)[:-1]}.json"
         write_text(self.spark, f"{name}.new", json.dumps(asdict(state)))
         system, path = file_system(self.spark, name)
@@ -123,7 +123,7 @@ class Store:
             raise ReportError(f"{name}: cannot be written")
 
     def tidy(self, day: str, generation: int) -> None:
-        """Delete what is not of this generation: of earlier ones, or left behind by a run that was broken off."""
+        """Delete what is not of this generation: earlier ones, and what an interrupted run left behind."""
         for directory in self._of_day(day):
             for file in _files(self.spark, directory):
                 if not file.rsplit("/", 1)[1].startswith(_prefix(generation)):
@@ -133,7 +133,7 @@ class Store:
                 delete(self.spark, f"{self.place}/_compacted/{name}")
 
     def drop(self, day: str) -> None:
-        """Delete a day: its records first, so that a run that is broken off deletes the rest."""
+        """Delete a day: its records first, so that the next run deletes the rest if this one is interrupted."""
         for place in (*self._of_day(day), f"{self.place}/set-aside/date={day}"):
             delete(self.spark, place)
         for name in self._names(f"{self.place}/_compacted"):
@@ -141,7 +141,7 @@ class Store:
                 delete(self.spark, f"{self.place}/_compacted/{name}")
 
     def lock(self, now_ms: int) -> None:
-        """Only one at a time. Raises ReportError when another one is at work."""
+        """Lock the store. Raises ReportError when another run is in progress."""
         path = f"{self.place}/_compacted/lock"
         system, lock = file_system(self.spark, path)
         if system.exists(lock):
@@ -160,11 +160,11 @@ class Store:
         self.touch()
 
     def touch(self) -> None:
-        """Still at work."""
+        """Show that the run is still in progress."""
         write_text(self.spark, f"{self.place}/_compacted/lock", f"on {socket.gethostname()}\n")
 
     def unlock(self) -> None:
-        """The work is done."""
+        """Unlock the store."""
         delete(self.spark, f"{self.place}/_compacted/lock")
 
     def _of_day(self, day: str) -> list[str]:

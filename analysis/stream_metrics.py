@@ -1,4 +1,4 @@
-"""Metrics of the streaming job for Prometheus, from what Spark says of each batch."""
+"""Metrics of the streaming job for Prometheus, from Spark's report on each batch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class StreamMetrics:
         self._watermark = gauge("watermark_timestamp_seconds", "Minutes before this time are written.")
 
     def seen(self, query: str, progress: Mapping[str, Any]) -> None:
-        """Take in what Spark says of a batch (`StreamingQueryProgress`)."""
+        """Process Spark's report on a batch (`StreamingQueryProgress`)."""
         state = progress["stateOperators"]
         self._batches.labels(query).inc()
         self._rows.labels(query).inc(progress["numInputRows"])
@@ -75,7 +75,7 @@ def late_rows(progress: Mapping[str, Any]) -> int:
 
 
 def lag_messages(progress: Mapping[str, Any]) -> int | None:
-    """How many messages of its topics a batch has left; None where the source is no topic."""
+    """How many messages of its topics a batch has left; None if the source is not a topic."""
     found = None
     for source in progress["sources"]:
         last, read = (_offsets(source.get(name)) for name in ("latestOffset", "endOffset"))
@@ -86,7 +86,7 @@ def lag_messages(progress: Mapping[str, Any]) -> int | None:
 
 
 def _offsets(value: Any) -> dict[tuple[str, str], int] | None:
-    """Kafka's offsets by topic and partition. Spark tells them as an object, or as the text of one."""
+    """Kafka's offsets by topic and partition. Spark reports them as an object, or as the text of one."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -98,7 +98,7 @@ def _offsets(value: Any) -> dict[tuple[str, str], int] | None:
 
 
 def listen_address(text: str) -> tuple[str, int]:
-    """``9405`` or ``0.0.0.0:9405``; without a host it is this machine alone. Raises WrongUseError."""
+    """``9405`` or ``0.0.0.0:9405``; without a host, loopback only. Raises WrongUseError."""
     host, _, port = text.rpartition(":")
     if not port.isdigit() or int(port) > 65_535:
         raise WrongUseError(f"--metrics {text}: expected PORT or HOST:PORT, such as 0.0.0.0:9405")

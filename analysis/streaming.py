@@ -1,8 +1,8 @@
-"""`kquota report stream`: records as they come, from Kafka or from files, into one-minute rollups and alerts.
+"""`kquota report stream`: live records, from Kafka or from files, into one-minute rollups and alerts.
 
-Three queries. `rollups` reads the records, drops repeats by their id and writes a Parquet file sink, whose log makes
-each row appear once whatever happens. `alerts` follows the rollups that were committed. `set-aside` keeps the rows that
-are no records.
+Three queries. `rollups` reads the records, drops duplicates by their id and writes a Parquet file sink, whose log makes
+each row appear exactly once. `alerts` follows the rollups that were committed. `set-aside` keeps the rows that are not
+records.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ROLLUP = (
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """What a stream runs with."""
+    """Settings of a stream."""
 
     source: str
     """``kafka://host:port[,host:port]/topic`` or a directory."""
@@ -54,19 +54,19 @@ class StreamSettings:
     """How late records may come; later ones are dropped, and counted."""
     trigger: str = "30 seconds"
     once: bool = False
-    """Take what is there, then end."""
+    """Process what exists, then end."""
     rows_per_batch: int | None = None
-    """At most so many offsets (files of a directory) per batch."""
+    """At most this many offsets (files of a directory) per batch."""
     kafka: Mapping[str, str] = field(default_factory=dict)
     """Properties of Kafka clients, such as ``security.protocol``."""
     delayed_seconds: float = 10.0
-    """An alert from so many seconds of delays per client and minute on."""
+    """Seconds of delay per client and minute that cause an alert."""
     utilisation: float = 0.95
-    """An alert from this share of a limit on."""
+    """Fraction of a limit that causes an alert."""
 
 
 def is_kafka(place: str | None) -> bool:
-    """Whether a place is a topic."""
+    """Whether a source or sink is a topic."""
     return place is not None and place.startswith("kafka://")
 
 
@@ -80,9 +80,9 @@ def address(place: str) -> tuple[str, str]:
 
 
 def read_properties(path: str | None) -> dict[str, str]:
-    """A file of `name=value` lines, as Kafka's own tools take by --command-config. Raises WrongUseError.
+    """A file of `name=value` lines, as Kafka's own tools accept for --command-config. Raises WrongUseError.
 
-    A value may have `=` in it, as those of sasl.jaas.config have, but a line is not continued on the next.
+    A value may contain `=`, as those of sasl.jaas.config do, but a line is not continued on the next.
     """
     if path is None:
         return {}
@@ -102,7 +102,7 @@ def read_properties(path: str | None) -> dict[str, str]:
 
 
 def lines(spark: SparkSession, settings: StreamSettings) -> DataFrame:
-    """The source as text lines: `value`, and `file`, where it came from."""
+    """The source as text lines: `value`, and `file`, its origin."""
     reader = spark.readStream
     if is_kafka(settings.source):
         servers, topic = address(settings.source)
@@ -128,7 +128,7 @@ def lines(spark: SparkSession, settings: StreamSettings) -> DataFrame:
 def rollups(text: DataFrame, delay: str) -> DataFrame:
     """One row per client and minute, once the minute is over and `delay` has passed by the records' own clock.
 
-    A record counts in the minute of its interval's middle, as in the batch reports. Repeats are known as such for at
+    A record counts in the minute of its interval's middle, as in the batch reports. Duplicates are recognised for at
     least `delay`.
     """
     middle = F.timestamp_millis(((F.col("start_ms") + F.col("end_ms")) / 2).cast("long"))
@@ -153,7 +153,8 @@ def rollups(text: DataFrame, delay: str) -> DataFrame:
 
 
 def alerts(rolled: DataFrame, settings: StreamSettings) -> DataFrame:
-    """Rollups -> messages (`key`, `value`): who is delayed, or near a limit. The same alert has the same `id`."""
+    """Rollups -> messages (`key`, `value`): which client is throttled, or near a limit. Equal alerts have equal
+    `id`s."""
     delayed, near = (
         F.col("delayed_seconds") >= settings.delayed_seconds,
         F.col("utilisation_peak") >= settings.utilisation,
@@ -174,9 +175,9 @@ def alerts(rolled: DataFrame, settings: StreamSettings) -> DataFrame:
 
 
 def start(spark: SparkSession, settings: StreamSettings, stop: Event | None = None) -> list[StreamingQuery]:
-    """Start the queries; each has its checkpoint below `output`, from which it goes on after any end.
+    """Start the queries; each has its checkpoint below `output`, from which it always resumes.
 
-    With `once`, alerts are started when the rollups are all there, or not at all when `stop` is set before that.
+    With `once`, alerts are started when the rollups are complete, or not at all when `stop` is set before that.
     """
     stop = stop or Event()
     text = lines(spark, settings)
@@ -225,8 +226,8 @@ def follow(
     metrics: StreamMetrics | None = None,
     every_s: float = 1.0,
 ) -> None:
-    """Say what the queries do until all have ended, or `stop` is set: then they are ended, what they are at is not
-    written and will be done anew. Raises ReportError when one fails. `metrics` are told of each batch.
+    """Report what the queries do until all have ended, or `stop` is set: then they are ended, their current batch is
+    not written and will be redone. Raises ReportError when one fails. `metrics` gets the report on each batch.
     """
     stop = stop or Event()
     told: dict[str, int] = {}

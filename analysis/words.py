@@ -1,4 +1,4 @@
-"""Figures as people read them."""
+"""Figures formatted for people."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def who(row: Any) -> str:
 
 
 def group_name(user: str | None, client_id: str | None) -> str:
-    """Those who share a limit; a name that is None plays no part."""
+    """The name of a group that shares a limit; a name that is None plays no part."""
     return " / ".join(one or "(none)" for one in (user, client_id) if one is not None) or "(everybody)"
 
 
 def rate(kind: str, value: float) -> str:
-    """A rate or a limit of this kind of quota, in the words of `kquota explain`."""
+    """A rate or a limit of this kind of quota, worded as in `kquota explain`."""
     return readable_rate(Kind(kind), value)
 
 
@@ -44,7 +44,7 @@ def several(count: int, noun: str) -> str:
 
 
 def cell(name: str, value: Any) -> str:
-    """A table cell, in the unit that its column's name says."""
+    """A table cell, in the unit given by its column's name."""
     if value is None:
         return "–"
     if isinstance(value, bool):

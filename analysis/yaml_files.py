@@ -1,4 +1,4 @@
-"""YAML files that options name."""
+"""YAML files named by options."""
 
 from __future__ import annotations
 

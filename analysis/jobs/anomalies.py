@@ -24,9 +24,9 @@ USES = {
 COLUMNS = tuple(USES)
 DAY_S = 86_400
 MUCH = 3.0
-"""Times the highest hour there ever was."""
+"""Times the highest hour before."""
 LITTLE = {"produce_bytes": 1e7, "fetch_bytes": 1e7, "request_seconds": 10.0}
-"""In an hour; of what grows up to this nothing is said."""
+"""In an hour; growth up to this is not reported."""
 LITTLE_ELSE = 10.0
 WORTH_TELLING = ("new client", "never used before", "more than ever")
 

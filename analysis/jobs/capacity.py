@@ -1,4 +1,4 @@
-"""`capacity`: what has been promised against what is used, and where it is going."""
+"""`capacity`: what has been promised against what is used, and the trend."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ COLUMNS = (
 )
 DAY_S, HOUR_S = 86_400, 3600
 FEWEST_DAYS = 3
-"""A trend needs so many days."""
+"""A trend needs this many days."""
 
 
 def run(context: Context) -> Report:
     """Per cluster: sum of the limits in force in the last hour, peaks of the fleet, and a line through the daily peaks.
 
-    Option `capacity`: kind -> bytes/s that the clusters can really do, where that is known.
+    Option `capacity`: kind -> bytes/s that the clusters can really do, if known.
     """
     grain = context.grain_s
     rows = context.records.withColumns(
@@ -110,7 +110,7 @@ def run(context: Context) -> Report:
 def _tell(tables: Mapping[str, DataFrame]) -> Story:
     rows = some_rows(tables["clusters"])
     findings = [text for row in rows[:8] for text in _findings(row)]
-    # The first few clusters, each with all its days: more lines could not be told apart.
+    # The first few clusters, each with all its days: more lines could not be distinguished.
     shown = {(row["cluster_id"], row["kind"]) for row in rows[:8]}
     few = reduce(or_, ((F.col("cluster_id") == name) & (F.col("kind") == kind) for name, kind in shown), F.lit(False))
     days = some_rows(tables["days"].where(few).orderBy(F.col("day").desc()))

@@ -1,4 +1,4 @@
-"""`changes`: what each change of a quota did, a day before and a day after."""
+"""`changes`: the effect of each change of a quota, a day before and a day after."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from analysis.words import rate, several, share, who
 from quota.entity import Kind
 
 SEEN_S = 86_400
-"""Of so much before and after a change the figures are; of hours in which the client did something."""
+"""Length of the periods before and after a change; of hours in which the client was active."""
 COLUMNS = tuple(
     name
     for kind in Kind
@@ -30,7 +30,7 @@ COLUMNS = tuple(
 
 
 def run(context: Context) -> Report:
-    """Per client, kind and hour; a change is where an hour has another limit than the client's hour before."""
+    """Per client, kind and hour; a change is where an hour has another limit than the client's previous hour."""
     rows = context.records.withColumns({"cluster_id": cluster(), "hour_s": bucket(HOUR_S)})
     sums = [F.sum("duration_s").alias("seconds")]
     for kind in Kind:

@@ -1,6 +1,4 @@
-"""`chargeback`: what each client owes, by a price model of your own: usage, bursts, and limits that were kept free for
-it.
-"""
+"""`chargeback`: what each client owes, by a price model of your own: usage, bursts, and limits reserved for it."""
 
 from __future__ import annotations
 
@@ -109,13 +107,13 @@ def run(context: Context) -> Report:
 
 def _payer(model: PriceModel, owners: Owners | None) -> Column:
     if model.payer == TEAM:
-        assert owners is not None  # told before a JVM is started
+        assert owners is not None  # reported before a JVM is started
         return owners.column()
     return F.coalesce(model.payer, F.lit("(none)"))
 
 
 def _used(rows: DataFrame, model: PriceModel, grain: int) -> DataFrame:
-    """Per payer and hour; bytes above `burst_above` times the hour's mean rate apart. Silent buckets count in that
+    """Per payer and hour; bytes above `burst_above` times the hour's mean rate separately. Silent buckets count in that
     mean.
     """
     sums = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations")
@@ -136,7 +134,7 @@ def _used(rows: DataFrame, model: PriceModel, grain: int) -> DataFrame:
 def _idle(rows: DataFrame) -> DataFrame:
     """Per payer and hour: byte-seconds of limits that were in force and not used.
 
-    A limit belongs to a group; what its clients leave unused in an interval is shared evenly among those present.
+    A limit belongs to a group; what its clients leave unused in an interval is divided evenly among those present.
     """
     kinds = by_kind(
         rows,

@@ -25,21 +25,21 @@ COLUMNS = ("instance", "pod", *(MEASURES[kind].column for kind in Kind), *dict.f
 ROLLED = True
 DAY_S = 86_400
 NEARLY = 0.95
-"""A limit of which so much was used in the last week has been reached: who is held by it uses no more."""
+"""A limit used to this fraction in the last week has been reached: its clients are throttled and use no more."""
 NAMES = (*GROUP, "scope")
 PLOTTED = 4
 SERIES_PER_TASK = 500
 STATES = ("reached", "expected", "possible", "not in sight", "not known", "no limit")
-"""What can be said of a limit, the most pressing first."""
+"""Verdicts on a limit, the most pressing first."""
 WHOLE = "cluster"
 """The scope of a cluster's own series."""
 
 
 def run(context: Context) -> Report:
-    """Option `horizon_days`: so far ahead. Option `capacity`: kind -> bytes/s that the clusters can really do."""
+    """Option `horizon_days`: days to forecast. Option `capacity`: kind -> bytes/s that the clusters can really do."""
     horizon: int = context.options.get("horizon_days", 90)
     quality = context.intake.quality
-    # Days of which the input has not all say nothing of their peaks; an hour may be missing.
+    # Incomplete days say nothing about their peaks; an hour may be missing.
     first_day = int((quality.first_ms / 1000 + DAY_S - HOUR_S) // DAY_S)
     last_day = int((quality.last_ms / 1000 + HOUR_S) // DAY_S) - 1
     grain = context.grain_s
@@ -94,7 +94,7 @@ def run(context: Context) -> Report:
 
 
 def _of_clusters(buckets: DataFrame, limits: DataFrame, grain: int, options: Mapping[str, Any]) -> DataFrame:
-    """What all clients of a cluster used together, towards its capacity, or else what limits in force promise."""
+    """What all clients of a cluster used together, towards its capacity, or else the sum of its limits in force."""
     known = options.get("capacity") or {}
     sums = buckets.groupBy("cluster_id", "bucket").agg(
         *(F.sum(MEASURES[kind].column).alias(MEASURES[kind].column) for kind in BYTE_KINDS)
@@ -213,7 +213,7 @@ def _tell(tables: Mapping[str, DataFrame], horizon: int) -> Story:
 
 
 def _told(row: Any) -> str:
-    """One series in a sentence; of a cluster without any goal nothing."""
+    """One series in a sentence; nothing for a cluster without a goal."""
     name, kind = _name(row), row["kind"]
     what = f"{name}, {kind}" + (f" ({rate(kind, row['limit'])})" if row["limit"] else "")
     if row["state"] == "reached":
@@ -229,13 +229,13 @@ def _told(row: Any) -> str:
 
 
 def _name(row: Any) -> str:
-    if "scope" not in row:  # of the table of clusters
+    if "scope" not in row:  # from the table of clusters
         return str(row["cluster_id"] or "The cluster")
     return group_name(row["group_user"], row["group_client"])
 
 
 def _picture(tables: Mapping[str, DataFrame], row: Any) -> Plot:
-    """The days of a series, and those ahead."""
+    """The past days of a series, and the forecast."""
     names = {name: row[name] for name in NAMES if name in row}
     if "scope" not in row:
         names |= {"scope": WHOLE, "group_user": None, "group_client": None}

@@ -1,4 +1,4 @@
-"""`noisy`: whose bursts coincide with other clients' waiting."""
+"""`noisy`: clients whose bursts coincide with other clients' waiting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from analysis.words import several, who
 COLUMNS = ("produce_bytes", "fetch_bytes", "request_seconds", "requests")
 BURST_PERCENTILE = 0.95
 FEWEST_BUCKETS = 20
-"""Fewer time buckets with and without a burst say nothing."""
+"""Fewer time buckets with and without a burst are not significant."""
 NOTABLE_LIFT, NOTABLE_CORRELATION = 1.2, 0.3
 
 
@@ -52,7 +52,7 @@ def run(context: Context) -> Report:
         F.sum(F.col("burst").cast("long")).alias("bursts"),
         in_burst.alias("others_ms_in_bursts"),
         else_.alias("others_ms_otherwise"),
-        # corr() itself fails where one of the two never changes: there is no correlation then.
+        # corr() itself fails if one of the two never changes: there is no correlation then.
         F.when(~constant, ratio(F.covar_pop("bytes", "others_ms"), spread)).alias("correlation"),
         (F.sum("bytes") / F.sum("all_bytes")).alias("bytes_share"),
     )
@@ -101,7 +101,7 @@ def _tell(tables: Mapping[str, DataFrame], grain: int) -> Story:
             for row in notable
         ]
         findings.append(f"{several(frame.where('notable').count(), 'client')} of {judged:,} stand out in this way.")
-    # Where none stands out there is no picture: bars are read as findings, however short they are.
+    # If none stands out there is no picture: bars are read as findings, however short they are.
     shown = {
         who(row): {"ms": row["others_ms_in_bursts"] - row["others_ms_otherwise"]}
         for row in (some_rows(frame, 12) if notable else [])

@@ -1,4 +1,4 @@
-"""`obedience`: which client libraries wait when they are told to."""
+"""`obedience`: throttle compliance by client library."""
 
 from __future__ import annotations
 

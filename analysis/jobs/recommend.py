@@ -31,11 +31,10 @@ NEED_PERCENTILE = 0.99
 LEAST = {Kind.PRODUCE: 1000.0, Kind.FETCH: 1000.0, Kind.REQUEST: 1.0}
 """No lower limit is ever recommended."""
 WINDOW_LIKE_S = 15.0
-"""Up to this length an interval's mean is as good as Kafka's window of some 11 s; in longer ones peaks are averaged
-away.
+"""Up to this length an interval's mean is as good as Kafka's window of some 11 s; longer ones average peaks away.
 """
 MIN_GRAIN_S = 10
-"""What all sidecars of a fleet use together is added up over so many seconds, about as long as Kafka's window."""
+"""The usage of all of a fleet's sidecars is summed over this many seconds, about the length of Kafka's window."""
 DAYS_HIGH, DAYS_MEDIUM, RECORDS_HIGH = 14, 3, 1000
 SAME = 0.1
 """Recommendations this close to the limit in force change nothing."""
@@ -50,8 +49,8 @@ def run(context: Context) -> Report:
         *CLIENT, "end_ms", F.lit(False).alias("of_fleet"), *(column for kind in KINDS for column in _of_a_record(kind))
     )
     whole = _of_the_fleet(rows, grain_for(MIN_GRAIN_S, context.intake.quality.interval_s))
-    # Days first, so that a client with many sidecars is not one long list on one machine; and all kinds in one row, for
-    # what costs most is to bring the rows of a client's hour together.
+    # Days first, so that a client with many sidecars is not one long list on one machine; and all kinds in one row, as
+    # the shuffle of the rows of a client's hour costs most.
     days = (
         alone.unionByName(whole)
         .withColumns(
@@ -96,10 +95,10 @@ def run(context: Context) -> Report:
         (F.max("last_day") - F.min("first_day") + 1).alias("days"),
         F.max("end_ms").alias("end_ms"),
     )
-    # Where a limit has become the fleet's, or has ceased to be, what it is now counts.
+    # If a limit has become the fleet's, or has ceased to be, its current scope counts.
     now = Window.partitionBy(*CLIENT, "kind").orderBy(F.col("end_ms").desc(), F.col("of_fleet").desc())
     clients = clients.withColumn("_place", F.row_number().over(now)).where("_place = 1")
-    # Who was delayed would have taken more: what was measured is then the limit, not the need.
+    # A delayed client would have used more: the measurement is then the limit, not the need.
     wanted = F.greatest(F.col("need"), F.when(F.col("delayed_seconds") > 0, F.col("current")))
     least = F.coalesce(*(F.when(F.col("kind") == kind.value, F.lit(value)) for kind, value in LEAST.items()))
     advice = clients.withColumn("recommended", F.greatest(_round_up(wanted * (1 + headroom)), least))
@@ -135,8 +134,8 @@ def run(context: Context) -> Report:
 
 
 def _is_of_fleet(kind: Kind) -> Column:
-    """Whether a record's limit is the fleet's. A kind without a limit goes with the client's other kinds, for an entry
-    has one scope."""
+    """Whether a record's limit is the fleet's. A kind without a limit follows the client's other kinds, as an entry has
+    one scope."""
     others = reduce(or_, (F.col(f"{one.value}_fleet_limit").isNotNull() for one in KINDS))
     return F.col(f"{kind.value}_fleet_limit").isNotNull() | (F.col(f"{kind.value}_limit").isNull() & others)
 
@@ -149,7 +148,7 @@ def _rate(kind: Kind) -> Column:
 
 
 def _of_a_record(kind: Kind) -> list[Column]:
-    """Rate, time held and limit of the client on one sidecar; null where the limit is the fleet's."""
+    """Rate, time throttled and limit of the client on one sidecar; null where the limit is the fleet's."""
     mine, name = ~_is_of_fleet(kind), kind.value
     return [
         F.when(mine, _rate(kind)).alias(f"rate_{name}"),
@@ -159,7 +158,7 @@ def _of_a_record(kind: Kind) -> list[Column]:
 
 
 def _of_the_fleet(rows: DataFrame, grain: int) -> DataFrame:
-    """The same columns of all sidecars together, per time bucket, of clients whose limit is the fleet's."""
+    """The same columns for all sidecars together, per time bucket, for clients whose limit is the fleet's."""
     some = rows.where(reduce(or_, (F.col(f"{kind.value}_fleet_limit").isNotNull() for kind in KINDS)))
     sums = [F.max("end_ms").alias("end_ms")]
     for kind in KINDS:
@@ -179,7 +178,7 @@ def _of_the_fleet(rows: DataFrame, grain: int) -> DataFrame:
 
 
 def _of_a_day(kind: Kind) -> list[Column]:
-    """What a client needed, how long it was held, and its last limit."""
+    """A client's need, how long it was throttled, and its last limit."""
     name = kind.value
     limit = f"limit_{name}"
     return [
@@ -193,7 +192,7 @@ def _of_a_day(kind: Kind) -> list[Column]:
 def _round_up(value: Column) -> Column:
     """Up to two significant digits: 1 234 567 -> 1 300 000."""
     digit = F.pow(F.lit(10.0), F.floor(F.log10(F.greatest(value, F.lit(1e-9)))) - 1)
-    # The small part taken off keeps 1 200 000.0000001 from becoming 1 300 000.
+    # The small subtraction keeps 1 200 000.0000001 from becoming 1 300 000.
     return F.round(F.ceil(value / digit - 1e-6) * digit, 9)
 
 
@@ -271,13 +270,13 @@ def _of_one_scope(rows: list[Any]) -> list[Any]:
 
 
 def _values(rows: list[Any], headroom: float) -> dict[str, str]:
-    """A values patch per cluster; `values.yaml` where there is one cluster only."""
+    """A values patch per cluster; `values.yaml` if there is only one cluster."""
     clusters: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
     for row in rows:
         scope = {"scope": "fleet"} if row["scope"] == "fleet" else {}
         entries = clusters.setdefault(row["cluster_id"], {})
         key = (row["user"], row["client_id"])
-        # Without a client-id the entry is about the user: an entry cannot name an empty client-id.
+        # Without a client-id the entry is for the user: an entry cannot name an empty client-id.
         entry = entries.setdefault(key, {"user": key[0]} | ({"client-id": key[1]} if key[1] else {}) | scope)
         value = row["recommended"]
         entry[MEASURES[Kind(row["kind"])].limit_name] = int(value) if value == int(value) else round(value, 6)
@@ -288,7 +287,7 @@ def _values(rows: list[Any], headroom: float) -> dict[str, str]:
         + yaml.safe_dump(
             {"quotas": [entries[key] for key in sorted(entries)]},
             sort_keys=False,
-            # The file is there to be looked at: one name that cannot be read as it is, and all are written in ASCII.
+            # The file is meant to be read: with one unprintable name, all are written in ASCII.
             allow_unicode=all(part.isprintable() for key in entries for part in key),
         )
         for name, entries in clusters.items()

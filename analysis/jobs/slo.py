@@ -1,4 +1,4 @@
-"""`slo`: of each team's time and requests, the share in which it was held by quotas, against a target."""
+"""`slo`: the share of each team's time and requests that quotas throttled, against a target."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(context: Context) -> Report:
 
 
 def _judged(groups: GroupedData, more: list[Column], target: float) -> DataFrame:
-    """Sums, shares, and how much of what the target leaves was used: 1 is all of it."""
+    """Sums, shares, and the used part of what the target allows: 1 is all of it."""
     sums = groups.agg(*more, *(F.sum(name).alias(name) for name in _SUMS))
     time_held = F.coalesce(ratio(F.col("held_seconds"), F.col("seconds")), F.lit(0.0))
     delayed = F.coalesce(ratio(F.col("requests_delayed").cast("double"), F.col("requests")), F.lit(0.0))

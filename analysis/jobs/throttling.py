@@ -1,4 +1,4 @@
-"""`throttling`: who was slowed down, by what, for how long."""
+"""`throttling`: which clients were throttled, by what, for how long."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quota.record import CAUSES
 _COUNTS = tuple(f"throttle_{cause}_count" for cause in CAUSES)
 _SECONDS = tuple(f"throttle_{cause}_seconds" for cause in CAUSES)
 _HELD = {kind.value: f"throttle_{kind}_held_seconds" for kind in Kind}
-"""By cause: what of it requests waited before they were forwarded. Records of version 1 do not tell, and it was 0."""
+"""By cause: the part of the delay before requests were forwarded. Missing in version 1, where it was 0."""
 COLUMNS = (*_COUNTS, *_SECONDS, *_HELD.values(), "requests", "connections_peak")
 _SUMS = ("requests_delayed", "delayed_seconds", "held_seconds")
 HOUR_S = 3600

@@ -1,4 +1,4 @@
-"""`usage`: who used how much, how fast."""
+"""`usage`: which client used how much, how fast."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def run(context: Context) -> Report:
 
 
 def _limits(buckets: DataFrame, grain: int) -> DataFrame:
-    """Per limit and those who share it, the most that was used of it."""
+    """Per limit and the clients that share it, the highest usage of it."""
     return (
         by_group(buckets, grain)
         .groupBy(*GROUP, "scope")

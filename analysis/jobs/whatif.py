@@ -1,4 +1,4 @@
-"""`whatif`: what other quotas would have done to the traffic that was there."""
+"""`whatif`: the effect that other quotas would have had on past traffic."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ COLUMNS = tuple(name for kind in Kind for name in (MEASURES[kind].column, f"thro
 CLIENT = ("cluster_id", "instance", "user", "client_id")
 NAMED = ("cluster_id", "group_user", "group_client")
 GROUP = ("cluster_id", "counter", "group_user", "group_client")
-"""A counter: each sidecar counts for itself (`counter` is its instance), as it does in life; but where the limit is the
+"""A counter: each sidecar counts for itself (`counter` is its instance), as in production; but where the limit is the
 fleet's, all of them count together (null).
 """
 ROWS_PER_TASK = 500_000
-"""Intervals that one task replays; of one group it takes all."""
+"""Intervals that one task replays; it gets all of a group."""
 TASKS_PER_CORE = 4
-"""At least: so that none has much more to do than the others."""
+"""The minimum number of tasks, so that none has much more to do than the others."""
 HALF_UP = 0.5
 
 
@@ -56,9 +56,9 @@ class Family:
         return Rule(one.num_samples, one.window_ms)
 
     def may_be_over(self, density: Column, used: Column, least_limit: Column) -> Column:
-        """Whether a counter can have been over such a limit at all, by the sum of its clients' highest densities."""
+        """Whether a counter can have exceeded such a limit at all, by the sum of its clients' highest densities."""
         rule = self.rule
-        if rule.tokens is not None:  # who never used more than the burst in all this time was never delayed
+        if rule.tokens is not None:  # usage that never exceeded the burst in all this time was never delayed
             return used > least_limit * (rule.num_samples * rule.sample_ms / 1000)
         if rule.num_samples == 1:
             return F.lit(True)
@@ -66,7 +66,7 @@ class Family:
 
 
 def families(candidates: Mapping[str, CandidateQuotas]) -> list[Family]:
-    """The candidates by kind of quota, and by whose counters they have."""
+    """The candidates by kind of quota, and by the counters that they have."""
     found: dict[object, list[str]] = {}
     for name, one in candidates.items():
         for kind in Kind:
@@ -106,12 +106,12 @@ def run(context: Context) -> Report:
 
 
 def _amount(kind: Kind) -> Column:
-    """What the quota is charged with: bytes, partitions, or milliseconds of busy time."""
+    """What the quota charges: bytes, partitions, or milliseconds of busy time."""
     return F.greatest(F.col(MEASURES[kind].column) * (1000.0 if kind is Kind.REQUEST else 1.0), F.lit(0.0))
 
 
 def _clients(rows: DataFrame, kinds: set[Kind]) -> DataFrame:
-    """What all questions about whole groups are answered from: one row per client of each sidecar, in one scan."""
+    """The input of all questions about whole groups: one row per client of each sidecar, in one scan."""
     seconds = F.greatest("duration_s", F.lit(0.001))
     least = F.least(seconds, F.greatest(F.floor(F.col("duration_s") + HALF_UP), F.lit(1)))
     sums = [
@@ -132,7 +132,7 @@ def _clients(rows: DataFrame, kinds: set[Kind]) -> DataFrame:
 
 
 def _members(clients: DataFrame, found: Sequence[Family]) -> DataFrame:
-    """Per family those clients that have a limit in it, with their counters and their limits."""
+    """Per family the clients that have a limit in it, with their counters and their limits."""
 
     def of(number: int, family: Family) -> DataFrame:
         rows = clients.withColumn("counter", F.lit(None).cast("string"))
@@ -158,7 +158,7 @@ def _members(clients: DataFrame, found: Sequence[Family]) -> DataFrame:
 
 
 def _moved_clocks(context: Context) -> DataFrame | None:
-    """Sidecars whose clocks were set back: intervals of theirs overlap, and no bound holds."""
+    """Sidecars whose clocks were set back: their intervals overlap, and no bound holds."""
     if not context.intake.quality.clock_steps:
         return None
     return context.intake.instances.where("clock_steps > 0").select(
@@ -173,7 +173,7 @@ def _groups(members: DataFrame, found: Sequence[Family], moved: DataFrame | None
         F.first("of_fleet").alias("of_fleet"),
         F.count_distinct("instance").alias("sidecars"),
         F.count("*").alias("members"),
-        # Of sidecars that were there at the same time, each second counts once.
+        # For sidecars that ran at the same time, each second counts once.
         F.least(F.sum("seconds"), (F.max("last_ms") - F.min("first_ms")) / 1000).alias("seconds"),
         *(F.sum(name).alias(name) for name in ("records", "density", "peak", "used", "held")),
     )
@@ -185,8 +185,8 @@ def _groups(members: DataFrame, found: Sequence[Family], moved: DataFrame | None
         groups = groups.join(F.broadcast(moved), "counter", "left")
         may |= F.col("moved").isNotNull()
     same = Window.partitionBy("family", *NAMED)
-    # How long clients of one counter were there together is known only by a look at each interval; it matters where
-    # another sidecar's counter of the same name is over its limit.
+    # How long clients of one counter ran at the same time is known only from each interval; it matters where another
+    # sidecar's counter of the same name is over its limit.
     groups = groups.withColumn("may", may).withColumn("any", F.max("may").over(same))
     groups = groups.withColumn("chosen", F.col("may") | (F.col("any") & (F.col("members") > 1)))
     return groups.drop("may", "any", "moved", "density", "used").withColumn("gid", F.monotonically_increasing_id())
@@ -195,8 +195,8 @@ def _groups(members: DataFrame, found: Sequence[Family], moved: DataFrame | None
 def _replayed(
     context: Context, rows: DataFrame, members: DataFrame, groups: DataFrame, found: Sequence[Family]
 ) -> DataFrame:
-    """Seconds over each limit and what else came of it, of the counters that are worth it. Only their intervals move,
-    each counter's into one task."""
+    """Seconds over each limit and other results, for the counters worth replaying. Only their intervals are shuffled,
+    each counter's to one task."""
     chosen = groups.where("chosen")
     number = chosen.agg(F.sum("records").alias("records")).head()
     assert number is not None
@@ -225,11 +225,11 @@ def _replayed(
 
 
 def _added_up(intervals: DataFrame) -> DataFrame:
-    """Intervals of many sidecars, which overlap as they like -> those between which the sum of their rates changes.
+    """Intervals of many sidecars, which may overlap -> those between which the sum of their rates changes.
 
     Each is spread evenly over its seconds, which begin at whole seconds (sidecars' clocks are not that exact). Where an
     interval begins the sum rises by its rate, where it ends it falls; added up by second, a fleet has no more of these
-    than one sidecar would have, however many there are, and no task gets all its records.
+    than one sidecar would have, and no task gets all its records.
     """
     begin = F.floor(F.col("start_ms") / 1000 + HALF_UP)
     end = F.greatest(F.floor(F.col("start_ms") / 1000 + F.col("duration_s") + HALF_UP), begin + 1)
@@ -309,7 +309,7 @@ def _group_table(outcome: DataFrame, left_out: Sequence[str]) -> Table:
 
 
 def _candidate_table(outcome: DataFrame, names: Sequence[str], at_most: float) -> Table:
-    """Side by side, in the order in which they were named."""
+    """The candidates side by side, in the order given."""
     counters = F.when(F.col("scope") == "fleet", F.lit(1)).otherwise(F.col("sidecars"))
     over, too_long = F.col("seconds_over") > 0, F.col("time_over_share") > at_most
     sums = outcome.groupBy("candidate").agg(
@@ -331,7 +331,7 @@ def _candidate_table(outcome: DataFrame, names: Sequence[str], at_most: float) -
 
 
 def _cheapest_table(outcome: DataFrame, at_most: float) -> Table:
-    """The lowest of the limits that were tried under which a group would have been held no longer than wanted."""
+    """The lowest of the limits tried under which a group would not have been throttled for longer than requested."""
     fits = F.min(F.when(F.col("time_over_share") <= at_most, F.struct("limit", "candidate", "time_over_share")))
     found = outcome.groupBy("kind", *NAMED).agg(
         fits.alias("one"),

@@ -1,1 +1,1 @@
-"""Quotas replayed over arrays of intervals: the arithmetic of `whatif` in NumPy, without Spark (ADR 0033)."""
+"""Quotas replayed over arrays, in NumPy and without Spark: what executors run for `whatif` (ADR 0033)."""

@@ -10,11 +10,11 @@ import pyarrow as pa
 from analysis.replay.fold import Rule, fold
 
 ROWS = "gid bigint, rule int, limits array<double>, start_ms bigint, duration_s double, amount double"
-"""What goes in: one row per group, with its rule and its limits, and one per interval, where these two are null."""
+"""Input: one row per group, with its rule and its limits, and one per interval, where these two are null."""
 RESULT = (
     "gid bigint, place int, seconds_over bigint, longest_ms bigint, extreme double, seconds_seen double, peak double"
 )
-"""What comes out: one row per group and limit; `place` counts the group's limits from 0."""
+"""Output: one row per group and limit; `place` counts the group's limits from 0."""
 _NAMES = [one.split()[0] for one in RESULT.split(", ")]
 
 

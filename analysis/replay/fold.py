@@ -1,4 +1,4 @@
-"""What limits would have done to groups of clients: intervals in, one row per group and limit out."""
+"""The effect of limits on groups of clients: intervals in, one row per group and limit out."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from analysis.replay.window import Floats, Ints, delays_ms, rates
 from quota.counter import MutationAlgorithm
 
 MAX_EVENTS = 1 << 18
-"""Seconds that are looked at together: as many as a processor's cache may hold."""
+"""Seconds processed together: as many as fit into a processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How a kind of quota counts, and under which settings."""
+    """How a kind of quota counts, and with which settings."""
 
     num_samples: int = 11
     sample_ms: int = 1000
     scale: float = 1.0
-    """Amounts times this are what the limit counts: 0.1 for milliseconds of busy time."""
+    """Amounts times this are in the limit's unit: 0.1 for milliseconds of busy time."""
     bounded_ms: int | None = None
     """The longest delay."""
     tokens: MutationAlgorithm | None = None
@@ -42,7 +42,7 @@ class Rule:
 
 @dataclass(slots=True)
 class ReplayResult:
-    """What came of each group (first axis) under each limit (second axis)."""
+    """The result for each group (first axis) under each limit (second axis)."""
 
     seconds_over: Ints
     longest_ms: Ints
@@ -55,9 +55,10 @@ class ReplayResult:
 
 
 def fold(rule: Rule, group: Ints, start_ms: Ints, duration_s: Floats, amount: Floats, limits: Floats) -> ReplayResult:
-    """Replay intervals in any order. `group`: which row of `limits` (groups by limits; NaN: none) an interval is of.
+    """Replay intervals in any order. `group`: which row of `limits` (groups by limits; NaN: none) an interval belongs
+    to.
 
-    Amounts are as they were used; each interval's is spread over its seconds. Windows begin empty.
+    Amounts are unscaled; each interval's is spread over its seconds. Windows begin empty.
     """
     count, several = limits.shape
     found = ordered(group, start_ms, duration_s, amount)
@@ -82,9 +83,9 @@ def fold(rule: Rule, group: Ints, start_ms: Ints, duration_s: Floats, amount: Fl
 
 
 def _windows(rule: Rule, found: Intervals, limits: Floats) -> Iterator[Events]:
-    """Of intervals that do not overlap the seconds that matter, a block at a time.
+    """For intervals that do not overlap: the seconds that matter, a block at a time.
 
-    A block begins where it likes: it takes along what its windows can see, and where samples begin is known.
+    A block may begin anywhere: it includes what its windows can see, and where samples begin is known.
     """
     if not len(found):
         return

@@ -1,6 +1,6 @@
 """Intervals of usage on their way to events: each amount spread evenly over the seconds of its interval.
 
-Few of those events have to be made. A window of N samples forgets, so an interval matters only if what is in it, or
+Few of those events are needed. A window of N samples forgets, so an interval matters only if its amount, or that
 shortly before it, can exceed the limit; and in a long interval all windows that lie in it whole are alike.
 """
 
@@ -22,7 +22,7 @@ class Intervals:
     group: Ints
     start_ms: Ints
     steps: Ints
-    """Over so many seconds the amount is spread."""
+    """The number of seconds that the amount is spread over."""
     duration_s: Floats
     amount: Floats
 
@@ -31,21 +31,21 @@ class Intervals:
 
     @property
     def each(self) -> Floats:
-        """What each second of the interval gets."""
+        """The amount of each second."""
         return self.amount / self.steps
 
     @property
     def last_ms(self) -> Ints:
-        """When the last of its seconds begins."""
+        """When its last second begins."""
         return self.start_ms + (self.steps - 1) * STEP_MS
 
     def some(self, which: Flags | Ints | slice) -> Intervals:
-        """Of these only some."""
+        """A selection."""
         return Intervals(*(getattr(self, field.name)[which] for field in fields(self)))
 
 
 def ordered(group: Ints, start_ms: Ints, duration_s: Floats, amount: Floats) -> Intervals:
-    """Intervals in order. What members of a group used in one interval is added up."""
+    """Intervals in order. The usage of a group's members in one interval is added up."""
     order = np.lexsort((amount, start_ms, group))
     group, start_ms, duration_s, amount = group[order], start_ms[order], duration_s[order], amount[order]
     fresh = np.ones(len(group), dtype=np.bool_)
@@ -66,21 +66,21 @@ def overlapping(found: Intervals) -> Flags:
 
 
 def density(duration_s: Floats, steps: Ints, amount: Floats) -> Floats:
-    """Amount per second that is nowhere exceeded in the interval, whether its seconds or its length are counted."""
+    """Amount per second that is not exceeded anywhere in the interval, by its seconds and by its length."""
     return amount / np.minimum(np.maximum(duration_s, 0.001), steps)
 
 
 SLACK_S = 3.0
-"""Seconds of usage that may be in a window's time beyond its length: the second that begins before it ends; half of one
-at the end of an interval that is rounded up; and one for a clock that was moved a little."""
+"""Seconds of usage that may be in a window beyond its length: the second that begins before it ends; half of one at the
+end of an interval that is rounded up; and one for a clock that was adjusted a little."""
 
 
 MAX_LOOKS = 64
-"""Intervals within the reach of one window; with more, looking at each takes longer than it saves."""
+"""Intervals within the reach of one window; with more, examining each takes longer than it saves."""
 
 
 def most_in_window(num_samples: int, sample_ms: int) -> float:
-    """Times the highest density, what no window's rate can exceed.
+    """Times the highest density, an upper bound of any window's rate.
 
     A sample is alive while its last event is younger than N samples, and begins less than a sample before that one: so
     all events lie within N + 1 samples' time, and are divided by no less than N - 1.
@@ -93,13 +93,13 @@ class Places:
     """Where the samples of Kafka's window lie in intervals that do not overlap."""
 
     joined: Ints
-    """So many of the first seconds fall into the sample that was open before."""
+    """How many of the first seconds fall into the sample that was already open."""
     before: Ints
     """How many samples the group had begun before the interval."""
 
 
 def places(found: Intervals, sample_ms: int) -> Places:
-    """Follow each group's samples from its first interval on, without a look at single seconds."""
+    """Follow each group's samples from its first interval on, without visiting single seconds."""
     per_sample = sample_ms // STEP_MS
     fresh = np.ones(len(found), dtype=np.bool_)
     fresh[1:] = np.diff(found.group) != 0
@@ -115,7 +115,7 @@ def places(found: Intervals, sample_ms: int) -> Places:
 
 
 def _followed(found: Intervals, fresh: Flags, sample_ms: int, per_sample: int) -> Ints:
-    """`joined` where a sample's start depends on all that was before: one interval after the other."""
+    """`joined` where a sample's start depends on everything before: one interval after the other."""
     joined, open_ms = [], 0
     for new, start_ms, steps in zip(fresh.tolist(), found.start_ms.tolist(), found.steps.tolist(), strict=True):
         here = 0 if new else min(max(-((start_ms - open_ms - sample_ms) // STEP_MS), 0), steps)
@@ -126,10 +126,10 @@ def _followed(found: Intervals, fresh: Flags, sample_ms: int, per_sample: int) -
 
 
 def near(found: Intervals, least_limit: Floats, num_samples: int, sample_ms: int) -> tuple[Flags, Flags]:
-    """Which intervals may exceed their group's limit, and which of the others are in sight of those (`least_limit`: of
+    """Which intervals may exceed their group's limit, and which of the others are in reach of those (`least_limit`: of
     the group of each interval).
     """
-    if num_samples == 1:  # windows of no certain length: any rate is possible
+    if num_samples == 1:  # windows without a minimum length: any rate is possible
         return np.ones(len(found), dtype=np.bool_), np.zeros(len(found), dtype=np.bool_)
     thickest = dense = density(found.duration_s, found.steps, found.amount)
     ends = found.last_ms
@@ -164,15 +164,15 @@ class Events:
     numbers: Ints
     """See :func:`analysis.replay.window.rates`."""
     weights: Ints
-    """For how many seconds an event stands; 0 where it is only there to be seen by others."""
+    """The number of seconds that an event represents; 0 where it only has to be visible to others."""
 
 
 def events(found: Intervals, where: Places, asked: Flags, num_samples: int, sample_ms: int) -> Events:
-    """The seconds of intervals of which only those that are `asked` count.
+    """The seconds of intervals, of which only the `asked` ones count.
 
-    From second (N + 1) * W on, all samples that are alive lie in the interval itself: what happens then repeats sample
-    by sample to its end. The last sample stands for all that are left out, and what follows sees what it would see
-    behind the whole interval.
+    From second (N + 1) * W on, all samples that are alive lie in the interval itself: the result repeats sample by
+    sample to its end. The last sample represents all that are left out, and later events see what they would see after
+    the whole interval.
     """
     per_sample = sample_ms // STEP_MS
     left_out = np.maximum(found.steps - (num_samples + 2) * per_sample, 0) // per_sample
@@ -191,9 +191,9 @@ def events(found: Intervals, where: Places, asked: Flags, num_samples: int, samp
     step = np.arange(len(of)) - np.repeat(np.cumsum(kept) - kept, kept)
     sample = step - where.joined[of]
     begins = (sample >= 0) & (sample % per_sample == 0)
-    begins[np.flatnonzero(fresh[of] & (step == 0))] = True  # of a group that was cut, the sample that was open
-    # What is left out lies before the last samples: they have the numbers that they have in the whole interval. Before,
-    # all samples in the window are of one size or not behind the gap at all.
+    begins[np.flatnonzero(fresh[of] & (step == 0))] = True  # for a group that was cut, the sample that was open
+    # What is left out lies before the last samples: they keep their numbers from the whole interval. Before it, all
+    # samples in the window are of one size or not after the gap at all.
     numbers: Ints = where.before[of] + np.where(sample < 0, 0, sample // per_sample + 1)
     weights = np.where(step >= (kept - per_sample)[of], left_out[of] + 1, 1) * asked[of]
     return Events(
@@ -202,7 +202,7 @@ def events(found: Intervals, where: Places, asked: Flags, num_samples: int, samp
 
 
 def whole_events(found: Intervals, num_samples: int, sample_ms: int) -> Events:
-    """All seconds of intervals that overlap, put in order."""
+    """All seconds of overlapping intervals, in order."""
     of = np.repeat(np.arange(len(found)), found.steps)
     step = np.arange(len(of)) - np.repeat(np.cumsum(found.steps) - found.steps, found.steps)
     times_ms = found.start_ms[of] + step * STEP_MS

@@ -1,8 +1,8 @@
-"""The mutation quota replayed second by second, by the counters of the sidecar itself.
+"""The mutation quota replayed second by second, with the sidecar's own counters.
 
-Partitions are seldom created, so that nearly all seconds find a counter that is full and stays full: those are passed
-over. A bucket has a closed form (a sum less its running maximum), but one that rounds differently in the last bit, and
-half a millisecond is no seldom delay of a bucket: one partition at 16 per second is 62.5 ms.
+Partitions are seldom created, so nearly all seconds find a counter that is full and stays full: those are skipped. A
+bucket has a closed form (a sum minus its running maximum), but one that rounds differently in the last bit, and half a
+millisecond is a common fraction of a bucket's delay: one partition at 16 per second is 62.5 ms.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quota.counter import MutationAlgorithm
 
 @dataclass(slots=True)
 class TokenResult:
-    """What came of one group."""
+    """The result for one group."""
 
     seconds: int = 0
     longest_ms: int = 0
@@ -49,7 +49,7 @@ def replay(
     for start_ms, steps, each in _overlapping(found) if overlap else _one_by_one(found):
         for step in range(steps):
             if started and left == full and not each:
-                break  # nothing is used and nothing can come back: so it stays
+                break  # nothing is used and nothing can come back: the state is final
             left = counter.take(each, limit, start_ms + step * STEP_MS)
             started = True
             if left < 0:

@@ -1,11 +1,11 @@
 """Kafka's sampled window over arrays: the rate and the delay at each event, to the last bit those of `quota.rate`.
 
-A sample begins with the first event that comes a sample's length or more after the one before began; it expires N
-samples after its last event. While it is alive no slot of Kafka's ring is used again, and a slot that was reset in
-place begins at an event of the current sample, so neither can be seen in the rate: the window is the samples whose
-last event is young enough, and nothing else (ADR 0014).
+A sample begins with the first event at least a sample's length after the previous one began; it expires N samples after
+its last event. While it is alive no slot of Kafka's ring is reused, and a slot that was reset in place begins at an
+event of the current sample, so neither affects the rate: the window is the samples whose last event is young enough,
+and nothing else (ADR 0014).
 
-Several counters lie one behind the other on one time line, further apart than a window is long: none sees another.
+Several counters follow each other on one time line, further apart than a window is long: none sees another.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Flags = NDArray[np.bool_]
 
 
 class WindowRates(NamedTuple):
-    """What the window shows at each event that was asked for."""
+    """The window's values at each event that was asked for."""
 
     observed: Floats
     """Amount per second."""
     window_ms: Ints
-    """The time that it was divided by."""
+    """The divisor."""
 
 
 def sample_begins(times_ms: Ints, sample_ms: int) -> Flags:
@@ -59,10 +59,10 @@ def rates(
     sample_ms: int,
     asked: Flags | None = None,
 ) -> WindowRates:
-    """The rate at each event, recorded first and measured after, as `SampledRate` has it.
+    """The rate at each event, recorded first and measured after, as in `SampledRate`.
 
-    `numbers`: how many samples its counter had begun up to and with the event's own one; they say in which slot of the
-    ring the sample lies, and so in which order fractions are summed. `asked`: at which events; all by default.
+    `numbers`: how many samples its counter had begun up to and including the event's own; they determine the slot of
+    the ring, and so the order in which fractions are summed. `asked`: at which events; all by default.
     """
     sample = np.cumsum(begins) - 1
     first = np.flatnonzero(begins)
@@ -90,7 +90,7 @@ def rates(
 
 
 def delays_ms(found: WindowRates, limit: Floats, bounded_ms: int | None = None) -> Ints:
-    """How long each event is delayed (`QuotaUtils.throttleTime`); `bounded_ms` at most, if there is such a bound.
+    """How long each event is delayed (`QuotaUtils.throttleTime`); at most `bounded_ms`, if given.
 
     NaN as limit: there is none.
     """
@@ -109,7 +109,7 @@ def half_up(value: Floats) -> Ints:
 
 
 def _running(amounts: Floats, begins: Flags, first: Ints, sample: Ints) -> Floats:
-    """Within each sample the sum up to and with each event, added one by one."""
+    """Within each sample the sum up to and including each event, added one by one."""
     so_far = amounts.copy()
     rest = np.flatnonzero(~begins)
     if not len(rest):

@@ -1,1 +1,1 @@
-"""Where daily figures are going: a trend with a weekly season. Python workers run it: it knows nothing of Spark."""
+"""Forecasts of daily figures, with statsmodels and without Spark: what executors run for `forecast`."""

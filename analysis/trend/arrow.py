@@ -11,12 +11,12 @@ import pyarrow as pa
 from analysis.trend.weekly import back_test, every_day, outlook
 
 SERIES = "series bigint, days array<bigint>, peaks array<double>"
-"""What goes in: one row per series, with its days (since 1970) in any order."""
+"""Input: one row per series, with its days (since 1970) in any order."""
 RESULT = (
     "series bigint, day bigint, mean double, low double, high double, growth double, "
     "held_out int, error_share double, covered_share double"
 )
-"""What comes out: a row per series and day ahead; of a series with too few days none."""
+"""Output: one row per series and day ahead; none for a series with too few days."""
 _TYPES = {"bigint": pa.int64(), "double": pa.float64(), "int": pa.int32()}
 _FIELDS = [(name, _TYPES[kind]) for name, kind in (one.split() for one in RESULT.split(", "))]
 

@@ -1,9 +1,9 @@
-"""A line through daily values, scaled by what each day of the week usually is, and how far off the days ahead may be.
+"""A line through daily values, scaled by the usual value of each weekday, and the error of the forecast.
 
 The value of day d is f(d mod 7) * (a + b * d) with factors f that are 1 on average: traffic of weekends is a share of
-that of other days, and grows with it. Line and factors are fitted in turns, each by least squares (statsmodels' OLS).
-Of several models that were tried on generated weeks this one's forecasts were the nearest, for a five-hundredth of the
-time of exponential smoothing (ADR 0038).
+that of other days, and grows with it. Line and factors are fitted alternately, each by least squares (statsmodels'
+OLS). Of several models tried on generated weeks this one's forecasts were the nearest, for a five-hundredth of the time
+of exponential smoothing (ADR 0038).
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ Days = NDArray[np.int64]
 Values = NDArray[np.float64]
 WEEK = 7
 FEWEST_DAYS = 2 * WEEK
-"""Of each day of the week two at least."""
+"""At least two of each weekday."""
 MAX_HELD_OUT = 2 * WEEK
 CERTAINTY = 0.8
-"""How likely a day of the days ahead is to lie within its bounds, if it goes on as before."""
+"""The probability that a day of the forecast lies within its bounds, if the trend continues."""
 MAX_TURNS, SETTLED = 50, 1e-9
-"""Line and factors are fitted in turns until the factors move by less than that."""
+"""Line and factors are fitted alternately until the factors change by less than this."""
 LAGS = 7
-"""Days after which what was out of the usual is over: within them deviations may depend on each other."""
+"""Days after which an unusual event is over: within them deviations may be correlated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The days ahead."""
+    """The forecast."""
 
     day: Days
     mean: Values
     low: Values
     high: Values
-    """Bounds within which a value is with CERTAINTY."""
+    """Bounds that contain a value with probability CERTAINTY."""
     growth: float
-    """Per day, of an average day of the week."""
+    """Per day, for an average weekday."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackTest:
-    """The last weeks, as they would have been foretold from the weeks before."""
+    """The last weeks, as they would have been forecast from the weeks before."""
 
     days: int
     error_share: float
     """The mean error over the mean value."""
     covered_share: float
-    """Share of the days that were within the bounds."""
+    """Fraction of the days that were within the bounds."""
 
 
 def outlook(day: Days, value: Values, ahead: Days) -> Outlook | None:
-    """Values of the days `ahead`. None where there are less than FEWEST_DAYS, or nothing was used at all."""
+    """Values of the days `ahead`. None if there are fewer than FEWEST_DAYS, or there was no usage at all."""
     if len(day) < FEWEST_DAYS or not value.any():
         return None
     origin = day[0]
@@ -67,12 +67,12 @@ def outlook(day: Days, value: Values, ahead: Days) -> Outlook | None:
         if np.abs(factors - before).max() < SETTLED:
             break
     model = OLS(value, lines * factors[day % WEEK][:, None])
-    # Deviations of successive days are alike: the line is less certain than if each told something new.
+    # Deviations of successive days are correlated: the line is less certain than if they were independent.
     result = model.fit(cov_type="HAC", cov_kwds={"maxlags": LAGS})
     found = result.get_prediction(lines_ahead * factors[ahead % WEEK][:, None])
     freedom = max(len(day) - lines.shape[1] - (WEEK - 1), 1)
     around = float(result.resid @ result.resid) / freedom
-    # A factor is known from as many days as there are weeks.
+    # A factor is estimated from as many days as there are weeks.
     spread = np.sqrt(found.var_pred_mean + around * (1 + WEEK / len(day)))
     reach = stats.t.ppf((1 + CERTAINTY) / 2, freedom) * spread
     mean = np.asarray(found.predicted_mean)
@@ -83,8 +83,8 @@ def outlook(day: Days, value: Values, ahead: Days) -> Outlook | None:
 
 
 def back_test(day: Days, value: Values) -> BackTest | None:
-    """Hold out the last week, or of eight and more the last two, foretell them, and compare. None where too little
-    would be left.
+    """Hold out the last week, or of eight and more the last two, forecast them, and compare. None if too little would
+    be left.
     """
     if len(day) < FEWEST_DAYS + WEEK:
         return None
@@ -98,7 +98,7 @@ def back_test(day: Days, value: Values) -> BackTest | None:
 
 
 def every_day(day: Days, value: Values, last_day: int) -> tuple[Days, Values]:
-    """The days in order, up to the last one; without a record nothing was used."""
+    """The days in order, up to the last one; a day without a record had no usage."""
     order = np.argsort(day)
     day, value = day[order], value[order]
     days = np.arange(day[0], max(last_day, int(day[-1])) + 1)
@@ -112,7 +112,7 @@ def _line(day: Days) -> Values:
 
 
 def _factors(day: Days, value: Values, fitted: Values) -> Values:
-    """Of each day of the week, how its values are to the line's; 1 on average."""
+    """For each weekday, the ratio of its values to the line's; 1 on average."""
     weekday = day % WEEK
     above = np.bincount(weekday, value * fitted, WEEK)
     below = np.bincount(weekday, fitted * fitted, WEEK)
