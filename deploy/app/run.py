@@ -141,7 +141,7 @@ class Sidecar:
         self.source.attach(self.ledger.swap)
         self.ledger.counters.on_overflow = self._overflowed
         self.member: Member | None = None
-        """The fleet's, while it runs; made where the clock is."""
+        """The fleet's member, while the sidecar runs; created in `serve`, inside the event loop, for its clock."""
         self._overflow_said_s = -math.inf
         quota_admin = QuotaAdmin(self.source)
         interceptors: Interceptors = {

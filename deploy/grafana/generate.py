@@ -23,7 +23,7 @@ FOLDER: Final = Path(__file__).parent
 SOURCE: Final = DataSourceRef("prometheus", "${datasource}")
 COLUMNS: Final = 24
 CHOICE: Final = 'namespace=~"$namespace", pod=~"$pod"'
-"""Of the pods that are looked at; a scrape without these labels has them empty, which "All" includes."""
+"""Labels of the selected pods; a scrape without these labels has them empty, which "All" includes."""
 GROUP: Final = f'{CHOICE}, user=~"$user", client_id=~"$client_id"'
 
 

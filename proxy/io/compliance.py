@@ -39,6 +39,6 @@ class ThrottleComplianceProbe:
         if self.next_poll_s == self._times[0] and now_s < self._times[1]:
             self._first, self.next_poll_s = here, self._times[1]
             return False
-        judged = self.next_poll_s == self._times[1]  # else we slept through the first look, and know nothing
+        judged = self.next_poll_s == self._times[1]  # otherwise the first poll was missed, and nothing is known
         self.ignored, self.next_poll_s = here > self._first, math.inf
         return judged
