@@ -112,8 +112,8 @@ class View:
     def level_of_gone(self, group: int, now: float) -> float:
         """What gone members have left in the fleet's window, as :attr:`GroupUse.level`.
 
-        All of it when they are forgotten, nothing a window later: level * (1 - time since then / window). Whoever takes
-        over their share takes over a window that is as full; otherwise ten seconds' worth would pass at once.
+        All of it when they are forgotten, nothing a window later: level * (1 - time since then / window). A member that
+        takes over their share takes over a window that is as full; otherwise ten seconds' worth would pass at once.
         """
         window_ms = self._timing.window_ms
         return sum(
