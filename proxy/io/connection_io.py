@@ -29,7 +29,7 @@ from proxy.telemetry.close_log import CloseLogLimiter
 from proxy.telemetry.observer import Counters
 from proxy.tls.channel import TlsSocket
 
-TURNS_BEFORE_CHECKPOINT: Final = 8
+READS_BEFORE_CHECKPOINT: Final = 8
 """Reads in a row without waiting before other connections are served."""
 LARGE_FETCH_BYTES: Final = 262_144
 HEAD_BYTES: Final = 4096
@@ -163,7 +163,7 @@ class ConnectionIO:
         if responses.answer_due():
             self._answer()
         others_next = False
-        for _ in range(TURNS_BEFORE_CHECKPOINT):
+        for _ in range(READS_BEFORE_CHECKPOINT):
             now_s = self._clock.now_s()
             now_ms = now_s * 1000.0
             client_state = state.client_state(now_ms)
@@ -337,7 +337,7 @@ class ConnectionIO:
         frames, splice = responses.walker, self._splice_down
         if self.to_client and not self._flush_client():
             return None
-        for _ in range(TURNS_BEFORE_CHECKPOINT):
+        for _ in range(READS_BEFORE_CHECKPOINT):
             skip = frames.movable()
             if (watch.readable and skip >= self._splice_min_bytes > 0) or splice.inside:
                 step = self._splice_response(broker, skip)

@@ -2,7 +2,7 @@
 
 A task that waits for a socket by `trio.lowlevel.wait_readable` costs, each time, two calls of epoll_ctl, a task put to
 sleep and woken, and a pass of the loop: more than all the work on a small request. Here each socket is registered once,
-and the task that waits for it leaves a callback (`Watch.turn`), which does what can be done without blocking. The
+and the task that waits for it leaves a callback (`Watch.callback`), which does what can be done without blocking. The
 callback runs right where the event is found. Only when it has to block (a full socket) does the task wake up. A
 callback that has to run again at a certain time (the end of a mute) says so: that costs an entry in a heap, not a timer
 of trio.
@@ -40,24 +40,24 @@ log = structlog.get_logger("kquota.reactor")
 Result = TypeVar("Result")
 
 
-async def take(watch: Watch, turn: Callable[[], Result | Again | None]) -> Result:
-    """Call `turn` now and whenever the socket is readable, until it has a result.
+async def take(watch: Watch, callback: Callable[[], Result | Again | None]) -> Result:
+    """Call `callback` now and whenever the socket is readable, until it has a result.
 
-    `turn()` returns None: nothing more to do before the next event (`readable` is False then); AGAIN: there may be
+    `callback()` returns None: nothing more to do before the next event (`readable` is False then); AGAIN: there may be
     more, serve others first; anything else is the result. What it raises is raised here.
     """
-    result = turn()
+    result = callback()
     if result is AGAIN:
         watch.go_on_later()
     elif result is not None:
         assert not isinstance(result, Again)
         await trio.lowlevel.checkpoint()
         return result
-    watch.turn = turn
+    watch.callback = callback
     watch.task = trio.lowlevel.current_task()
 
     def abort(_: object) -> trio.lowlevel.Abort:
-        watch.turn = None
+        watch.callback = None
         return trio.lowlevel.Abort.SUCCEEDED
 
     given: Result = await trio.lowlevel.wait_task_rescheduled(abort)

@@ -17,7 +17,7 @@ cdef class Watch:
     cdef int _fd
     cdef bint _queued
     cdef public bint over, readable
-    cdef public object task, turn
+    cdef public object task, callback
     cdef public Watch room_for
     cdef public double back_s, rest_s
 

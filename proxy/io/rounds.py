@@ -1,7 +1,7 @@
 """The rounds of the event loop: wait for events on all watched sockets, and run their callbacks.
 
-`proxy.io.reactor` says how this fits below trio. A watch's callback (`Watch.turn`) runs when its socket is ready, and
-does what can be done without blocking.
+`proxy.io.reactor` says how this fits below trio. A watch's callback (`Watch.callback`) runs when its socket is ready,
+and does what can be done without blocking.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Clock:
 class Watch:
     """One socket that is watched from `Reactor.watch` until `close`."""
 
-    __slots__ = ("_fd", "_queued", "_round", "back_s", "over", "readable", "rest_s", "room_for", "task", "turn")
+    __slots__ = ("_fd", "_queued", "_round", "back_s", "callback", "over", "readable", "rest_s", "room_for", "task")
 
     def __init__(self, loop: Round, fd: int) -> None:
         self._round = loop
@@ -68,7 +68,7 @@ class Watch:
         `over`."""
         self.over = False
         """The peer has closed its side; reported once, perhaps together with its last bytes."""
-        self.turn: Callable[[], Any] | None = None
+        self.callback: Callable[[], Any] | None = None
         """The callback to run when the socket is ready."""
         self.room_for: Watch | None = None
         """The watch whose callback found this socket full, to be run once it is writable."""
@@ -82,12 +82,12 @@ class Watch:
 
     def run(self) -> None:
         """The socket is ready, or the deadline has come: run the callback."""
-        turn = self.turn
-        if turn is not None:
+        callback = self.callback
+        if callback is not None:
             try:
-                result = turn()
+                result = callback()
             except BaseException as error:
-                self.turn = None
+                self.callback = None
                 trio.lowlevel.reschedule(self.task, outcome.Error(error))
             else:
                 if result is None:
@@ -95,7 +95,7 @@ class Watch:
                 if result is AGAIN:
                     self.go_on_later()
                 else:
-                    self.turn = None
+                    self.callback = None
                     trio.lowlevel.reschedule(self.task, outcome.Value(result))
 
     def run_again(self) -> None:
@@ -136,7 +136,7 @@ class Watch:
         self.rest_came(-NEVER)
         self.back_s = NEVER
         self._round.forget(self._fd)
-        self.turn = self.task = self.room_for = None
+        self.callback = self.task = self.room_for = None
 
 
 class Round:
