@@ -65,8 +65,14 @@ class ProxyView(Protocol):
     """The admin port's view of the proxy."""
 
     state: str
-    cluster_reached: bool
-    last_cluster_error: str | None
+
+    @property
+    def cluster_reached(self) -> bool:
+        """Whether the cluster answered when it was asked last."""
+
+    @property
+    def last_cluster_error(self) -> str | None:
+        """Why it did not."""
 
     @property
     def listeners_bound(self) -> bool:

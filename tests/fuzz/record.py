@@ -18,6 +18,7 @@ import trio
 
 from deploy.kafka import KafkaCluster
 from deploy.kafka.ports import free_ports
+from proxy.listen import connections as listen_connections
 from proxy.listen import server
 from proxy.session.session import Session
 from proxy.settings import ProxySettings
@@ -112,7 +113,7 @@ def aiokafka(bootstrap: str) -> None:
 
 def main() -> None:
     """A broker, a sidecar, each library once."""
-    server.Session = Recorded  # type: ignore[attr-defined,misc]
+    listen_connections.Session = Recorded  # type: ignore[attr-defined,misc]
     port, first = free_ports(2)
     bootstrap = f"127.0.0.1:{port}"
     with KafkaCluster.start(1, "4.2.0", progress=print) as cluster:

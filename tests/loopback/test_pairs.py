@@ -98,7 +98,7 @@ async def through_sidecar(script: Callable[[Client], None]) -> None:
         proxy = Proxy(settings, Ledger(QuotaTable()))
 
         def pairing_of() -> Any:
-            (connection,) = proxy._connections
+            (connection,) = proxy._connections.open
             return connection._io._pairing
 
         def run() -> None:

@@ -85,15 +85,15 @@ async def test_connections_that_end_while_others_are_looked_at_harm_nobody(monke
         clients = [await connect(proxy) for _ in range(2 * PORTION)]
         for client in clients:
             await client.send_all(produce(1, 100)[:50])
-        await until(lambda: sum(not one.session.client_at_boundary for one in proxy._connections) == len(clients))
+        await until(lambda: sum(not one.session.client_at_boundary for one in proxy._connections.open) == len(clients))
         given_way = 0
 
         async def others() -> None:
             nonlocal given_way
             given_way += 1
-            for connection in list(proxy._connections):
+            for connection in list(proxy._connections.open):
                 connection.abort(CloseReason.IDLE)
-            await until(lambda: not proxy._connections)
+            await until(lambda: not proxy._connections.open)
 
         with monkeypatch.context() as patch:
             patch.setattr(sweeper, "give_way", others)
