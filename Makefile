@@ -24,7 +24,7 @@ AS_IMAGES := KQUOTA_PURE=0
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help classes docs docs-serve docs-pictures compile accuracy evasion analysis demo test test-unit test-integration test-apiserver test-kubernetes test-kubernetes-short check audit bench load faults soak fuzz sanitize schema chart image-lock clean test-object-store report hooks release-check test-chart peer-suites coverage
+.PHONY: help classes docs docs-serve docs-pictures compile accuracy evasion analysis demo test test-unit test-integration test-apiserver test-kubernetes test-kubernetes-short check audit bench load faults soak fuzz sanitize schema chart image-lock clean test-object-store report hooks release-check test-chart peer-suites coverage stream-kills
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -165,6 +165,9 @@ test-kubernetes-short: $(VENV)/.dev ## A part of test-kubernetes: one pod is rea
 
 test-object-store: $(VENV)/.s3 ## Reports from and to an object store: an S3 server on this machine (fetches Hadoop's connector)
 	@$(BIN)/python -m pytest tests/s3_report.py
+
+stream-kills: $(VENV)/.dev ## The stream's exactly once: driver and executors killed twenty times at random, sums compared (KILLS_ARGS="--kills 4 --seed 7")
+	@$(BIN)/python -m tests.stream_kills $(KILLS_ARGS)
 
 bench: $(VENV)/.bench ## Direct vs HAProxy vs Envoy vs kquota, as ratios of one run (needs haproxy on PATH)
 	@$(AS_IMAGES) $(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -1,11 +1,14 @@
-"""Exactly once, shown by force: a stream on a real topic whose driver and executors are killed at random.
+"""Exactly-once output of the stream: its driver and its executors are killed at random, and the output is added up.
 
-    python -m tests.stream_kills --kills 20 --json benchmarks/results/stream-kills.json
+    make stream-kills                       # twenty kills
+    python -m tests.stream_kills --kills 4 --seed 7 --json result.json
 
 The stream runs on a small cluster in processes of their own (`local-cluster`: the driver's JVM starts a worker, which
-starts executors). Each time either an executor is killed, and Spark starts another one, or the driver with all that it
-has started, and the stream is started again; never at the same point of a batch. In the end every minute of every
-client is compared with what was produced.
+starts an executor). Half of the kills are of executors, and Spark starts another one; half are of the driver with all
+that it has started, and the stream is started again. Their order, and the moment within a batch, are random. In the end
+records and bytes of every client and minute are compared with what was produced, and rows that are not records with
+those that were set aside: anything that is missing, or there twice, is an error. It ends by itself, after `--limit`
+seconds at the latest.
 """
 
 from __future__ import annotations
@@ -19,172 +22,282 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any
+from typing import Any
 
 import duckdb
+import pyspark
 from kafka import KafkaProducer
 
 from deploy.kafka import KafkaCluster
-from quota.record import to_line
+from quota.record import Row, to_line
 from tests.support.spark_tools import T0_MS, record
 
 ROOT = Path(__file__).resolve().parents[1]
 TOPIC = "usage"
 CLIENTS = 5
+INTERVAL_S = 2
 MASTER = "local-cluster[1,2,700]"
 EXECUTOR = "CoarseGrainedExecutorBackend"
 PER_KILL = 900
-"""Records that are produced for each kill: some batches' worth."""
+"""Records that are produced for each kill: some batches' worth, half an hour of the records' time."""
 BATCH = 150
-LIMIT_S = 600.0
+BACK = 40
+"""A repeat comes up to so many records later: 80 s by the records' clock, well within the stream's delay."""
+BAD_EVERY = 100
+"""One row in so many is no record."""
+STEP_LIMIT_S = 180.0
+"""A stream that writes no batch for so long, its start included, has stopped working."""
+END_LIMIT_S = 60.0
+
+Place = tuple[str, int]
+"""A client, and a minute since T0."""
+Sums = tuple[int, int]
+"""Records and bytes."""
+
+
+class ExactlyOnceError(Exception):
+    """The output is not what was sent, or the stream has stopped working."""
+
+
+@dataclass
+class Sent:
+    """What was produced, added up as the stream has to."""
+
+    producer: KafkaProducer
+    dice: random.Random
+    sums: dict[Place, Sums] = field(default_factory=dict)
+    bad: list[str] = field(default_factory=list)
+    records: int = 0
+    messages: int = 0
+    _last: list[bytes] = field(default_factory=list)
+
+    def more(self, count: int) -> None:
+        """Produce the next `count` records, a third of them twice."""
+        for _ in range(count):
+            self.records += 1
+            number = self.records
+            row = self._row(number)
+            self._send(to_line(row))
+            self._last = [*self._last[-BACK + 1 :], to_line(row)]
+            if self.dice.random() < 1 / 3:  # delivery is at least once
+                self._send(self.dice.choice(self._last))
+            if number % BAD_EVERY == 0:
+                self.bad.append(f"no record {number}")
+                self._send(self.bad[-1].encode())
+            place = (row["client_id"], (number * INTERVAL_S + INTERVAL_S // 2) // 60)
+            before = self.sums.get(place, (0, 0))
+            self.sums[place] = (before[0] + 1, before[1] + row["produce_bytes"])
+        self.producer.flush()
+
+    def close(self) -> None:
+        """A record two hours later: its minute stays open, all those before it are over."""
+        self._send(to_line(record(self.records + 1, self.records * INTERVAL_S + 7200, client_id="closing")))
+        self.producer.flush()
+        self.producer.close()
+
+    def _row(self, number: int) -> Row:
+        client = f"c{number % CLIENTS}"
+        return record(number, number * INTERVAL_S, duration_s=INTERVAL_S, client_id=client, produce_bytes=number)
+
+    def _send(self, line: bytes) -> None:
+        self.producer.send(TOPIC, line, partition=0)
+        self.messages += 1
 
 
 class Driver:
     """The stream's program with all that it starts, in a process group."""
 
-    def __init__(self, arguments: list[str], log: IO[bytes]) -> None:
+    def __init__(self, arguments: list[str], log: Path, spark_home: Path) -> None:
         command = [
             sys.executable, "-m", "analysis", "stream", *arguments, "--master", MASTER, "--memory", "700m",
             "--conf", "spark.executor.memory=600m", "--conf", "spark.sql.shuffle.partitions=2",
             "--conf", "spark.deploy.maxExecutorRetries=-1", "--conf", "spark.task.maxFailures=20",
         ]  # fmt: skip
-        self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, start_new_session=True)
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                command, stdout=out, stderr=out, cwd=ROOT, start_new_session=True,
+                env=os.environ | {"SPARK_HOME": str(spark_home)},
+            )  # fmt: skip
 
     def executors(self) -> list[int]:
         """Executors of the group that run."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                group = int((path / "stat").read_text().rpartition(")")[2].split()[2])
-                if group == self.process.pid and EXECUTOR in (path / "cmdline").read_text():
-                    found.append(int(path.name))
-            except (OSError, ValueError):
-                continue  # it has ended
-        return found
+        return [pid for pid, command in self._group() if EXECUTOR in command]
 
     def kill(self) -> None:
-        """kill -9 of everything."""
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(60)
+        """kill -9 of everything; returns when none of its processes is left."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(END_LIMIT_S)
+        deadline = time.monotonic() + END_LIMIT_S
+        while any(self._group()):
+            if time.monotonic() > deadline:
+                raise ExactlyOnceError(f"processes do not end after kill -9: {list(self._group())}")
+            time.sleep(0.02)
+
+    def _group(self) -> Iterator[tuple[int, str]]:
+        """Processes of the group that run: their ids and commands."""
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError, ValueError):  # it has ended
+                state, _, group = (path / "stat").read_text().rpartition(")")[2].split()[:3]
+                if int(group) == self.process.pid and state != "Z":
+                    yield int(path.name), (path / "cmdline").read_text()
 
 
-def committed(output: Path) -> int:
-    """How many batches the sink's log has."""
-    return max((int(path.name.split(".")[0]) for path in output.glob("rollups/_spark_metadata/[0-9]*")), default=-1)
+def spark_home(directory: Path) -> Path:
+    """pyspark's own Spark by links: a worker keeps what its executors need and say in a directory `work` of it."""
+    home = directory / "spark"
+    home.mkdir()
+    for path in Path(pyspark.__file__).parent.iterdir():
+        if path.name != "work":
+            (home / path.name).symlink_to(path)
+    return home
 
 
-def rolled(output: Path) -> dict[tuple[str, int], tuple[int, int]]:
-    """(client, minute) -> (records, bytes), of files that the sink's log names; each may be there only once."""
-    files: set[str] = set()
-    for path in output.glob("rollups/_spark_metadata/[0-9]*"):
-        for line in path.read_text().splitlines()[1:]:
-            files.add(json.loads(line)["path"].removeprefix("file://"))
+def logged(sink: Path) -> tuple[int, list[str]]:
+    """The last batch in the log of a file sink, -1 for none, and the files that the log names: those that count."""
+    batch, files = -1, set()
+    for path in sink.glob("_spark_metadata/[0-9]*"):
+        with suppress(FileNotFoundError):  # compacted away at this moment
+            batch = max(batch, int(path.name.split(".")[0]))
+            files |= {json.loads(line)["path"].removeprefix("file://") for line in path.read_text().splitlines()[1:]}
+    return batch, sorted(files)
+
+
+def rolled(sink: Path) -> dict[Place, Sums]:
+    """What was rolled up. Raises ExactlyOnceError where a client's minute is there twice."""
+    files = logged(sink)[1]
     if not files:
         return {}
-    rows = duckdb.connect().execute(
-        "SELECT client_id, epoch(minute)::bigint, records, produce_bytes FROM read_parquet($1)", [sorted(files)]
-    )
-    found: dict[tuple[str, int], tuple[int, int]] = {}
-    for client, second, count, amount in rows.fetchall():
+    query = "SELECT client_id, epoch(minute)::bigint, records, produce_bytes FROM read_parquet($1)"
+    found: dict[Place, Sums] = {}
+    for client, second, count, amount in duckdb.connect().execute(query, [files]).fetchall():
         place = (client, (second - T0_MS // 1000) // 60)
         if place in found:
-            raise AssertionError(f"{place} was written twice")
+            raise ExactlyOnceError(f"written twice: {place}")
         found[place] = (count, amount)
     return found
 
 
-def run(kills: int, seed: int) -> dict[str, Any]:
-    """Produce, kill, add up. Returns what happened; raises AssertionError where sums differ."""
-    dice = random.Random(seed)
-    done: Counter[str] = Counter()
-    expected: dict[tuple[str, int], tuple[int, int]] = {}
-    number = sent = 0
-    began = time.monotonic()
-    with (
-        KafkaCluster.start(1, "4.2.0", progress=print) as kafka,
-        TemporaryDirectory(prefix="kquota-kills-") as directory,
-        Path(directory, "log").open("ab") as log,
-    ):
-        output = Path(directory, "out")
-        producer = KafkaProducer(bootstrap_servers=kafka.bootstrap)
+def compare(sent: Sent, output: Path) -> None:
+    """Raises ExactlyOnceError where what was written is not what was sent."""
+    found = rolled(output / "rollups")
+    differ = sorted(place for place in sent.sums.keys() | found.keys() if found.get(place) != sent.sums.get(place))
+    if differ:
+        few = {place: {"sent": sent.sums.get(place), "written": found.get(place)} for place in differ[:3]}
+        raise ExactlyOnceError(f"{len(differ)} of {len(sent.sums)} minutes differ, such as {few}")
+    lines = [line for file in logged(output / "set-aside")[1] for line in Path(file).read_text().splitlines()]
+    aside = Counter(json.loads(line)["raw"] for line in lines)
+    if aside != Counter(sent.bad):
+        raise ExactlyOnceError(f"{len(sent.bad)} rows that are no records were sent, {aside.total()} set aside")
 
-        def produce(count: int) -> None:
-            nonlocal number, sent
-            for _ in range(count):
-                number += 1
-                one = record(number, number * 2, duration_s=2, client_id=f"c{number % CLIENTS}", produce_bytes=number)
-                for _ in range(dice.choice((1, 1, 2))):  # delivery is at least once
-                    producer.send(TOPIC, to_line(one), partition=0)
-                    sent += 1
-                place = (one["client_id"], (number * 2 + 1) // 60)
-                before = expected.get(place, (0, 0))
-                expected[place] = (before[0] + 1, before[1] + number)
-            producer.flush()
+
+def run(kills: int, seed: int, limit_s: float, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Produce, kill, add up. Returns what happened; raises ExactlyOnceError."""
+    dice = random.Random(seed)
+    order = ["driver" if number % 2 == 0 else "executor" for number in range(kills)]
+    dice.shuffle(order)
+    done: Counter[str] = Counter()
+    began = time.monotonic()
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(TemporaryDirectory(prefix="kquota-kills-")))
+        kafka = stack.enter_context(KafkaCluster.start(1, "4.2.0", progress=say))
+        sent = Sent(KafkaProducer(bootstrap_servers=kafka.bootstrap), dice)
+        home, log, output = spark_home(directory), directory / "log", directory / "out"
+        rollups = output / "rollups"
+
+        def beyond(batch: int) -> Callable[[], bool]:
+            return lambda: logged(rollups)[0] > batch
+
+        def wait(until: Callable[[], object], driver: Driver, what: str) -> None:
+            deadline = min(time.monotonic() + STEP_LIMIT_S, began + limit_s)
+            while not until():
+                if driver.process.poll() is not None or time.monotonic() > deadline:
+                    tail = log.read_text(errors="replace")[-3000:]
+                    raise ExactlyOnceError(
+                        f"{what} after {time.monotonic() - began:.0f} s, {dict(done)} killed: {tail}"
+                    )
+                time.sleep(0.02)
 
         arguments = [
             "--input", f"kafka://{','.join(kafka.bootstrap)}/{TOPIC}", "--output", str(output),
             "--delay", "2 minutes",
         ]  # fmt: skip
         killed = [*arguments, "--batch", str(BATCH), "--trigger", "100 milliseconds"]
-        produce(PER_KILL)
-        driver = Driver(killed, log)
-        try:
-            while sum(done.values()) < kills:
-                produce(PER_KILL)
-                after, deadline = committed(output), time.monotonic() + LIMIT_S
-                while committed(output) <= after:  # it has gone on since the last kill
-                    if driver.process.poll() is not None or time.monotonic() > deadline:
-                        raise AssertionError("the stream does not go on: " + Path(directory, "log").read_text()[-3000:])
-                    time.sleep(0.02)
-                time.sleep(dice.random() * 2)  # anywhere in a batch
-                running = driver.executors()
-                if running and dice.random() < 0.5:
-                    os.kill(dice.choice(running), signal.SIGKILL)
-                    done["executor"] += 1
-                else:
-                    driver.kill()
-                    done["driver"] += 1
-                    driver = Driver(killed, log)
-                print(f"{sum(done.values())} of {kills}: {dict(done)}, batch {committed(output)}", flush=True)
-        finally:
-            driver.kill()
-        early = len(rolled(output))
-        producer.send(TOPIC, to_line(record(number + 1, number * 2 + 7200, client_id="closing")), partition=0)
-        producer.flush()
-        producer.close()
-        last = Driver([*arguments, "--once"], log)
-        try:
-            if last.process.wait(LIMIT_S) != 0:
-                raise AssertionError(Path(directory, "log").read_text()[-3000:])
-        finally:
-            if last.process.poll() is None:
-                last.kill()
-        found = rolled(output)
-        lost = {place for place, values in expected.items() if found.get(place) != values}
-        if lost or found.keys() - expected.keys():
-            raise AssertionError(f"{len(lost)} minutes differ, such as {sorted(lost)[:3]}")
-        if not 0 < early < len(expected):
-            raise AssertionError("all was done before the last kill: it showed nothing")
-        batches = committed(output) + 1
+        sent.more(PER_KILL)
+        driver = Driver(killed, log, home)
+        stack.callback(lambda: driver.kill())  # the one that runs at that time
+        for victim in order:
+            sent.more(PER_KILL)
+            after = logged(rollups)[0]
+            wait(beyond(after), driver, "no further batch")
+            time.sleep(dice.random() * 2)  # anywhere in a batch
+            if victim == "executor":
+                wait(driver.executors, driver, "no executor")
+                for pid in driver.executors():
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            else:
+                driver.kill()
+                driver = Driver(killed, log, home)
+            done[victim] += 1
+            say(f"{time.monotonic() - began:4.0f} s: {done.total()} of {kills}, {victim}, after batch {after}")
+        after = logged(rollups)[0]
+        wait(beyond(after), driver, "no further batch")
+        driver.kill()
+        early = len(rolled(rollups))
+        if not 0 < early < len(sent.sums):
+            raise ExactlyOnceError(
+                f"{early} of {len(sent.sums)} minutes were written at the last kill: it showed nothing"
+            )
+        sent.close()
+        driver = Driver([*arguments, "--once"], log, home)
+        with suppress(subprocess.TimeoutExpired):
+            driver.process.wait(max(began + limit_s - time.monotonic(), 1))
+        if driver.process.poll() != 0:
+            raise ExactlyOnceError(f"the last run did not end well: {log.read_text(errors='replace')[-3000:]}")
+        compare(sent, output)
+        batches = logged(rollups)[0] + 1
     return {
-        "kills": dict(done), "seed": seed, "records": number, "messages": sent, "minutes_compared": len(expected),
-        "batches": batches, "seconds": round(time.monotonic() - began),
-    }  # fmt: skip
+        "seed": seed,
+        "kills": dict(done),
+        "messages": sent.messages,
+        "records": sent.records,
+        "bytes": sum(amount for _, amount in sent.sums.values()),
+        "minutes_compared": len(sent.sums),
+        "minutes_before_the_last_run": early,
+        "set_aside": len(sent.bad),
+        "batches": batches,
+        "seconds": round(time.monotonic() - began),
+        "load": round(os.getloadavg()[2], 1),
+    }
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description="Exactly-once output of the stream, with kills at random.")
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="(another one with each run)")
+    parser.add_argument("--limit", type=float, default=1800.0, metavar="S", help="it has failed after so long (1800)")
     parser.add_argument("--json", type=Path, help="where the result goes")
     options = parser.parse_args()
-    result = run(options.kills, options.seed)
+    # As Ctrl-C does it: what was started is ended.
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    print(f"seed {options.seed}", flush=True)
+    try:
+        result = run(options.kills, options.seed, options.limit, lambda text: print(text, flush=True))
+    except ExactlyOnceError as error:
+        print(f"FAILED (seed {options.seed}): {error}", file=sys.stderr)
+        return 1
     print(json.dumps(result))
     if options.json is not None:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
+    print("nothing was lost, nothing is there twice")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -21,8 +21,8 @@ SESSIONS: Final = (
     (),
 )
 """Files with a Spark session that share one; the last group has all others."""
-NO_SESSION: Final = ("test_analysis_cli", "test_analysis_cluster")
-"""Files of the Spark room that start Spark as programs, and have no session."""
+NO_SESSION: Final = ("test_analysis_cli", "test_analysis_cluster", "test_stream_kills")
+"""Files of the Spark room that have no session: two start Spark as programs, one does without it."""
 SPLIT: Final = {"test_transparency": re.compile(r"\[(kafka3|kafka_391|kafka)\b")}
 """Files that are split, and what of a test's parameters names its part."""
 
