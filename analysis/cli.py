@@ -94,6 +94,12 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument("--horizon", type=_horizon, default=90, metavar="DAYS", help="forecast: so far ahead (90)")
     whole.add_argument("--settle", type=float, default=2.0, metavar="H", help="compact: hours after a day's end (2)")
     whole.add_argument("--keep-days", type=int, metavar="N", help="compact: delete what is older from the output")
+    whole.add_argument(
+        "--format",
+        choices=("files", "iceberg"),
+        help="compact: format of a new store, plain files (the default) or an Iceberg table; reports: that of a store "
+        "which is not a local directory",
+    )
     whole.add_argument("--delete-input", action="store_true", help="compact: delete files that have been taken over")
     whole.add_argument("--alerts", metavar="PLACE", help="stream: kafka://host:port/topic for alerts")
     whole.add_argument("--delay", default="10 minutes", metavar="TIME", help="stream: how late records may be")
@@ -140,6 +146,11 @@ def _run(options: argparse.Namespace) -> int:
         metrics = None if options.metrics is None else _metrics(options.metrics)
         if any(place.startswith("kafka://") for place in (settings.source, settings.alerts or "")):
             conf.setdefault("spark.jars.packages", KAFKA_PACKAGE)
+    elif options.format != "files":
+        from analysis.iceberg import session_conf
+
+        places = [options.input, options.output] if options.name == "compact" else [options.input]
+        conf |= session_conf(conf, places, options.format)
     spark = open_session(options.master, options.memory, conf)
     if options.name == "stream":
         return _stream(spark, settings, metrics, quiet=options.quiet)
@@ -174,6 +185,8 @@ def _days(options: argparse.Namespace) -> Days:
         raise WrongUseError(f"--to {options.last}: before --from {options.first}")
     if days.bounded and options.name == "stream":
         raise WrongUseError("--from and --to are not for stream")
+    if options.format is not None and options.name == "stream":
+        raise WrongUseError("--format is not for stream")
     return days
 
 
@@ -185,7 +198,7 @@ def _compact(spark: SparkSession, options: argparse.Namespace, days: Days) -> in
 
     settings = CompactSettings(
         options.input.rstrip("/"), options.output.rstrip("/"), days, options.settle, options.keep_days,
-        options.delete_input,
+        options.delete_input, form=options.format,
     )  # fmt: skip
     if not compact(spark, settings, say):
         say("nothing new")

@@ -17,6 +17,7 @@ from analysis.columns import cluster
 from analysis.days import EVERY_DAY, Days
 from analysis.errors import WrongUseError
 from analysis.files import delete, file_system, kept
+from analysis.iceberg import ROW_GROUP_BYTES
 from analysis.intake import parse
 from analysis.rollups import STEPS, coarser, with_library
 from analysis.store import WORDS, Day, Store, days_below
@@ -27,8 +28,6 @@ FILE_BYTES = 256 * 1024 * 1024
 """Target size of files: large enough that listing and opening them costs nothing."""
 SHRINKS = 0.6
 """Size of records sorted by client and packed by zstd, as a fraction of that in a staging file."""
-ROW_GROUP_BYTES = 32 * 1024 * 1024
-"""Rows per row group: a reader that wants one client skips row groups by their least and greatest name."""
 ROLLED = 6
 """Rollups have about this many times fewer rows than records of ten seconds."""
 NAMES = [field.name for field in FIELDS]
@@ -48,6 +47,8 @@ class CompactSettings:
     delete_input: bool = False
     """Delete the files that were read, when the day is written."""
     file_bytes: int = FILE_BYTES
+    form: str | None = None
+    """``files`` or ``iceberg``: format of a new store; None: that of the store, or files."""
 
 
 def compact(
@@ -66,6 +67,7 @@ def compact(
         raise WrongUseError(f"--input {settings.source}: no directories date=YYYY-MM-DD there, nor two levels below")
     settled = str((now - timedelta(hours=settings.settle_h)).date() - timedelta(days=1))
     oldest = "" if settings.keep_days is None else str(now.date() - timedelta(days=settings.keep_days))
+    store.take_format(settings.form)
     store.lock(int(time.time() * 1000))
     try:
         states = store.days()
@@ -78,6 +80,8 @@ def compact(
             if day < oldest:
                 store.drop(day)
                 say(f"{day}: deleted, older than {settings.keep_days} days")
+        if store.table is not None and (written or any(day < oldest for day in states)):
+            store.table.expire()
         return written
     finally:
         delete(spark, f"{store.place}/_staging")
@@ -106,7 +110,7 @@ def _day(
     text = lines.withColumn("file", F.col("_metadata.file_path")).where(F.trim("value") != "")
     rows = kept(parse(text, now_ms), f"{staging}/parsed")
     fit = rows.where("reason IS NULL").select(*NAMES)
-    if state is not None and state.records:
+    if store.table is None and state is not None and state.records:
         old = store.read().where(F.col("date") == day).select(*(F.col(f.name).cast(f.type) for f in FIELDS))
         fit = fit.unionByName(old)
     aside = rows.where("reason IS NOT NULL").select("reason", "file", "raw")
@@ -114,13 +118,12 @@ def _day(
     if number_aside:
         aside.write.mode("overwrite").json(f"{store.place}/set-aside/date={day}")
     parts = _parts(store, day, settings.file_bytes)
-    _sorted(fit, parts).write.mode("overwrite").partitionBy("cluster").options(
-        compression="zstd", **{"parquet.block.size": str(ROW_GROUP_BYTES)}
-    ).parquet(f"{staging}/made")
-    records = 0
-    if _has_files(spark, f"{staging}/made"):
-        made = spark.read.parquet(f"{staging}/made")
-        records = made.count()
+    if store.table is None:
+        made = _files_made(fit, parts, f"{staging}/made")
+    else:
+        made = store.table.merge(day, fit.withColumn("cluster", cluster()))
+    records = 0 if made is None else made.count()
+    if made is not None and records:
         _rolled_up(made, staging, max(parts // ROLLED, 1))
     count = store.place_files(f"{staging}/made", day, generation + 1)
     for name in (*STEPS, WORDS) if records else ():
@@ -132,11 +135,21 @@ def _day(
             delete(spark, unquote(file))
     more = f", {several(number_aside, 'row')} set aside" if number_aside else ""
     bytes_now = _summary(spark, [f"{store.records}/date={day}"])[1] if records else 0
+    if store.table is not None:
+        count, bytes_now = store.table.files(day)
     say(
         f"{day}: {several(len(files), 'file')} of {size(there[1])} to {several(count, 'file')} of {size(bytes_now)}, "
         f"{several(records, 'record')}{more}"
     )
     return True
+
+
+def _files_made(rows: DataFrame, parts: int, place: str) -> DataFrame | None:
+    """Write files of records, each once, by cluster and sorted; None where there are none."""
+    _sorted(rows, parts).write.mode("overwrite").partitionBy("cluster").options(
+        compression="zstd", **{"parquet.block.size": str(ROW_GROUP_BYTES)}
+    ).parquet(place)
+    return rows.sparkSession.read.parquet(place) if _has_files(rows.sparkSession, place) else None
 
 
 def _sorted(rows: DataFrame, parts: int) -> DataFrame:

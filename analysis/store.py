@@ -7,6 +7,8 @@
     STORE/set-aside/date=2026-08-01/                               rows that are not records
     STORE/_compacted/lock                                          the run at work
 
+Where the records are an Iceberg table (:mod:`analysis.iceberg`), `records` is that table's directory.
+
 Files of a new generation are put beside those of the old one before its state is written, and those of the old one are
 deleted after that. So at any moment all records exist, some of them twice; readers drop duplicates by their id. Of
 rollups, which have no ids, only those of the current generation are read.
@@ -22,11 +24,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from analysis.days import Days
-from analysis.errors import ReportError
+from analysis.errors import ReportError, WrongUseError
 from analysis.files import delete, file_system, read_text, write_text
+from analysis.iceberg import IcebergRecords
 from analysis.rollups import STEPS
 from quota.record import spark_ddl
 
@@ -56,6 +60,9 @@ class Store:
     def __init__(self, spark: SparkSession, place: str) -> None:
         self.spark = spark
         self.place = place.rstrip("/")
+        table = IcebergRecords(spark, self.place)
+        self.table = table if table.exists() else None
+        """The table that its records are; None: plain files."""
 
     @property
     def records(self) -> str:
@@ -72,10 +79,23 @@ class Store:
         system, path = file_system(self.spark, f"{self.place}/_compacted")
         return bool(system.exists(path))
 
+    def take_format(self, form: str | None) -> None:
+        """Set the format of a new store (None: files). Raises WrongUseError when the store has another one."""
+        if not self.days():
+            self.table = IcebergRecords(self.spark, self.place) if form == "iceberg" else self.table
+        has = "files" if self.table is None else "iceberg"
+        if form not in (None, has):
+            raise WrongUseError(
+                f"--format {form}: {self.place} is a store of format {has}: leave --format out, or give another "
+                "--output"
+            )
+
     def read(self) -> DataFrame:
         """All of it, with the columns `date` and `cluster` that directories are named by."""
         wide = spark_ddl().replace(" INT,", " BIGINT,")
         schema = cast(StructType, StructType.fromDDL(f"{wide}, date STRING, cluster STRING"))
+        if self.table is not None:
+            return self.table.read().select(*(F.col(one.name).cast(one.dataType) for one in schema.fields))
         return self.spark.read.schema(schema).parquet(self.records)
 
     def rollup(self, name: str, days: Days) -> DataFrame | None:
@@ -134,6 +154,8 @@ class Store:
 
     def drop(self, day: str) -> None:
         """Delete a day: its records first, so that the next run deletes the rest if this one is interrupted."""
+        if self.table is not None:
+            self.table.drop(day)
         for place in (*self._of_day(day), f"{self.place}/set-aside/date={day}"):
             delete(self.spark, place)
         for name in self._names(f"{self.place}/_compacted"):

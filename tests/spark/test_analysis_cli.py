@@ -64,6 +64,8 @@ def test_a_report_from_the_command_line(tmp_path: Path) -> None:
             "expected produce=BYTES or fetch=BYT",
         ),
         (["usage", "--input", "x", "--output", "y", "--conf", "spark.x"], "--conf spark.x: expected NAME=VALUE"),
+        (["stream", "--input", "x", "--output", "y", "--format", "iceberg"], "--format is not for stream"),
+        (["compact", "--input", "x", "--output", "y", "--format", "delta"], "invalid choice: 'delta'"),
     ],
 )
 def test_wrong_use_is_told_before_a_jvm_starts(arguments: list[str], told: str) -> None:
