@@ -155,7 +155,7 @@ class SessionState:
         """Created when a login begins."""
         self.client_waits = False
         """Nothing is read from the client until the broker has answered its SASL message (or its name is known)."""
-        self.wake: Callable[[], None] = _nobody
+        self.wake: Callable[[], None] = _unheard
         """Called when an interceptor has decided later: the client's requests can go on."""
         self.waiting: tuple[bytes, bytes, InFlightRequest] | None = None
         """Request (header, body) whose interceptor has not decided yet."""
@@ -297,7 +297,7 @@ class SessionState:
         if self.waiting is not None:
             self.take_waiting()
         # These callbacks refer back to this session: without them no cycle is left to the garbage collector.
-        self.wake, self.authenticated, self.logins = _nobody, _no_matter, None
+        self.wake, self.authenticated, self.logins = _unheard, _no_matter, None
 
     def put_off_ms(self, now_ms: float) -> int:
         """What is left of a mute that was put off so that the client can log in again; 0 for none."""
@@ -347,7 +347,7 @@ class SessionState:
             )
 
 
-def _nobody() -> None:
+def _unheard() -> None:
     """Default of `wake`: there is no shell around this session."""
 
 
