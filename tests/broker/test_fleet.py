@@ -97,7 +97,7 @@ def _rates(fleet: list[Sidecar], seconds: float) -> list[float]:
     return [(sent - was) / (at - began) / LIMIT for (began, was), (at, sent) in zip(before, after, strict=True)]
 
 
-def _until(what: Callable[[], bool], seconds: float = 20.0) -> None:
+def _until(what: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline
