@@ -200,6 +200,10 @@ def _catch_up(place: Place) -> int:
     return read
 
 
+JOINED_S = 20.0
+"""A member of a group has a partition after this time, or never: others may have to notice first, on a busy machine."""
+
+
 def _rebalance(place: Place) -> int:
     """Two members of a group stay, a third comes and goes every other second: everybody joins again each time."""
     from confluent_kafka import Consumer
@@ -223,8 +227,8 @@ def _rebalance(place: Place) -> int:
     while time.monotonic() < until:
         guest = Consumer(settings)
         guest.subscribe([topic])
-        leave = time.monotonic() + 1
-        while time.monotonic() < leave:
+        leave, late = time.monotonic() + 1, time.monotonic() + JOINED_S
+        while time.monotonic() < leave or not (guest.assignment() or time.monotonic() > late):
             guest.poll(0.2)
         rounds += bool(guest.assignment())
         guest.close()
