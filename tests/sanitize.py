@@ -60,7 +60,7 @@ def environment(library: Path) -> dict[str, str]:
 
 def _compiled_from() -> str:
     """SHA-256 over all that the compiled code is made of, and what it is made with."""
-    locks = [ROOT / "setup.py", ROOT / "deploy/image/build.txt"]
+    locks = [ROOT / "setup.py", ROOT / "deploy/image/build.txt", Path(__file__)]
     sources = [*locks, *sorted(ROOT.glob("proxy/**/*.p[yx]*")), *sorted(ROOT.glob("quota/*.p[yx]*"))]
     compiler = subprocess.run(["gcc", "--version"], capture_output=True, check=True).stdout
     made_with = hashlib.sha256(compiler + sys.version.encode()).digest()
@@ -104,7 +104,7 @@ def _keep(kept: Path) -> None:
     """What has been compiled, for later checkouts of the same sources; the oldest of it goes."""
     kept.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=kept.parent))
-    for path in (*TREE.glob("quota/_compiled/*"), *TREE.glob("proxy/**/_*.so"), TREE / "compiled-from"):
+    for path in (*TREE.glob("quota/_compiled/*"), *TREE.glob("proxy/*/_compiled/*"), TREE / "compiled-from"):
         target = scratch / path.relative_to(TREE)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, target)
