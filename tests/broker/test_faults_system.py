@@ -9,7 +9,6 @@ from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import httpx
 import yaml
 
 from tests.corpus.job import wait_for
@@ -25,7 +24,7 @@ from tests.support.fault_tools import (
 from tests.support.faults import ANSWERING, FAILING, SILENT, UNKNOWN, names_from
 from tests.support.programs import program
 from tests.support.raw_client import RawClient, produce_message
-from tests.support.sidecars import sidecar
+from tests.support.sidecars import get, sidecar
 
 if TYPE_CHECKING:
     from deploy.kafka import KafkaCluster
@@ -36,7 +35,7 @@ LIMIT_S = 60.0
 
 
 def is_ready(admin: str) -> bool:
-    return httpx.get(admin + "/readyz", timeout=10).status_code == 200
+    return get(admin + "/readyz").status_code == 200
 
 
 def test_names_that_do_not_resolve(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from deploy.grafana import generate
@@ -18,7 +17,7 @@ from deploy.kafka import KafkaCluster
 from tests.corpus.job import wait_for
 from tests.support.prometheus_tools import prometheus, value
 from tests.support.raw_client import RawClient, produce_message
-from tests.support.sidecars import sidecar
+from tests.support.sidecars import get, sidecar
 
 FOLDER = Path(generate.__file__).parent
 EMPTY_HERE = {
@@ -97,7 +96,7 @@ def test_every_query_finds_something_in_a_real_prometheus(kafka: KafkaCluster, t
                 for target in panel["targets"]:
                     query = re.sub(r"\$(namespace|pod|user|client_id)", ".*", target["expr"])
                     assert "$" not in query
-                    answer = httpx.get(f"{url}/api/v1/query", params={"query": query}, timeout=10).json()
+                    answer = get(f"{url}/api/v1/query", params={"query": query}).json()
                     assert answer["status"] == "success", (page, panel["title"], query, answer)
                     if not answer["data"]["result"]:
                         found.add(panel["title"] if panel["title"] in EMPTY_HERE else target["legendFormat"])

@@ -31,6 +31,7 @@ from tests.support.chart_tools import configuration, documents, pod_specs, rende
 from tests.support.clients import Load, in_background, produce_kafka_python
 from tests.support.image_tools import ROOT, Builder, Stage, context_files, locked_wheels, parse
 from tests.support.namespaces import network
+from tests.support.sidecars import get
 from tests.support.webhook_tools import (
     GENERATED,
     Webhook,
@@ -313,8 +314,8 @@ def test_the_image_runs_compiled_and_as_python(image: Builder, config: Path, pur
     )
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        _wait(lambda: httpx.get(f"http://127.0.0.1:{admin}/healthz").is_success, process)
-        (info,) = re.findall(r"^kquota_build_info\{.*\}", httpx.get(f"http://127.0.0.1:{admin}/metrics").text, re.M)
+        _wait(lambda: get(f"http://127.0.0.1:{admin}/healthz").is_success, process)
+        (info,) = re.findall(r"^kquota_build_info\{.*\}", get(f"http://127.0.0.1:{admin}/metrics").text, re.M)
         assert f'data_path="{"pure" if pure else "compiled"}"' in info
     finally:
         process.send_signal(signal.SIGTERM)
@@ -389,15 +390,15 @@ def test_the_image_serves_as_the_chart_runs_it(
     ports = {one["name"]: one["containerPort"] for one in container["ports"]}
 
     def probe(kind: str) -> bool:
-        get = container[f"{kind}Probe"]["httpGet"]
-        return httpx.get(f"http://127.0.0.1:{ports[get['port']]}{get['path']}").is_success
+        wanted = container[f"{kind}Probe"]["httpGet"]
+        return get(f"http://127.0.0.1:{ports[wanted['port']]}{wanted['path']}").is_success
 
     def run_the_demo() -> float:
         """Runs its container's command with its arguments; seconds that it was throttled so far."""
         (producer,) = demo["containers"]
         assert producer["command"] == ["/opt/kafka/bin/kafka-producer-perf-test.sh"]
         java_tool("org.apache.kafka.tools.ProducerPerformance", producer["args"])
-        text = httpx.get(f"http://127.0.0.1:{admin}/metrics").text
+        text = get(f"http://127.0.0.1:{admin}/metrics").text
         samples = re.findall(
             r'^kquota_throttle_seconds_total\{.*client_id="kquota-demo".*\} (\S+)$', text, re.MULTILINE
         )
@@ -419,7 +420,7 @@ def test_the_image_serves_as_the_chart_runs_it(
         again = rendered()
         assert pod_specs(again) == pods, "no pod is restarted for it"
         _write(config, configuration(again))
-        _wait(lambda: "500000000" in httpx.get(f"http://127.0.0.1:{admin}/explain?client_id=kquota-demo").text, process)
+        _wait(lambda: "500000000" in get(f"http://127.0.0.1:{admin}/explain?client_id=kquota-demo").text, process)
         assert run_the_demo() == throttled_s
     finally:
         process.send_signal(signal.SIGTERM)
@@ -510,13 +511,13 @@ def test_a_transparent_pod_as_the_chart_has_it(image: Builder, tmp_path: Path, t
         process = subprocess.Popen(commands["kquota"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
             admin = "http://127.0.0.1:9404"
-            _wait(lambda: httpx.get(f"{admin}/readyz").is_success, process)
+            _wait(lambda: get(f"{admin}/readyz").is_success, process)
 
             def redirected() -> bool:
                 """From the first heartbeat on, as the values say whenDown: open."""
                 with socket.create_connection(("10.77.0.11", 9092), 10) as client:
                     host, port = client.getsockname()
-                    return f"{host}:{port}" in httpx.get(f"{admin}/connections").text
+                    return f"{host}:{port}" in get(f"{admin}/connections").text
 
             _wait(redirected, process)
             load = Load(["10.77.0.11:9092"], topic, "app", records=load_bytes // 10_000)
@@ -529,7 +530,7 @@ def test_a_transparent_pod_as_the_chart_has_it(image: Builder, tmp_path: Path, t
 
             def charged() -> bool:
                 """All of it to the pod's user; metrics follow within a second."""
-                text = httpx.get(f"{admin}/metrics").text
+                text = get(f"{admin}/metrics").text
                 mine = [
                     line for line in text.splitlines() if line.startswith("kquota_bytes_total{") and '"app"' in line
                 ]

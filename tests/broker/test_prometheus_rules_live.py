@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import httpx
 import pytest
 
 from deploy.kafka import KafkaCluster
 from tests.corpus.job import wait_for
 from tests.support.prometheus_tools import prometheus, rules, value
 from tests.support.raw_client import RawClient, produce_message
-from tests.support.sidecars import sidecar
+from tests.support.sidecars import get, sidecar
 
 
 def test_a_real_prometheus_scrapes_the_sidecar_and_evaluates_every_rule(
@@ -31,7 +30,7 @@ def test_a_real_prometheus_scrapes_the_sidecar_and_evaluates_every_rule(
         assert wait_for("the throttle", lambda: value(url, f"{seconds} > 0")) == pytest.approx(2.5, rel=0.02)
         ratio = 'kquota:throttle:ratio_rate5m{client_id="greedy",cause="produce",namespace="shop",pod="shop-0"}'
         assert wait_for("the recorded rate", lambda: value(url, f"{ratio} > 0")) > 0
-        found = httpx.get(f"{url}/api/v1/rules", timeout=10).json()["data"]["groups"]
+        found = get(f"{url}/api/v1/rules").json()["data"]["groups"]
         health = {
             rule["name"]: (rule["health"], rule.get("lastError", "")) for group in found for rule in group["rules"]
         }

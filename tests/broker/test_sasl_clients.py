@@ -14,7 +14,6 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
 
-import httpx
 import pytest
 import yaml
 
@@ -28,7 +27,7 @@ from tests.support.raw_client import ClosedByPeerError, RawClient
 from tests.support.sasl_tools import authenticate, bearer, handshake, raw
 from tests.support.secure_tools import CLOSED, PASSWORDS, login, token
 from tests.support.session_tools import request
-from tests.support.sidecars import Sidecar, sidecar
+from tests.support.sidecars import Sidecar, get, sidecar
 
 PLAIN, TLS = "SASL_PLAINTEXT", "SASL_SSL"
 CLIENTS = ("kafka-python", "aiokafka", "confluent-kafka", "java-console")
@@ -223,7 +222,7 @@ def test_no_secret_is_logged_shown_or_exported(listener: str, ways: Ways) -> Non
         "/throttled",
         "/explain?user=alice&client-id=kafka-python-PLAIN",
     ):
-        said[path] = httpx.get(secured.admin + path, timeout=10).text
+        said[path] = get(secured.admin + path).text
     assert "alice" in said["/metrics"]
     for place, text in said.items():
         for secret in planted:

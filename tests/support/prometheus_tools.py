@@ -13,7 +13,7 @@ import yaml
 
 from deploy.kafka.ports import free_ports
 from tests.support.programs import program
-from tests.support.sidecars import Sidecar
+from tests.support.sidecars import Sidecar, get
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "prometheus"
@@ -52,7 +52,7 @@ def prometheus(running: Sidecar, folder: Path) -> Iterator[str]:
 def value(url: str, query: str) -> float | None:
     """The value of the one series that a query gives; None if there is none yet, or Prometheus is not up yet."""
     try:
-        answer = httpx.get(f"{url}/api/v1/query", params={"query": query}, timeout=10)
+        answer = get(f"{url}/api/v1/query", params={"query": query})
     except httpx.TransportError:
         return None
     found = answer.json()["data"]["result"] if answer.status_code == 200 else []
