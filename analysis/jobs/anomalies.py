@@ -1,4 +1,4 @@
-"""`anomalies`: who uses what they never used, or far more of it than ever."""
+"""`anomalies`: clients that use what they never used, or far more of it than ever."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def run(context: Context) -> Report:
     )
     return Report(
         "Anomalies",
-        f"Who used in the last {span(recent_days * DAY_S)} what they never used before, or far more than ever?",
+        f"What was used in the last {span(recent_days * DAY_S)} for the first time, or far more than ever before?",
         {
             "anomalies": Table(
                 found,

@@ -105,12 +105,12 @@ def _of_clusters(buckets: DataFrame, limits: DataFrame, grain: int, options: Map
     capacity = F.coalesce(
         *(F.when(F.col("kind") == kind, F.lit(float(value))) for kind, value in known.items()), "limits_bytes_per_s"
     )
-    nobody = F.lit(None).cast("string")
+    no_name = F.lit(None).cast("string")
     return (
         each.join(limits.select("cluster_id", "kind", "limits_bytes_per_s"), ["cluster_id", "kind"], "left")
         .withColumn("limit", capacity)
         .select(
-            "cluster_id", "kind", nobody.alias("group_user"), nobody.alias("group_client"),
+            "cluster_id", "kind", no_name.alias("group_user"), no_name.alias("group_client"),
             F.lit(WHOLE).alias("scope"), "bucket", "limit", "rate", ratio(F.col("rate"), capacity).alias("used_share"),
         )
     )  # fmt: skip
@@ -200,8 +200,8 @@ def _tell(tables: Mapping[str, DataFrame], horizon: int) -> Story:
             "used nothing.",
             f"Expected on: the first day whose forecast is at the limit. Between earliest and latest it lies with "
             f"{share(CERTAINTY)}, if everything goes on as before; what is planned, a forecast does not know.",
-            f"Reached: {share(NEARLY)} of the limit or more were used in the last seven days. Who is held by a limit "
-            "uses no more than it, so what they would have used is not known.",
+            f"Reached: {share(NEARLY)} of the limit or more were used in the last seven days. A client that is held "
+            "by a limit uses no more than it, so what it would have used is not known.",
             "A sidecar's own limit (scope instance) is held against the sidecar that used most of it, in the quota's "
             "own window; a fleet's limit, and a cluster's capacity, against what all sidecars used together in a time "
             "bucket. Without --capacity a cluster is held against the sum of the limits in force.",

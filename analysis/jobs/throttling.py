@@ -82,7 +82,7 @@ def run(context: Context) -> Report:
     hours = hourly.groupBy(moment("hour_s").alias("hour")).agg(*(F.sum(name).alias(name) for name in _SECONDS))
     return Report(
         "Throttling",
-        "Who was slowed down, by which quota, and how much time did it cost?",
+        "Which clients were slowed down, by which quota, and how much time did it cost?",
         {
             "causes": Table(by_cause, "Causes", [F.col("delayed_seconds").desc(), F.col("cause")]),
             "clients": Table(
@@ -133,7 +133,7 @@ def _tell(tables: Mapping[str, DataFrame]) -> Story:
         findings,
         [
             Plot("Time lost to throttles, hour by hour", plots.lines(series, "minutes per hour")),
-            Plot("Who lost most", plots.bars(victims, "minutes")),
+            Plot("Clients that lost most", plots.bars(victims, "minutes")),
         ],
         notes=[
             "Delays of several connections at the same time add up: two connections held for a "

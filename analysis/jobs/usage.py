@@ -70,7 +70,7 @@ def run(context: Context) -> Report:
     )
     return Report(
         "Usage",
-        "Who used how much, and how fast?",
+        "Which clients used how much, and how fast?",
         {
             "clients": Table(
                 seen(clients),

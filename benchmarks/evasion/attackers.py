@@ -178,7 +178,7 @@ class Attacker:
             await wire.login(row.mechanism, said, self.client_id)
 
     async def _login_behind_requests(self, wire: Wire) -> None:
-        """Whoever stops reading a client that owes must read its next login, and before that all that stands there."""
+        """A client that owes is not read: its next login must be, and before that all that stands there."""
         row = self.row
         count = max(round(row.offer * row.limit * row.token_s / row.size), 1)
         began = time.monotonic()

@@ -283,7 +283,7 @@ def run(on: Stage, rows: Sequence[Row], seconds: float, say: Say, *, direct: boo
     for names in BATCHES:
         together = [row for row in rows if row.batch in names]
         if direct:
-            # What a broker counts as request time nobody else knows.
+            # What a broker counts as request time only the broker knows.
             together = [row for row in together if row.attack != "requests" and row.door != "ipv6"]
         if not together:
             continue

@@ -260,7 +260,7 @@ def _judged(samples: Samples) -> Iterator[tuple[str, float, bool, Spread]]:
 def _with_tls(
     against: Callable[[str, str, str], Spread | None], added: Callable[[str, str], Spread | None]
 ) -> Iterator[tuple[str, float, bool, Spread | None]]:
-    """Targets of ways with TLS; the cryptography is everybody's."""
+    """Targets of ways with TLS; all of them have the same cryptography."""
     cpu, each = "cpu_s_per_gb", "cpu_us_per_request"
     for sides in tls.ALL:
         key, title = sides.key, sides.title

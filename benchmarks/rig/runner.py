@@ -154,7 +154,7 @@ def _start_broker(
     say: Say,
 ) -> KafkaCluster:
     if any(variant.redirected for variant in ways[0].ports):
-        variants.enter_namespace()  # all of the run: everybody's connections are tracked by the kernel then
+        variants.enter_namespace()  # all of the run: all connections are tracked by the kernel then
     in_memory = _memory_is_roomy(plan)
     result["storage"] = "memory (tmpfs)" if in_memory else "the temporary folder's disk"
     with _temporary_files_in(SHM if in_memory else None):
@@ -321,7 +321,7 @@ def _measure(
                 continue
             repeats = plan.repeats.get(scenario.key, 1)
             for turn in range(number * repeats, (number + 1) * repeats):
-                # A B C, C B A, ...: a drift of the machine favours nobody.
+                # A B C, C B A, ...: a drift of the machine favours none of them.
                 take(scenario, turn, backwards=turn % 2 == 1)
     for scenario in todo:
         if scenario.once == "last":

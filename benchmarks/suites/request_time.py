@@ -38,7 +38,7 @@ from deploy.kafka.jmx import JMX, attributes
 WINDOWS = 3601
 """The brokers' quota.window.num, of one second each: an hour, in which a comparison is done."""
 HUGE_PERCENT = 1e7
-"""A request quota of this size makes brokers measure, and never throttles anybody."""
+"""A request quota of this size makes brokers measure, and never throttles a client."""
 BROKERS = 3
 METADATA = 3
 RESULTS = PROJECT / "benchmarks" / "results"
@@ -205,7 +205,7 @@ JOINED_S = 20.0
 
 
 def _rebalance(place: Place) -> int:
-    """Two members of a group stay, a third comes and goes every other second: everybody joins again each time."""
+    """Two members of a group stay, a third comes and goes every other second: all of them join again each time."""
     from confluent_kafka import Consumer
 
     topic, group = _topic(place, 6, 1), f"group-{place.client_id}"

@@ -109,7 +109,7 @@ def sentence(outcomes: Sequence[ClientResult], seconds: float) -> str:
     if begin is None or any(outcome.steady is None for outcome in outcomes):
         return (
             f"Too short a run to judge the limits (steady only from second {STEADY_FROM_S} on; try --seconds 30). "
-            f"Nobody got more than the first window lets through, and {free}, without a quota, was not slowed."
+            f"No client got more than the first window lets through, and {free}, without a quota, was not slowed."
         )
     plans = [track.plan for track in tracks]
     shared = [sharing(plan, plans) for plan in plans if plan.shared and is_hungry(plan)]

@@ -116,7 +116,7 @@ def test_who_is_slowed_is_told_from_what_slows_everybody() -> None:
     assert not found.slowed(beside(6.0, 2.0))
     assert found.slowed(beside(6.1, 2.0))
     assert found.slowed(beside(6.1, 1.0)), "that the broker became faster excuses nothing"
-    assert not found.slowed(beside(12.0, 4.0)), "everybody waits twice as long, so 3 times are 1.5"
+    assert not found.slowed(beside(12.0, 4.0)), "every client waits twice as long, so 3 times are 1.5"
     assert found.slowed(beside(12.1, 4.0))
     assert found.slowed(Beside(row, beside(1.0, 1.0).beside, ["TimeoutError()"]))
     assert found.slowed(Beside(row)), "nothing was measured"

@@ -339,7 +339,7 @@ def test_ways_with_tls_are_started_for_what_needs_them_and_measured_less_often(
         ("HAPROXY_TLS_BOTH", "SSL"),
         ("DIRECT_TLS_BOTH", "SSL"),
     ]
-    assert runner._ways(chosen, [secured])[0].ports == {}  # nobody goes by the plain ways
+    assert runner._ways(chosen, [secured])[0].ports == {}  # no client goes by the plain ways
     result: dict[str, Any] = {"samples": [], "errors": []}
     plan = replace(TINY, rounds=3, tls_rounds=2)
     context = scenarios.Context(plan, 0, 1, 0.0, by_tls={tls.BOTH.key: _running("02-b", "03-c")})
