@@ -447,7 +447,7 @@ class Config(_Model):
         """Drop the file's text and positions; problems no longer have a position then."""
         source, self._source = self._source, None
         if source is not None:
-            source.let_go()
+            source.release_values()
 
     def forget_entries(self) -> None:
         """Drop the quota entries too, once they are in a table: they take about 2 kB each. In steps, so that other

@@ -79,7 +79,7 @@ def run(plan: Plan, chosen: Sequence[Variant], todo: Sequence[Scenario], say: Sa
         files = tls.Files.issue(folder) if len(ways) > 1 else None
         cluster = _start_broker(plan, ways, files, stack, result, say)
         node = cluster.nodes[0]
-        context = Context(plan, node.pid, result["machine"]["cores"], plan.patience_s, broker_ended=cluster.ended)
+        context = Context(plan, node.pid, result["machine"]["cores"], plan.wait_budget_s, broker_ended=cluster.ended)
         broker = (node.host, node.port)
         running = _start_ways(ways[0], broker, files, folder, stack, result, say)
         for way in ways[1:]:
@@ -342,8 +342,8 @@ def _sample(
     least = 0.0
     for attempt in range(1, context.plan.attempts + 1):
         say(f"round {number + 1}: {scenario.key} {names}{f', attempt {attempt}' if attempt > 1 else ''}")
-        limit_s = min(context.plan.calm_wait_s, context.patience_s)
-        context.patience_s -= wait_calm(CALM_SHARE, context.cores, limit_s)
+        limit_s = min(context.plan.calm_wait_s, context.wait_budget_s)
+        context.wait_budget_s -= wait_calm(CALM_SHARE, context.cores, limit_s)
         began = time.monotonic()
         try:
             found = scenario.measure(context, ways)
@@ -361,8 +361,8 @@ def _sample(
         for values in found.values():
             values["attempts"] = attempt
         if attempt > 1:
-            context.patience_s -= time.monotonic() - began
-        if share <= CALM_SHARE or context.patience_s <= 0:
+            context.wait_budget_s -= time.monotonic() - began
+        if share <= CALM_SHARE or context.wait_budget_s <= 0:
             break
     for key, values in (best or {}).items():
         place = {"scenario": scenario.key, "round": number, "variant": key}

@@ -161,7 +161,7 @@ def throttled_between(seen: Seen, begin_s: float, end_s: float) -> int:
     return inside[-1] - inside[0] if inside else 0
 
 
-def judge(seen: Seen, plan: Plan, changed_s: tuple[float, float] | None) -> Figures:
+def figures_of(seen: Seen, plan: Plan, changed_s: tuple[float, float] | None) -> Figures:
     """One group's figures. `changed_s`: when its limit was halved, and doubled again."""
     cell, start = seen.cell, seen.at_s[0]
     begin, end = start + plan.warmup_s, start + plan.warmup_s + plan.seconds
@@ -296,7 +296,7 @@ def _measure(plan: Plan, cells: list[Cell], sidecar: _Sidecar) -> list[Figures]:
     if not answer:
         raise RuntimeError("a client's connection was closed, or it ended otherwise")
     found = [Seen(**{**seen, "cell": Cell(**seen["cell"])}) for seen in json.loads(answer)]
-    return [judge(seen, plan, changed) for seen in found]
+    return [figures_of(seen, plan, changed) for seen in found]
 
 
 def run(plan: Plan, say: Say = print) -> Result:

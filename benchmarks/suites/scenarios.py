@@ -45,7 +45,7 @@ class Context:
     plan: Plan
     broker_pid: int
     cores: int
-    patience_s: float
+    wait_budget_s: float
     """What is left of the plan's."""
     answerer_pid: int = 0
     """The peer that only answers; 0 when no scenario needs it."""

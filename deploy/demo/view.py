@@ -153,7 +153,7 @@ def summary_table(outcomes: Sequence[ClientResult]) -> Table:
             number(outcome.whole),
             f"{outcome.track.held_ms / 1000:.1f}" if plan.limit else "-",
             milliseconds(outcome.track.client_throttle_max_ms),
-            Text("off", style="bold red") if outcome.complaint else Text("ok", style="bold green"),
+            Text("off", style="bold red") if outcome.failure else Text("ok", style="bold green"),
         )
     return table
 

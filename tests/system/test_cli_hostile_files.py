@@ -166,7 +166,7 @@ from deploy.sources.quota_file import FileSource
 from deploy.app.run import main
 from deploy.sources.watch import Watcher
 for one in (FileSource, Watcher):
-    one.__init__.__kwdefaults__["patience_s"] = 1.0
+    one.__init__.__kwdefaults__["timeout_s"] = 1.0
 sys.exit(main(Path(sys.argv[1])))
 """
 
