@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import HOUR_S, cluster, moment, ratio
+from analysis.columns import DAY_S, HOUR_S, cluster, moment, ratio
 from analysis.kinds import BYTE_KINDS, MEASURES, by_kind
 from analysis.limits import GROUP, OF_PROMISES, OF_USE, by_group, of_sidecars, promised
 from analysis.report import Context, Plot, Report, Story, Table
@@ -23,7 +23,6 @@ from quota.entity import Kind
 
 COLUMNS = ("instance", "pod", *(MEASURES[kind].column for kind in Kind), *dict.fromkeys((*OF_USE, *OF_PROMISES)))
 ROLLED = True
-DAY_S = 86_400
 NEARLY = 0.95
 """A limit used to this fraction in the last week has been reached: its clients are throttled and use no more."""
 NAMES = (*GROUP, "scope")

@@ -20,6 +20,7 @@ from benchmarks.report.measured import describe_project
 from benchmarks.rig import idle, javatools, rawclient, tls, variants
 from benchmarks.rig.procstat import describe_machine, wait_calm
 from benchmarks.rig.rawclient import BenchmarkRequestError
+from benchmarks.rig.topics import create_topics
 from benchmarks.rig.variants import Address, Ports, Running, Variant, VariantError
 from benchmarks.suites.plan import CALM_SHARE, RECORD_BYTES, Plan
 from benchmarks.suites.scenarios import FETCH_TOPIC, PRODUCE_TOPIC, SMALL_TOPIC, Context, Scenario, Values
@@ -272,17 +273,9 @@ def _available_bytes() -> int:
 
 def _prepare(plan: Plan, cluster: KafkaCluster, todo: Sequence[Scenario], say: Say) -> None:
     """Topics, the records to fetch, and a broker whose hot code is compiled."""
-    from kafka.admin import KafkaAdminClient, NewTopic  # a client of the `demo` extra; nothing else here needs it
-
     bootstrap = cluster.bootstrap[0]
     small = {"retention.bytes": str(KEPT_BYTES), "segment.bytes": str(SEGMENT_BYTES)}
-    topics = [NewTopic(name, 1, 1, topic_configs=small) for name in (PRODUCE_TOPIC, SMALL_TOPIC)]
-    topics.append(NewTopic(FETCH_TOPIC, 1, 1))
-    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
-    try:
-        admin.create_topics(topics)
-    finally:
-        admin.close()
+    create_topics(cluster.bootstrap, {PRODUCE_TOPIC: small, SMALL_TOPIC: small, FETCH_TOPIC: {}})
     if plan.warmup_records:
         say("warming up")
         javatools.produce(bootstrap, PRODUCE_TOPIC, plan.warmup_records, jvm=plan.jvm)

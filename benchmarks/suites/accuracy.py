@@ -28,14 +28,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from kafka import KafkaAdminClient
-from kafka.admin import NewTopic
-
 from benchmarks.report.document import replace_between
 from benchmarks.report.measured import describe_project, in_words
 from benchmarks.rig.accuracy_clients import FETCHED_BATCHES, Cell, Seen, fill
 from benchmarks.rig.procstat import describe_machine
 from benchmarks.rig.runner import BROKER_SETTINGS, SHM
+from benchmarks.rig.topics import create_topics
 from benchmarks.suites.load import jain
 from deploy.kafka import KafkaCluster
 from deploy.kafka.ports import free_ports
@@ -327,18 +325,14 @@ def measure(plan: Plan, cluster: KafkaCluster, folder: Path, say: Say = print) -
 
 
 def _create(cluster: KafkaCluster, cells: Sequence[Cell]) -> None:
-    topics = []
+    topics = {}
     for cell in cells:
         # By time nothing goes: our batches say 1970, and a broker looks for old ones half a minute after its start.
         configs = {"retention.ms": "-1"}
         if cell.kind == "produce":
             configs |= {"retention.bytes": "100000000", "segment.bytes": "100000000"}
-        topics.append(NewTopic(cell.topic, 1, 1, topic_configs=configs))
-    admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap)
-    try:
-        admin.create_topics(topics)
-    finally:
-        admin.close()
+        topics[cell.topic] = configs
+    create_topics(cluster.bootstrap, topics)
     time.sleep(1)  # until the broker knows what the controller has made
 
 
