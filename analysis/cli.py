@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from analysis.streaming import StreamSettings
 
 JOBS = {
-    "usage": "who used how much, how fast",
-    "throttling": "who was slowed down, by what, for how long",
+    "usage": "how much each client used, how fast",
+    "throttling": "which clients were slowed down, by what, for how long",
     "chargeback": "what each client owes, by a price model (--prices)",
     "recommend": "a quota for every client, as Helm values and as a diff",
     "capacity": "what has been promised against what is used, and where it is going",
-    "noisy": "whose bursts coincide with others' waiting",
+    "noisy": "clients whose bursts coincide with others' waiting",
     "whatif": "what other quotas (--candidate) would have done",
     "obedience": "which client libraries wait when they are told to",
     "slo": "how much of its time and requests each team was held, against a target (--target, --owners)",
     "compact": "many small files of records into few large ones per day and cluster, for all other reports",
     "changes": "what each change of a quota did, a day before and after",
     "forecast": "when each limit and each cluster's capacity will be reached (--horizon, --capacity)",
-    "anomalies": "who uses what they never used, or far more than ever (--recent)",
+    "anomalies": "clients that use what they never used, or far more than ever (--recent)",
     "all": "all of these for which there is what they need, and a page that begins with what they found",
     "stream": "rollups per minute and alerts, from a topic or a directory, until it is stopped",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-HOUR_S = 3600
+HOUR_S, DAY_S = 3600, 86_400
 CLIENT = ("cluster_id", "user", "client_id")
 """What identifies a client, whichever sidecars its connections went through."""
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from analysis.columns import DAY_S, HOUR_S
 from analysis.errors import ReportError
 from analysis.files import read_text, write_text
 from analysis.progress import Progress
@@ -25,7 +26,6 @@ from quota.record import FAMILIES, FIELDS, SCHEMA_VERSION, Field
 
 START_MS = 1_760_918_400_000
 """2025-10-20 00:00:00 UTC, a Monday."""
-DAY_S = 86_400
 RESTART_SHARE = 0.1
 """Probability per sidecar and week that it restarts."""
 BURST_SHARE = 0.004
@@ -166,7 +166,7 @@ def _clients(intervals: DataFrame, dice: _Dice) -> DataFrame:
 
 def _demand(rows: DataFrame, fleet: GeneratedFleet, dice: _Dice) -> DataFrame:
     """`wanted`, bytes/s: the client's base by hour of the day, weekday, growth, noise, and occasional bursts."""
-    hour = (F.col("t") * fleet.interval_s % DAY_S) / 3600.0
+    hour = (F.col("t") * fleet.interval_s % DAY_S) / HOUR_S
     daily = 1 + 0.6 * F.sin((hour - 8 - F.col("zone_h")) * (2 * math.pi / 24))  # highest at 14 h
     weekly = F.when(F.col("day") % 7 >= 5, 0.5).otherwise(1.0)
     growth = 1 + 0.003 * F.col("day")

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from analysis import audit
-from analysis.columns import together
+from analysis.columns import DAY_S, together
 from analysis.days import EVERY_DAY, Days
 from analysis.errors import ReportError, WrongUseError
 from analysis.files import as_rows, kept, some_file, without_files
@@ -30,7 +30,7 @@ BASE = (*IDENTITY, "schema_version", "start_ms", "end_ms", "duration_s", "cluste
 """Columns that every job needs."""
 EARLIEST_MS = 1_577_836_800_000
 """2020-01-01: an earlier record was written by a machine whose clock had not been set."""
-TOLERANCE_MS = 86_400_000
+TOLERANCE_MS = DAY_S * 1000
 """How far ahead of this machine's clock a record may be."""
 
 REASONS = {

@@ -130,7 +130,7 @@ def resolved(rows: DataFrame, candidate: CandidateQuotas, kind: Kind) -> DataFra
         else:
             rows = rows.withColumn(name, F.lit(None).cast(_LIMIT))
 
-    def everybody(user: str | None, client: str | None) -> Column:
+    def default_of(user: str | None, client: str | None) -> Column:
         one = fixed.get((user, client))
         if one is None:
             return F.lit(None).cast(_LIMIT)
@@ -141,10 +141,10 @@ def resolved(rows: DataFrame, candidate: CandidateQuotas, kind: Kind) -> DataFra
         F.col("_2"),
         F.col("_3"),
         F.col("_4"),
-        everybody(DEFAULT_WORD, DEFAULT_WORD),
-        everybody(DEFAULT_WORD, None),
+        default_of(DEFAULT_WORD, DEFAULT_WORD),
+        default_of(DEFAULT_WORD, None),
         F.col("_7"),
-        everybody(None, DEFAULT_WORD),
+        default_of(None, DEFAULT_WORD),
     ]
     level = F.coalesce(*(F.when(one.isNotNull(), F.lit(number)) for number, one in enumerate(levels, 1)))
     # With one sort of level configured anywhere the counters are of that sort; otherwise the level that was found
@@ -152,10 +152,10 @@ def resolved(rows: DataFrame, candidate: CandidateQuotas, kind: Kind) -> DataFra
     per_both = any(one.user is not None and one.client_id is not None for one in entries)
     per_user = any(one.client_id is None for one in entries)
     per_client = any(one.user is None for one in entries)
-    nobody = F.lit(None).cast("string")
+    no_name = F.lit(None).cast("string")
     if per_both + per_user + per_client == 1:
-        user = nobody if per_client else F.col("user")
-        client = nobody if per_user else F.col("client_id")
+        user = no_name if per_client else F.col("user")
+        client = no_name if per_user else F.col("client_id")
     else:
         user = F.when(F.coalesce(level, F.lit(9)) < 7, F.col("user"))
         client = F.when(~F.coalesce(level.isin(3, 6), F.lit(False)), F.col("client_id"))
@@ -163,7 +163,7 @@ def resolved(rows: DataFrame, candidate: CandidateQuotas, kind: Kind) -> DataFra
     if candidate.empty_client_id == "kafka":
         # A broker cannot tell an empty client-id from none: what names a client-id does not count.
         nameless = F.coalesce(client == "", F.lit(False))
-        of_user = F.when(user.isNotNull(), F.coalesce(F.col("_3"), everybody(DEFAULT_WORD, None)))
+        of_user = F.when(user.isNotNull(), F.coalesce(F.col("_3"), default_of(DEFAULT_WORD, None)))
         found, client = F.when(nameless, of_user).otherwise(found), F.when(~nameless, client)
     names = {
         "limit": found["limit"],

@@ -12,12 +12,12 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F
 
-from analysis.columns import CLIENT, bucket, cluster
+from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, cluster
 from analysis.limits import of_limits
 from quota.entity import Kind
 from quota.record import CAUSES
 
-STEPS: Final = {"minute": 60, "hour": 3600, "day": 86_400}
+STEPS: Final = {"minute": 60, "hour": HOUR_S, "day": DAY_S}
 """Written by `compact`: name -> seconds of a bucket."""
 _COUNTS = tuple(f"throttle_{cause}_count" for cause in CAUSES)
 _SECONDS = tuple(f"throttle_{cause}_seconds" for cause in CAUSES)

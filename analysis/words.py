@@ -30,7 +30,7 @@ def who(row: Any) -> str:
 
 def group_name(user: str | None, client_id: str | None) -> str:
     """The name of a group that shares a limit; a name that is None plays no part."""
-    return " / ".join(one or "(none)" for one in (user, client_id) if one is not None) or "(everybody)"
+    return " / ".join(one or "(none)" for one in (user, client_id) if one is not None) or "(all clients)"
 
 
 def rate(kind: str, value: float) -> str:

@@ -65,6 +65,16 @@ _NO_CONNECTION_LIMITS = (None,) * len(CONNECTION_LIMIT_NAMES)
 _HOUR_MS = 3_600_000
 _PORT = whole(0, 65_535, "a port (0: any free one)")
 _BYTE_RATE = size(1, LONG_MAX, "bytes per second")
+_ProducerByteRate = Annotated[Annotated[int, _BYTE_RATE] | None, Field(description="Bytes produced per second.")]
+_ConsumerByteRate = Annotated[Annotated[int, _BYTE_RATE] | None, Field(description="Bytes fetched per second.")]
+_RequestPercentage = Annotated[
+    Annotated[float, rate("percent of one thread")] | None,
+    Field(description="Broker time, in percent of one thread (KIP-124)."),
+]
+_ControllerMutationRate = Annotated[
+    Annotated[float, rate("partitions per second")] | None,
+    Field(description="Partitions created or deleted per second (KIP-599)."),
+]
 _HOST = text("a host name or address", most=253)
 
 
@@ -114,16 +124,10 @@ class Upstream(_Model):
 class QuotaCandidate(_Model):
     """Limits on trial: measured on the same traffic as the entry's own, reported, never applied."""
 
-    producer_byte_rate: Annotated[int, _BYTE_RATE] | None = Field(
-        default=None, description="Bytes produced per second."
-    )
-    consumer_byte_rate: Annotated[int, _BYTE_RATE] | None = Field(default=None, description="Bytes fetched per second.")
-    request_percentage: Annotated[float, rate("percent of one thread")] | None = Field(
-        default=None, description="Broker time, in percent of one thread (KIP-124)."
-    )
-    controller_mutation_rate: Annotated[float, rate("partitions per second")] | None = Field(
-        default=None, description="Partitions created or deleted per second (KIP-599)."
-    )
+    producer_byte_rate: _ProducerByteRate = None
+    consumer_byte_rate: _ConsumerByteRate = None
+    request_percentage: _RequestPercentage = None
+    controller_mutation_rate: _ControllerMutationRate = None
 
     @model_validator(mode="after")
     def _something(self) -> QuotaCandidate:
@@ -150,16 +154,10 @@ class QuotaEntry(_Model):
     ip: Annotated[str, ADDRESS] | None = Field(
         default=None, description="The address that clients connect from, or <default> for every other one."
     )
-    producer_byte_rate: Annotated[int, _BYTE_RATE] | None = Field(
-        default=None, description="Bytes produced per second."
-    )
-    consumer_byte_rate: Annotated[int, _BYTE_RATE] | None = Field(default=None, description="Bytes fetched per second.")
-    request_percentage: Annotated[float, rate("percent of one thread")] | None = Field(
-        default=None, description="Broker time, in percent of one thread (KIP-124)."
-    )
-    controller_mutation_rate: Annotated[float, rate("partitions per second")] | None = Field(
-        default=None, description="Partitions created or deleted per second (KIP-599)."
-    )
+    producer_byte_rate: _ProducerByteRate = None
+    consumer_byte_rate: _ConsumerByteRate = None
+    request_percentage: _RequestPercentage = None
+    controller_mutation_rate: _ControllerMutationRate = None
     connection_creation_rate: Annotated[int, whole(1, INT_MAX, "connections per second")] | None = Field(
         default=None, description="Connections made per second, by an address (KIP-612) or a user."
     )
@@ -447,7 +445,7 @@ class Config(_Model):
         """Drop the file's text and positions; problems no longer have a position then."""
         source, self._source = self._source, None
         if source is not None:
-            source.let_go()
+            source.release_values()
 
     def forget_entries(self) -> None:
         """Drop the quota entries too, once they are in a table: they take about 2 kB each. In steps, so that other

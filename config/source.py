@@ -82,7 +82,7 @@ class Source:
             value = found[part]
         return True
 
-    def let_go(self) -> None:
+    def release_values(self) -> None:
         """Drop the values and their places, once they are no longer needed."""
         values, self.values, self.text, self._root = self.values, None, None, None
         quotas = values.get("quotas") if isinstance(values, dict) else None

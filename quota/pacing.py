@@ -40,9 +40,9 @@ class Pacer:
         "_apart_ms",
         "_calm_since",
         "_held_until",
+        "_last_scheduled",
+        "_scheduled",
         "_tolerance_ms",
-        "_turn",
-        "_turns",
         "active",
         "backlog_ms",
         "paid_at",
@@ -57,8 +57,8 @@ class Pacer:
         none. In total the group owes `paid_at - now + backlog_ms`, and no byte is charged twice or not at all."""
         self._apart_ms = apart_ms
         self._tolerance_ms = tolerance_ms
-        self._turn = 0.0
-        self._turns: deque[float] | None = None  # the latest ones; created on demand, as few groups need them
+        self._last_scheduled = 0.0
+        self._scheduled: deque[float] | None = None  # the latest ones; created on demand, as few groups need them
         self._held_until = 0  # by Kafka's delay
         self._calm_since: int | None = None
 
@@ -68,8 +68,8 @@ class Pacer:
         self.paid_at = now + min(float(kafka_delay_ms), self._apart_ms)
         self.backlog_ms = max(kafka_delay_ms - self._apart_ms, 0.0)
         self._held_until = now + kafka_delay_ms
-        self._turn = 0.0
-        self._turns = None
+        self._last_scheduled = 0.0
+        self._scheduled = None
         self._calm_since = None
 
     def take(self, cost_ms: float, now: int, kafka_delay_ms: int = 0, slack_ms: float = SLACK_MS) -> float:
@@ -118,29 +118,31 @@ class Pacer:
         self.backlog_ms -= from_backlog_ms
         self.paid_at -= cost_ms - from_backlog_ms
 
-    def turn(self, now: int, earliest: float, spacing_ms: float) -> float:
+    def schedule_fetch(self, now: int, earliest: float, spacing_ms: float) -> float:
         """When the next of several waiting fetchers should ask again: after those that wait already, each of which is
         expected to use `spacing_ms` worth. So they come one by one, in order, not all at the same moment."""
-        self._turn = max(self._turn + spacing_ms, earliest) if self._turn > now else earliest
-        if self._turn > earliest + LONGEST_QUEUE_MS:
-            self._turn = earliest
-        if self._turns is None:
-            self._turns = deque(maxlen=MAX_COUNTED)
-        self._turns.append(self._turn)
-        return self._turn
+        self._last_scheduled = (
+            max(self._last_scheduled + spacing_ms, earliest) if self._last_scheduled > now else earliest
+        )
+        if self._last_scheduled > earliest + LONGEST_QUEUE_MS:
+            self._last_scheduled = earliest
+        if self._scheduled is None:
+            self._scheduled = deque(maxlen=MAX_COUNTED)
+        self._scheduled.append(self._last_scheduled)
+        return self._last_scheduled
 
     def shorten_queue(self, now: int) -> None:
         """There is credit that was not used: the fetchers in front have nothing to read."""
-        self._turn = min(self._turn, float(now))
+        self._last_scheduled = min(self._last_scheduled, float(now))
 
     def waiting(self, now: int) -> int:
         """About how many throttled fetchers still wait; counted no further than `MAX_COUNTED`."""
-        turns = self._turns
-        if not turns:
+        scheduled = self._scheduled
+        if not scheduled:
             return 0
-        while turns and turns[0] <= now:
-            turns.popleft()
-        return len(turns)
+        while scheduled and scheduled[0] <= now:
+            scheduled.popleft()
+        return len(scheduled)
 
     def note_idle(self, empty_since: int) -> None:
         """Nothing was charged for so long that the window has been empty since `empty_since`."""

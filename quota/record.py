@@ -217,9 +217,9 @@ def problems(row: Mapping[str, Any]) -> list[str]:
         if field.name not in row:
             found.append(f"{field.name} is missing")
         else:
-            complaint = _complaint(field, row[field.name])
-            if complaint:
-                found.append(f"{field.name} is {row[field.name]!r}, expected {complaint}")
+            expected = _expected(field, row[field.name])
+            if expected:
+                found.append(f"{field.name} is {row[field.name]!r}, expected {expected}")
     if not found:
         found += _contradictions(row)
     return found
@@ -256,7 +256,7 @@ def duckdb_columns() -> dict[str, str]:
     return {field.name: names[field.type] for field in FIELDS}
 
 
-def _complaint(field: Field, value: Any) -> str | None:
+def _expected(field: Field, value: Any) -> str | None:
     """What was expected instead, None if the value is valid."""
     if value is None:
         return None if field.nullable else f"a {field.type}"

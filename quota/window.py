@@ -452,7 +452,7 @@ class WindowCounter(QuotaCounter):
             if self._fetch_sizer is not None:
                 # Fetches before the episode were larger than those that are granted now.
                 usual_ms = min(usual_ms, max(min_chunk_ms, self._fetch_sizer.batch / limit * 1000.0))
-            wait = round_half_up(pacer.turn(now, now + max(wait, kafka), usual_ms * CROWDING) - now)
+            wait = round_half_up(pacer.schedule_fetch(now, now + max(wait, kafka), usual_ms * CROWDING) - now)
         longest = self.max_throttle_ms
         return wait if longest is None else min(wait, longest)
 

@@ -1,4 +1,4 @@
-"""`anomalies`: who uses what they never used, or far more of it than ever."""
+"""`anomalies`: clients that use what they never used, or far more of it than ever."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from analysis.columns import CLIENT, HOUR_S, bucket, cluster, moment
+from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, cluster, moment
 from analysis.report import Context, Report, Story, Table
 from analysis.rows import some_rows
 from analysis.words import several, size, span, who
@@ -22,7 +22,6 @@ USES = {
     "requests_group": "requests of groups",
 }
 COLUMNS = tuple(USES)
-DAY_S = 86_400
 MUCH = 3.0
 """Times the highest hour before."""
 LITTLE = {"produce_bytes": 1e7, "fetch_bytes": 1e7, "request_seconds": 10.0}
@@ -80,7 +79,7 @@ def run(context: Context) -> Report:
     )
     return Report(
         "Anomalies",
-        f"Who used in the last {span(recent_days * DAY_S)} what they never used before, or far more than ever?",
+        f"What was used in the last {span(recent_days * DAY_S)} for the first time, or far more than ever before?",
         {
             "anomalies": Table(
                 found,

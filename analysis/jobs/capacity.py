@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import bucket, cluster, moment, ratio
+from analysis.columns import DAY_S, HOUR_S, bucket, cluster, moment, ratio
 from analysis.kinds import BYTE_KINDS, MEASURES, by_kind
 from analysis.limits import OF_PROMISES, of_sidecars, promised
 from analysis.report import Context, Plot, Report, Story, Table
@@ -24,7 +24,6 @@ COLUMNS = (
     *(MEASURES[kind].column for kind in BYTE_KINDS),
     *OF_PROMISES,
 )
-DAY_S, HOUR_S = 86_400, 3600
 FEWEST_DAYS = 3
 """A trend needs this many days."""
 

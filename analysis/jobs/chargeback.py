@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import bucket, cluster, moment
+from analysis.columns import HOUR_S, bucket, cluster, moment
 from analysis.kinds import BYTE_KINDS, by_kind
 from analysis.owners import Owners
 from analysis.prices import PriceModel
@@ -28,7 +28,6 @@ COLUMNS = (
         for name in ("limit", "limit_mode", "group_user", "group_client_id")
     ),
 )
-HOUR_S = 3600
 _GB, _MB = 1e9, 1e6
 ITEMS = ("usage", "bursts", "idle_reservations")
 

@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import HOUR_S, cluster, moment, ratio
+from analysis.columns import DAY_S, HOUR_S, cluster, moment, ratio
 from analysis.kinds import BYTE_KINDS, MEASURES, by_kind
 from analysis.limits import GROUP, OF_PROMISES, OF_USE, by_group, of_sidecars, promised
 from analysis.report import Context, Plot, Report, Story, Table
@@ -23,7 +23,6 @@ from quota.entity import Kind
 
 COLUMNS = ("instance", "pod", *(MEASURES[kind].column for kind in Kind), *dict.fromkeys((*OF_USE, *OF_PROMISES)))
 ROLLED = True
-DAY_S = 86_400
 NEARLY = 0.95
 """A limit used to this fraction in the last week has been reached: its clients are throttled and use no more."""
 NAMES = (*GROUP, "scope")
@@ -105,12 +104,12 @@ def _of_clusters(buckets: DataFrame, limits: DataFrame, grain: int, options: Map
     capacity = F.coalesce(
         *(F.when(F.col("kind") == kind, F.lit(float(value))) for kind, value in known.items()), "limits_bytes_per_s"
     )
-    nobody = F.lit(None).cast("string")
+    no_name = F.lit(None).cast("string")
     return (
         each.join(limits.select("cluster_id", "kind", "limits_bytes_per_s"), ["cluster_id", "kind"], "left")
         .withColumn("limit", capacity)
         .select(
-            "cluster_id", "kind", nobody.alias("group_user"), nobody.alias("group_client"),
+            "cluster_id", "kind", no_name.alias("group_user"), no_name.alias("group_client"),
             F.lit(WHOLE).alias("scope"), "bucket", "limit", "rate", ratio(F.col("rate"), capacity).alias("used_share"),
         )
     )  # fmt: skip
@@ -200,8 +199,8 @@ def _tell(tables: Mapping[str, DataFrame], horizon: int) -> Story:
             "used nothing.",
             f"Expected on: the first day whose forecast is at the limit. Between earliest and latest it lies with "
             f"{share(CERTAINTY)}, if everything goes on as before; what is planned, a forecast does not know.",
-            f"Reached: {share(NEARLY)} of the limit or more were used in the last seven days. Who is held by a limit "
-            "uses no more than it, so what they would have used is not known.",
+            f"Reached: {share(NEARLY)} of the limit or more were used in the last seven days. A client that is held "
+            "by a limit uses no more than it, so what it would have used is not known.",
             "A sidecar's own limit (scope instance) is held against the sidecar that used most of it, in the quota's "
             "own window; a fleet's limit, and a cluster's capacity, against what all sidecars used together in a time "
             "bucket. Without --capacity a cluster is held against the sum of the limits in force.",

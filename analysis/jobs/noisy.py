@@ -32,13 +32,13 @@ def run(context: Context) -> Report:
         F.sum("requests").alias("requests"),
     )
     mine = context.kept(mine, "mine")
-    everybody = mine.groupBy("cluster_id", "bucket").agg(
+    all_clients = mine.groupBy("cluster_id", "bucket").agg(
         F.sum("busy").alias("all_busy"), F.sum("requests").alias("all_requests"), F.sum("bytes").alias("all_bytes")
     )
     usual = mine.groupBy(*CLIENT).agg(F.percentile_approx("bytes", BURST_PERCENTILE, 10_000).alias("burst_above"))
     others_ms = ratio((F.col("all_busy") - F.col("busy")) * 1000, F.col("all_requests") - F.col("requests"))
     beside = (
-        mine.join(everybody, ["cluster_id", "bucket"])
+        mine.join(all_clients, ["cluster_id", "bucket"])
         .join(usual, [*CLIENT])
         .withColumns({"others_ms": others_ms, "burst": F.col("bytes") > F.col("burst_above")})
         .where(F.col("others_ms").isNotNull())
@@ -70,7 +70,7 @@ def run(context: Context) -> Report:
     )
     return Report(
         "Noisy neighbours",
-        "Whose bursts coincide with longer broker times of all other clients?",
+        "Which clients' bursts coincide with longer broker times of all other clients?",
         {
             "neighbours": Table(
                 neighbours, "Clients, by what others see in their bursts", [F.col("lift").desc_nulls_last(), *CLIENT]

@@ -58,7 +58,7 @@ def run(context: Context) -> Report:
 def _tell(tables: Mapping[str, DataFrame]) -> Story:
     rows = [row for row in some_rows(tables["libraries"]) if row["mutes"] > 0]
     if not rows:
-        return Story(["No throttle was watched in this time, so nothing is known about who obeys."])
+        return Story(["No throttle was watched in this time, so nothing is known about which clients obey."])
     findings = []
     for row in rows[:8]:
         name = f"{row['library']} {row['version']}".strip()

@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, bucket, cluster, grain_for
+from analysis.columns import CLIENT, DAY_S, bucket, cluster, grain_for
 from analysis.kinds import MEASURES, by_kind
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.rows import MAX_ROWS, some_rows
@@ -57,7 +57,7 @@ def run(context: Context) -> Report:
             {
                 "weekend": F.dayofweek(when).isin(1, 7),
                 "hour": F.hour(when),
-                "day": F.floor(F.col("end_ms") / 86_400_000),
+                "day": F.floor(F.col("end_ms") / (DAY_S * 1000)),
             }
         )
         .groupBy(*CLIENT, "of_fleet", "weekend", "hour", "day")

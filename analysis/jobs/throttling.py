@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, bucket, cluster, moment, ratio
+from analysis.columns import CLIENT, HOUR_S, bucket, cluster, moment, ratio
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.rows import over_time, some_rows
 from analysis.words import several, share, span, who
@@ -21,7 +21,6 @@ _HELD = {kind.value: f"throttle_{kind}_held_seconds" for kind in Kind}
 """By cause: the part of the delay before requests were forwarded. Missing in version 1, where it was 0."""
 COLUMNS = (*_COUNTS, *_SECONDS, *_HELD.values(), "requests", "connections_peak")
 _SUMS = ("requests_delayed", "delayed_seconds", "held_seconds")
-HOUR_S = 3600
 
 
 def run(context: Context) -> Report:
@@ -82,7 +81,7 @@ def run(context: Context) -> Report:
     hours = hourly.groupBy(moment("hour_s").alias("hour")).agg(*(F.sum(name).alias(name) for name in _SECONDS))
     return Report(
         "Throttling",
-        "Who was slowed down, by which quota, and how much time did it cost?",
+        "Which clients were slowed down, by which quota, and how much time did it cost?",
         {
             "causes": Table(by_cause, "Causes", [F.col("delayed_seconds").desc(), F.col("cause")]),
             "clients": Table(
@@ -133,7 +132,7 @@ def _tell(tables: Mapping[str, DataFrame]) -> Story:
         findings,
         [
             Plot("Time lost to throttles, hour by hour", plots.lines(series, "minutes per hour")),
-            Plot("Who lost most", plots.bars(victims, "minutes")),
+            Plot("Clients that lost most", plots.bars(victims, "minutes")),
         ],
         notes=[
             "Delays of several connections at the same time add up: two connections held for a "

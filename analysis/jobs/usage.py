@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, moment, seen, together
+from analysis.columns import CLIENT, HOUR_S, moment, seen, together
 from analysis.limits import GROUP, OF_USE, by_group
 from analysis.report import Context, Plot, Report, Story, Table
 from analysis.rollups import LIMITS
@@ -32,7 +32,6 @@ BUCKETS = (*_SUMS, "records", "produce_rate_max", "fetch_rate_max", "first_ms", 
 ROLLED = True
 KINDS = ("produce", "fetch")
 PERCENTILES = (50, 95, 99)
-HOUR_S = 3600
 
 
 def run(context: Context) -> Report:
@@ -70,7 +69,7 @@ def run(context: Context) -> Report:
     )
     return Report(
         "Usage",
-        "Who used how much, and how fast?",
+        "Which clients used how much, and how fast?",
         {
             "clients": Table(
                 seen(clients),

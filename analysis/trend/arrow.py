@@ -10,8 +10,6 @@ import pyarrow as pa
 
 from analysis.trend.weekly import back_test, every_day, outlook
 
-SERIES = "series bigint, days array<bigint>, peaks array<double>"
-"""Input: one row per series, with its days (since 1970) in any order."""
 RESULT = (
     "series bigint, day bigint, mean double, low double, high double, growth double, "
     "held_out int, error_share double, covered_share double"
@@ -22,7 +20,10 @@ _FIELDS = [(name, _TYPES[kind]) for name, kind in (one.split() for one in RESULT
 
 
 def foretold(last_day: int, horizon: int) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
-    """A function over rows (:data:`SERIES`), for `horizon` days after `last_day`."""
+    """A function over rows `series bigint, days array<bigint>, peaks array<double>`: `horizon` days after `last_day`.
+
+    A series is one row, with its days (since 1970) in any order and the peak of each.
+    """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         ahead = np.arange(last_day + 1, last_day + 1 + horizon)

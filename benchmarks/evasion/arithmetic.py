@@ -51,7 +51,7 @@ def steps(staircase: Staircase) -> list[tuple[float, float]]:
     return found
 
 
-def judge(staircase: Staircase, limit: float, window_s: float, until_s: float) -> Achieved:
+def compute_achieved(staircase: Staircase, limit: float, window_s: float, until_s: float) -> Achieved:
     """`until_s`: when the run was over; times are of one clock."""
     rises = steps(staircase)
     if not rises:

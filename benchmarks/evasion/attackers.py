@@ -21,7 +21,7 @@ from benchmarks.evasion.logins import authenticate, authenticated, handshake, ha
 from benchmarks.evasion.rows import LOOPBACK, Row
 from benchmarks.evasion.wire import Address, RefusedError, Wire
 
-PATIENCE_S = 60.0
+STEP_TIMEOUT_S = 60.0
 """How long an attacker that awaits answers does so before it tries anew. Longer than `max_mute`."""
 RELOGIN_EVERY_S = 1.1
 """A broker ignores logins on one connection that come more often."""
@@ -140,7 +140,7 @@ class Attacker:
         (host, port), source = self.work.doors[row.door], row.source(index)
         if source is not None:
             host = LOOPBACK[source[:3]]
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(STEP_TIMEOUT_S):
             wire = await Wire.open((host, port), source, self._tls)
         self.seen.connections += 1
         here: dict[str, Any] = {"kept": kept, "index": index, "first": True}
@@ -174,11 +174,11 @@ class Attacker:
         if token := self.work.tokens.get(row.name):
             user, password = token
         said = steps(row.mechanism, user, password, token_s=row.token_s, by_token=token is not None)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(STEP_TIMEOUT_S):
             await wire.login(row.mechanism, said, self.client_id)
 
     async def _login_behind_requests(self, wire: Wire) -> None:
-        """Whoever stops reading a client that owes must read its next login, and before that all that stands there."""
+        """A client that owes is not read: its next login must be, and before that all that stands there."""
         row = self.row
         count = max(round(row.offer * row.limit * row.token_s / row.size), 1)
         began = time.monotonic()
@@ -192,7 +192,7 @@ class Attacker:
             said = steps(row.mechanism, row.user, self.work.password, token_s=row.token_s)
             await wire.send(authenticate(next(said), self.client_id))
 
-        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(STEP_TIMEOUT_S), asyncio.TaskGroup() as tasks:
             tasks.create_task(send())
             for _ in range(count):
                 self._judge(await wire.answer())
@@ -209,7 +209,7 @@ class Attacker:
         wire = await Wire.open(self.work.doors[self.row.door])
         try:
             await wire.login("PLAIN", steps("PLAIN", self.row.user, self.work.password), "renewing")
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(STEP_TIMEOUT_S):
                 if error := frames.renewal_error(await wire.ask(frames.renew_token(secret, "renewing"))):
                     self.seen.errors[f"RenewDelegationToken: error {error}"] += 1
         finally:
@@ -223,7 +223,7 @@ class Attacker:
             return None
         if self.row.mode == "half-close":
             wire.half_close()
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(STEP_TIMEOUT_S):
             answer = await wire.answer()
         self.seen.answers += 1
         return answer
@@ -264,7 +264,7 @@ class Attacker:
             here["kept"]["sequence"] += 1
 
     async def _next(self, wire: Wire) -> bytes:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(STEP_TIMEOUT_S):
             answer = await wire.answer()
         self.seen.answers += 1
         return answer
@@ -378,7 +378,7 @@ class Attacker:
         ids = frames.created_ids(answer)
         self.seen.add(len(ids))
         if row.flavour == "ids" and ids:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(STEP_TIMEOUT_S):
                 deleted = frames.deleted_count(await wire.ask(frames.delete_topics_by_id(ids, self.client_id)))
             self.seen.add(deleted)
 
@@ -386,7 +386,7 @@ class Attacker:
         """A topic of one partition, by a client without a quota; the same one until it is dropped from `kept`."""
         if "topic" not in kept:
             name = f"{self.topic}-y{next(self._number)}"
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(STEP_TIMEOUT_S):
                 if not frames.created_ids(await wire.ask(frames.create_topics(7, [name], 1, "maker"))):
                     raise RefusedError(f"{name} was not created")
             kept |= {"topic": name, "partitions": 1}

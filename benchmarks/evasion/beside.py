@@ -1,7 +1,7 @@
 """Is an honest client of another group slower beside an attack? One attack after another, with rests between them.
 
-All attacks at the same time would keep the two cores of a small machine busy with themselves, and everybody would be
-slow. The rests before and after all of them are what the client has alone.
+All attacks at the same time would keep the two cores of a small machine busy with themselves, and every client
+would be slow. The rests before and after all of them are what the client has alone.
 """
 
 from __future__ import annotations

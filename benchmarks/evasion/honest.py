@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.evasion.arithmetic import judge
+from benchmarks.evasion.arithmetic import compute_achieved
 from benchmarks.evasion.honest_client import LIBRARIES
 from benchmarks.evasion.rows import BOUND, Row
 from benchmarks.evasion.run import WINDOW_NUM, Meter, child, line_of, with_prefix, work_of
@@ -151,7 +151,7 @@ def run(
         acknowledged: dict[str, list[int]] = {}
         for name, client in children.items():
             acknowledged[name] = _finish(results[name], client)
-            results[name].achieved = judge(meter.seen[name], limit, WINDOW_NUM, until).achieved
+            results[name].achieved = compute_achieved(meter.seen[name], limit, WINDOW_NUM, until).achieved
     for name in commands:
         numbers = Counter(_numbers(on.cluster.bootstrap, prefix + name))
         result = results[name]

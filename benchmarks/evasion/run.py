@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from benchmarks.evasion.arithmetic import Achieved, Staircase, judge
+from benchmarks.evasion.arithmetic import Achieved, Staircase, compute_achieved
 from benchmarks.evasion.gssapi import environment
 from benchmarks.evasion.rows import BATCHES, BOUND, Row
 from benchmarks.evasion.stage import PASSWORD, Stage, charged, sidecars, topic_counts
@@ -271,7 +271,7 @@ def _attack(
             stairs = seen[row.name]["series"] if row.answered else watch.topics[row.name]
         else:
             source, stairs = "sidecar", meter.seen.get(row.name, ())
-        figures = judge(stairs, row.limit, float(window_num), until)
+        figures = compute_achieved(stairs, row.limit, float(window_num), until)
         seen[row.name].pop("series")
         batch.outcomes.append(Outcome(row, figures, told.get(row.name), seen[row.name], source))
     return batch
@@ -283,7 +283,7 @@ def run(on: Stage, rows: Sequence[Row], seconds: float, say: Say, *, direct: boo
     for names in BATCHES:
         together = [row for row in rows if row.batch in names]
         if direct:
-            # What a broker counts as request time nobody else knows.
+            # What a broker counts as request time only the broker knows.
             together = [row for row in together if row.attack != "requests" and row.door != "ipv6"]
         if not together:
             continue

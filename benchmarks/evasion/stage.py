@@ -19,6 +19,7 @@ from benchmarks.evasion import frames
 from benchmarks.evasion.rows import KERBEROS_USER, Row
 from benchmarks.evasion.wire import Address
 from benchmarks.rig.runner import BROKER_SETTINGS, SHM
+from benchmarks.rig.topics import create_topics
 from deploy.kafka import DEFAULT_LISTENERS, BrokerSecurity, KafkaCluster, SecureListener, run_tool, start_tool
 from deploy.kafka.jmx import JMX, _address
 from deploy.kafka.tools import QUICK_JVM
@@ -67,23 +68,16 @@ class Stage:
 
     def prepare(self, rows: Sequence[Row], prefix: str) -> dict[str, str]:
         """Topics of the rows, filled where they are to be read; their ids by row."""
-        from kafka import KafkaAdminClient
-        from kafka.admin import NewTopic
-
         wanted = {row.name: prefix + row.name for row in rows} | {"": NEIGHBOUR}
         fresh = {name: topic for name, topic in wanted.items() if topic not in self.prepared}
-        admin = KafkaAdminClient(bootstrap_servers=self.cluster.bootstrap)
-        try:
-            produced = {"retention.ms": "-1", "retention.bytes": "50000000", "segment.bytes": "150000000"}
-            by_name = {row.name: row for row in rows}
-            topics = []
-            for name, topic in fresh.items():
-                reads = name in by_name and by_name[name].attack in ("fetch", "share")
-                topics.append(NewTopic(topic, 1, 1, topic_configs={"retention.ms": "-1"} if reads else produced))
-            if topics:
-                admin.create_topics(topics)
-        finally:
-            admin.close()
+        produced = {"retention.ms": "-1", "retention.bytes": "50000000", "segment.bytes": "150000000"}
+        by_name = {row.name: row for row in rows}
+        topics = {}
+        for name, topic in fresh.items():
+            reads = name in by_name and by_name[name].attack in ("fetch", "share")
+            topics[topic] = {"retention.ms": "-1"} if reads else produced
+        if topics:
+            create_topics(self.cluster.bootstrap, topics)
         self.prepared |= set(fresh.values())
         ids = {}
         with RawClient(self.cluster.bootstrap[0], "prepare") as client:

@@ -33,6 +33,8 @@ ONE_GB = 1000.0
 
 Result = Mapping[str, Any]
 NOTHING = "–"
+FORMER_NAMES = {"patience_s": "wait_budget_s"}
+"""Fields of `Plan` as stored results call them."""
 LIKELY = f"median within ({stats.SURE:.0%})"
 ENOUGH_PAIRS = 3
 """Rounds in which both of what is compared were undisturbed, from which on these are judged alone."""
@@ -78,8 +80,9 @@ def sections(result: Result) -> list[Section]:
     """The table: for each scenario, each metric's median with its range, and how it compares."""
     samples = Samples(result)
     keys = [variant["key"] for variant in result["variants"]]
-    lists = {name: tuple(value) for name, value in result["plan"].items() if isinstance(value, list)}
-    plan = Plan(**{**result["plan"], **lists})
+    stored: dict[str, Any] = {FORMER_NAMES.get(name, name): value for name, value in result["plan"].items()}
+    lists = {name: tuple(value) for name, value in stored.items() if isinstance(value, list)}
+    plan = Plan(**{**stored, **lists})
     found = []
     for scenario in scenarios(plan):
         rows = [row for metric in scenario.metrics for row in _rows(samples, scenario, metric, keys)]
@@ -260,7 +263,7 @@ def _judged(samples: Samples) -> Iterator[tuple[str, float, bool, Spread]]:
 def _with_tls(
     against: Callable[[str, str, str], Spread | None], added: Callable[[str, str], Spread | None]
 ) -> Iterator[tuple[str, float, bool, Spread | None]]:
-    """Targets of ways with TLS; the cryptography is everybody's."""
+    """Targets of ways with TLS; all of them have the same cryptography."""
     cpu, each = "cpu_s_per_gb", "cpu_us_per_request"
     for sides in tls.ALL:
         key, title = sides.key, sides.title

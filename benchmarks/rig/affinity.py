@@ -1,4 +1,4 @@
-"""Which cores a process may use: one for the proxy alone, the others for everybody else, while something is measured.
+"""Which cores a process may use: one for the proxy alone, the others for the rest, while something is measured.
 
 Linux keeps this by thread: a new thread or process has what the thread had that made it.
 """
@@ -57,7 +57,7 @@ def apart(ends: Sequence[int], proxy: int | None) -> Iterator[Cores]:
         ProcessLookupError: one of them has ended.
     """
     cores = Cores.split()
-    everybody = [*ends, *(() if proxy is None else (proxy,))]
+    processes = [*ends, *(() if proxy is None else (proxy,))]
     try:
         for pid in ends:
             pin(pid, cores.ends)
@@ -65,7 +65,7 @@ def apart(ends: Sequence[int], proxy: int | None) -> Iterator[Cores]:
             pin(proxy, cores.proxy)
         yield cores
     finally:
-        for pid in everybody:
+        for pid in processes:
             with suppress(ProcessLookupError):
                 pin(pid, cores.ends | cores.proxy)
 
@@ -77,7 +77,7 @@ def pin(pid: int, cores: Collection[int]) -> None:
         ProcessLookupError: it has ended.
     """
     done: set[int] = set()
-    # Whoever is not in the list when it is read was started by a thread that is: again, until there is nobody new.
+    # A thread that is not in the list when it is read was started by one that is: again, until there is no new one.
     while fresh := threads(pid) - done:
         for thread in fresh:
             with suppress(ProcessLookupError):  # threads end

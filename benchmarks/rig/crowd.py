@@ -113,7 +113,7 @@ class Crowd:
             member.greet()
             self._by_number[member.socket.fileno()] = member
             self._poller.register(member.socket.fileno(), select.EPOLLIN)
-            member.ask()  # at once: who is connected and asks for nothing is taken for a scanner after half a minute
+            member.ask()  # at once: one that asks for nothing is taken for a scanner after half a minute
             self._go_on(0.0)
 
     def run(self, warmup_s: float, seconds: float) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """What idle cores do while something is measured: halt, or look for work in a loop (poll).
 
-Whoever gives work to a core that has halted must wake it by an interrupt. In a virtual machine both the halting and the
+To give work to a core that has halted is to wake it by an interrupt. In a virtual machine both the halting and the
 interrupt may go through the hypervisor, which costs the one that sends some 10 µs each time: next to what a proxy does
 with a request that is a lot, and a matter of the machine. While a process asks for a latency of 0 µs (PM QoS, the
 kernel's Documentation/power/pm_qos_interface.rst; `tuned`'s profile network-latency does the same), idle cores poll.

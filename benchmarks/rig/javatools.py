@@ -11,7 +11,7 @@ from deploy.kafka import run_tool
 
 TOOL_HEAP = ("-Xms256m", "-Xmx512m")
 LARGE_BATCHES = ("batch.size=131072", "linger.ms=5")
-"""Producer settings of somebody who cares for throughput; Kafka's own default is a batch of 16 384 bytes."""
+"""Producer settings for throughput; Kafka's own default is a batch of 16 384 bytes."""
 NO_RECORDS_LIMIT_MS = 60_000
 """The consumer gives up after so long without a record. Its own 10 s are short for joining a group with a broker that
 shares one core with it and with others."""

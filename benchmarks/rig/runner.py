@@ -20,6 +20,7 @@ from benchmarks.report.measured import describe_project
 from benchmarks.rig import idle, javatools, rawclient, tls, variants
 from benchmarks.rig.procstat import describe_machine, wait_calm
 from benchmarks.rig.rawclient import BenchmarkRequestError
+from benchmarks.rig.topics import create_topics
 from benchmarks.rig.variants import Address, Ports, Running, Variant, VariantError
 from benchmarks.suites.plan import CALM_SHARE, RECORD_BYTES, Plan
 from benchmarks.suites.scenarios import FETCH_TOPIC, PRODUCE_TOPIC, SMALL_TOPIC, Context, Scenario, Values
@@ -79,7 +80,7 @@ def run(plan: Plan, chosen: Sequence[Variant], todo: Sequence[Scenario], say: Sa
         files = tls.Files.issue(folder) if len(ways) > 1 else None
         cluster = _start_broker(plan, ways, files, stack, result, say)
         node = cluster.nodes[0]
-        context = Context(plan, node.pid, result["machine"]["cores"], plan.patience_s, broker_ended=cluster.ended)
+        context = Context(plan, node.pid, result["machine"]["cores"], plan.wait_budget_s, broker_ended=cluster.ended)
         broker = (node.host, node.port)
         running = _start_ways(ways[0], broker, files, folder, stack, result, say)
         for way in ways[1:]:
@@ -154,7 +155,7 @@ def _start_broker(
     say: Say,
 ) -> KafkaCluster:
     if any(variant.redirected for variant in ways[0].ports):
-        variants.enter_namespace()  # all of the run: everybody's connections are tracked by the kernel then
+        variants.enter_namespace()  # all of the run: all connections are tracked by the kernel then
     in_memory = _memory_is_roomy(plan)
     result["storage"] = "memory (tmpfs)" if in_memory else "the temporary folder's disk"
     with _temporary_files_in(SHM if in_memory else None):
@@ -272,17 +273,9 @@ def _available_bytes() -> int:
 
 def _prepare(plan: Plan, cluster: KafkaCluster, todo: Sequence[Scenario], say: Say) -> None:
     """Topics, the records to fetch, and a broker whose hot code is compiled."""
-    from kafka.admin import KafkaAdminClient, NewTopic  # a client of the `demo` extra; nothing else here needs it
-
     bootstrap = cluster.bootstrap[0]
     small = {"retention.bytes": str(KEPT_BYTES), "segment.bytes": str(SEGMENT_BYTES)}
-    topics = [NewTopic(name, 1, 1, topic_configs=small) for name in (PRODUCE_TOPIC, SMALL_TOPIC)]
-    topics.append(NewTopic(FETCH_TOPIC, 1, 1))
-    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
-    try:
-        admin.create_topics(topics)
-    finally:
-        admin.close()
+    create_topics(cluster.bootstrap, {PRODUCE_TOPIC: small, SMALL_TOPIC: small, FETCH_TOPIC: {}})
     if plan.warmup_records:
         say("warming up")
         javatools.produce(bootstrap, PRODUCE_TOPIC, plan.warmup_records, jvm=plan.jvm)
@@ -321,7 +314,7 @@ def _measure(
                 continue
             repeats = plan.repeats.get(scenario.key, 1)
             for turn in range(number * repeats, (number + 1) * repeats):
-                # A B C, C B A, ...: a drift of the machine favours nobody.
+                # A B C, C B A, ...: a drift of the machine favours none of them.
                 take(scenario, turn, backwards=turn % 2 == 1)
     for scenario in todo:
         if scenario.once == "last":
@@ -342,8 +335,8 @@ def _sample(
     least = 0.0
     for attempt in range(1, context.plan.attempts + 1):
         say(f"round {number + 1}: {scenario.key} {names}{f', attempt {attempt}' if attempt > 1 else ''}")
-        limit_s = min(context.plan.calm_wait_s, context.patience_s)
-        context.patience_s -= wait_calm(CALM_SHARE, context.cores, limit_s)
+        limit_s = min(context.plan.calm_wait_s, context.wait_budget_s)
+        context.wait_budget_s -= wait_calm(CALM_SHARE, context.cores, limit_s)
         began = time.monotonic()
         try:
             found = scenario.measure(context, ways)
@@ -361,8 +354,8 @@ def _sample(
         for values in found.values():
             values["attempts"] = attempt
         if attempt > 1:
-            context.patience_s -= time.monotonic() - began
-        if share <= CALM_SHARE or context.patience_s <= 0:
+            context.wait_budget_s -= time.monotonic() - began
+        if share <= CALM_SHARE or context.wait_budget_s <= 0:
             break
     for key, values in (best or {}).items():
         place = {"scenario": scenario.key, "round": number, "variant": key}

@@ -1,6 +1,6 @@
 """TLS for what is compared: certificates of a run, which sides speak it, and how each proxy and client is told.
 
-Everybody speaks TLS 1.3 with one cipher suite, so that the same bytes cost the same cryptography. Proxies check the
+All programs speak TLS 1.3 with one cipher suite, so that the same bytes cost the same cryptography. Proxies check the
 broker's certificate and its name, as they should in production. Keys are of the curve P-256.
 """
 
@@ -21,7 +21,7 @@ ADDRESS: Final = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """PEM files of one certificate, good for everybody on the loopback interface, and of its authority."""
+    """PEM files of one certificate, good for every server on the loopback interface, and of its authority."""
 
     authority: Path
     chain: Path

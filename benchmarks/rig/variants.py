@@ -70,7 +70,7 @@ class Variant:
     speaks_tls: bool = False
     """Can be told to speak TLS to the broker, from the client, or both."""
     yardstick: bool = False
-    """No proxy that anybody would use: only measured where a scenario has a use for it."""
+    """No proxy for real use: only measured where a scenario has a use for it."""
     redirected: bool = False
     """Clients connect to the broker's own listener, and the kernel leads them to the proxy: the run needs a network
     namespace of its own, for its rules."""

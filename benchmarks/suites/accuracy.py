@@ -28,14 +28,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from kafka import KafkaAdminClient
-from kafka.admin import NewTopic
-
 from benchmarks.report.document import replace_between
 from benchmarks.report.measured import describe_project, in_words
 from benchmarks.rig.accuracy_clients import FETCHED_BATCHES, Cell, Seen, fill
 from benchmarks.rig.procstat import describe_machine
 from benchmarks.rig.runner import BROKER_SETTINGS, SHM
+from benchmarks.rig.topics import create_topics
 from benchmarks.suites.load import jain
 from deploy.kafka import KafkaCluster
 from deploy.kafka.ports import free_ports
@@ -161,7 +159,7 @@ def throttled_between(seen: Seen, begin_s: float, end_s: float) -> int:
     return inside[-1] - inside[0] if inside else 0
 
 
-def judge(seen: Seen, plan: Plan, changed_s: tuple[float, float] | None) -> Figures:
+def figures_of(seen: Seen, plan: Plan, changed_s: tuple[float, float] | None) -> Figures:
     """One group's figures. `changed_s`: when its limit was halved, and doubled again."""
     cell, start = seen.cell, seen.at_s[0]
     begin, end = start + plan.warmup_s, start + plan.warmup_s + plan.seconds
@@ -296,7 +294,7 @@ def _measure(plan: Plan, cells: list[Cell], sidecar: _Sidecar) -> list[Figures]:
     if not answer:
         raise RuntimeError("a client's connection was closed, or it ended otherwise")
     found = [Seen(**{**seen, "cell": Cell(**seen["cell"])}) for seen in json.loads(answer)]
-    return [judge(seen, plan, changed) for seen in found]
+    return [figures_of(seen, plan, changed) for seen in found]
 
 
 def run(plan: Plan, say: Say = print) -> Result:
@@ -327,18 +325,14 @@ def measure(plan: Plan, cluster: KafkaCluster, folder: Path, say: Say = print) -
 
 
 def _create(cluster: KafkaCluster, cells: Sequence[Cell]) -> None:
-    topics = []
+    topics = {}
     for cell in cells:
         # By time nothing goes: our batches say 1970, and a broker looks for old ones half a minute after its start.
         configs = {"retention.ms": "-1"}
         if cell.kind == "produce":
             configs |= {"retention.bytes": "100000000", "segment.bytes": "100000000"}
-        topics.append(NewTopic(cell.topic, 1, 1, topic_configs=configs))
-    admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap)
-    try:
-        admin.create_topics(topics)
-    finally:
-        admin.close()
+        topics[cell.topic] = configs
+    create_topics(cluster.bootstrap, topics)
     time.sleep(1)  # until the broker knows what the controller has made
 
 

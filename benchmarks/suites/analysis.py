@@ -56,7 +56,7 @@ def measured(command: Sequence[str]) -> dict[str, Any]:
         while process.poll() is None:
             for pid in _family(process.pid):
                 try:
-                    # One that has ended, and that nobody has waited for yet, has no memory any more.
+                    # One that has ended, and has not been waited for yet, has no memory any more.
                     cpu[pid], peak[pid] = cpu_s(pid), max(peak_bytes(pid), peak.get(pid, 0))
                 except (ProcessLookupError, FileNotFoundError):
                     continue  # ended between two looks

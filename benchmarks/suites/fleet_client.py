@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.rig.topics import create_topics
 from deploy.kafka import KafkaCluster
 
 TOPIC: Final = "kquota-fleet"
@@ -141,13 +142,8 @@ def others(bootstrap: str, done: threading.Event) -> None:
 def run(seconds: float) -> dict[str, Any]:
     """Each client for so long, twice, in turns."""
     with KafkaCluster.start(1, "4.2.0", progress=print) as kafka:
-        from kafka import KafkaAdminClient
-        from kafka.admin import NewTopic
-
         bootstrap = kafka.bootstrap[0]
-        admin = KafkaAdminClient(bootstrap_servers=bootstrap)
-        admin.create_topics([NewTopic(TOPIC, 1, 1)])
-        admin.close()
+        create_topics(kafka.bootstrap, {TOPIC: {}})
         done = threading.Event()
         threading.Thread(target=others, args=(bootstrap, done), daemon=True).start()
         results: dict[str, Any] = {name: [] for name in CLIENTS}

@@ -25,6 +25,7 @@ import yaml
 
 from benchmarks.rig.procstat import cpu_s
 from benchmarks.rig.rawclient import Wire, _drive, produce_frame
+from benchmarks.rig.topics import create_topics
 from benchmarks.suites.fleet_live import Sidecar
 from config.load import load
 from config.table import to_table
@@ -118,12 +119,7 @@ def run() -> dict[str, Any]:
     """CPU of both sidecars without and with the crowd, in percent of a core."""
     with ExitStack() as stack:
         kafka = stack.enter_context(KafkaCluster.start(1, "4.2.0", progress=print))
-        from kafka import KafkaAdminClient
-        from kafka.admin import NewTopic
-
-        admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap)
-        admin.create_topics([NewTopic("cost", 1, 1)])
-        admin.close()
+        create_topics(kafka.bootstrap, {"cost": {}})
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="kquota-crowd-")))
         sidecars, wires = [], []
         for number, fleet in enumerate((None, {"id": FLEET, "default_scope": "fleet", "partitions": PARTITIONS})):

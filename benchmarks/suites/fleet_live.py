@@ -262,7 +262,7 @@ def run(count: int) -> dict[str, Any]:
         def only(*at: int) -> list[float]:
             return [everything if one in at else 0.0 for one in range(count)]
 
-        everybody = [everything] * count
+        all_clients = [everything] * count
 
         def kill_half() -> None:
             for one in sidecars[half:]:
@@ -304,21 +304,21 @@ def run(count: int) -> dict[str, Any]:
 
         bench.phase("one alone", 14, only(0))
         bench.phase("another alone", 14, only(1))
-        bench.phase("all", 30, everybody)
+        bench.phase("all", 30, all_clients)
         bench.phase("half of all, the others a fiftieth each", 24, [everything] * half + [LIMIT / 50] * (count - half))
         bench.phase("the other half", 20, [0.0] * half + [everything] * (count - half))
-        bench.phase("all, half killed (-9) at the beginning", 30, everybody, kill_half)
-        bench.phase("the killed ones start again", 24, everybody, start_half)
-        bench.phase("the topic is deleted", 24, everybody, delete_topic)
-        bench.phase("the broker restarts", 30, everybody, restart_broker)
-        bench.phase("rolling restart of all", 40, everybody, rolling)
-        bench.phase("afterwards", 24, everybody)
-        bench.phase("30 % of the records lost or late by 1 to 3 s", 40, everybody, hear_badly)
+        bench.phase("all, half killed (-9) at the beginning", 30, all_clients, kill_half)
+        bench.phase("the killed ones start again", 24, all_clients, start_half)
+        bench.phase("the topic is deleted", 24, all_clients, delete_topic)
+        bench.phase("the broker restarts", 30, all_clients, restart_broker)
+        bench.phase("rolling restart of all", 40, all_clients, rolling)
+        bench.phase("afterwards", 24, all_clients)
+        bench.phase("30 % of the records lost or late by 1 to 3 s", 40, all_clients, hear_badly)
         bench.phase("and half of all alone want everything", 24, only(*range(half)))
         bench.phase("and the other half alone", 24, only(*range(half, count)))
-        bench.phase("records arrive again", 20, everybody, hear_well)
-        bench.phase("half are cut off from the topic", 60, everybody, cut_half_off)
-        bench.phase("they are heard again", 40, everybody, hear_well)
+        bench.phase("records arrive again", 20, all_clients, hear_well)
+        bench.phase("half are cut off from the topic", 60, all_clients, cut_half_off)
+        bench.phase("they are heard again", 40, all_clients, hear_well)
         for load in loads:
             load.stop()
         return {

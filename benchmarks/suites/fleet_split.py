@@ -33,7 +33,7 @@ LAGS: Final = (0, 1, 2, 4)
 @dataclass(frozen=True)
 class Scenario:
     """A fleet, and what happens to it: at `shift_s` others become hungry, at `churn_s` a tenth is killed and as many
-    are started, at `crowd_s` everybody wants all."""
+    are started, at `crowd_s` every instance wants all."""
 
     name: str
     instances: int

@@ -282,7 +282,7 @@ MAX_P99_RATIO = 2.0
 """Beside the crowd over alone, the median of the rounds."""
 
 
-def judge(result: Result) -> list[str]:
+def failures(result: Result) -> list[str]:
     """What is wrong; nothing if all is well."""
     found = []
     for number, one in enumerate(result.rounds, 1):
@@ -306,7 +306,7 @@ BEGIN, END = "<!-- measured: make load LOAD_ARGS=--update-docs -->\n", "<!-- end
 def report(result: Result) -> str:
     """Markdown: machine, table, verdict."""
     machine, plan = result.machine, result.plan
-    verdict = "; ".join(judge(result)) or "all is well"
+    verdict = "; ".join(failures(result)) or "all is well"
     return (
         f"{plan.connections} connections, {len(result.rounds)} rounds of {plan.seconds:g} s each alone and beside the "
         f"crowd. {machine['cpu_model']}, {machine['cores']} cores{' (virtual)' if machine['virtual'] else ''}, "
@@ -337,7 +337,7 @@ def main() -> int:
         update(Path(__file__).parents[2] / "docs" / "load.md", report(result))
     if options.json:
         options.json.write_text(json.dumps(asdict(result), indent=1) + "\n")
-    return 1 if judge(result) else 0
+    return 1 if failures(result) else 0
 
 
 if __name__ == "__main__":

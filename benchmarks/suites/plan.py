@@ -39,7 +39,7 @@ class Plan:
     """How long a sample waits for other programs on the machine to be done."""
     attempts: int = 3
     """A sample that others disturbed all the same is taken again; the least disturbed one counts."""
-    patience_s: float = 300.0
+    wait_budget_s: float = 300.0
     """Time of a run that may go into waiting and taking again."""
     broker_heap: str = "512m"
     jvm: tuple[str, ...] = ("-XX:+UseSerialGC", "-Xshare:auto")
@@ -103,7 +103,7 @@ QUICK = Plan(
     busy_connections=32,
     idle_connections=(0, 100),
     time_limit_s=45.0,
-    patience_s=0.0,
+    wait_budget_s=0.0,
     together_s=1.0,
     answers_s=1.0,
     connects_s=0.5,
@@ -124,7 +124,7 @@ TINY = Plan(
     busy_connections=4,
     idle_connections=(0, 10),
     time_limit_s=30.0,
-    patience_s=0.0,
+    wait_budget_s=0.0,
     broker_heap="256m",
     jvm=("-XX:+UseSerialGC", "-Xshare:auto", "-XX:TieredStopAtLevel=1"),
     together_s=0.5,

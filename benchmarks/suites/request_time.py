@@ -38,7 +38,7 @@ from deploy.kafka.jmx import JMX, attributes
 WINDOWS = 3601
 """The brokers' quota.window.num, of one second each: an hour, in which a comparison is done."""
 HUGE_PERCENT = 1e7
-"""A request quota of this size makes brokers measure, and never throttles anybody."""
+"""A request quota of this size makes brokers measure, and never throttles a client."""
 BROKERS = 3
 METADATA = 3
 RESULTS = PROJECT / "benchmarks" / "results"
@@ -205,7 +205,7 @@ JOINED_S = 20.0
 
 
 def _rebalance(place: Place) -> int:
-    """Two members of a group stay, a third comes and goes every other second: everybody joins again each time."""
+    """Two members of a group stay, a third comes and goes every other second: all of them join again each time."""
     from confluent_kafka import Consumer
 
     topic, group = _topic(place, 6, 1), f"group-{place.client_id}"
@@ -331,11 +331,11 @@ def compare(
     rounds: int,
     say: Callable[[str], None],
     brokers: int = BROKERS,
-    patience_s: float = 0.0,
+    calm_wait_s: float = 0.0,
 ) -> list[dict[str, Any]]:
     """Run every traffic `rounds` times; one row for each run, with both figures in ms.
 
-    Before each run it waits at most `patience_s` for other programs on the machine to be done.
+    Before each run it waits at most `calm_wait_s` for other programs on the machine to be done.
     """
     from tests.support.sidecars import sidecar  # the real `kquota run`; needs what the tests need
 
@@ -347,7 +347,7 @@ def compare(
                 say(client_id)
                 length_s = seconds if number >= 0 else seconds / 3
                 place = Place(running.bootstrap, cluster.bootstrap[0], client_id, length_s, brokers)
-                wait_calm(CALM_SHARE, os.cpu_count() or 1, patience_s)
+                wait_calm(CALM_SHARE, os.cpu_count() or 1, calm_wait_s)
                 began = time.monotonic()
                 traffic.run(place)
                 row: dict[str, Any] = {"traffic": traffic.key, "round": number, "client_id": client_id}
@@ -395,7 +395,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=9.0, help="how long each traffic runs")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--patience", type=float, default=15.0, help="seconds to wait for a calm machine before each run"
+        "--calm-wait", type=float, default=15.0, help="seconds to wait for a calm machine before each run"
     )
     parser.add_argument("--only", help=f"comma-separated, of: {', '.join(traffic.key for traffic in TRAFFICS)}")
     parser.add_argument("--output", type=Path, default=RESULTS, help="where <date>-request-time.json goes")
@@ -417,7 +417,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def say(text: str) -> None:
         print(f"· {text}", flush=True)
 
-    result["rows"] = compare(chosen, options.seconds, options.rounds, say, patience_s=options.patience)
+    result["rows"] = compare(chosen, options.seconds, options.rounds, say, calm_wait_s=options.calm_wait)
     options.output.mkdir(parents=True, exist_ok=True)
     file = options.output / f"{result['started'][:10]}-request-time.json"
     file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -45,7 +45,7 @@ class Context:
     plan: Plan
     broker_pid: int
     cores: int
-    patience_s: float
+    wait_budget_s: float
     """What is left of the plan's."""
     answerer_pid: int = 0
     """The peer that only answers; 0 when no scenario needs it."""
@@ -347,7 +347,7 @@ def _with_tls(plan: Plan, sides: secured.Sides) -> Iterator[Scenario]:
         kind: str, title: str, metrics: tuple[Metric, ...], run: Callable[[Context, Running], Values] | None
     ) -> Scenario:
         together = None if run is not None else _side_by_side
-        # A broker on Java 17 answers whoever would go on with a session by a full handshake.
+        # A broker on Java 17 answers a client that would resume a session by a full handshake.
         leaves_out = (DIRECT.key,) if kind == "resumed" else ()
         return Scenario(
             f"{sides.key}-{kind}",

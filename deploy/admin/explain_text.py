@@ -123,7 +123,7 @@ def throttled_text(answer: dict[str, Any], admin_url: str) -> str:
         more += "".join(f"\n  limits are set {visible(origin)}" for origin in origins)
         parts = [f"{_count(len(rows), 'counter')} throttled at {at}, the longest first:\n{columns(table)}{more}"]
     else:
-        parts = [f"nobody is throttled at {at}"]
+        parts = [f"no client is throttled at {at}"]
     if answer["decisions"]:
         parts.append(decisions_text(answer["decisions"], at))
     if answer["refused"]:
@@ -302,7 +302,7 @@ def _now_lines(kind: Kind, one: dict[str, Any], now: dict[str, Any], at: str) ->
         waits.append(f"a request now would wait {_span(now['wait_ms'])}; without any, free in {_span(now['free_ms'])}")
     if now["waiting"]:
         waits.append(_line(now))
-    lines.append("; ".join(waits) if waits else "nobody waits")
+    lines.append("; ".join(waits) if waits else "no client waits")
     extra = []
     if now["owed_ms"]:
         extra.append(f"owes {_span(now['owed_ms'])} beyond the delays that were told; its next requests wait for that")
@@ -353,7 +353,7 @@ def _line(now: dict[str, Any]) -> str:
 
 def _would_have(trial: dict[str, Any]) -> str:
     if not trial["throttled"]:
-        return "would have delayed nobody"
+        return "would have delayed no request"
     return (
         f"would have delayed {_count(trial['throttled'], 'request')}, held clients up for {_span(trial['throttle_ms'])}"
     )

@@ -24,7 +24,7 @@ from deploy.admin.guard import Hosts
 from deploy.admin.history import History
 from deploy.app.throttle_log import ThrottleLog
 from deploy.common import logs
-from deploy.common.gc_tuning import is_computing, let_go, settle, share_fairly, uncollected
+from deploy.common.gc_tuning import is_computing, release_in_steps, settle, share_fairly, uncollected
 from deploy.common.version import kquota_version
 from deploy.export.exporter import new_exporter
 from deploy.fleet.member import Member, new_member
@@ -203,7 +203,7 @@ class Sidecar:
         parts = old[0].parts()
         await self.source.reload(config, table)
         configure_logs(config)
-        await trio.to_thread.run_sync(let_go, old, parts)
+        await trio.to_thread.run_sync(release_in_steps, old, parts)
 
     async def serve(
         self, *, handle_signals: bool, task_status: trio.TaskStatus[Sidecar] = trio.TASK_STATUS_IGNORED

@@ -292,7 +292,7 @@ def simulate(
         raise typer.Exit(WRONG_USE)
 
 
-@app.command(short_help="Watch who uses how much of which quota.")
+@app.command(short_help="Watch how much of which quota each client uses.")
 def top(
     context: typer.Context,
     admin: Annotated[
@@ -314,7 +314,7 @@ def top(
     sort: Annotated[str, typer.Option("--sort", metavar="ORDER", help="use, throttled, rate or name.")] = "use",
     as_json: Annotated[bool, typer.Option("--json", help="Print one look as JSON and end.")] = False,
 ) -> None:
-    """Show each counter of a running sidecar: its limit, how much of it is used, who is throttled and for how long."""
+    """Show the counters of a running sidecar: the limit, how much of it is used, and how long it is throttled."""
     from deploy.cli.top import SORTS, look_json, watch
 
     if sort not in SORTS:
@@ -347,7 +347,7 @@ def init(
     port: Annotated[
         int, typer.Option("--port", min=1, max=65_535, metavar="PORT", help="Where clients connect.")
     ] = 9092,
-    shadow: Annotated[bool, typer.Option("--shadow", help="Measure only, hold nobody up.")] = False,
+    shadow: Annotated[bool, typer.Option("--shadow", help="Measure only, delay no client.")] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="A new file; left out: standard output.")
     ] = None,

@@ -131,7 +131,7 @@ def pauses() -> Pause:
     return pause
 
 
-def let_go(last: list[Any], parts: list[Any]) -> None:
+def release_in_steps(last: list[Any], parts: list[Any]) -> None:
     """Free a large object in steps: freed at once, its many parts block all threads until the last is gone.
 
     `last` has the last reference to it, `parts` what it consists of. Both are empty afterwards; parts with other

@@ -21,7 +21,7 @@ from deploy.demo.interrupts import Interrupted, Interrupts
 from deploy.demo.meter import Track
 from deploy.demo.phases import length
 from deploy.demo.stage import Stage, staged
-from deploy.demo.verdict import judge, sentence
+from deploy.demo.verdict import compare, sentence
 from deploy.kafka import EmbeddedKafkaError
 from quota.visible import visible
 
@@ -110,8 +110,8 @@ def _show_plain(console: Console, stage: Stage, seconds: int, interrupts: Interr
 
 
 def _summarise(console: Console, tracks: list[Track], seconds: float) -> int:
-    outcomes = judge(tracks, seconds)
-    failed = any(outcome.complaint for outcome in outcomes)
+    outcomes = compare(tracks, seconds)
+    failed = any(outcome.failure for outcome in outcomes)
     console.print()
     console.print(view.summary_table(outcomes))
     console.print(view.summary_notes(outcomes), style="dim")

@@ -22,7 +22,7 @@ class ClientResult:
     """Mean rate after the first window; None: the run was too short to have a steady phase."""
     whole: float
     """Mean rate of the whole run, opening burst included."""
-    complaint: str
+    failure: str
     """What is wrong, as a sentence without a full stop; empty if nothing is."""
 
     @property
@@ -32,21 +32,21 @@ class ClientResult:
         return None if self.steady is None or goal is None else self.steady / goal
 
 
-def judge(tracks: Sequence[Track], seconds: float) -> list[ClientResult]:
+def compare(tracks: Sequence[Track], seconds: float) -> list[ClientResult]:
     """Compare each client with its plan, over a run of `seconds`."""
     begin = steady_from(tracks) if is_long_enough(seconds) else None
     if begin is None and is_long_enough(seconds):
         begin = float(STEADY_FROM_S)  # one of them never reached its limit, which will be reported
-    return [_judge(track, tracks, begin, seconds) for track in tracks]
+    return [_compare(track, tracks, begin, seconds) for track in tracks]
 
 
-def _judge(track: Track, tracks: Sequence[Track], begin: float | None, seconds: float) -> ClientResult:
+def _compare(track: Track, tracks: Sequence[Track], begin: float | None, seconds: float) -> ClientResult:
     steady = None if begin is None else track.rate(begin, _end(track, seconds))
     whole = track.rate(0, _end(track, seconds))
-    complaint = _complaint(track, steady, whole) or _complaint_of_limit(track, tracks, begin, seconds)
-    if not complaint and track.failed:
-        complaint = f"{track.plan.name} had {track.failed} errors, the last one: {track.problem}"
-    return ClientResult(track, steady, whole, complaint)
+    failure = _failure_below_target(track, steady, whole) or _failure_at_limit(track, tracks, begin, seconds)
+    if not failure and track.failed:
+        failure = f"{track.plan.name} had {track.failed} errors, the last one: {track.problem}"
+    return ClientResult(track, steady, whole, failure)
 
 
 def _end(track: Track, seconds: float) -> float:
@@ -54,12 +54,12 @@ def _end(track: Track, seconds: float) -> float:
     return min(seconds, max(track.reported_until, seconds - SILENCE_S))
 
 
-def _complaint(track: Track, steady: float | None, whole: float) -> str:
+def _failure_below_target(track: Track, steady: float | None, whole: float) -> str:
     """For a client that wants less than it may have: is it slowed?"""
     plan = track.plan
     if is_hungry(plan):
         return ""
-    assert plan.wanted is not None, "a client without a limit and without a target cannot be judged"
+    assert plan.wanted is not None, "a client without a limit and without a target cannot be compared"
     reached = whole if steady is None else steady
     if plan.limit is None:
         if reached < plan.wanted * (1 - TOLERANCE):
@@ -75,7 +75,7 @@ def _complaint(track: Track, steady: float | None, whole: float) -> str:
     return ""
 
 
-def _complaint_of_limit(track: Track, tracks: Sequence[Track], begin: float | None, seconds: float) -> str:
+def _failure_at_limit(track: Track, tracks: Sequence[Track], begin: float | None, seconds: float) -> str:
     """For a client that wants more than it may have: do those that share its limit move just that together?"""
     plan = track.plan
     if plan.limit is None or not is_hungry(plan):
@@ -100,16 +100,16 @@ def _complaint_of_limit(track: Track, tracks: Sequence[Track], begin: float | No
 
 def sentence(outcomes: Sequence[ClientResult], seconds: float) -> str:
     """The result in words."""
-    complaints = [outcome.complaint for outcome in outcomes if outcome.complaint]
-    if complaints:
-        return f"Not as expected: {'; '.join(complaints)}."
+    failures = [outcome.failure for outcome in outcomes if outcome.failure]
+    if failures:
+        return f"Not as expected: {'; '.join(failures)}."
     tracks = [outcome.track for outcome in outcomes]
     free = " and ".join(track.plan.name for track in tracks if track.plan.limit is None)
     begin = steady_from(tracks)
     if begin is None or any(outcome.steady is None for outcome in outcomes):
         return (
             f"Too short a run to judge the limits (steady only from second {STEADY_FROM_S} on; try --seconds 30). "
-            f"Nobody got more than the first window lets through, and {free}, without a quota, was not slowed."
+            f"No client got more than the first window lets through, and {free}, without a quota, was not slowed."
         )
     plans = [track.plan for track in tracks]
     shared = [sharing(plan, plans) for plan in plans if plan.shared and is_hungry(plan)]

@@ -24,7 +24,7 @@ FIRST_WINDOW = (
     f"Then it is held until the average is back at its limit, at about second {STEADY_FROM_S}. Watch `now` drop."
 )
 STEADY = (
-    "Steady: the first window is over. Whoever wants more than its limit gets its limit, evenly: each answer carries a "
+    "Steady: the first window is over. Clients that want more get their limits, evenly: each answer carries a "
     "throttle time, and the sidecar does not read from that client (muted) until it is over. The two of clicks "
     "have one limit behind two sidecars: what the modest one leaves is the greedy one's."
 )
@@ -153,7 +153,7 @@ def summary_table(outcomes: Sequence[ClientResult]) -> Table:
             number(outcome.whole),
             f"{outcome.track.held_ms / 1000:.1f}" if plan.limit else "-",
             milliseconds(outcome.track.client_throttle_max_ms),
-            Text("off", style="bold red") if outcome.complaint else Text("ok", style="bold green"),
+            Text("off", style="bold red") if outcome.failure else Text("ok", style="bold green"),
         )
     return table
 

@@ -87,7 +87,7 @@ class TopicSink:
                 failure = failure or error
         if failure is not None:
             batch.lines = [line for line in batch.lines if line not in delivered]
-            self._let_go()
+            self._close_producer()
             raise ExportError(f"topic {self._topic}: {type(failure).__name__}: {failure}") from failure
 
     def tick(self) -> None:
@@ -95,9 +95,9 @@ class TopicSink:
 
     def close(self) -> None:
         """Everything written has been confirmed: close the connection."""
-        self._let_go()
+        self._close_producer()
 
-    def _let_go(self) -> None:
+    def _close_producer(self) -> None:
         """Do not reuse a producer that failed: its queue would still hold the records."""
         producer, self._producer = self._producer, None
         if producer is not None:

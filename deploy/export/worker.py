@@ -102,7 +102,7 @@ class Worker:
         """Monotonic time at which to give up; set when there are no more records."""
         self._records = self._errors = self._dropped = 0
         self._last_success_s = 0.0
-        self._complaint: str | None = None
+        self._last_error: str | None = None
         self.done = threading.Event()
         """The thread has ended."""
 
@@ -190,9 +190,9 @@ class Worker:
             self._records += before
             self._in_work = None
             self._last_success_s = self._wall_s()
-        if self._complaint is not None:
+        if self._last_error is not None:
             log.info("usage records are written again", sink=self.name)
-            self._complaint = None
+            self._last_error = None
         return True
 
     def _give_back(self, taken: tuple[int, Batch]) -> bool:
@@ -240,6 +240,6 @@ class Worker:
         with self._changed:
             self._errors += 1
         text = str(error)
-        if text != self._complaint:
-            self._complaint = text
+        if text != self._last_error:
+            self._last_error = text
             log.error("usage records cannot be written, trying again", sink=self.name, error=text)

@@ -24,7 +24,7 @@ from quota.fleet.record import MAX_BYTES
 log = structlog.get_logger("kquota.fleet")
 
 CLIENT_ID: Final = "kquota-fleet"
-TURN_S: Final = 0.2
+POLL_INTERVAL_S: Final = 0.2
 """Records are sent and read this often, so there are at most five fetches per second from each broker."""
 STALE_S: Final = 2.0
 MAX_WAITING: Final = 20_000
@@ -124,12 +124,12 @@ class Exchange:
                 self._connect()
                 retry_s = RETRY_S
                 while not self._stopping.is_set():
-                    self._turn()
+                    self._exchange_records()
                 self._send()
                 self._producer.flush(timeout=1.0)
             except Exception as error:  # mostly KafkaError; no error of the library may end the traffic
                 self._failed(error)
-            self._let_go()
+            self._close_clients()
             self._stopping.wait(retry_s)
             retry_s = min(retry_s * 2, LONGEST_RETRY_S)
 
@@ -245,18 +245,18 @@ class Exchange:
             f"--topic {settings.topic} --partitions {settings.partitions}{copies} {configs}"
         )
 
-    def _turn(self) -> None:
+    def _exchange_records(self) -> None:
         if self.wanted != self._assigned:
             self._assign(self.wanted)
         self._send()
         start = time.monotonic()
         if self._assigned:
-            self._poll(TURN_S)
+            self._poll(POLL_INTERVAL_S)
             quiet_s = time.monotonic() - self._heard_s
             if quiet_s > QUIET_INTERVALS * self._settings.interval_s / 1000:
                 raise TopicError(f"nothing could be read from topic {self._settings.topic} for {quiet_s:.0f} s")
         # A poll with a result returns at once: without a pause each record would be a fetch of its own.
-        self._stopping.wait(max(TURN_S - (time.monotonic() - start), 0.0))
+        self._stopping.wait(max(POLL_INTERVAL_S - (time.monotonic() - start), 0.0))
 
     def _assign(self, wanted: frozenset[int]) -> None:
         from kafka import TopicPartition
@@ -307,7 +307,7 @@ class Exchange:
             log.error("the fleet cannot be reached", topic=self._settings.topic, error=text)
         self.state.error, self.state.connected = text, False
 
-    def _let_go(self) -> None:
+    def _close_clients(self) -> None:
         producer, consumer = self._producer, self._consumer
         self._producer = self._consumer = None
         for client, settings in ((producer, {"timeout": 0.5}), (consumer, {})):

@@ -56,12 +56,12 @@ class Member:
         self.exchange.start()
         while True:
             try:
-                await self._turn()
+                await self._step()
             except Exception:  # a bug of ours must not end the traffic
                 log.exception("the fleet's split cannot be computed")
             await trio.sleep(self.settings.interval_s / 1000 / TICKS)
 
-    async def _turn(self) -> None:
+    async def _step(self) -> None:
         exchange, fleet = self.exchange, self.fleet
         if exchange.partitions and not self._connected:
             self._connected = True

@@ -97,7 +97,7 @@ FLEET: Final = [
         4,
     ),
     Show(
-        "Who is throttled, and why",
+        "Throttled clients, and why",
         "Share of time that a client was held, by the quota that caused it; two connections can make 200 %.",
         "percentunit",
         {

@@ -15,7 +15,7 @@ import structlog
 import trio
 
 from config.fingerprint import fingerprint
-from deploy.sources.reading import PATIENCE_S, Aside, StuckError
+from deploy.sources.reading import ANSWER_TIMEOUT_S, Aside, StuckError
 
 log = structlog.get_logger("kquota.files")
 
@@ -40,19 +40,21 @@ class Followed:
     successful: bool = True
     unsettled: int = 0
     """Checks in a row at which the files had changed while they were loaded."""
-    complaint: str | None = None
+    last_error: str | None = None
     """The error logged last, while it lasts."""
 
 
 class Follower:
     """Follows files until cancelled."""
 
-    def __init__(self, followed: Iterable[Followed], poll_s: float = POLL_S, patience_s: float = PATIENCE_S) -> None:
-        """What is in force now was loaded from the files as they are now. `patience_s`: how long a file system may take
+    def __init__(
+        self, followed: Iterable[Followed], poll_s: float = POLL_S, timeout_s: float = ANSWER_TIMEOUT_S
+    ) -> None:
+        """What is in force now was loaded from the files as they are now. `timeout_s`: how long a file system may take
         to answer."""
         self.followed = list(followed)
         self._poll_s = poll_s
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         for one in self.followed:
             one.seen = _looks(one.paths)
 
@@ -63,7 +65,7 @@ class Follower:
                 nursery.start_soon(self._follow, one)
 
     async def _follow(self, one: Followed) -> None:
-        aside = Aside(self._patience_s)
+        aside = Aside(self._timeout_s)
         while True:
             await trio.sleep(self._poll_s)
             try:
@@ -95,20 +97,20 @@ class Follower:
         one.unsettled = 0
         one.seen = found
         if failure is not None:
-            one.complaint = None
+            one.last_error = None
             _refused(one, failure)
             return
         one.reloads += 1
         one.successful = True
-        one.complaint = None
+        one.last_error = None
         log.info("files reloaded", setting=one.setting)
 
 
 def _refused(one: Followed, error: str) -> None:
     """Count and log the error, once while it lasts."""
     one.successful = False
-    if error != one.complaint:
-        one.complaint = error
+    if error != one.last_error:
+        one.last_error = error
         one.failures += 1
         log.error("files refused, the last good ones stay in force", setting=one.setting, error=error)
 

@@ -21,7 +21,7 @@ from config.table import to_table
 from deploy.common.atomic import replace_file
 from deploy.common.gc_tuning import beside_traffic, pauses
 from deploy.sources.quota_source import MAX_LOGGED, QuotaSource
-from deploy.sources.reading import PATIENCE_S, Aside, FileReader, StuckError
+from deploy.sources.reading import ANSWER_TIMEOUT_S, Aside, FileReader, StuckError
 from deploy.sources.watch import POLL_S
 from quota.admin import Changes, Entity, entity_text
 from quota.overlay import Overlay, altered, laid_over
@@ -47,16 +47,18 @@ class FileSource(QuotaSource):
     slow one delays administrators only. Raises ConfigError for an invalid overlay.
     """
 
-    def __init__(self, path: Path, config: Config, *, poll_s: float = POLL_S, patience_s: float = PATIENCE_S) -> None:
-        """`path` is the configuration file's. `patience_s`: how long a file system may take to answer."""
+    def __init__(
+        self, path: Path, config: Config, *, poll_s: float = POLL_S, timeout_s: float = ANSWER_TIMEOUT_S
+    ) -> None:
+        """`path` is the configuration file's. `timeout_s`: how long a file system may take to answer."""
         self._file = path
         self._path = None if config.quota_settings.overlay is None else Path(config.quota_settings.overlay)
         self._seen = Fingerprint(None) if self._path is None else fingerprint(self._path)
         self._overlay: Overlay = {} if self._path is None else _parsed(self._path, self._seen)
         self._in_file = to_table(config)
         self._poll_s = poll_s
-        self._patience_s = patience_s
-        self._writing = Aside(patience_s)
+        self._timeout_s = timeout_s
+        self._writing = Aside(timeout_s)
         self._changing = trio.Lock()
         """Held while the overlay is altered or the file's limits are reloaded."""
         self._jobs, self._next_job = trio.open_memory_channel[_Job](MAX_WAITING)
@@ -67,7 +69,7 @@ class FileSource(QuotaSource):
         """Carry out alterations, and detect edits of the overlay file, until cancelled."""
         if self._path is None:
             await trio.sleep_forever()
-        reader = FileReader(self._path, self._patience_s)
+        reader = FileReader(self._path, self._timeout_s)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch, reader)
             if self.rule == "apply":

@@ -14,7 +14,7 @@ import trio
 
 from config.fingerprint import Fingerprint, fingerprint
 
-PATIENCE_S: Final = 10.0
+ANSWER_TIMEOUT_S: Final = 10.0
 """After this time without an answer a file counts as unreadable."""
 SETTLE_S: Final = 0.1
 """A file that is being written is read again until two readings agree, so that no half of it is ever loaded."""
@@ -33,27 +33,27 @@ class Aside:
     and everything recovers as soon as the file system answers.
     """
 
-    def __init__(self, patience_s: float = PATIENCE_S) -> None:
-        self._patience_s = patience_s
-        self.no_answer = f"no answer from the file system within {patience_s:g} s"
-        self._turn = trio.CapacityLimiter(1)
+    def __init__(self, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
+        self.no_answer = f"no answer from the file system within {timeout_s:g} s"
+        self._one_at_a_time = trio.CapacityLimiter(1)
 
     async def run(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
         """The result of `work`, or its exception; StuckError when it takes too long, and then it goes on nevertheless.
 
         A cancelled caller does not wait.
         """
-        with trio.move_on_after(self._patience_s):
-            return await trio.to_thread.run_sync(work, *arguments, abandon_on_cancel=True, limiter=self._turn)
+        with trio.move_on_after(self._timeout_s):
+            return await trio.to_thread.run_sync(work, *arguments, abandon_on_cancel=True, limiter=self._one_at_a_time)
         raise StuckError(self.no_answer)
 
 
 class FileReader:
     """Reads one file beside the traffic."""
 
-    def __init__(self, path: Path, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, path: Path, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self.path = path
-        self.aside = Aside(patience_s)
+        self.aside = Aside(timeout_s)
 
     async def read(self) -> Fingerprint:
         """The file's content now. Never raises for an unreadable file."""

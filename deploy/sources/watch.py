@@ -16,7 +16,7 @@ from config.model import Config
 from config.problems import ConfigError
 from config.table import to_table
 from deploy.common.gc_tuning import beside_traffic, pauses
-from deploy.sources.reading import PATIENCE_S, SETTLE_S, FileReader
+from deploy.sources.reading import ANSWER_TIMEOUT_S, SETTLE_S, FileReader
 from quota.table import QuotaTable
 
 log = structlog.get_logger("kquota.config")
@@ -53,11 +53,11 @@ class Watcher:
         *,
         poll_s: float = POLL_S,
         settle_s: float = SETTLE_S,
-        patience_s: float = PATIENCE_S,
+        timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> None:
         """`config` is what runs, read when the file had the fingerprint `seen`; `apply` puts another one in force."""
         self._path = path
-        self._reader = FileReader(path, patience_s)
+        self._reader = FileReader(path, timeout_s)
         self._running = config.restart_settings()
         self._seen = seen
         self._state = state

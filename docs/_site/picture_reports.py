@@ -26,6 +26,12 @@ IMAGES: Final = ROOT / "docs" / "images"
 HIGHEST: Final = 1700
 """Pixels of a picture: the head of a page shows what it is like."""
 COLOURS: Final = 128
+NO_SCROLLBARS: Final = """
+const style = document.createElement("style");
+style.textContent = "::-webkit-scrollbar { display: none; }";
+document.head.append(style);
+"""
+"""The browser's own setting hides none of a window without a screen."""
 FLEET: Final = ("--sidecars", "40", "--days", "7", "--apps", "12", "--parts", "4", "--quiet")
 PRICES: Final = """\
 currency: EUR
@@ -82,7 +88,7 @@ def take(page: Path, picture: Path, width: int, *, dark: bool = False) -> None:
         height = min(HIGHEST, driver.execute_script("return document.documentElement.scrollHeight"))
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
+        driver.execute_script(NO_SCROLLBARS)
         with Image.open(io.BytesIO(driver.get_screenshot_as_png())) as taken:
             taken.convert("RGB").quantize(COLOURS).save(picture, optimize=True)
     print(f"docs/images/{picture.name}")

@@ -23,7 +23,7 @@ from deploy.demo.interrupts import Interrupts  # noqa: E402
 from deploy.demo.meter import Track  # noqa: E402
 from deploy.demo.phases import length  # noqa: E402
 from deploy.demo.stage import staged  # noqa: E402
-from deploy.demo.verdict import judge, sentence  # noqa: E402
+from deploy.demo.verdict import compare, sentence  # noqa: E402
 
 PICTURE: Final = ROOT / "docs" / "images" / "demo.svg"
 SECONDS: Final = 30
@@ -93,8 +93,8 @@ def main() -> int:
                 due.pop(0)
                 frames.append(frame(view.live(tracks, stage.title, second, SECONDS, COLUMNS), len(frames)))
     seconds = length(tracks, SECONDS)
-    outcomes = judge(tracks, seconds)
-    failed = any(outcome.complaint for outcome in outcomes)
+    outcomes = compare(tracks, seconds)
+    failed = any(outcome.failure for outcome in outcomes)
     last = Text(sentence(outcomes, seconds), style="bold red" if failed else "bold green")
     summary = Group(view.summary_table(outcomes), Text(view.summary_notes(outcomes), style="dim"), Text(), last)
     frames.append(frame(summary, len(frames)))

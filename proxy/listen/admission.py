@@ -102,7 +102,7 @@ class ConnectionAdmission:
         """A served connection has ended."""
         self._gate.leave(ticket)
 
-    def let_go(self) -> bool:
+    def close_held(self) -> bool:
         """Close all held connections now: their descriptors are needed, or the sidecar ends. Returns whether any was
         held."""
         some = bool(self._held)
@@ -121,7 +121,7 @@ class ConnectionAdmission:
                         await self._changed.wait()
                     self._close_until(trio.current_time())
         finally:
-            self.let_go()
+            self.close_held()
 
     async def _keep_house(self) -> None:
         while True:

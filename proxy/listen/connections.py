@@ -86,7 +86,7 @@ class Connections:
         with suppress(OSError):
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         identity, tls = self._settings.identity, self._settings.listen_tls
-        login_decides = self._identification.login_expected and identity.choose(sasl="somebody")[1] == "sasl"
+        login_decides = self._identification.login_expected and identity.choose(sasl="any user")[1] == "sasl"
         user = None if login_decides or tls is not None else identity.choose()[0]
         ticket = self._admission.admit(client, address[0], user)
         if ticket is None:

@@ -36,10 +36,10 @@ SOFTWARE: Final = "TLS, passed through"
 """Shown in place of a client library."""
 
 
-async def begins_with_tls(client: socket, patience_s: float) -> bool:
+async def begins_with_tls(client: socket, timeout_s: float) -> bool:
     """Whether the first byte of a connection is a ClientHello's; it is only peeked at. False at the end of the stream,
     and when no byte came in time: the next read then finds out."""
-    with trio.move_on_after(patience_s):
+    with trio.move_on_after(timeout_s):
         await trio.lowlevel.wait_readable(client)
         with suppress(OSError):  # reset; the next read raises it again
             return client.recv(1, MSG_PEEK) == bytes([TLS_HANDSHAKE])

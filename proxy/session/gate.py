@@ -85,7 +85,7 @@ def lets_through(
         state.hold(kind, group, wait_ms, now_ms, kept=not wants_answer and wait_ms <= MAX_KEPT_MS)
         return False
     if state.held is not None and api_key not in (FETCH, SHARE_FETCH):  # those may still be held by their own quota
-        state.let_go(account, api_key, header.size, now_ms)
+        state.end_hold(account, api_key, header.size, now_ms)
     return True
 
 
@@ -97,5 +97,5 @@ def admits_unshaped(state: SessionState, pending: InFlightRequest, now_ms: float
         state.hold(Kind.FETCH, None, admission.throttle_ms, now_ms)
         return False
     pending.admission = admission
-    state.let_go(account, pending.api_key, 0, now_ms)
+    state.end_hold(account, pending.api_key, 0, now_ms)
     return True

@@ -143,7 +143,7 @@ class Logins:
             if accepted.fault is not None:
                 raise SessionError(
                     CloseReason.CLIENT_MALFORMED,
-                    f"the broker has accepted a login by {self.watch.mechanism} that names nobody: {accepted.fault}",
+                    f"the broker has accepted a login by {self.watch.mechanism} that names no user: {accepted.fault}",
                     kind="sasl_name",
                 )
             end_ms = now_ms + accepted.lifetime_ms if accepted.lifetime_ms else math.inf

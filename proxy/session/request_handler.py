@@ -457,7 +457,7 @@ class RequestHandler(FrameInspector):
         return here
 
     def _forward_fetch(self, pending: InFlightRequest, rest_bytes: int) -> None:
-        self._state.let_go(pending.account, FETCH, 0, self._now_ms)
+        self._state.end_hold(pending.account, FETCH, 0, self._now_ms)
         self._state.count_request(pending.account, FETCH)
         self._state.inflight.append(pending)
         self.walker.skip = rest_bytes

@@ -158,7 +158,7 @@ class ResponseHandler(FrameInspector):
         if pending is None:
             raise SessionError(
                 CloseReason.BROKER_MALFORMED,
-                f"the broker sent a response (correlation id {correlation_id}) that nobody asked for",
+                f"the broker sent a response (correlation id {correlation_id}) that no request is waiting for",
                 kind="broker_unasked_response",
             )
         if pending.correlation_id != correlation_id:

@@ -33,5 +33,5 @@ cdef class SessionState:
     @cython.locals(until_ms=cython.double)
     cpdef object impose(self, InFlightRequestType pending, object kind, long long delay_ms, double now_ms, object charged=*)
     cpdef object _hold(self, double until_ms, double now_ms)
-    cpdef object let_go(self, AccountType account, int api_key, object amount, double now_ms)
+    cpdef object end_hold(self, AccountType account, int api_key, object amount, double now_ms)
     cpdef object note(self, InFlightRequestType pending)

@@ -48,7 +48,7 @@ class ClientState(enum.IntEnum):
     |            | waits, before it decides                          |                                               |
     | LOGIN      | the broker owes the answer to a SASL message, or  | the answer, or `identify` -> OPEN             |
     |            | the client's name is being looked up              |                                               |
-    | HELD       | the next request waits for its group's debt       | the gate lets it pass (`let_go`) -> OPEN      |
+    | HELD       | the next request waits for its group's debt       | the gate lets it pass (`end_hold`) -> OPEN    |
     |            | (ADR 0026); `mute_until_ms` is when to ask again  |                                               |
     | MUTED      | nothing is read before `mute_until_ms` (KIP-219); | the deadline -> OPEN                          |
     |            | responses go on flowing                           |                                               |
@@ -278,7 +278,7 @@ class SessionState:
             until_ms = self.renew_ms  # it may pass then
         self.mute_until_ms = max(self.mute_until_ms, until_ms)
 
-    def let_go(self, account: Account, api_key: int, amount: float, now_ms: float) -> None:
+    def end_hold(self, account: Account, api_key: int, amount: float, now_ms: float) -> None:
         """The held request is forwarded now: record how long it has waited."""
         held, self.held = self.held, None
         if held is None:

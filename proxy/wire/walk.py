@@ -172,7 +172,7 @@ class Walker:
     def _count(self, elements: int) -> None:
         self._elements += elements
         if self._elements > MAX_ELEMENTS:
-            raise self._malformed(f"{self._elements} elements are more than anybody has")
+            raise self._malformed(f"{self._elements} elements are more than any cluster has")
 
     def _tags(self, wanted: tuple[tuple[int, Program], ...], pos: int) -> int:
         count, pos = self._uvarint(pos)

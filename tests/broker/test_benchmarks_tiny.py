@@ -85,7 +85,7 @@ def test_a_tiny_run_measures_kquota_beside_direct(tmp_path: Path, capsys: pytest
         assert "core_of_proxy" not in direct
         for values in (through, direct):
             assert values["cores_of_broker"] == values["cores_of_clients"] == len(cores) - 1
-    assert len(cores) == len(before)  # and everybody may use all of them again
+    assert len(cores) == len(before)  # and all processes may use all of them again
     titles = [target.title for target in report.targets(result)]
     assert "fetch, 8 connections, neither end the limit: MB/s" in titles
     assert ("consumer: throughput × direct, the proxy having a core" in titles) == bool(apart)

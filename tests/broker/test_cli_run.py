@@ -66,10 +66,10 @@ class Run:
 
 
 def text_of(ports: list[int], limit: str, more: str = "") -> str:
-    port, admin_port, first, nobody = ports
+    port, admin_port, first, closed_port = ports
     return (
         f"listen: {{port: {port}, broker_ports: {first}-{first + 3}}}\n"
-        f'upstream: {{bootstrap: ["127.0.0.1:{nobody}"]}}\n'
+        f'upstream: {{bootstrap: ["127.0.0.1:{closed_port}"]}}\n'
         f"admin: {{port: {admin_port}}}\n"
         f"quotas: [{{client-id: c, producer_byte_rate: {limit}}}]\n{more}"
     )

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.evasion import frames, honest
-from benchmarks.evasion.arithmetic import judge, steps
+from benchmarks.evasion.arithmetic import compute_achieved, steps
 from benchmarks.evasion.beside import Beside, Neighbour
 from benchmarks.evasion.report import Report, summary, table
 from benchmarks.evasion.rows import BATCHES, BOUND, ROWS, Row, chosen
@@ -54,35 +54,37 @@ def test_a_request_every_forty_seconds_is_the_limit_wherever_the_run_begins_and_
     # 20 MB every 40 s at 0.5 MB/s: 20 / (40 * 0.5) = 1
     for first in (0.0, 6.0, 12.0):
         later = [first + 40.0 * number for number in range(1, 4)]
-        got = judge(stairs((0.0, 20e6), *((at, 20e6) for at in later)), 0.5e6, 11, 134)
+        got = compute_achieved(stairs((0.0, 20e6), *((at, 20e6) for at in later)), 0.5e6, 11, 134)
         assert got.achieved == pytest.approx(1.0)
         assert got.seconds == pytest.approx(80)
     # Two steps 40 s apart are too few: 2 * 20 MB over all of the 123 s.
-    assert judge(stairs((0.0, 20e6), (70.0, 20e6), (110.0, 20e6)), 0.5e6, 11, 134).achieved == pytest.approx(40 / 61.5)
+    assert compute_achieved(stairs((0.0, 20e6), (70.0, 20e6), (110.0, 20e6)), 0.5e6, 11, 134).achieved == pytest.approx(
+        40 / 61.5
+    )
 
 
 def test_the_first_window_is_left_out_and_what_follows_is_not() -> None:
     burst = [(0.0, 1_100_000)]
     paced = [(11.0 + number, 100_000) for number in range(120)]
-    assert judge(stairs(*burst, *paced), 100_000, 11, 134).achieved == pytest.approx(1.0)
+    assert compute_achieved(stairs(*burst, *paced), 100_000, 11, 134).achieved == pytest.approx(1.0)
     twice = [(11.0 + number / 2, 100_000) for number in range(240)]
-    got = judge(stairs(*burst, *twice), 100_000, 11, 134)
+    got = compute_achieved(stairs(*burst, *twice), 100_000, 11, 134)
     assert got.achieved == pytest.approx(2.0, rel=0.01)
     # 1.1 MB at once, then 0.1 MB/s more than allowed from 11 s to 130.5 s: 1.1 + 23.9 - 13.05 MB
     assert got.burst == pytest.approx((1.1e6 + 24e6 - 13.05e6) / 1.1e6, rel=0.01)
 
 
 def test_a_long_debt_counts_over_all_of_the_time() -> None:
-    assert judge(stairs((0.0, 20e6)), 100_000, 11, 134).achieved == 0.0
+    assert compute_achieved(stairs((0.0, 20e6)), 100_000, 11, 134).achieved == 0.0
     # a second one after 30 s, as a cap of delays gives it: 20 MB in 123 s at 0.1 MB/s
-    assert judge(stairs((0.0, 20e6), (30.0, 20e6)), 100_000, 11, 134).achieved == pytest.approx(20 / 12.3)
+    assert compute_achieved(stairs((0.0, 20e6), (30.0, 20e6)), 100_000, 11, 134).achieved == pytest.approx(20 / 12.3)
     # one every 30 s: 3 x 20 MB in 90 s
     four = [(30.0 * number, 20e6) for number in range(5)]
-    assert judge(stairs(*four), 100_000, 11, 134).achieved == pytest.approx(60 / 9)
+    assert compute_achieved(stairs(*four), 100_000, 11, 134).achieved == pytest.approx(60 / 9)
 
 
 def test_nothing_at_all_and_steps() -> None:
-    assert judge([], 1.0, 11, 134).achieved == judge([(1.0, 0.0)], 1.0, 11, 134).total == 0.0
+    assert compute_achieved([], 1.0, 11, 134).achieved == compute_achieved([(1.0, 0.0)], 1.0, 11, 134).total == 0.0
     assert steps([(0.0, 0.0), (1.0, 5.0), (2.0, 5.0), (3.0, 7.0)]) == [(1.0, 5.0), (3.0, 2.0)]
 
 
@@ -116,7 +118,7 @@ def test_who_is_slowed_is_told_from_what_slows_everybody() -> None:
     assert not found.slowed(beside(6.0, 2.0))
     assert found.slowed(beside(6.1, 2.0))
     assert found.slowed(beside(6.1, 1.0)), "that the broker became faster excuses nothing"
-    assert not found.slowed(beside(12.0, 4.0)), "everybody waits twice as long, so 3 times are 1.5"
+    assert not found.slowed(beside(12.0, 4.0)), "every client waits twice as long, so 3 times are 1.5"
     assert found.slowed(beside(12.1, 4.0))
     assert found.slowed(Beside(row, beside(1.0, 1.0).beside, ["TimeoutError()"]))
     assert found.slowed(Beside(row)), "nothing was measured"
@@ -129,7 +131,9 @@ def test_who_is_slowed_is_told_from_what_slows_everybody() -> None:
 def test_the_table_says_which_row_missed() -> None:
     row = chosen(["p4-tls"])[0]
     seen = {"requests": 9, "connections": 9, "errors": {}}
-    good = Outcome(row, judge(stairs(*((float(at), 100_000) for at in range(130))), 1e5, 11, 134), 1e5, seen, "log")
+    good = Outcome(
+        row, compute_achieved(stairs(*((float(at), 100_000) for at in range(130))), 1e5, 11, 134), 1e5, seen, "log"
+    )
     bad = replace(good, figures=replace(good.figures, achieved=1.06))
     assert good.passed
     assert not bad.passed

@@ -54,7 +54,7 @@ def test_a_throttled_producer_is_explained_while_it_waits(running: Sidecar, topi
             failures.append(error)
 
     thread = threading.Thread(target=produce)
-    assert "nobody is throttled" in explain(running)
+    assert "no client is throttled" in explain(running)
     thread.start()
     try:
         deadline = time.monotonic() + 60
@@ -94,10 +94,10 @@ def test_a_throttled_producer_is_explained_while_it_waits(running: Sidecar, topi
     opened = {one["scope"]: one["open"] for one in answer["connections"]}
     assert opened["user"] == opened["ip"] >= 1
 
-    # It has told the truth: what it called the last delay is in the metrics, and after "free" nobody is throttled.
+    # It has told the truth: what it called the last delay is in the metrics, and after "free" no client is throttled.
     assert running.metric("kquota_throttled_requests_total", cause="produce", client_id="etl") >= now["throttled"]
     while (left := explained(running, "--client-id", "etl")["kinds"][0]["now"]) and left["wait_ms"]:
         assert time.monotonic() < deadline
         time.sleep(min(left["free_ms"] / 1000 + 0.05, 5))
-    assert "nobody is throttled" in explain(running)
+    assert "no client is throttled" in explain(running)
     assert "last throttles, newest first:" in explain(running, "--client-id", "etl")

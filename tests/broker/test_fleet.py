@@ -180,7 +180,7 @@ def test_what_is_no_record_changes_nothing_and_is_counted(kafka: KafkaCluster, t
         _until(lambda: fleet[0].metric("kquota_fleet_records_total", outcome="malformed") == known + 4)
         assert fleet[0].metric("kquota_fleet_instances") == 2
         assert fleet[0].metric("kquota_fleet_lost") == 0
-        # Its own traffic is charged to nobody and is small: in ten seconds some ten records of 130 bytes.
+        # Its own traffic is charged to no client and is small: in ten seconds some ten records of 130 bytes.
         before = fleet[0].metric("kquota_fleet_sent_bytes_total")
         time.sleep(10)
         assert fleet[0].metric("kquota_fleet_sent_bytes_total") - before < 10 * 500

@@ -23,7 +23,7 @@ FOLDER = Path(generate.__file__).parent
 EMPTY_HERE = {
     "Brokers that throttle on their own",  # this cluster has no quotas of its own
     "by the brokers themselves",
-    "mutations",  # nobody creates topics
+    "mutations",  # no client creates topics
     "tokens {{pod}}",
     "Connections refused, by limit",  # no limit is reached
     "Limits on trial",  # one event: of a series that begins with it, rate() sees nothing

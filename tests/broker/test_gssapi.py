@@ -131,4 +131,4 @@ def test_gssapi_passes_and_is_charged_to_the_stated_user(kerberos: Kerberos, top
         )
         charged = running.metric("kquota_bytes_total", kind=kind, user=FALLBACK)
         assert charged == running.metric("kquota_bytes_total", kind=kind), "charged to others"
-    assert CLIENT not in running.metrics(), "whoever reads GSSAPI's messages"
+    assert CLIENT not in running.metrics(), "a client that sends GSSAPI's messages"

@@ -298,9 +298,9 @@ def test_the_stages_other_than_the_wheels_cannot_compile(image: Builder) -> None
 
 @pytest.mark.parametrize("pure", ["", "1"])
 def test_the_image_runs_compiled_and_as_python(image: Builder, config: Path, pure: str) -> None:
-    port, admin, first, nobody = free_ports(4)
+    port, admin, first, closed_port = free_ports(4)
     settings = {
-        "upstream": {"bootstrap": [f"127.0.0.1:{nobody}"]},
+        "upstream": {"bootstrap": [f"127.0.0.1:{closed_port}"]},
         "listen": {"port": port, "broker_ports": f"{first}-{first}"},
         "admin": {"port": admin},
         "log": {"format": "json"},
@@ -328,7 +328,7 @@ def test_the_image_runs_compiled_and_as_python(image: Builder, config: Path, pur
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """A directory as the kubelet makes it of a ConfigMap: the file is a link through `..data`, which is swapped."""
-    tmp_path.chmod(0o755)  # a ConfigMap is there to be read by everybody in the pod
+    tmp_path.chmod(0o755)  # a ConfigMap is there to be read by every container of the pod
     (tmp_path / "..1").mkdir()
     (tmp_path / "..data").symlink_to("..1")
     (tmp_path / "kquota.yaml").symlink_to("..data/kquota.yaml")
@@ -444,12 +444,12 @@ def test_the_image_is_the_webhook_too(image: Builder, tmp_path: Path) -> None:
     account = service_account(tmp_path)
     for path in (*at.values(), "/account"):
         (image.root("kquota") / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
-    port, nobody = free_ports(2)
+    port, closed_port = free_ports(2)
     command = image.command(
         "kquota",
         ["kquota", *container["args"], f"--port={port}", "--service-account=/account"],
         # No API server answers there: pods are answered nevertheless.
-        environment={"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(nobody)},
+        environment={"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(closed_port)},
         user=container["securityContext"]["runAsUser"],
         mounts={template: at["template"], tls: at["tls"], account: "/account"},
     )

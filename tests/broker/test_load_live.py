@@ -18,7 +18,7 @@ def test_300_connections_are_held_and_share_fairly() -> None:
         # Three or four requests each in so short a time: one more or less is a quarter. `make load` measures longer.
         assert one.jain_writers > 0.8
         assert one.jain_readers > 0.5
-        assert one.least_writes > 0, "nobody starves"
+        assert one.least_writes > 0, "no connection starves"
         # What they used is what they may: a little more where the window's edge lies, less where the machine is busy.
         assert one.written_bytes_per_s < 1.3 * QUICK.write_bytes_per_s
         assert one.read_bytes_per_s < 1.3 * QUICK.read_bytes_per_s

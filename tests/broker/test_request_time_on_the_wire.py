@@ -204,7 +204,7 @@ def test_a_consumer_that_waits_is_not_charged_for_waiting(kafka: KafkaCluster, t
 
 
 def test_the_estimate_is_within_the_stated_factor_of_the_brokers_own_figure() -> None:
-    """Whoever waits for a core is charged for it here and not by the broker (docs/request-time.md): all have one."""
+    """A wait for a core is charged here and not by the broker (docs/request-time.md): all clients have a core."""
     chosen = [traffic for traffic in TRAFFICS if traffic.key in COMPARED]
     assert len(chosen) == len(COMPARED)
     with precedence():

@@ -85,10 +85,10 @@ def test_what_a_broker_accepts_and_the_sidecar_does_not(secured: Sidecar, kafka_
         users = {one["user"] for one in secured.get("/connections")["connections"]}
     assert users & {"bob", "carol"} == {"carol"}
     wait_for(
-        "the logins that name nobody",
+        "the logins that name no user",
         lambda: secured.metric("kquota_parse_errors_total", kind="sasl_name") >= 5,
         10.0,
     )
     log = secured.log.read_text()
-    assert "names nobody" in log
-    assert "mallory" not in "".join(line for line in log.splitlines() if "names nobody" in line)
+    assert "names no user" in log
+    assert "mallory" not in "".join(line for line in log.splitlines() if "names no user" in line)

@@ -183,10 +183,10 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_errors_are_one_sentence(admin: tuple[str, dict[str, Answer]]) -> None:
     url, said = admin
-    nobody = run("--admin", "http://127.0.0.1:1", "--once")
-    assert nobody.returncode == 1
-    assert "nothing listens there; name the admin port" in " ".join(nobody.stderr.split())
-    assert "Traceback" not in nobody.stderr
+    unreached = run("--admin", "http://127.0.0.1:1", "--once")
+    assert unreached.returncode == 1
+    assert "nothing listens there; name the admin port" in " ".join(unreached.stderr.split())
+    assert "Traceback" not in unreached.stderr
     said["/quotas"] = 200, ["something else"]
     stranger = run("--admin", url, "--once")
     assert stranger.returncode == 1

@@ -140,7 +140,7 @@ def run_corpus(cluster: KafkaCluster, items: list[str], folder: Path) -> Run:
                 log = (folder / f"{marks[way]}.log").read_text()
                 assert code == 0, log[-5000:]
                 print(log)  # pytest shows it with a failure
-                assert "Exception ignored" not in log, log  # warnings are errors, also where nobody can catch them
+                assert "Exception ignored" not in log, log  # warnings are errors, also where they cannot be caught
         finally:
             for child in children.values():
                 if child.poll() is None:

@@ -257,7 +257,7 @@ def test_new_brokers_get_a_listener_and_a_moved_one_keeps_its_own() -> None:
     with KafkaCluster.start(1, progress=print) as cluster, sidecar(cluster.bootstrap) as proxy:
         (first,) = addresses(proxy).values()
         cluster.add_broker(2)
-        # Whoever comes first opens the listener: the sidecar's own look at the cluster, or a client's Metadata.
+        # The one that comes first opens the listener: the sidecar's own look at the cluster, or a client's Metadata.
         told = addresses(proxy)
         assert told[1] == first
         assert set(told) == {1, 2}

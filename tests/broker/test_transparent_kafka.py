@@ -225,7 +225,7 @@ def test_brokers_come_move_and_go(net: Network, cluster: KafkaCluster, rules: Ca
         try:
             with net.brokers.inside():
                 cluster.add_broker(4, address=NEW)
-                move_leader(admin, topics[0], [4, 1])  # a broker that nobody has told the sidecar of
+                move_leader(admin, topics[0], [4, 1])  # a broker that the sidecar has not been told of
                 move_leader(admin, topics[1], [2, 1])  # the one with an IPv6 address
             clients.wait_for_progress()
             through = {one["broker"] for one in proxy.get("/connections")["connections"]}
@@ -285,7 +285,7 @@ def test_a_sidecar_restarts_and_rules_fail_closed_or_open(
         assert first.get("/connections")["total"] >= 3
         stack_of_first.close()
         with net.application.inside():
-            assert new_connection() == "ConnectionRefusedError", "closed: nobody gets around the quotas"
+            assert new_connection() == "ConnectionRefusedError", "closed: no client gets around the quotas"
         with beside_the_application(net, []) as second:
             clients.wait_for_progress()
             assert second.get("/connections")["total"] >= 3, "they came back by themselves"

@@ -156,7 +156,7 @@ def test_without_a_key_tls_is_passed_through_under_byte_quotas(
             timeline = in_background(work, there).result(2 * LIMIT_S)
             timeline.assert_complete(there)
             assert timeline.duration_s > 0.9 * (size_bytes - 2 * RATE) / RATE, kind
-            assert timeline.throttle == {}, "nobody can tell it"
+            assert timeline.throttle == {}, "it cannot be told"
             assert proxy.metric("kquota_throttled_requests_total", cause=kind, user="pod") > 0
             assert proxy.metric("kquota_passthrough_bytes_total", kind=kind) > size_bytes
             wait_for_bytes(proxy, size_bytes, kind=kind, user="pod", client_id="")

@@ -20,7 +20,7 @@ QUOTAS = [
     {"client-id": "candidate", **dict.fromkeys(BOTH, LIVE), "candidate": dict.fromkeys(BOTH, TRIED)},
     {"client-id": "shadow", **dict.fromkeys(BOTH, TRIED), "mode": "shadow"},
 ]
-PATIENCE_S = 20
+LIMIT_S = 20
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def trying(kafka: KafkaCluster) -> Iterator[Sidecar]:
 
 def would_throttle_s(running: Sidecar, kind: str, limit: str, *, least: float) -> float:
     """The metric, once it has come up to `least`: an exposition is up to a second old."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + LIMIT_S
     while True:
         found = running.metric("kquota_would_throttle_seconds_total", kind=kind, client_id=limit, limit=limit)
         if found >= least or time.monotonic() > deadline:
@@ -48,7 +48,7 @@ def test_each_byte_is_put_to_trial_and_none_waits(trying: Sidecar, topic: str, l
             assert answer.message.throttle_time_ms == 0
             assert answer.message.responses[0].partition_responses[0].error_code == 0
         # 230 kB: 1.5 s; 460 kB: 13 s; 690 kB: 24.5 s; 920 kB: 36 s, all of them from within a few seconds of each other
-        assert 36 <= would_throttle_s(trying, "produce", limit, least=36) < 36 + PATIENCE_S
+        assert 36 <= would_throttle_s(trying, "produce", limit, least=36) < 36 + LIMIT_S
         read = []
         offset = 0
         while offset < 4:
@@ -58,7 +58,7 @@ def test_each_byte_is_put_to_trial_and_none_waits(trying: Sidecar, topic: str, l
             read += values
             offset += len(values)
         assert [len(value) for value in read] == [230_000] * 4
-        assert 36 <= would_throttle_s(trying, "fetch", limit, least=36) < 37 + PATIENCE_S
+        assert 36 <= would_throttle_s(trying, "fetch", limit, least=36) < 37 + LIMIT_S
     assert trying.metric("kquota_throttled_requests_total", client_id=limit) == 0
     assert trying.metric("kquota_would_throttle_requests_total", client_id=limit, limit=limit) >= 5
     rows = {row["kind"]: row[limit] for row in trying.get("/quotas")["groups"] if row["client_id"] == limit}

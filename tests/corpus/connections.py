@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 SAMPLE_S = 0.05
-NO_CONNECTION_STATES = {"06", "07", "0A"}  # TIME_WAIT, CLOSE and LISTEN: nobody talks there (any more)
+NO_CONNECTION_STATES = {"06", "07", "0A"}  # TIME_WAIT, CLOSE and LISTEN: no bytes are exchanged there (any more)
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 
@@ -56,7 +56,7 @@ def marked_processes(variable: str) -> dict[int, str]:
         if entry.name.isdigit():
             try:
                 environment = Path(entry.path, "environ").read_bytes()
-            except OSError:  # ended meanwhile, or somebody else's
+            except OSError:  # ended meanwhile, or another user's
                 continue
             for setting in environment.split(b"\0"):
                 if setting.startswith(needle):

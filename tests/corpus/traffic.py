@@ -127,7 +127,7 @@ def main() -> None:
     for thread in threads:
         thread.start()
     try:
-        for line in sys.stdin:  # "count": answer as soon as everybody has got ten more acknowledgements
+        for line in sys.stdin:  # "count": answer as soon as every producer has got ten more acknowledgements
             if line.strip() != "count":
                 break
             before = dict(counts)

@@ -31,7 +31,7 @@ def _client(job: Job) -> RawClient:
 
 
 def _addresses(value: Any) -> Iterator[tuple[str, int]]:
-    """All (host, port) in a decoded message; Kafka writes "nobody" as an empty host with port -1."""
+    """All (host, port) in a decoded message; Kafka writes "none" as an empty host with port -1."""
     if isinstance(value, dict):
         if value.get("host"):
             yield value["host"], value["port"]

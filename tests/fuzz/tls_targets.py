@@ -89,7 +89,7 @@ def records(data: bytes) -> None:
                         made.settle()
                     case _:
                         made.near.close()
-        assert sent.startswith(got), "plaintext that nobody sent"
+        assert sent.startswith(got), "plaintext that was not sent"
         unread = made.ours.channel
         assert unread is not None
         assert unread.encrypted_ahead_bytes >= 0

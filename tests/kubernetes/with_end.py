@@ -53,7 +53,7 @@ def test_a_killed_test_leaves_nothing_behind(tmp_path: Path) -> None:
     until(lambda: not inhabitants(network), "processes", 30)
     until(lambda: keeper.groups() <= others, "control groups", 30)
     print(f"all gone after {time.monotonic() - began:.1f} s")
-    # Mounts, addresses and packet rules were in namespaces that nobody is in any more.
+    # Mounts, addresses and packet rules were in namespaces that no process is in any more.
     assert str(folder) not in Path("/proc/self/mounts").read_text()
     interfaces = subprocess.run(["ip", "link"], capture_output=True, text=True, check=True).stdout
     assert "node0" not in interfaces

@@ -262,7 +262,7 @@ def test_nothing_else_than_a_file_is_written_over(tmp_path: Path) -> None:
 class Running:
     """A watcher at work, and what it put in force."""
 
-    def __init__(self, path: Path, patience_s: float = LIMIT_S) -> None:
+    def __init__(self, path: Path, timeout_s: float = LIMIT_S) -> None:
         self.state = ReloadState()
         self.limits: list[float | None] = []
         self.watcher = Watcher(
@@ -273,7 +273,7 @@ class Running:
             self._apply,
             poll_s=0.01,
             settle_s=0.001,
-            patience_s=patience_s,
+            timeout_s=timeout_s,
         )
 
     async def _apply(self, config: Config, table: QuotaTable) -> None:
@@ -281,8 +281,8 @@ class Running:
 
 
 @asynccontextmanager
-async def watching(path: Path, patience_s: float = LIMIT_S) -> AsyncIterator[Running]:
-    running = Running(path, patience_s)
+async def watching(path: Path, timeout_s: float = LIMIT_S) -> AsyncIterator[Running]:
+    running = Running(path, timeout_s)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(running.watcher.run)
         yield running
@@ -321,9 +321,9 @@ async def test_a_watched_configuration_of_very_many_brackets(tmp_path: Path) -> 
         await until(lambda: running.limits == [2])
 
 
-def overlay_source(path: Path, patience_s: float = LIMIT_S) -> FileSource:
+def overlay_source(path: Path, timeout_s: float = LIMIT_S) -> FileSource:
     config = load_bytes("q.yaml", f"{UPSTREAM}quotas: {{overlay: {path}}}\n".encode())
-    return FileSource(path.with_name("q.yaml"), config, poll_s=0.01, patience_s=patience_s)
+    return FileSource(path.with_name("q.yaml"), config, poll_s=0.01, timeout_s=timeout_s)
 
 
 @kinds
@@ -534,7 +534,7 @@ async def test_a_configuration_on_a_file_system_that_does_not_answer(
     put_file(path, quota(1))
     silent = Silent(monkeypatch, deploy.sources.reading, "fingerprint", path)
     with structlog.testing.capture_logs() as logs:
-        async with watching(path, patience_s=0.05) as running:
+        async with watching(path, timeout_s=0.05) as running:
             put_file(path, quota(2))
             await until(lambda: running.state.failures == 1)
             await trio.sleep(0.3)
@@ -551,7 +551,7 @@ async def test_an_overlay_on_a_file_system_that_does_not_answer(
 ) -> None:
     path = tmp_path / "o.yaml"
     put_file(path, "quotas: [{user: alice, producer_byte_rate: 1}]")
-    source = overlay_source(path, patience_s=0.05)
+    source = overlay_source(path, timeout_s=0.05)
     silent = Silent(monkeypatch, deploy.sources.reading, "fingerprint", path)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(source.run)
@@ -568,7 +568,7 @@ async def test_an_overlay_on_a_file_system_that_does_not_answer(
 async def test_an_overlay_that_cannot_be_written_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "o.yaml"
     text = f"{UPSTREAM}quotas: {{overlay: {path}, alter: apply, alter_principals: [admin]}}\n"
-    source = FileSource(tmp_path / "q.yaml", load_bytes("q.yaml", text.encode()), poll_s=0.01, patience_s=0.2)
+    source = FileSource(tmp_path / "q.yaml", load_bytes("q.yaml", text.encode()), poll_s=0.01, timeout_s=0.2)
     silent = Silent(monkeypatch, deploy.sources.quota_file, "replace_file", path)
     reasons: list[str | None] = []
     async with trio.open_nursery() as nursery:
@@ -590,7 +590,7 @@ async def test_followed_files_on_a_file_system_that_does_not_answer(
         put_file(one, "1")
     stuck = Followed("listen.tls", [path], lambda: None)
     free = Followed("identity.static", [other], lambda: None)
-    follower = Follower([stuck, free], poll_s=0.01, patience_s=0.05)
+    follower = Follower([stuck, free], poll_s=0.01, timeout_s=0.05)
     silent = Silent(monkeypatch, deploy.sources.follow, "fingerprint", path)
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
@@ -611,12 +611,12 @@ async def test_followed_files_on_a_file_system_that_does_not_answer(
 async def test_who_is_cancelled_does_not_wait_for_a_thread_that_reads(tmp_path: Path) -> None:
     answers = threading.Event()
     try:
-        aside = Aside(patience_s=LIMIT_S)
+        aside = Aside(timeout_s=LIMIT_S)
         began_s = time.monotonic()
         with trio.move_on_after(0.05):
             await aside.run(answers.wait, 120)
         assert time.monotonic() - began_s < LIMIT_S
-        hasty = Aside(patience_s=0.02)
+        hasty = Aside(timeout_s=0.02)
         for _ in range(3):
             with pytest.raises(StuckError, match=r"no answer from the file system within 0\.02 s"):
                 await hasty.run(answers.wait, 120)

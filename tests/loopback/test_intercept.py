@@ -264,7 +264,7 @@ async def test_through_the_shell_a_wait_holds_up_its_own_connection_only() -> No
         await other.send_all(produce(4, 80))
         assert await read_frame(other) == produce_response(4)
         assert broker.received == [produce(4, 80)]
-        for decided in decide:  # that of the client that has gone is heard by nobody
+        for decided in decide:  # that of the client that has gone is not heard
             decided(Answer(struct.pack(">i", 0) + b"stored"))
         assert await read_frame(waiting) == created(2, 0, b"stored")
         assert await read_frame(waiting) == produce_response(3)

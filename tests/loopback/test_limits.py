@@ -312,7 +312,7 @@ def test_the_reserve_is_there_again_after_it_was_used() -> None:
         with socket.create_connection(listener.getsockname()) as client, no_descriptors_left():
             assert reserve.turn_away(listener)
             assert client.recv(1) == b""
-            assert not reserve.turn_away(listener)  # nobody waits
+            assert not reserve.turn_away(listener)  # no connection waits
             assert reserve.refill()
         reserve.close()
 

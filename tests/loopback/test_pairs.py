@@ -11,15 +11,11 @@ from typing import Any
 
 import trio
 
-from deploy.kafka.ports import free_ports
 from proxy.io.pairing import FIRST_TRY, PAIR_BYTES
-from proxy.listen.server import Proxy
-from proxy.settings import ProxySettings
-from quota.ledger import Ledger
-from quota.table import QuotaTable
+from tests.support.scripted_broker import proxy_before
 from tests.support.session_tools import produce, produce_response
 
-PATIENCE_S = 20.0
+LIMIT_S = 20.0
 SIZE_BYTES = 1_000
 ROUND_BYTES = len(produce_response(0))
 
@@ -54,7 +50,7 @@ class Client:
 
     def until_paired(self, size_bytes: int = SIZE_BYTES) -> None:
         """Requests 50 µs apart, three under way, until the sidecar waits for two of this size."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + LIMIT_S
         while self.waits_for_bytes < size_bytes:
             assert time.monotonic() < deadline, f"never, in {self.sent} requests"
             self.send(size_bytes=size_bytes)
@@ -64,7 +60,7 @@ class Client:
             self.take(self.sent - 3)
 
     def until_parted(self) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + LIMIT_S
         while self.waits_for_bytes:
             assert time.monotonic() < deadline
             time.sleep(0.001)  # asks again soon; how soon is not what is tested
@@ -91,25 +87,23 @@ def answer_one(peer: socket.socket) -> None:
 
 
 async def through_sidecar(script: Callable[[Client], None]) -> None:
-    port, first = free_ports(2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=answer, args=[listener], daemon=True).start()
-        settings = ProxySettings("127.0.0.1", port, range(first, first + 1), (listener.getsockname()[:2],))
-        proxy = Proxy(settings, Ledger(QuotaTable()))
+        proxy = proxy_before(listener.getsockname()[:2])
 
         def pairing_of() -> Any:
             (connection,) = proxy._connections.open
             return connection._io._pairing
 
         def run() -> None:
-            with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:
+            with socket.create_connection(("127.0.0.1", proxy.port), LIMIT_S) as connection:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 client = Client(connection, pairing_of)
                 client.send()
                 client.take()
                 script(client)
 
-        with trio.fail_after(2 * PATIENCE_S):
+        with trio.fail_after(2 * LIMIT_S):
             async with trio.open_nursery() as nursery:
                 await nursery.start(proxy.serve)
                 await trio.to_thread.run_sync(run)

@@ -220,7 +220,7 @@ async def test_one_new_connection_each_time_round_the_loop() -> None:
     async with through(answer) as (proxy, _, _):
         established = await connect(proxy)
         assert await served(established)
-        # The kernel connects them; nobody here runs meanwhile.
+        # The kernel connects them; no task of ours runs meanwhile.
         clients = [socket.create_connection((HERE, proxy.port), timeout=5) for _ in range(200)]
         for client in clients:
             client.sendall(produce(1, 100))

@@ -308,7 +308,7 @@ async def test_whoever_waits_can_be_cancelled_and_wait_again() -> None:
             assert scope.cancelled_caught
             theirs.sendall(b"late")
             await trio.sleep(0.01)
-            assert reader.read == []  # nobody waited for it
+            assert reader.read == []  # no task waited for it
             theirs.close()
             assert await take(reader.watch, reader.turn) == "end"
             assert reader.read == [b"late"]

@@ -69,7 +69,7 @@ async def test_a_silent_resolver_takes_no_thread_of_others_and_each_waits_as_lon
         await resolver.getaddrinfo(b"one", 1)
     assert scope.cancelled_caught
     async with trio.open_nursery() as nursery:
-        for number in range(60):  # more than trio has threads for everybody, 40
+        for number in range(60):  # more than trio has threads, 40
             nursery.start_soon(resolver.getaddrinfo, f"kafka-{number}".encode(), 9092)
         await until(lambda: len(lookups.asked) == MAX_LOOKUPS)
         with trio.fail_after(LIMIT_S):
@@ -92,7 +92,7 @@ async def test_connecting_uses_it_and_tries_the_next_address_soon(lookups: SlowL
     """Happy eyeballs (RFC 6555): an address that drops what is sent to it costs a quarter of a second."""
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = listener.socket.getsockname()[1]
-    full = socket.socket()  # nobody accepts, and the queue is full: further connections get no answer at all
+    full = socket.socket()  # nothing accepts, and the queue is full: further connections get no answer at all
     full.bind(("127.0.0.2", port))
     full.listen(0)
     waiting = [socket.socket() for _ in range(3)]

@@ -12,22 +12,18 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from deploy.kafka.ports import free_ports
 from proxy.io import sched_policy
 from proxy.io.reactor import take
 from proxy.io.sched_policy import QUIET_S, SchedPolicy
-from proxy.listen.server import Proxy
-from proxy.settings import ProxySettings
-from quota.ledger import Ledger
-from quota.table import QuotaTable
 from tests.loopback.test_reactor import Reader, in_trio, pair, serving
+from tests.support.scripted_broker import proxy_before
 from tests.support.session_tools import FETCH, fetch_body, produce, produce_response, request, response
 
 LARGE_BYTES = 8_000_000
 PART_BYTES = 4_000
 """A large response comes in many of these; each wakes the event loop."""
 MAX_PARTS = 1_500
-PATIENCE_S = 15.0
+LIMIT_S = 15.0
 STEP_S = 0.005
 
 
@@ -133,11 +129,11 @@ class Broker:
         """What a task of the event loop found while it gave way otherwise."""
 
     def serve(self) -> None:
-        self.listener.settimeout(PATIENCE_S)
+        self.listener.settimeout(LIMIT_S)
         while True:
             peer, _ = self.listener.accept()
             with peer:
-                peer.settimeout(PATIENCE_S)
+                peer.settimeout(LIMIT_S)
                 peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 head = peer.recv(4096)
                 if head[4:6] == b"\0\1":
@@ -164,7 +160,7 @@ class Broker:
 
 def client(port: int, policy: Callable[[], int]) -> int:
     """Fetches and produces through the sidecar; the policy of its thread after that."""
-    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:
+    with socket.create_connection(("127.0.0.1", port), LIMIT_S) as connection:
         connection.sendall(request(FETCH, 11, 1, fetch_body(11, partitions={0: 0})))
         left = len(response(FETCH, 11, 1, bytes(LARGE_BYTES)))
         while left:
@@ -175,7 +171,6 @@ def client(port: int, policy: Callable[[], int]) -> int:
 
 
 async def test_the_rest_of_a_large_response_interrupts_nobody_and_what_follows_does_again() -> None:
-    port, first = free_ports(2)
     loop_thread = threading.get_native_id()
 
     def policy() -> int:
@@ -185,14 +180,11 @@ async def test_the_rest_of_a_large_response_interrupts_nobody_and_what_follows_d
         broker = Broker(listener, policy)
         thread = threading.Thread(target=broker.serve, daemon=True)
         thread.start()
-        settings = ProxySettings(
-            "127.0.0.1", port, range(first, first + 1), (listener.getsockname()[:2],), splice_min_bytes=32_768
-        )
-        with trio.fail_after(PATIENCE_S):
+        proxy = proxy_before(listener.getsockname()[:2], splice_min_bytes=32_768)
+        with trio.fail_after(LIMIT_S):
             async with trio.open_nursery() as nursery:
-                proxy = Proxy(settings, Ledger(QuotaTable()))
                 await nursery.start(proxy.serve)
-                afterwards = await trio.to_thread.run_sync(client, port, policy)
+                afterwards = await trio.to_thread.run_sync(client, proxy.port, policy)
                 await trio.to_thread.run_sync(thread.join)
                 proxy.drain()
     assert broker.seen[0] == os.SCHED_OTHER  # the head was just there
@@ -217,7 +209,7 @@ def test_with_something_else_about_everything_is_as_usual() -> None:
                         to_large.sendall(b"a part")
                         threading.Event().wait(STEP_S)
                         with_both.add(os.sched_getscheduler(loop_thread))
-                    for _ in range(int(PATIENCE_S / STEP_S)):
+                    for _ in range(int(LIMIT_S / STEP_S)):
                         to_large.sendall(b"a part")
                         threading.Event().wait(STEP_S)
                         if os.sched_getscheduler(loop_thread) == os.SCHED_BATCH:

@@ -8,11 +8,7 @@ import threading
 
 import trio
 
-from deploy.kafka.ports import free_ports
-from proxy.listen.server import Proxy
-from proxy.settings import ProxySettings
-from quota.ledger import Ledger
-from quota.table import QuotaTable
+from tests.support.scripted_broker import proxy_before
 from tests.support.session_tools import produce, produce_response
 
 REQUESTS, REQUEST_BYTES = 150, 100_001
@@ -46,21 +42,17 @@ def slow_broker(listener: socket.socket, got: bytearray, total: int) -> None:
 
 
 async def test_requests_reach_a_slow_broker_as_they_were_sent() -> None:
-    port, first = free_ports(2)
     sent = b"".join(produce(number, REQUEST_BYTES) for number in range(REQUESTS))
     got = bytearray()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
-        settings = ProxySettings(
-            "127.0.0.1", port, range(first, first + 1), (listener.getsockname()[:2],), splice_min_bytes=32_768
-        )
+        proxy = proxy_before(listener.getsockname()[:2], splice_min_bytes=32_768)
         thread = threading.Thread(target=slow_broker, args=(listener, got, len(sent)), daemon=True)
         thread.start()
         with trio.fail_after(100):
             async with trio.open_nursery() as nursery:
-                proxy = Proxy(settings, Ledger(QuotaTable()))
                 await nursery.start(proxy.serve)
-                client = await trio.open_tcp_stream("127.0.0.1", port)
+                client = await trio.open_tcp_stream("127.0.0.1", proxy.port)
                 await client.send_all(sent)
                 expected = b"".join(produce_response(number) for number in range(REQUESTS))
                 answers = bytearray()

@@ -202,15 +202,15 @@ async def test_what_is_refused_is_told_to_both_ends_and_harms_nobody_else(
         def failures(reason: str) -> int:
             return proxy.counters.tls_handshake_failures["client", reason]
 
-        # no certificate, somebody else's, none that the rules know, an expired one
+        # no certificate, another authority's, none that the rules know, an expired one
         assert "certificate required" in await refused(proxy, client_context(issuer))
         unknown = client_context(issuer, stranger.issue("eve", common_name="eve"))
         assert "unknown ca" in await refused(proxy, unknown)
         expired = issuer.issue("old", common_name="alice", expired=True)
         assert "expired" in await refused(proxy, client_context(issuer, expired))
         await until(lambda: failures("certificate") == 3)
-        nobody = client_context(issuer, issuer.issue("bob", common_name="bob"))
-        await refused(proxy, nobody)
+        unmapped = client_context(issuer, issuer.issue("bob", common_name="bob"))
+        await refused(proxy, unmapped)
         await until(lambda: failures("principal") == 1)
 
         # a client that trusts another authority says so
@@ -316,7 +316,7 @@ async def test_a_muted_client_that_goes_is_noticed(issuer: Authority, host: Issu
         assert await read_frame(client) is not None
         await until(lambda: proxy.counters.connections_muted == 1)
         with trio.move_on_after(0.1):
-            await client.unwrap()  # close_notify, and no answer to it from somebody who does not read
+            await client.unwrap()  # close_notify, and no answer to it from a peer that does not read
         assert proxy.counters.connections_muted == 1
         await plain.aclose()
         await closed_reason(proxy, "client_closed")

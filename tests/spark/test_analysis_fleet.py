@@ -41,7 +41,7 @@ def test_rows_are_records_and_follow_from_the_seed(spark: SparkSession) -> None:
 
 def test_sequences_have_the_holes_and_repeats_that_were_made(spark: SparkSession) -> None:
     """2 days of 72 intervals, 3 sidecars in a part: 432 intervals, 3 % of which, 13, are lost, and 13 are repeated.
-    What is missing at an instance's very beginning or end nobody can know.
+    What is missing at an instance's very beginning or end cannot be known.
     """
     rows = records(spark, SMALL, 1).cache()
     intervals = rows.groupBy("pod", "end_ms").agg(

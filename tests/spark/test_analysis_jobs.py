@@ -162,7 +162,7 @@ def test_recommend(report: Make) -> None:
         ("right", "produce"): (1.3e6, "keep", "low"),  # within 10 % of 1.25 MB/s
         ("new: '#yes", "produce"): (160e3, "new", "low"),  # 154 320
         ("<default>", "produce"): (1.3e6, "new", "low"),
-        ("tiny", "produce"): (1000, "new", "low"),  # nobody is recommended less
+        ("tiny", "produce"): (1000, "new", "low"),  # no client is recommended less
         ("tiny", "request"): (6.3, "new", "low"),  # 5 % * 1.25 = 6.25
     }
     patch = (out / "values.yaml").read_bytes()

@@ -26,6 +26,11 @@ const inside = [...document.querySelectorAll(".scroll, figure, pre")];
 return inside.filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.getAttribute("aria-label"));
 """
 """What has more than is seen of it."""
+BROKEN: Final = """
+const words = [...document.querySelectorAll("td.w span")];
+return [words.length > 0, words.filter((one) => one.getClientRects().length > 1).map((one) => one.textContent)];
+"""
+"""Short words and times, of which none is broken at its hyphens."""
 LONG_NAME: Final = "orders-service-in-the-second-region-7c9d8f6b5"
 
 
@@ -67,6 +72,9 @@ def test_no_column_is_cut_off(pages: dict[str, Path], dark: bool) -> None:
                 driver.get(page.as_uri())
                 wide = driver.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
                 assert wide[0] <= wide[1], (name, width, "the page itself never scrolls sideways")
+                whole, broken = driver.execute_script(BROKEN)
+                assert broken == [], (name, width)
+                assert whole or name != "usage", "nothing was looked at"
                 if width == 1300:
                     assert driver.execute_script(CUT) == [], name
                 accessible(driver)

@@ -28,7 +28,7 @@ VERSION: Final = "1.36.3"
 """As tests/go/apiserver/go.mod pins it."""
 SERVICES: Final = ipaddress.ip_network("127.77.0.0/24")
 """Addresses of Services. On the loopback, so that the API server reaches a webhook through its Service without any
-proxy: whoever listens on the Service's address is the Service."""
+proxy: the process that listens on the Service's address is the Service."""
 START_LIMIT_S: Final = 180.0
 CRDS: Final = {
     "github.com/cert-manager/cert-manager": (

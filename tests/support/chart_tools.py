@@ -235,7 +235,7 @@ KUSTOMIZE: Final = PLAIN / "kustomize"
 KUSTOMIZE_HEADER: Final = "# GENERATED from helm/kquota by `make chart`: {what}\n"
 COMPONENT: Final = """\
 # GENERATED from helm/kquota by `make chart`: puts the sidecar into workloads with the label kquota.io/inject: "true"
-# (docs/kustomize.md). Who uses it brings the configuration: a ConfigMap kquota with kquota.yaml in it.
+# (docs/kustomize.md). The configuration is yours to bring: a ConfigMap kquota with kquota.yaml in it.
 apiVersion: kustomize.config.k8s.io/v1alpha1
 kind: Component
 patches:
@@ -308,7 +308,7 @@ def _without_helm(text: str) -> str:
     """A render without what only Helm needs."""
     text = re.sub(r"^ *(helm\.sh/chart|app\.kubernetes\.io/managed-by): .*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"^# Source: .*\n", "", text, flags=re.MULTILINE)
-    # Names of the Service with its namespace: whoever applies these chooses one.
+    # Names of the Service with its namespace: those who apply these choose one.
     text = re.sub(rf"^ *- {RELEASE}-kquota\.{NAMESPACE}\S*\n", "", text, flags=re.MULTILINE)
     return text.replace(f"{RELEASE}-kquota", "kquota").replace(
         f"app.kubernetes.io/instance: {RELEASE}", "app.kubernetes.io/instance: kquota"

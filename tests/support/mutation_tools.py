@@ -108,7 +108,7 @@ class Cluster:
     _ids: Any = field(default_factory=lambda: itertools.count(1))
 
     def add(self, **topics: int) -> None:
-        """Somebody else creates topics."""
+        """Another client creates topics."""
         for name, count in topics.items():
             self.topics[name] = (uuid.UUID(int=next(self._ids)), count)
 

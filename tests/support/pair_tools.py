@@ -53,7 +53,7 @@ def window_of(group: WindowCounter) -> Any:
     return (
         (rate._sums, rate._starts, rate._lasts, rate.window_ms, group.last_ms, group.owed_until),
         (group._admitted, group._outstanding, group._typical),
-        (pacer.active, pacer.paid_at, pacer._turn, pacer._held_until, pacer._calm_since),
+        (pacer.active, pacer.paid_at, pacer._last_scheduled, pacer._held_until, pacer._calm_since),
         None if portions is None else (portions.batch, portions._fetches),
     )
 

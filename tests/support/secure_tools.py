@@ -20,7 +20,7 @@ PASSWORDS: Final = {
 }
 """All users; by PLAIN and SCRAM. `kquota` is the sidecar's own, a super user."""
 CLOSED: Final = "closed-"
-"""Nobody but super users may do anything with topics whose names begin so."""
+"""Only super users may do anything with topics whose names begin so."""
 REAUTH_MS: Final = 8000
 """Clients of the listener SASL_REAUTH have to log in again that often (KIP-368)."""
 
@@ -49,7 +49,7 @@ def secure_cluster(authority: Authority, version: str = "4.2.0") -> Iterator[Kaf
 
 
 def allow_all_but_closed(cluster: KafkaCluster) -> None:
-    """Everybody may use every topic, group and transaction, save topics that begin with `CLOSED`."""
+    """Every user may use every topic, group and transaction, save topics that begin with `CLOSED`."""
     from kafka import KafkaAdminClient
     from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
     from kafka.admin import ACLResourcePatternType as PatternType

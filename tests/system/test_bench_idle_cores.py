@@ -10,7 +10,7 @@ from benchmarks.rig import idle
 from tests.corpus.job import wait_for
 
 
-@pytest.mark.skipif(not os.access(idle.DEVICE, os.W_OK), reason="nobody may ask for a latency here")
+@pytest.mark.skipif(not os.access(idle.DEVICE, os.W_OK), reason="no process may ask for a latency here")
 def test_idle_cores_poll_on_this_machine_while_they_are_asked_to() -> None:
     if idle.IdleTime.now() == idle.IdleTime(0, 0):
         pytest.skip("the kernel counts no idle states here")

@@ -387,7 +387,7 @@ def test_files_that_the_configuration_names_are_mounted() -> None:
     files, token = volume["projected"]["sources"]
     assert {one["path"] for one in files["downwardAPI"]["items"]} == {"namespace", "pod", "labels"}
     assert token["serviceAccountToken"]["path"] == "token"
-    assert token["serviceAccountToken"]["audience"] == "kquota.io/identity", "of no use to anybody"
+    assert token["serviceAccountToken"]["audience"] == "kquota.io/identity", "of no use to any service"
 
 
 def test_the_native_sidecar_comes_first_and_lasts() -> None:
@@ -470,7 +470,7 @@ def test_the_admin_port_of_a_gateway_answers_to_the_services_names() -> None:
         assert config.admin is not None
         return config.admin.allowed_hosts
 
-    # NAME.NAMESPACE is not among them: with a namespace called dev or app it is a name that anybody can buy
+    # NAME.NAMESPACE is not among them: with a namespace called dev or app it is a name that is for sale
     names = ("", f".{NAMESPACE}.svc", f".{NAMESPACE}.svc.cluster.local")
     assert hosts("gateway") == [f"{RELEASE}-kquota{more}" for more in names]
     assert hosts("gateway-full") == [*(f"kafka-gateway{more}" for more in names), "kquota.example.com"]

@@ -14,6 +14,7 @@ import yaml
 from analysis import cli, container
 from analysis.prices import to_prices
 from analysis.session import KAFKA_PACKAGE
+from analysis.stream_metrics import listen_address
 from deploy.kubernetes.chart import CHART
 from tests.support.chart_tools import documents, helm, of_kind, render_text
 
@@ -88,6 +89,49 @@ def test_the_operator_starts_the_file_that_is_in_the_image() -> None:
     assert stream["spec"]["sparkConf"]["spark.jars.packages"] == KAFKA_PACKAGE
 
 
+def stream_pod(manifests: list[dict[str, Any]]) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
+    """Arguments, metadata and the ports of the stream's pod, or of its driver: name -> port."""
+    for one in of_kind(manifests, "Deployment"):
+        (container,) = one["spec"]["template"]["spec"]["containers"]
+        ports = container.get("ports", [])
+        return container["args"], one["spec"]["template"]["metadata"], _named(ports)
+    (one,) = of_kind(manifests, "SparkApplication")
+    driver = one["spec"]["driver"]
+    return one["spec"]["arguments"], driver, _named(driver.get("ports", []))
+
+
+def _named(ports: list[dict[str, Any]]) -> dict[str, Any]:
+    return {port["name"]: port["containerPort"] for port in ports}
+
+
+@pytest.mark.parametrize("values", [PLAIN, OPERATOR])
+def test_prometheus_finds_the_stream(values: Path) -> None:
+    """By the port's name and by annotations: where the program listens, on all addresses of the pod."""
+    given = {"podMonitor.enabled": "true", "prometheusAnnotations": "true", "analysis.stream.metricsPort": "9500"}
+    manifests = documents(render_text(values, *(part for one in given.items() for part in ("--set", "=".join(one)))))
+    arguments, pod, ports = stream_pod(manifests)
+    assert listen_address(cli.parser().parse_args(arguments).metrics) == ("0.0.0.0", 9500)
+    monitors = {one["metadata"]["name"]: one["spec"] for one in of_kind(manifests, "PodMonitor")}
+    spec = monitors["shop-kquota-stream"]
+    assert spec["selector"]["matchLabels"].items() <= pod["labels"].items()
+    assert not monitors["shop-kquota"]["selector"]["matchLabels"].items() <= pod["labels"].items(), "asked twice"
+    (endpoint,) = spec["podMetricsEndpoints"]
+    assert ports[endpoint["port"]] == 9500
+    told = {name.removeprefix("prometheus.io/"): value for name, value in pod["annotations"].items()}
+    assert told == {"scrape": "true", "path": endpoint["path"], "port": "9500"}
+
+
+@pytest.mark.parametrize("values", [PLAIN, OPERATOR])
+def test_a_stream_without_metrics(values: Path) -> None:
+    given = ("podMonitor.enabled=true", "prometheusAnnotations=true", "analysis.stream.metricsPort=0")
+    manifests = documents(render_text(values, *(part for one in given for part in ("--set", one))))
+    arguments, pod, ports = stream_pod(manifests)
+    assert cli.parser().parse_args(arguments).metrics is None
+    assert ports == {}
+    assert "annotations" not in pod
+    assert [one["metadata"]["name"] for one in of_kind(manifests, "PodMonitor")] == ["shop-kquota"]
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -95,6 +139,9 @@ def test_the_operator_starts_the_file_that_is_in_the_image() -> None:
         (["analysis.kind=Job"], "kind"),
         (["analysis.reports[0].nam=usage"], "nam"),
         (["analysis.executer.cores=1"], "executer"),
+        (["analysis.stream.metricsPort=70000"], "metricsPort"),
+        (["analysis.stream.arguments[0]=--metrics"], "set analysis.stream.metricsPort"),
+        (["analysis.stream.arguments[0]=--metrics=9405"], "set analysis.stream.metricsPort"),
     ],
 )
 def test_mistakes_fail_at_install(given: list[str], told: str) -> None:

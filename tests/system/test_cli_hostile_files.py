@@ -111,11 +111,11 @@ def test_fifos_in_the_place_of_everything_that_is_followed(tmp_path: Path) -> No
     user.write_text("web\n")
     overlay.write_text("quotas: [{user: web, producer_byte_rate: 5}]\n")
     path = tmp_path / "q.yaml"
-    port, admin_port, first, nobody = ports
+    port, admin_port, first, closed_port = ports
     good = (
         f"listen: {{port: {port}, broker_ports: {first}-{first + 3}, "
         f"tls: {{certificate_file: {issued.chain}, key_file: {issued.key}}}}}\n"
-        f'upstream: {{bootstrap: ["127.0.0.1:{nobody}"]}}\nadmin: {{port: {admin_port}}}\n'
+        f'upstream: {{bootstrap: ["127.0.0.1:{closed_port}"]}}\nadmin: {{port: {admin_port}}}\n'
         f"identity: {{static: {{file: {user}}}}}\nquotas: {{overlay: {overlay}, entries: []}}\n"
     )
     path.write_text(good)
@@ -166,7 +166,7 @@ from deploy.sources.quota_file import FileSource
 from deploy.app.run import main
 from deploy.sources.watch import Watcher
 for one in (FileSource, Watcher):
-    one.__init__.__kwdefaults__["patience_s"] = 1.0
+    one.__init__.__kwdefaults__["timeout_s"] = 1.0
 sys.exit(main(Path(sys.argv[1])))
 """
 

@@ -47,7 +47,7 @@ class Admin(BaseHTTPRequestHandler):
     """As much of an admin port as `explain` asks for."""
 
     def do_GET(self) -> None:
-        """Nobody is throttled."""
+        """No client is throttled."""
         body = json.dumps(ANSWER).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
@@ -84,7 +84,7 @@ def test_the_sidecar_of_a_pod_is_asked_and_the_forwarding_ends(tmp_path: Path, p
     folder = stand_in(tmp_path, port)
     done = kquota("explain", "--pod", "shop/orders-0:9500", path=str(folder))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("nobody is throttled at 2026-01-01")
+    assert done.stdout.startswith("no client is throttled at 2026-01-01")
     said = json.loads((tmp_path / "said.json").read_text())
     assert said["arguments"] == ["port-forward", "--namespace", "shop", "pod/orders-0", ":9500"]
     assert not Path(f"/proc/{said['pid']}").exists()

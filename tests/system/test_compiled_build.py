@@ -35,7 +35,7 @@ SUFFIX = EXTENSION_SUFFIXES[0]
 
 
 def test_ci_runs_compiled() -> None:
-    """And whoever has compiled it has it from the source that is here."""
+    """And where it is compiled, it is from the source that is here."""
     if os.environ.get("CI") or os.environ.get("KQUOTA_PURE") == "0":
         assert not compiled.WHY_NOT
     if compiled.WHY_NOT:

@@ -226,7 +226,7 @@ def test_duckdb_and_pandas_read_the_files_as_they_are(tmp_path: Path) -> None:
     files.write(batch(1, 2, produce_bytes=5, produce_limit=1.5, client_id="a"))
     files.write(batch(3, client_id='b "\n ü', produce_bytes=2**60))
     files.close()
-    files.write(batch(4, produce_bytes=1000))  # not complete: nobody sees it
+    files.write(batch(4, produce_bytes=1000))  # not complete: no reader sees it
     glob = str(tmp_path / "**/*.jsonl")
     query = "SELECT client_id, sum(produce_bytes), max(produce_limit), any_value(hour) FROM {} GROUP BY 1 ORDER BY 1"
     expected = [("a", 10, 1.5, "12"), ('b "\n ü', 2**60, None, "12")]

@@ -38,7 +38,7 @@ def test_simulate_shows_names_as_codes(hostile_config: Path) -> None:
 
 @contextmanager
 def hostile_admin(answer: dict[str, Any], status: int = 200) -> Iterator[str]:
-    """Somebody's web server in place of a sidecar."""
+    """Another program's web server in place of a sidecar."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

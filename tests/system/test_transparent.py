@@ -281,7 +281,7 @@ def test_which_destinations_are_allowed() -> None:
 
 def test_own_addresses() -> None:
     assert is_own_address("127.0.0.1")
-    assert not is_own_address("192.0.2.1"), "TEST-NET-1 (RFC 5737) is nobody's"
+    assert not is_own_address("192.0.2.1"), "TEST-NET-1 (RFC 5737) is no machine's"
 
 
 # --- the configuration

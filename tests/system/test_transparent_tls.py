@@ -70,7 +70,7 @@ async def passing(
 
     ledger = Ledger(QuotaTable([] if entry is None else [entry]), num_samples=2, window_ms=1000)
     transparent = TransparentSettings(mark=MARK, tls_passthrough=passthrough)
-    stalls = StallLimits(pre_auth_timeout_s=0.5)  # no first request is seen, and that is nobody's fault
+    stalls = StallLimits(pre_auth_timeout_s=0.5)  # no first request is seen, and that is no fault
     settings = ProxySettings(
         "127.0.0.1", LISTEN, range(1, 2), (), drain_timeout_s=10.0, transparent=transparent, stalls=stalls
     )
@@ -217,7 +217,7 @@ async def test_it_can_be_refused(machine: Namespace, contexts: tuple[ssl.SSLCont
         async with passing(echo, contexts, passthrough=False) as (proxy, _):
             with pytest.raises(trio.BrokenResourceError):
                 async with secure(contexts):
-                    pytest.fail("nobody should answer")
+                    pytest.fail("there should be no answer")
             await until(lambda: proxy.counters.parse_errors["tls_on_plain_port"] == 1)
             assert proxy.counters.passthrough_opened == 0
 
@@ -227,7 +227,7 @@ async def test_a_dead_broker_ends_it(machine: Namespace, contexts: tuple[ssl.SSL
         async with passing(echo, contexts) as (proxy, _):
             with pytest.raises(trio.BrokenResourceError):
                 async with secure(contexts, KAFKA + 1):
-                    pytest.fail("nobody should answer")
+                    pytest.fail("there should be no answer")
             await until(lambda: proxy.counters.connections_closed["upstream_unreachable"] == 1)
 
 

@@ -386,7 +386,7 @@ def running(tmp_path: Path) -> Iterator[Webhook]:
     manifests = documents(render_text(GENERATED))
     (own,) = [one for one in of_kind(manifests, "Deployment") if one["metadata"]["name"].endswith("-webhook")]
     (container,) = own["spec"]["template"]["spec"]["containers"]
-    port, nobody = free_ports(2)
+    port, closed_port = free_ports(2)
     authority = write_certificate(manifests, tmp_path)
     (tmp_path / "sidecar.json").write_bytes(sidecar_template())
     arguments = [
@@ -395,7 +395,7 @@ def running(tmp_path: Path) -> Iterator[Webhook]:
     process = subprocess.Popen(
         [sys.executable, "-m", "deploy.cli.main", *arguments, "--host=127.0.0.1", f"--port={port}",
          f"--service-account={service_account(tmp_path)}"],
-        env=os.environ | {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(nobody)},
+        env=os.environ | {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(closed_port)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.rig.accuracy_clients import Cell, Seen
 from benchmarks.suites import accuracy
-from benchmarks.suites.accuracy import Figures, Plan, Result, burst_windows, judge, phases, rate, settled_after
+from benchmarks.suites.accuracy import Figures, Plan, Result, burst_windows, figures_of, phases, rate, settled_after
 
 CELL = Cell("c", "produce", 1000.0, 2, "t", 100)
 
@@ -52,7 +52,7 @@ def test_settled_from_the_moment_on_at_which_any_five_seconds_are_right() -> Non
 def test_figures_of_a_group() -> None:
     group = seen([(1, 10_000), (10, 0), (89, 990), (28, 500), (14, 1000)])
     group.per_connection = {"30.0": [10_000, 20_000], "90.0": [40_000, 80_000]}
-    got = judge(group, Plan(), (50 + 100, 50 + 128))
+    got = figures_of(group, Plan(), (50 + 100, 50 + 128))
     assert got.ratio == pytest.approx(0.99)
     assert got.jain == pytest.approx((30 + 60) ** 2 / (2 * (30**2 + 60**2)))
     assert got.throttled == pytest.approx(600, abs=2)

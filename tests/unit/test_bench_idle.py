@@ -26,7 +26,7 @@ def test_the_latency_is_asked_for_and_what_the_cores_did_is_counted(tmp_path: Pa
     (tmp_path / "cpuidle").mkdir()  # settings of all cores: no core
     with idle.polling(device=device, states=tmp_path) as idling:
         assert device.read_bytes() == b"\0\0\0\0"
-        assert idling.polling_share() is None  # nobody has been idle since
+        assert idling.polling_share() is None  # no core has been idle since
         polled.write_text("1600\n", encoding="ascii")
         halted.write_text("5200\n", encoding="ascii")
         other.write_text("250\n", encoding="ascii")

@@ -226,7 +226,7 @@ def _take(
     plan: Any, scenario: scenarios.Scenario, began: float = float("inf"), log: Path | None = None
 ) -> dict[str, Any]:
     result: dict[str, Any] = {"samples": [], "errors": []}
-    context = scenarios.Context(plan, 0, 1, plan.patience_s)
+    context = scenarios.Context(plan, 0, 1, plan.wait_budget_s)
     runner._measure(plan, context, _running("01-a", "02-b", log=log), [scenario], began, result, lambda _: None)
     return result
 
@@ -301,7 +301,7 @@ def test_a_disturbed_sample_is_taken_again_and_the_calmest_counts() -> None:
     def noisy(_context: scenarios.Context, running: variants.Running) -> scenarios.Values:
         return {"stranger_share": next(shares[running.variant.key])}
 
-    plan = replace(TINY, attempts=3, calm_wait_s=0.0, patience_s=100.0)
+    plan = replace(TINY, attempts=3, calm_wait_s=0.0, wait_budget_s=100.0)
     result = _take(plan, scenarios.Scenario("s", "", (), noisy))
     # 01-a is never calm: the second of three is the best. 02-b is calm the second time: no third.
     assert [sample["values"] for sample in result["samples"]] == [
@@ -310,9 +310,9 @@ def test_a_disturbed_sample_is_taken_again_and_the_calmest_counts() -> None:
     ]
 
 
-def test_patience_ends() -> None:
+def test_the_budget_for_waiting_ends() -> None:
     noisy = scenarios.Scenario("s", "", (), lambda _context, _running: {"stranger_share": 0.9})
-    result = _take(replace(TINY, attempts=3, patience_s=0.0), noisy)
+    result = _take(replace(TINY, attempts=3, wait_budget_s=0.0), noisy)
     assert [sample["values"]["attempts"] for sample in result["samples"]] == [1, 1]
 
 
@@ -339,7 +339,7 @@ def test_ways_with_tls_are_started_for_what_needs_them_and_measured_less_often(
         ("HAPROXY_TLS_BOTH", "SSL"),
         ("DIRECT_TLS_BOTH", "SSL"),
     ]
-    assert runner._ways(chosen, [secured])[0].ports == {}  # nobody goes by the plain ways
+    assert runner._ways(chosen, [secured])[0].ports == {}  # no client goes by the plain ways
     result: dict[str, Any] = {"samples": [], "errors": []}
     plan = replace(TINY, rounds=3, tls_rounds=2)
     context = scenarios.Context(plan, 0, 1, 0.0, by_tls={tls.BOTH.key: _running("02-b", "03-c")})

@@ -175,7 +175,7 @@ def test_the_sidecar_to_ask(command: str, monkeypatch: pytest.MonkeyPatch) -> No
 
     def refuse(admin: str, *_: object) -> dict[str, Any]:
         asked.append(admin)
-        raise OSError("nobody there")
+        raise OSError("no server there")
 
     monkeypatch.setattr("deploy.cli.admin_client.get_json", refuse)
     monkeypatch.setattr("deploy.cli.top.get_json", refuse)

@@ -20,7 +20,7 @@ from deploy.demo.phases import length, steady_from
 from deploy.demo.plan import LONGER_S, MB, PLANS, STEADY_AT_LEAST_S, STEADY_FROM_S, DemoClient
 from deploy.demo.sidecar import configuration
 from deploy.demo.stage import check_libraries
-from deploy.demo.verdict import judge, sentence
+from deploy.demo.verdict import compare, sentence
 from quota.entity import Kind
 
 ORDERS, GREEDY, MODEST, REPORTS, BATCH = PLANS
@@ -88,8 +88,8 @@ def free(share: float, seconds: float = 30.0) -> Track:
 
 
 def test_everybody_within_ten_percent_is_well() -> None:
-    outcomes = judge([held(ORDERS, 0.91), *pair(1.4, 0.5), held(REPORTS, 1.09), free(0.95)], 30)
-    assert [outcome.complaint for outcome in outcomes] == [""] * 5
+    outcomes = compare([held(ORDERS, 0.91), *pair(1.4, 0.5), held(REPORTS, 1.09), free(0.95)], 30)
+    assert [outcome.failure for outcome in outcomes] == [""] * 5
     assert [round(outcome.share or 0, 2) for outcome in outcomes] == [0.91, 0.7, 0.25, 1.09, 0.95]
     # orders: 10 MB at once, then 0.91 MB/s from second 13 to 30: (10 + 0.91 * 17) / 30 = 0.849 MB/s
     assert outcomes[0].whole == pytest.approx((10 + 0.91 * 17) / 30 * MB)
@@ -110,9 +110,9 @@ def test_everybody_within_ten_percent_is_well() -> None:
     ],
 )  # fmt: skip
 def test_clients_that_share_a_limit_are_judged_together(greedy: float, modest: float, words: str) -> None:
-    complaints = "; ".join(one.complaint for one in judge(pair(greedy, modest), 30) if one.complaint)
-    assert complaints.startswith(words)
-    assert bool(complaints) is bool(words)
+    failures = "; ".join(one.failure for one in compare(pair(greedy, modest), 30) if one.failure)
+    assert failures.startswith(words)
+    assert bool(failures) is bool(words)
 
 
 def test_a_run_becomes_longer_where_the_first_window_takes_long() -> None:
@@ -128,7 +128,7 @@ def test_a_run_becomes_longer_where_the_first_window_takes_long() -> None:
     never = track_of(ORDERS, [(19.0, 1.0)])
     assert steady_from([never]) is None
     assert length([never], 19) == 19 + LONGER_S
-    assert "moved 0.05 MB/s in the steady phase" in judge([never], 19)[0].complaint
+    assert "moved 0.05 MB/s in the steady phase" in compare([never], 19)[0].failure
 
 
 @pytest.mark.parametrize(
@@ -140,16 +140,16 @@ def test_a_run_becomes_longer_where_the_first_window_takes_long() -> None:
     ],
 )
 def test_the_sentence_names_who_is_off_and_by_how_much(track: Track, words: str) -> None:
-    outcomes = judge([*pair(1.5, 0.5), track], 30)
+    outcomes = compare([*pair(1.5, 0.5), track], 30)
     assert sentence(outcomes, 30).startswith(f"Not as expected: {words}")
 
 
 def test_a_client_that_fell_silent_is_off_and_errors_are_told() -> None:
     silent = track_of(ORDERS, [(1.0, 10.0), (STEADY_FROM_S, 10.0), (20.0, 17.0)])
     # 7 MB from second 13 to 29 (the last second is in its favour): 0.44 MB/s
-    assert "44% of its limit" in judge([silent], 30)[0].complaint
+    assert "44% of its limit" in compare([silent], 30)[0].failure
     failing = replace_problem(held(ORDERS, 1.0), 3, "KafkaTimeoutError: too late")
-    assert judge([failing], 30)[0].complaint == "orders had 3 errors, the last one: KafkaTimeoutError: too late"
+    assert compare([failing], 30)[0].failure == "orders had 3 errors, the last one: KafkaTimeoutError: too late"
 
 
 def replace_problem(track: Track, failed: int, problem: str) -> Track:
@@ -160,12 +160,12 @@ def replace_problem(track: Track, failed: int, problem: str) -> Track:
 def test_a_short_run_is_judged_by_what_the_window_lets_through() -> None:
     seconds = STEADY_FROM_S + STEADY_AT_LEAST_S - 1
     well = [track_of(ORDERS, [(5.0, 10.0)]), free(1.0, seconds)]
-    outcomes = judge(well, seconds)
+    outcomes = compare(well, seconds)
     assert [outcome.steady for outcome in outcomes] == [None, None]
     assert sentence(outcomes, seconds).startswith("Too short a run")
     # 10 s' worth at once and 16 s at 1 MB/s are 26 MB; 10 % more are 28.6 MB.
-    assert judge([track_of(ORDERS, [(5.0, 28.5)])], 16)[0].complaint == ""
-    assert "moved 28.7 MB in 16 s" in judge([track_of(ORDERS, [(5.0, 28.7)])], 16)[0].complaint
+    assert compare([track_of(ORDERS, [(5.0, 28.5)])], 16)[0].failure == ""
+    assert "moved 28.7 MB in 16 s" in compare([track_of(ORDERS, [(5.0, 28.7)])], 16)[0].failure
 
 
 # ---- what people see ------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def test_plain_lines_tell_the_same() -> None:
 
 
 def test_the_summary_fits_eighty_columns() -> None:
-    outcomes = judge(some_tracks(), 30)
+    outcomes = compare(some_tracks(), 30)
     lines = rendered(view.summary_table(outcomes), 80)
     assert "…" not in "\n".join(lines)
     row = next(line for line in lines if line.startswith("orders producer"))

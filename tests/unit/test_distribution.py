@@ -153,7 +153,7 @@ def test_quotas_are_read_again_when_something_has_changed(monkeypatch: pytest.Mo
     ],
 )
 def test_the_namespaces_label_says_what_its_quotas_may_do(label: str | None, chart: Any, taken: bool) -> None:
-    """Labels of namespaces are set by whoever may write namespaces, which people of a namespace cannot."""
+    """Labels of namespaces are set by those who may write namespaces, which people of a namespace cannot."""
     labels = ENABLED | ({} if label is None else {"kquota.io/namespace-quotas": label})
     told = dataclasses.replace(TOLD, policy=chart)
     plan = only(seen(namespaces={"orders": labels}, quotas=own(HIGHER)), told)

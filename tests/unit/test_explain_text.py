@@ -91,7 +91,7 @@ client-id etl
 fetch     500 kB/s (500000) from user, shadow: measured, never applied; one counter for all connections of user web, \
 whatever their client-id
           now 5.71 MB/s: 60 MB in the last 10.5 s, 1143 % used
-          nobody waits
+          no client waits
           would have delayed 1 request, held clients up for 110 s
 request   5 % from user+client-id; one counter for all connections of user web with client-id etl
           now 6.67 %: 700 ms of broker time in the last 10.5 s, 133 % used
@@ -126,7 +126,7 @@ def test_the_page_about_a_client_that_nobody_throttles(ledger: Ledger) -> None:
     assert "last throttles" not in page
 
 
-def test_the_page_about_everybody(ledger: Ledger) -> None:
+def test_the_page_about_all_clients(ledger: Ledger) -> None:
     groups = [group for group in ledger.groups() if group.throttled_until > AT.now_ms]
     # bob: 80 MB in 10 s are 8 MB/s: (8 - 2) / 2 * 10 s = 30 s
     assert throttled_text(throttled_json(groups, ledger, AT), "http://h:9404") == (
@@ -158,7 +158,7 @@ about one client: kquota explain --admin http://h:9404 --user U --client-id C"""
 
 def test_nobody_is_throttled() -> None:
     text = throttled_text(throttled_json([], Ledger(TABLE), AT), "http://h:9404")
-    assert text.startswith("nobody is throttled at 2026-09-21T14:13:20.000Z\n\nabout one client: ")
+    assert text.startswith("no client is throttled at 2026-09-21T14:13:20.000Z\n\nabout one client: ")
 
 
 def test_a_client_near_its_limit_is_said_to_be() -> None:
@@ -263,11 +263,11 @@ def test_absurd_limits_are_explained_too(limit: float, amount: int, smooth: bool
     for kind in Kind:
         use(ledger, "web", "etl", kind, amount, 0, 1000)
     answer = explanation_json(ledger, "web", "etl", identity={}, at=AT, addresses=[])
-    everybody = throttled_json(ledger.groups(), ledger, AT)
-    for one in (answer, everybody):
+    all_clients = throttled_json(ledger.groups(), ledger, AT)
+    for one in (answer, all_clients):
         assert json.loads(json.dumps(one, allow_nan=False)) == one
     assert explained(ledger, "web", "etl")
-    assert throttled_text(everybody, "http://h:9404")
+    assert throttled_text(all_clients, "http://h:9404")
 
 
 def test_a_client_that_shares_an_overflow_counter_is_told_so() -> None:

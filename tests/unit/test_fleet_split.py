@@ -298,7 +298,7 @@ def _rig(count: int) -> Rig:
 @settings(max_examples=examples(150), deadline=None)
 def test_what_is_held_never_adds_up_to_more_than_the_limit(count: int, seed: int, lose: float) -> None:
     """Whatever each has read so far, in whatever steps, with records lost, repeated and overtaken: single ones of one
-    member to one reader. Nobody lags by more than three seconds: who hears nothing for five no longer shares."""
+    member to one reader. None lags by more than three seconds: one that hears nothing for five no longer shares."""
     assert _shuffled(count, seed, lose) <= CAPACITY + 1e-9
 
 
@@ -317,7 +317,7 @@ def _shuffled(count: int, seed: int, lose: float) -> float:
         else:
             rig.deliver(at, chance.randrange(3), lose=lose, chance=chance)
         rig.step(at)
-        for other in range(count):  # nobody is so late as to be lost
+        for other in range(count):  # no record is so late as to be lost
             if rig.now - caught_up[other] > 2500:
                 caught_up[other] = rig.now
                 rig.deliver(other, lose=lose, chance=chance)

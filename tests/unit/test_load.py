@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.rig.crowd import READERS, WRITERS, fetch_frame
 from benchmarks.rig.rawclient import produce_frame
-from benchmarks.suites.load import Plan, Result, Round, jain, judge, table
+from benchmarks.suites.load import Plan, Result, Round, failures, jain, table
 from proxy.wire import requests
 from proxy.wire.apis import FETCH, PRODUCE
 
@@ -33,17 +33,17 @@ def test_the_table_has_each_round_and_the_median() -> None:
 
 
 def test_the_verdict() -> None:
-    assert judge(Result(Plan(), [ROUND] * 3)) == []
+    assert failures(Result(Plan(), [ROUND] * 3)) == []
     slow = replace(ROUND, loaded_p99_ms=30.0)
-    assert judge(Result(Plan(), [ROUND, ROUND, slow])) == [], "the median counts"
-    assert "is 3.00 times" in judge(Result(Plan(), [ROUND, slow, slow]))[0]
+    assert failures(Result(Plan(), [ROUND, ROUND, slow])) == [], "the median counts"
+    assert "is 3.00 times" in failures(Result(Plan(), [ROUND, slow, slow]))[0]
     for changes, text in (
         ({"dropped": 1}, "1 dropped"),
         ({"connected": 1999}, "1999 of 2000"),
         ({"probe_throttled": 1}, "throttled"),
         ({"least_writes": 0}, "got nothing"),
     ):
-        assert text in judge(Result(Plan(), [ROUND, ROUND, replace(ROUND, **changes)]))[0]  # type: ignore[arg-type]
+        assert text in failures(Result(Plan(), [ROUND, ROUND, replace(ROUND, **changes)]))[0]  # type: ignore[arg-type]
 
 
 def test_frames_say_who_asks() -> None:

@@ -303,7 +303,7 @@ async def test_invented_libraries_stay_within_the_bound_and_nothing_is_lost() ->
         assert len(found) <= 4 * 31
         other = value(samples, "kquota_library_mutes_total", library="other", version="other")
         assert other is not None
-        # Those forgotten before anybody looked are there too; a series of its own ends when its library is forgotten.
+        # Those forgotten before the first scrape are there too; a series of its own ends when its library is forgotten.
         assert other - rest >= 10_001 - 30
         assert other <= (turn + 1) * 10_001 + 1
         rest = other

@@ -74,7 +74,7 @@ def test_idle_series_give_way_after_fifteen_minutes_and_only_if_wanted() -> None
     clients.add("old", 1)
     clients.look(0)
     clients.look(IDLE_MS * 10)
-    assert clients.series() == {("old", "c"): 1}  # nobody is waiting
+    assert clients.series() == {("old", "c"): 1}  # no client is waiting
     clients.add("new", 5)
     assert clients.look(IDLE_MS * 10) == {("new", "c"): 5, REST: 0}
     clients.add("old", 2)
@@ -93,7 +93,7 @@ def test_forgotten_clients_free_their_place_and_start_anew() -> None:
     clients.add("a", 4)  # a new account of the same name, less than before
     clients.add("b", 3)
     series = clients.look()
-    assert series == {("a", "c"): 13, REST: 4}  # the series went on, because nobody looked in between
+    assert series == {("a", "c"): 13, REST: 4}  # the series went on, because there was no scrape in between
     clients.add("a", 1)
     clients.add("b", 1)
     clients.forget("a")  # what was never looked at is counted all the same

@@ -405,7 +405,7 @@ def test_the_memory_is_short_and_small() -> None:
 
 @pytest.mark.parametrize("version", DELETE_VERSIONS)
 def test_what_is_remembered_does_not_outlive_the_topic(version: int) -> None:
-    # Made here, and this very moment deleted and made anew, smaller, by somebody else: that one counts.
+    # Made here, and this very moment deleted and made anew, smaller, by another client: that one counts.
     client = Client(2)
     client.send(create(7, {"a": 15}))
     client.cluster.add(a=2)

@@ -112,7 +112,7 @@ def test_a_changed_rate_keeps_the_tokens_and_caps_them() -> None:
     client.ledger.swap(client.ledger.table.with_entry(Entry(user="u", controller_mutation_rate=2)))
     assert client.tokens(0) == 20  # 50 tokens, burst now 20
     client.ledger.swap(client.ledger.table.with_entry(Entry(user="u", controller_mutation_rate=100)))
-    assert client.tokens(0) == 50  # nobody touched the bucket in between
+    assert client.tokens(0) == 50  # nothing touched the bucket in between
 
 
 def test_use_without_a_limit_fills_the_bucket() -> None:

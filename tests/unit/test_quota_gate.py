@@ -269,7 +269,7 @@ def test_exactly_as_a_broker_nothing_waits_before_it_is_forwarded() -> None:
 
 def test_request_time_is_paid_before_more_is_forwarded() -> None:
     """1 % is 10 ms a second. 200 connections, a new one for each request of 2 ms: Kafka's delay lasts 1 s at most, and
-    muting the connection that has gone away holds nobody."""
+    muting the connection that has gone away holds no client."""
     ledger = Ledger(QuotaTable([Entry(client_id=DEFAULT, request_percentage=1)]))
     account = ledger.account("u", "c")
     busy: list[float] = []

@@ -76,7 +76,7 @@ def test_honest_clients_are_counted_exactly_during_an_attack() -> None:
 
 
 def test_debts_survive_an_attack() -> None:
-    # 60 000 B at 500 B/s: (6000 - 500) / 500 * 10 s = 110 s. -400 tokens at 1/s: 400 s. Nobody holds these accounts.
+    # 60 000 B at 500 B/s: (6000 - 500) / 500 * 10 s = 110 s. -400 tokens at 1/s: 400 s. These accounts are not held.
     ledger = ledger_of(50)
     assert ledger.charge(ledger.account("u", "debtor"), PRODUCE, 60_000, 0) == 110_000
     assert ledger.charge_mutation(ledger.account("u", "builder"), 411, True, 0) == (True, 0)
@@ -263,7 +263,7 @@ def test_each_entry_has_an_overflow_counter_of_its_own() -> None:
         ("b", "y"): ((OVERFLOW, None), 500),
         ("u", "x"): (("u", OVERFLOW), 700),
         ("u", "y"): (("u", OVERFLOW), 700),
-        ("u", "named"): (("u", "named"), 900),  # entries that name everybody they are about always find room:
+        ("u", "named"): (("u", "named"), 900),  # entries that name all clients they are about always find room:
         ("w", "x"): (("w", None), 300),  # there are only as many of them as the file has
     }
 
@@ -283,7 +283,7 @@ def test_clients_get_their_own_counter_once_there_is_room(crowded: tuple[Ledger,
     ledger, held = crowded
     late = ledger.account("u", "late")
     assert ledger.charge(late, PRODUCE, 6000, 0) == 2000
-    ledger.expire(60_000)  # nobody has left
+    ledger.expire(60_000)  # no client has left
     assert ledger.charge(late, PRODUCE, 1, 60_000) == 0
     assert late.meters[PRODUCE].group is not None
     assert late.meters[PRODUCE].group.key.client_id == OVERFLOW

@@ -81,7 +81,7 @@ def test_precedence() -> None:
     assert check("userF", "client4", 0) == (2000, 0)  # B15
     assert check("userF", "client5", 0) == (2000, 0)  # B16
     assert check("userF", "client5", 2500) == (2000, 3750)  # B17: (2750 - 2000) / 2000 * 10 000
-    assert check("userG", "client5", 0) == (2000, 3750)  # one counter per client-id, whoever uses it
+    assert check("userG", "client5", 0) == (2000, 3750)  # one counter per client-id, whatever user it comes from
     quotas.set("userA", None, 8000)
     quotas.set("userA", "client1", 10_000)
     assert check("userA", "client2", 0) == (8000, 0)  # B19: 4950

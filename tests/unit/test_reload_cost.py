@@ -30,7 +30,7 @@ from config.problems import ConfigError
 from config.source import parse, plain_values
 from deploy.app.run import Sidecar
 from deploy.common import gc_tuning
-from deploy.common.gc_tuning import SWITCH_INTERVAL_S, beside_traffic, let_go, share_fairly, uncollected
+from deploy.common.gc_tuning import SWITCH_INTERVAL_S, beside_traffic, release_in_steps, share_fairly, uncollected
 from deploy.sources import watch
 from quota.entity import Kind
 from quota.overlay import from_cluster, laid_over
@@ -356,7 +356,7 @@ def test_large_objects_are_let_go_of_in_steps() -> None:
     parts: list[Any] = [Part() for _ in range(1000)]
     kept = parts[500]
     last: list[Any] = [tuple(parts)]
-    let_go(last, parts)
+    release_in_steps(last, parts)
     assert (Part.gone, last, parts) == (999, [], [])
     assert kept is not None
 

@@ -124,7 +124,7 @@ def test_the_baseline_is_the_median_of_recent_requests_that_never_wait() -> None
 
 def test_acks_all_is_charged_for_its_size_but_not_for_the_replicas() -> None:
     of = RequestTime()
-    assert of.busy_ms(PRODUCE, 0.0, 900.0) == pytest.approx(900.0 - HANDOVER_MS)  # acks=1 waits for nobody
+    assert of.busy_ms(PRODUCE, 0.0, 900.0) == pytest.approx(900.0 - HANDOVER_MS)  # acks=1 waits for no replica
     # 500 000 B * 4 ns + 0.3 ms
     assert of.busy_ms(PRODUCE, 0.0, 900.0, 500_000) == pytest.approx(500_000 * MS_PER_BYTE + DEFAULT_BASELINE_MS)
     assert of.busy_ms(PRODUCE, 0.0, 1.0, 500_000) == pytest.approx(1.0 - HANDOVER_MS)

@@ -56,7 +56,18 @@ app.kubernetes.io/component: analysis
 {{- end }}
 {{- end -}}
 
-{{/* A pod with a Spark of its own. Called with a dict: root, name, arguments (text), restartPolicy. */}}
+{{/* The port of the stream's metrics; empty where it does not run or has none. */}}
+{{- define "kquota.streamMetrics" -}}
+{{- $stream := .Values.analysis.stream -}}
+{{- if and .Values.analysis.enabled $stream.enabled $stream.metricsPort -}}
+{{- if or (has "--metrics" $stream.arguments) (contains "\"--metrics=" (toJson $stream.arguments)) -}}
+{{- fail "analysis.stream.arguments: --metrics is the chart's to give; set analysis.stream.metricsPort, to 0 for none" -}}
+{{- end -}}
+{{- int $stream.metricsPort -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A pod with a Spark of its own. Called with a dict: root, name, arguments (text), restartPolicy, port (of metrics). */}}
 {{- define "kquota.analysisPod" -}}
 restartPolicy: {{ .restartPolicy }}
 automountServiceAccountToken: false
@@ -81,6 +92,10 @@ containers:
     imagePullPolicy: {{ .root.Values.analysis.image.pullPolicy }}
     args:
       {{- .arguments | nindent 6 }}
+    {{- with .port }}
+    ports:
+      - {name: metrics, containerPort: {{ . }}, protocol: TCP}
+    {{- end }}
     {{- with .root.Values.analysis.env }}
     env:
       {{- toYaml . | nindent 6 }}
@@ -96,7 +111,8 @@ volumes:
   {{- include "kquota.analysisVolumes" .root | nindent 2 }}
 {{- end -}}
 
-{{/* What the Spark operator is told of one program. Called with a dict: root, arguments (text), restartPolicy, conf (more). */}}
+{{/* What the Spark operator is told of one program. Called with a dict: root, arguments (text), restartPolicy, conf (more),
+     port (of the driver's metrics). */}}
 {{- define "kquota.sparkApplication" -}}
 {{- $analysis := .root.Values.analysis -}}
 {{- $conf := merge (dict) $analysis.conf (default (dict) .conf) -}}
@@ -129,36 +145,46 @@ driver:
   {{- with $analysis.driver.serviceAccount }}
   serviceAccount: {{ . | quote }}
   {{- end }}
-  {{- include "kquota.sparkPod" .root | nindent 2 }}
+  {{- with .port }}
+  ports:
+    - {name: metrics, containerPort: {{ . }}, protocol: TCP}
+  {{- if $.root.Values.prometheusAnnotations }}
+  annotations:
+    {{- include "kquota.prometheusAnnotations" . | nindent 4 }}
+  {{- end }}
+  {{- end }}
+  {{- include "kquota.sparkPod" (dict "root" .root "component" (ternary "stream" "analysis" (not (empty .port)))) | nindent 2 }}
 executor:
   instances: {{ int $analysis.executor.instances }}
   cores: {{ int $analysis.executor.cores }}
   memory: {{ $analysis.executor.memory | quote }}
-  {{- include "kquota.sparkPod" .root | nindent 2 }}
+  {{- include "kquota.sparkPod" (dict "root" .root "component" "analysis") | nindent 2 }}
 volumes:
   {{- include "kquota.analysisVolumes" .root | nindent 2 }}
 {{- end -}}
 
-{{/* What driver and executors have in common. */}}
+{{/* What driver and executors have in common. Called with a dict: root, component. */}}
 {{- define "kquota.sparkPod" -}}
+{{- $root := .root -}}
 labels:
-  {{- include "kquota.analysisLabels" . | nindent 2 }}
-{{- with .Values.analysis.env }}
+  {{- include "kquota.selectorLabels" $root | nindent 2 }}
+  app.kubernetes.io/component: {{ .component }}
+{{- with $root.Values.analysis.env }}
 env:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .Values.analysis.nodeSelector }}
+{{- with $root.Values.analysis.nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .Values.analysis.tolerations }}
+{{- with $root.Values.analysis.tolerations }}
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 podSecurityContext:
   fsGroup: 65532
 securityContext:
-  {{- include "kquota.securityContext" . | nindent 2 }}
+  {{- include "kquota.securityContext" $root | nindent 2 }}
 volumeMounts:
-  {{- include "kquota.analysisVolumeMounts" . | nindent 2 }}
+  {{- include "kquota.analysisVolumeMounts" $root | nindent 2 }}
 {{- end -}}

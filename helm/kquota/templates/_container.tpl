@@ -155,7 +155,7 @@ volumeMounts:
               fieldRef: {apiVersion: v1, fieldPath: metadata.name}
             - path: labels
               fieldRef: {apiVersion: v1, fieldPath: metadata.labels}
-      {{- /* Nobody takes a token for this audience; its subject is what is read. */}}
+      {{- /* No service accepts a token for this audience; its subject is what is read. */}}
       - serviceAccountToken: {path: token, audience: kquota.io/identity, expirationSeconds: 3600}
 {{- end }}
 {{- with .Values.extraVolumes }}

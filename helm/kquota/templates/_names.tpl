@@ -42,6 +42,29 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 kquota.io/config: {{ include "kquota.fullname" . }}
 {{- end -}}
 
+{{/* For a Prometheus without the operator. Called with the port. */}}
+{{- define "kquota.prometheusAnnotations" -}}
+prometheus.io/scrape: "true"
+prometheus.io/path: /metrics
+prometheus.io/port: {{ int . | quote }}
+{{- end -}}
+
+{{/* What a PodMonitor fetches of each pod. */}}
+{{- define "kquota.podMetricsEndpoints" -}}
+- port: metrics
+  path: /metrics
+  interval: {{ .Values.podMonitor.interval }}
+  scrapeTimeout: {{ .Values.podMonitor.scrapeTimeout }}
+  {{- with .Values.podMonitor.relabelings }}
+  relabelings:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .Values.podMonitor.metricRelabelings }}
+  metricRelabelings:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end -}}
+
 {{- define "kquota.image" -}}
 {{- if .Values.image.digest -}}
 {{ .Values.image.repository }}@{{ .Values.image.digest }}

@@ -59,9 +59,7 @@ is native; perhaps nothing. */}}
 {{- $scope := get (default dict .Subcharts) "kquota" | default . -}}
 kquota.io/restart-checksum: {{ include "kquota.restartChecksum" $scope }}
 {{- if $scope.Values.prometheusAnnotations }}
-prometheus.io/scrape: "true"
-prometheus.io/path: /metrics
-prometheus.io/port: {{ $scope.Values.config.admin.port | int | quote }}
+{{ include "kquota.prometheusAnnotations" $scope.Values.config.admin.port }}
 {{- end }}
 {{- end -}}
 

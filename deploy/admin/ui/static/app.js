@@ -126,7 +126,7 @@ function line(now) {
   return `; ${now.waiting} connection${now.waiting === 1 ? " waits" : "s wait"}, the next passes ${first}${owes}`;
 }
 function showThrottled(answer) {
-  $("nobody").hidden = answer.throttled.length > 0;
+  $("none-held").hidden = answer.throttled.length > 0;
   $("held").hidden = answer.throttled.length === 0;
   replace($("held"), answer.throttled.map((one) => {
     const item = element("li"), left = span(Math.max(one.now.muted_ms, one.now.wait_ms));
@@ -152,7 +152,7 @@ function showConnections(answer) {
     number(scaled(one.client_bytes, steady)), number(scaled(one.broker_bytes, steady)), number(span(one.idle_s * 1000))])));
 }
 function showLibraries(answer) {
-  $("libraries-shown").textContent = answer.total ? `${answer.shown} of ${answer.total}, those that wait least first` : "No throttle long enough to see who waits (200 ms).";
+  $("libraries-shown").textContent = answer.total ? `${answer.shown} of ${answer.total}, those that wait least first` : "No throttle long enough to see which clients wait (200 ms).";
   fill("libraries", answer.libraries.map((one) => {
     // As the report on obedience has it: a single one may have been sent before the client had read what it was told.
     const ignored = one.mute_ms ? one.ignored_ms / one.mute_ms : 0;
