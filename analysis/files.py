@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
+from pathlib import Path
 from typing import Any, cast
+from urllib.parse import unquote, urlsplit
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
 LOOKED_AT = 50
+DELETED_AT_ONCE = 16
+"""An object store takes some 30 ms for each."""
 _FORMULA = r"[[\s\p{Z}\p{C}]&&[^\t\r\n]]*[=+\-@\uFF1D\uFF0B\uFF0D\uFF20]"
 _BEFORE_FORMULAS = rf"(?:^|(?<=[;\t\r\n]))(?={_FORMULA})|^(?=[\t\r\n])"
 """Characters that begin a formula in a spreadsheet, even one that takes a semicolon or a tab as a cell's end."""
@@ -23,6 +30,14 @@ def file_system(spark: SparkSession, path: str) -> tuple[Any, Any]:
     jvm = cast(Any, spark._jvm)
     place = jvm.org.apache.hadoop.fs.Path(path)
     return place.getFileSystem(cast(Any, spark._jsparkSession).sessionState().newHadoopConf()), place
+
+
+def same_system(spark: SparkSession, paths: Sequence[str]) -> Iterator[tuple[Any, Any]]:
+    """The same for many paths of one file system, which is asked for once: that takes milliseconds."""
+    if paths:
+        system, _ = file_system(spark, paths[0])
+        new = cast(Any, spark._jvm).org.apache.hadoop.fs.Path
+        yield from ((system, new(path)) for path in paths)
 
 
 def some_file(spark: SparkSession, pattern: str) -> str | None:
@@ -143,6 +158,41 @@ def without_formulas(frame: DataFrame) -> DataFrame:
             for name in frame.columns
         )
     )
+
+
+def input_files(frame: DataFrame) -> list[str]:
+    """The addresses of the files of a frame, by one call to the JVM; :meth:`DataFrame.inputFiles` makes many."""
+    strings = cast(Any, frame.sparkSession._jvm).org.apache.hadoop.util.StringUtils
+    joined = str(strings.join("\n", frame._jdf.inputFiles()))
+    return joined.split("\n") if joined else []
+
+
+def delete_files(spark: SparkSession, addresses: Sequence[str], above: str) -> None:
+    """Delete these files (addresses of :func:`input_files`); then their directories, as far up as those whose names
+    begin with `above`, where nothing else is in them.
+    """
+    local = [unquote(urlsplit(one).path) for one in addresses if one.startswith("file:/")]
+    for path in local:  # without the JVM, which takes ten times as long
+        Path(path).unlink(missing_ok=True)
+    for directory in _emptied(local, above):
+        with suppress(OSError):  # something else is in it, or has come meanwhile
+            Path(directory).rmdir()
+    others = [unquote(one) for one in addresses if not one.startswith("file:/")]
+    with ThreadPoolExecutor(DELETED_AT_ONCE) as pool:
+        list(pool.map(lambda found: found[0].delete(found[1], False), same_system(spark, others)))
+    for system, path in same_system(spark, _emptied(others, above)):
+        with suppress(Py4JJavaError):
+            system.delete(path, False)
+
+
+def _emptied(files: Sequence[str], above: str) -> list[str]:
+    """Directories of the files, inner ones first."""
+    found: set[str] = set()
+    for inner in {file.rpartition("/")[0] for file in files}:
+        parts = inner.split("/")
+        first = next((place for place, name in enumerate(parts) if name.startswith(above)), len(parts))
+        found.update("/".join(parts[:end]) for end in range(first + 1, len(parts) + 1))
+    return sorted(found, key=lambda one: (-one.count("/"), one))
 
 
 def make_directory(spark: SparkSession, path: str) -> None:

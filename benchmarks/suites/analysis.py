@@ -1,4 +1,5 @@
-"""The reports on a generated fleet: rows per second, memory, growth with the input, and DuckDB on the same files.
+"""The reports on a generated fleet: time, memory, what is shuffled and spilled, growth with the input, and DuckDB on
+the same files.
 
 `python -m benchmarks.suites.analysis` (or `make bench-analysis`); docs/benchmarks-analysis.md tells how to read the
 figures.
@@ -7,27 +8,45 @@ figures.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from analysis.intake import BASE
 from benchmarks.report.analysis import markdown, put_into
 from benchmarks.report.measured import describe_project
-from benchmarks.rig.procstat import cpu_s, describe_machine, peak_bytes
+from benchmarks.rig.procstat import MachineTime, cpu_s, describe_machine, peak_bytes
 from benchmarks.rig.variants import PROJECT
 from benchmarks.suites import analysis_queries as fleet_queries
+from quota.record import FIELDS
 
 RESULTS = PROJECT / "benchmarks" / "results"
 DOCUMENT = PROJECT / "docs" / "benchmarks-analysis.md"
-JOBS = ("usage", "throttling", "chargeback", "noisy", "capacity", "recommend", "obedience", "whatif")
+JOBS = (
+    "usage",
+    "throttling",
+    "chargeback",
+    "recommend",
+    "capacity",
+    "noisy",
+    "whatif",
+    "obedience",
+    "slo",
+    "changes",
+    "forecast",
+    "anomalies",
+)
 FILES_PER_PART = 4
 """As `analysis.fleet` writes them."""
 LOOK_S = 0.25
@@ -52,6 +71,7 @@ def measured(command: Sequence[str]) -> dict[str, Any]:
     cpu: dict[int, float] = {}
     peak: dict[int, int] = {}
     with tempfile.TemporaryFile() as said:
+        before = MachineTime.now()
         process = subprocess.Popen(command, cwd=PROJECT, stdout=said, stderr=said)
         while process.poll() is None:
             for pid in _family(process.pid):
@@ -62,11 +82,18 @@ def measured(command: Sequence[str]) -> dict[str, Any]:
                     continue  # ended between two looks
             time.sleep(LOOK_S)
         seconds = time.monotonic() - began
+        busy_s = MachineTime.now().busy_s - before.busy_s
         said.seek(0)
         text = said.read().decode(errors="replace")
     if process.returncode != 0:
         raise RuntimeError(f"{' '.join(command[:6])} ended with {process.returncode}: {text[-600:]}")
-    return {"seconds": seconds, "cpu_s": sum(cpu.values()), "peak_bytes": sum(peak.values())}
+    mine_s = sum(cpu.values())
+    return {
+        "seconds": seconds,
+        "cpu_s": mine_s,
+        "peak_bytes": sum(peak.values()),
+        "others_cpu_s": max(busy_s - mine_s, 0.0),  # of all other programs of the machine, meanwhile
+    }
 
 
 def _family(pid: int) -> Iterator[int]:
@@ -78,6 +105,47 @@ def _family(pid: int) -> Iterator[int]:
         return
     for child in children:
         yield from _family(int(child))
+
+
+def copied(fleet: Path, copies: int, place: Path) -> Path:
+    """A fleet of `copies` times as many sidecars: each file so often, with other instances and pods.
+
+    It takes a quarter of the time that generating them takes. The traffic of a sidecar and of its copies is the same;
+    copies have only the columns that a report reads.
+    """
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "_fleet.txt").write_text(f"{(fleet / '_fleet.txt').read_text().strip()}, {copies} times\n")
+    parts = sorted(done.parent for done in fleet.glob("[0-9]*/_SUCCESS"))
+    work = []
+    for number in range(copies):
+        for place_of_part, part in enumerate(parts):
+            target = place / f"{number * len(parts) + place_of_part:02d}"
+            target.mkdir(exist_ok=True)
+            work += [(file, target / file.name, number) for file in sorted(part.glob("part-*.parquet"))]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda one: _copied(*one), work))
+    return place
+
+
+def _copied(file: Path, target: Path, number: int) -> None:
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    if target.exists():
+        return
+    if number == 0:
+        target.hardlink_to(file)
+        return
+    wanted = set(BASE).union(*(importlib.import_module(f"analysis.jobs.{job}").COLUMNS for job in JOBS))
+    rows = pq.read_table(file, columns=[field.name for field in FIELDS if field.name in wanted])
+    for name in ("instance", "pod"):
+        texts = pc.dictionary_encode(rows[name].combine_chunks())
+        names = pc.binary_join_element_wise(texts.dictionary, str(number), "-")
+        field = rows.schema.get_field_index(name)
+        rows = rows.set_column(field, rows.schema.field(field), names.take(texts.indices))
+    growing = target.with_name(f"_{target.name}")
+    pq.write_table(rows, growing, compression="zstd", compression_level=1, row_group_size=len(rows))
+    growing.rename(target)
 
 
 def link(chosen: Sequence[Path], place: Path) -> Path:
@@ -116,24 +184,45 @@ def run_job(name: str, source: Path, work: Path, memory: str) -> dict[str, Any]:
         "--output",
         str(work / "out"),
     ]
-    return measured([*command, "--memory", memory, "--quiet", *more.get(name, [])])
+    log = work / "events"
+    shutil.rmtree(log, ignore_errors=True)
+    log.mkdir()
+    events = {"enabled": "true", "dir": log.as_uri(), "rolling.enabled": "false", "compress": "false"}
+    for key, value in events.items():
+        command += ["--conf", f"spark.eventLog.{key}={value}"]
+    told = measured([*command, "--memory", memory, "--quiet", *more.get(name, [])])
+    return told | moved(next(log.iterdir()))
 
 
-def compare(source: Path, work: Path) -> dict[str, Any]:
-    """The same queries by both engines, each in a process of its own, and where their results differ."""
-    told: dict[str, Any] = {}
-    for engine in fleet_queries.ASKERS:
+def moved(log: Path) -> dict[str, int]:
+    """Bytes that all tasks read from files, sent each other, and put on the disk for want of memory, by Spark's log."""
+    sums = {"read_bytes": 0, "shuffled_bytes": 0, "spilled_bytes": 0}
+    with log.open() as lines:
+        for line in lines:
+            if '"Event":"SparkListenerTaskEnd"' not in line:
+                continue
+            metrics = json.loads(line).get("Task Metrics") or {}
+            sums["read_bytes"] += metrics["Input Metrics"]["Bytes Read"]
+            sums["shuffled_bytes"] += metrics["Shuffle Write Metrics"]["Shuffle Bytes Written"]
+            sums["spilled_bytes"] += metrics["Disk Bytes Spilled"]
+    return sums
+
+
+def compare(source: Path, work: Path, engines: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
+    """The same queries by these engines, each in a process of its own, and where their results differ."""
+    told: dict[str, Any] = {"differences": []}
+    for engine in engines:
         output = work / f"{engine}.json"
-        whole = measured([sys.executable, "-m", "benchmarks.suites.analysis_queries", engine, str(source), str(output)])
+        program = [sys.executable, "-m", "benchmarks.suites.analysis_queries"]
+        whole = measured([*program, engine, str(source), str(output), ",".join(names)])
         told[engine] = {"whole": whole, "queries": json.loads(output.read_text())}
-    for name in fleet_queries.QUERIES:
-        one, other = (told[engine]["queries"][name] for engine in fleet_queries.ASKERS)
-        told.setdefault("differences", []).extend(fleet_queries.differences(one["rows"], other["rows"]))
-        for engine in fleet_queries.ASKERS:
-            told[engine]["queries"][name] = {
-                "seconds": told[engine]["queries"][name]["seconds"],
-                "rows": len(told[engine]["queries"][name]["rows"]),
-            }
+    for name in names:
+        results = [told[engine]["queries"][name]["rows"] for engine in engines]
+        for other in results[1:]:
+            told["differences"] += [f"{name}: {text}" for text in fleet_queries.differences(results[0], other)]
+        for engine in engines:
+            found = told[engine]["queries"][name]
+            told[engine]["queries"][name] = found | {"rows": len(found["rows"])}
     return told
 
 
@@ -141,13 +230,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, store, show. 0: done; 1: something failed or results differ; 2: wrong use."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.suites.analysis", description=__doc__)
     parser.add_argument("--fleet", type=Path, required=True, help="what `python -m analysis.fleet --output` wrote")
+    parser.add_argument(
+        "--copies", type=int, default=1, help="first copy it to a fleet of so many times its sidecars, beside it (1)"
+    )
     parser.add_argument("--sizes", default="1,4,16", help="files of the fleet that are read, a comma between (1,4,16)")
     parser.add_argument("--jobs", default=",".join(JOBS), help="which reports (all)")
-    parser.add_argument("--queries", default="", help="sizes at which DuckDB and Spark are compared (those of --sizes)")
+    parser.add_argument(
+        "--queries", default="", help="sizes at which DuckDB and Spark are compared (those of --sizes; 0: none)"
+    )
+    parser.add_argument("--engines", default=",".join(fleet_queries.ASKERS), help="which answer the queries (both)")
+    parser.add_argument("--asked", default=",".join(fleet_queries.QUERIES), help="which queries (all)")
+    parser.add_argument("--add", type=Path, help="an earlier result that this one goes on with, in place of a new one")
     parser.add_argument("--memory", default="4g", help="of the JVM (4g)")
     parser.add_argument("--output", type=Path, default=RESULTS, help="where <date>-analysis.json and .md go")
     parser.add_argument("--update-docs", action="store_true", help="put the tables into docs/benchmarks-analysis.md")
     options = parser.parse_args(argv)
+    if options.copies > 1:
+        options.fleet = copied(
+            options.fleet, options.copies, options.fleet.with_name(f"{options.fleet.name}-{options.copies}")
+        )
     result: dict[str, Any] = {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": describe_machine(),
@@ -158,10 +259,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "queries": [],
         "errors": [],
     }
+    if options.add is not None:
+        result = {**json.loads(options.add.read_text()), "project": describe_project()}
     work = options.fleet / "_bench"
     try:
-        sizes = [int(word) for word in options.sizes.split(",")]
-        asked = [int(word) for word in options.queries.split(",")] if options.queries else sizes
+        sizes = [int(word) for word in options.sizes.split(",") if word]
+        asked = [int(word) for word in options.queries.split(",") if word != "0"] if options.queries else sizes
         if strange := set(options.jobs.split(",")) - set(JOBS):
             raise ValueError(f"no report {', '.join(sorted(strange))}; there are {', '.join(JOBS)}")
         for size in sorted({*sizes, *asked}):
@@ -170,10 +273,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             if size in sizes:
                 for name in options.jobs.split(","):
                     _one(result, name, size, rows, partial(run_job, name, source, work, options.memory))
+                    shutil.rmtree(work / "out", ignore_errors=True)
                     _store(result, options.output)
             if size in asked:
                 try:
-                    found = compare(source, work)
+                    found = compare(source, work, options.engines.split(","), options.asked.split(","))
                 except RuntimeError as error:
                     result["errors"].append(str(error))
                 else:
@@ -195,10 +299,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _one(result: dict[str, Any], name: str, size: int, rows: int, work: Any) -> None:
     print(f"· {name}, {rows:,} rows", file=sys.stderr, flush=True)
+    result["runs"] = [run for run in result["runs"] if (run["job"], run["files"]) != (name, size)]
+    result["errors"] = [text for text in result["errors"] if not text.startswith(f"{name}, {size} files")]
+    before = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "load_1min": round(os.getloadavg()[0], 2)}
     try:
-        result["runs"].append({"job": name, "files": size, "rows": rows, **work()})
+        result["runs"].append({"job": name, "files": size, "rows": rows, **before, **work()})
+        print(f"  {result['runs'][-1]}", file=sys.stderr, flush=True)
     except RuntimeError as error:
-        result["errors"].append(str(error))
+        result["errors"].append(f"{name}, {size} files: {error}")
 
 
 def _store(result: dict[str, Any], folder: Path) -> Path:

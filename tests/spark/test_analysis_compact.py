@@ -101,6 +101,9 @@ def test_each_record_once_by_day_and_cluster_sorted_by_client(spark: SparkSessio
     # What was taken over is gone, what is being written is not; what comes later is merged with what was taken over.
     assert sorted(p.name for p in raw.glob(f"*/date={DAYS[0]}/**/*.jsonl")) == []
     assert len(list(raw.glob("**/.usage*.open"))) == 1
+    # So are the directories that have nothing else in them, up to the day's.
+    assert not list(raw.glob(f"*/date={DAYS[0]}"))
+    assert len(list(raw.glob("pod-*"))) == 2
     write(raw, [record(100, 100, instance="a", cluster_id="east")], f"pod-a/date={DAYS[0]}/hour=00/later.jsonl")
     assert run(spark, raw)[0] == 1
     assert ids(raw) == sorted([*EVERY, ("a", 99), ("a", 100)])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
 
 from benchmarks.report.analysis import BEGIN, END, markdown
 from benchmarks.suites.analysis import DOCUMENT, files, link, main, measured
+from benchmarks.suites.analysis_month import write_day
 from benchmarks.suites.analysis_queries import differences
+from quota.record import problems
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,11 +58,12 @@ def test_results_that_differ_are_told() -> None:
 
 def test_the_tables() -> None:
     def run(rows: int, seconds: float, cpu_s: float) -> dict[str, object]:
-        return {"job": "usage", "rows": rows, "seconds": seconds, "cpu_s": cpu_s, "peak_bytes": 1_500_000_000}
+        told = {"job": "usage", "rows": rows, "seconds": seconds, "cpu_s": cpu_s, "peak_bytes": 1_500_000_000}
+        return told | {"shuffled_bytes": rows * 100, "spilled_bytes": 0, "read_bytes": 2_500_000_000, "others_cpu_s": 3}
 
     def engine(seconds: float) -> dict[str, object]:
         whole = {"seconds": seconds + 1, "cpu_s": seconds, "peak_bytes": 500_000_000}
-        return {"whole": whole, "queries": {"usage": {"seconds": seconds, "rows": 7}}}
+        return {"whole": whole, "queries": {"usage": {"seconds": seconds, "cpu_s": 9.0, "rows": 7}}}
 
     text = markdown(
         {
@@ -71,7 +76,32 @@ def test_the_tables() -> None:
             "errors": [],
         }
     )
-    assert "| usage | 4.0 M | 40 s | 100,000 | 80 s | 20.0 s | 1.5 GB | 4.0x | 2.0x |" in text
-    assert "| usage | 4.0 M | 7 | 10.0 s | 2.0 s | 5.0x |" in text
+    assert "| usage | 4.0 M | 40 s | 80 s | 20.0 s | 2.5 GB | 400 MB | 0 MB | 1.5 GB | 4.0x | 2.0x | 3 s |" in text
+    # Each of 996 million further rows at 40 s / 3 million of them, beyond the 80 s: 13 360 s.
+    assert "| usage | 13.3 µs | 223 min | 100.0 GB | 0.0 GB | 7 min |" in text
+    assert "| usage | 4.0 M | 7 | 10.0 s | 2.0 s | 9.0 s | 5.0x |" in text
     page = DOCUMENT.read_text()
     assert page.index(BEGIN) < page.index(END)
+
+
+@pytest.mark.parametrize("interval_s", [10, 300])
+def test_the_files_of_a_day_are_those_of_the_exporter(tmp_path: Path, interval_s: int) -> None:
+    """One in five minutes, by its hour; whole records, in order; and the same names and about the same sizes empty."""
+    written = write_day(tmp_path / "full", 1, 1, interval_s)
+    found = sorted((tmp_path / "full").rglob("*.jsonl"))
+    assert written.files == len(found) == 288
+    assert written.bytes == sum(path.stat().st_size for path in found)
+    numbers: dict[str, list[int]] = {}
+    for path in found:
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        assert problems(rows[0]) == []
+        middle = datetime.fromtimestamp((rows[0]["start_ms"] + rows[0]["end_ms"]) / 2000, UTC)
+        assert path.parent.parent.name == f"date={middle:%Y-%m-%d}" == "date=2025-10-21"
+        assert path.parent.name == f"hour={middle:%H}"
+        assert path.name == f"usage-{rows[0]['instance']}-{rows[0]['sequence']:012d}.jsonl"
+        numbers.setdefault(rows[0]["instance"], []).extend(row["sequence"] for row in rows)
+    assert sum(map(len, numbers.values())) == written.records
+    assert all(sorted(one) == list(range(min(one), min(one) + len(one))) for one in numbers.values())
+    empty = write_day(tmp_path / "empty", 1, 1, interval_s, empty=True)
+    assert [path.name for path in sorted((tmp_path / "empty").rglob("*.jsonl"))] == [path.name for path in found]
+    assert empty.bytes == pytest.approx(written.bytes, rel=0.01)
