@@ -27,7 +27,6 @@ COLUMNS = (
     *(f"{kind.value}_{name}" for kind in KINDS for name in ("rate_p95", "limit", "fleet_limit")),
     *(f"throttle_{kind.value}_seconds" for kind in KINDS),
 )
-SLOT = (*CLIENT, "of_fleet", "weekend", "hour", "day")
 NEED_PERCENTILE = 0.99
 LEAST = {Kind.PRODUCE: 1000.0, Kind.FETCH: 1000.0, Kind.REQUEST: 1.0}
 """No lower limit is ever recommended."""
@@ -61,10 +60,7 @@ def run(context: Context) -> Report:
                 "day": F.floor(F.col("end_ms") / (DAY_S * 1000)),
             }
         )
-        .withColumn("slot", F.xxhash64(*SLOT))
-        # Digests do not fit into a hash table, so Spark sorts rows by their keys: a number in front decides nearly all
-        # comparisons, where names would be compared letter by letter.
-        .groupBy("slot", *SLOT)
+        .groupBy(*CLIENT, "of_fleet", "weekend", "hour", "day")
         .agg(F.max("end_ms").alias("end_ms"), *(column for kind in KINDS for column in _of_a_day(kind)))
     )
     slots = (
