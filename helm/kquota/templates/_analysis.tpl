@@ -25,11 +25,6 @@
 {{- end }}
 {{- end -}}
 
-{{- define "kquota.analysisLabels" -}}
-{{ include "kquota.selectorLabels" . }}
-app.kubernetes.io/component: analysis
-{{- end -}}
-
 {{- define "kquota.analysisVolumes" -}}
 - name: tmp
   emptyDir: {}
