@@ -116,6 +116,8 @@ def copied(fleet: Path, copies: int, place: Path) -> Path:
     place.mkdir(parents=True, exist_ok=True)
     (place / "_fleet.txt").write_text(f"{(fleet / '_fleet.txt').read_text().strip()}, {copies} times\n")
     parts = sorted(done.parent for done in fleet.glob("[0-9]*/_SUCCESS"))
+    wanted = set(BASE).union(*(importlib.import_module(f"analysis.jobs.{job}").COLUMNS for job in JOBS))
+    columns = [field.name for field in FIELDS if field.name in wanted]
     work = []
     for number in range(copies):
         for place_of_part, part in enumerate(parts):
@@ -123,11 +125,11 @@ def copied(fleet: Path, copies: int, place: Path) -> Path:
             target.mkdir(exist_ok=True)
             work += [(file, target / file.name, number) for file in sorted(part.glob("part-*.parquet"))]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda one: _copied(*one), work))
+        list(pool.map(lambda one: _copied(columns, *one), work))
     return place
 
 
-def _copied(file: Path, target: Path, number: int) -> None:
+def _copied(columns: list[str], file: Path, target: Path, number: int) -> None:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
@@ -136,8 +138,7 @@ def _copied(file: Path, target: Path, number: int) -> None:
     if number == 0:
         target.hardlink_to(file)
         return
-    wanted = set(BASE).union(*(importlib.import_module(f"analysis.jobs.{job}").COLUMNS for job in JOBS))
-    rows = pq.read_table(file, columns=[field.name for field in FIELDS if field.name in wanted])
+    rows = pq.read_table(file, columns=columns)
     for name in ("instance", "pod"):
         texts = pc.dictionary_encode(rows[name].combine_chunks())
         names = pc.binary_join_element_wise(texts.dictionary, str(number), "-")

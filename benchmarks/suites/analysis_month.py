@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.columns import DAY_S, HOUR_S
 from analysis.fleet import LIBRARIES, MAX_CLIENTS, START_MS
 from benchmarks.report.measured import describe_project
 from benchmarks.rig.procstat import describe_machine
@@ -32,7 +33,6 @@ from config.export import Export
 from quota.entity import Kind
 from quota.record import build, to_line
 
-DAY_S, HOUR_S = 86_400, 3600
 ROTATE_S = Export.model_fields["rotate_s"].default // 1000
 REPORTS = ("usage", "slo", "capacity", "throttling")
 """Two that take rollups, and two that read the records."""

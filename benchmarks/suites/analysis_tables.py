@@ -26,7 +26,7 @@ from pyspark import SparkContext
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from analysis.columns import cluster
+from analysis.columns import DAY_S, cluster
 from analysis.fleet import START_MS, GeneratedFleet
 from analysis.fleet import write as write_fleet
 from analysis.iceberg import PACKAGE, IcebergRecords, session_conf
@@ -39,7 +39,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 DELTA = "io.delta:delta-spark_2.13:4.0.0"
 NAMES = [field.name for field in FIELDS]
 DAYS = 3
-DAY = str(datetime.fromtimestamp(START_MS / 1000 + 86_400, UTC).date())
+DAY = str(datetime.fromtimestamp(START_MS / 1000 + DAY_S, UTC).date())
 PARTS = 2
 SAME = " AND ".join(f"t.{name} = s.{name}" for name in IDENTITY)
 
