@@ -7,6 +7,10 @@ Kafka's empty window lets a window's worth pass at once, and a request that is l
     end       the last step of the run
     achieved  (amount from the step at `begin` on, without the step at `end`) / (limit * (end - begin))
 
+Requests that are let through at the same moment (one of each connection) are one step, but the broker does not do them
+at the same moment, and on a slow machine they are seen one after another. `at_once` is what they amount to: `end` is
+then the first of the last steps that have at least so much together, and none of these is counted.
+
 From a step to a step, with one of the two counted: 20 MB every 40 s at 0.5 MB/s are 1.00, wherever the 130 s of a run
 begin and end in between. Requests that were let through in the first window and take longer to be paid for than that
 give nothing afterwards: then `begin` is when they have been paid. Where fewer than half of the seconds after the first
@@ -51,8 +55,10 @@ def steps(staircase: Staircase) -> list[tuple[float, float]]:
     return found
 
 
-def compute_achieved(staircase: Staircase, limit: float, window_s: float, until_s: float) -> Achieved:
-    """`until_s`: when the run was over; times are of one clock."""
+def compute_achieved(
+    staircase: Staircase, limit: float, window_s: float, until_s: float, at_once: float = 0.0
+) -> Achieved:
+    """`until_s`: when the run was over; times are of one clock. `at_once`: what is let through at the same moment."""
     rises = steps(staircase)
     if not rises:
         return Achieved(0.0, 0.0, 0.0, 0.0, 0.0)
@@ -65,9 +71,13 @@ def compute_achieved(staircase: Staircase, limit: float, window_s: float, until_
     later = [(at, amount) for at, amount in rises if at >= start + window_s]
     begin, end = start + window_s, until_s
     counted = sum(amount for _, amount in later)
-    if len(later) > 1 and later[-1][0] - later[0][0] >= MIN_SHARE * (until_s - begin):
-        begin, end = later[0][0], later[-1][0]
-        counted -= later[-1][1]
+    last, ended = len(later) - 1, sum(amount for _, amount in later[-1:])
+    while last > 0 and ended < at_once:
+        last -= 1
+        ended += later[last][1]
+    if last > 0 and later[last][0] - later[0][0] >= MIN_SHARE * (until_s - begin):
+        begin, end = later[0][0], later[last][0]
+        counted -= ended
     seconds = max(end - begin, 1e-9)
     whole = max(until_s - start, 1e-9)
     return Achieved(

@@ -271,7 +271,8 @@ def _attack(
             stairs = seen[row.name]["series"] if row.answered else watch.topics[row.name]
         else:
             source, stairs = "sidecar", meter.seen.get(row.name, ())
-        figures = compute_achieved(stairs, row.limit, float(window_num), until)
+        at_once = row.connections * row.size if row.attack == "mutations" else 0
+        figures = compute_achieved(stairs, row.limit, float(window_num), until, at_once)
         seen[row.name].pop("series")
         batch.outcomes.append(Outcome(row, figures, told.get(row.name), seen[row.name], source))
     return batch

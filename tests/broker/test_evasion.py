@@ -83,6 +83,21 @@ def test_a_long_debt_counts_over_all_of_the_time() -> None:
     assert compute_achieved(stairs(*four), 100_000, 11, 134).achieved == pytest.approx(60 / 9)
 
 
+def test_what_is_let_through_at_once_and_seen_one_after_another_is_one_step() -> None:
+    # Four topics every 4 s at 1/s are the limit: 4 / (4 * 1) = 1.
+    groups = [(4.0 * number, 4.0) for number in range(7)]
+    assert compute_achieved(stairs(*groups, until_s=30), 1.0, 3, 30, at_once=4).achieved == pytest.approx(1.0)
+    # The last of the last group is seen a quarter of a second late: (5 * 4 + 3) / 20.25 without `at_once`.
+    split = [*groups[:-1], (24.0, 3.0), (24.25, 1.0)]
+    assert compute_achieved(stairs(*split, until_s=30), 1.0, 3, 30).achieved == pytest.approx(23 / 20.25)
+    assert compute_achieved(stairs(*split, until_s=30), 1.0, 3, 30, at_once=4).achieved == pytest.approx(1.0)
+    # A fifth more than allowed stays a fifth more: 4 / (10 / 3) = 1.2
+    faster = [(10 / 3 * number, 4.0) for number in range(9)]
+    assert compute_achieved(stairs(*faster, until_s=30), 1.0, 3, 30, at_once=4).achieved == pytest.approx(1.2, rel=0.02)
+    # One group only: all of it over all of the time after the first window.
+    assert compute_achieved(stairs((0.0, 4.0), (10.0, 4.0), until_s=30), 1.0, 3, 30, at_once=4).achieved == 4 / 27
+
+
 def test_nothing_at_all_and_steps() -> None:
     assert compute_achieved([], 1.0, 11, 134).achieved == compute_achieved([(1.0, 0.0)], 1.0, 11, 134).total == 0.0
     assert steps([(0.0, 0.0), (1.0, 5.0), (2.0, 5.0), (3.0, 7.0)]) == [(1.0, 5.0), (3.0, 2.0)]
