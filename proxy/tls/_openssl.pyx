@@ -121,13 +121,15 @@ cdef class Channel:
         cdef int error = 0
         self.busy, self.drained, self.got_some = True, False, False
         self.room_bytes = min(max(wanted, MIN_BYTES), BUFFER_BYTES)
-        ERR_clear_error()
+        no_errors()
         while got < wanted:
             if not SSL_read_ex(self.ssl, to + got, <size_t>(wanted - got), &part):
                 error = SSL_get_error(self.ssl, 0)
                 break
             got += <Py_ssize_t>part
             self.got_some = True
+            if self.drained and self.ahead_bytes == 0 and got < wanted:
+                break  # a record was read whole, and nothing follows it: OpenSSL could only say that it wants more
         self.busy = False
         if self.ahead_bytes == 0:
             self.kept = None
@@ -162,7 +164,7 @@ cdef class Channel:
             chunk = min(count - done, <Py_ssize_t>CHUNK_BYTES)
             if chunk == 0:
                 break
-            ERR_clear_error()
+            no_errors()
             self.busy = True
             sent = SSL_write_ex(self.ssl, data + done, <size_t>chunk, &written)
             self.busy = False
@@ -216,6 +218,12 @@ cdef class Channel:
         error = ssl.SSLError(ssl.SSL_ERROR_SSL, f"[SSL] {words}")
         error.reason = words.upper().replace(" ", "_")
         raise error
+
+
+cdef inline void no_errors() noexcept:
+    """Empty the thread's queue of errors before a call. Clearing touches a kilobyte, so look first."""
+    if ERR_peek_last_error():
+        ERR_clear_error()
 
 
 # ---- OpenSSL's callbacks: the BIO that stands in for its socket ---------------------------------------------------------
