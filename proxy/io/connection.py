@@ -15,11 +15,11 @@ import structlog
 import trio
 
 from proxy.errors import CloseReason, SessionError, UpstreamError, first_error
-from proxy.io.connection_io import ConnectionIO, Shared, StopReason, endpoint_of
+from proxy.io.connection_io import ConnectionIO, Shared, StopReason
 from proxy.io.kernel import round_trip_ms
 from proxy.io.reactor import take
 from proxy.io.rounds import Watch
-from proxy.io.sockets import close
+from proxy.io.sockets import close, endpoint_of
 from proxy.session.session import Session
 from proxy.telemetry.observer import ConnectionInfo
 

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import structlog
+
 from proxy.errors import SessionError, broker_failed, client_failed
-from proxy.io import calls, records
 from proxy.io.compliance import ThrottleComplianceProbe
 from proxy.io.endpoint import Endpoint
 from proxy.io.kernel import unread_bytes
@@ -27,7 +28,8 @@ from proxy.session.session import Session
 from proxy.session.state import ClientState, Held
 from proxy.telemetry.close_log import CloseLogLimiter
 from proxy.telemetry.observer import Counters
-from proxy.tls.channel import TlsSocket
+
+log = structlog.get_logger("kquota.connection")
 
 READS_BEFORE_CHECKPOINT: Final = 8
 """Reads in a row without waiting before other connections are served."""
@@ -65,13 +67,6 @@ class Shared:
     close_log: CloseLogLimiter
 
 
-def endpoint_of(sock: object) -> Endpoint:
-    """The endpoint for this socket, plain or TLS."""
-    if isinstance(sock, TlsSocket):
-        return Endpoint(sock, splices=False) if sock.channel is None else records.TlsEndpoint(sock, splices=False)
-    return calls.PlainEndpoint(sock, splices=True)  # type: ignore[arg-type]
-
-
 class ConnectionIO:
     """What one connection pair does when one of its sockets is ready."""
 
@@ -87,8 +82,9 @@ class ConnectionIO:
         "_round",
         "_shared",
         "_splice_down",
-        "_splice_min_bytes",
+        "_splice_down_min_bytes",
         "_splice_up",
+        "_splice_up_min_bytes",
         "_state",
         "broker",
         "broker_watch",
@@ -119,7 +115,8 @@ class ConnectionIO:
         """Bytes that the broker's full socket did not take: they are sent first."""
         self.to_client = b""
         self._answers: list[Buffer] = []
-        self._splice_min_bytes = shared.splice_min_bytes if client.splices else 0
+        self._splice_up_min_bytes = self._splice_down_min_bytes = 0
+        """What is left of a body has to be as long for the kernel to move it; 0: it never does."""
         self._request_read_bytes = self._response_read_bytes = len(shared.buffer)
         self._splice_up = Splice(shared.pipes)
         self._splice_down = Splice(shared.pipes)
@@ -137,9 +134,14 @@ class ConnectionIO:
         """The broker connection is established."""
         self.broker, self.broker_watch = broker, watch
         self._state.connecting = False
-        if not broker.splices:
-            self._splice_min_bytes = 0
-        elif self.client.splices:
+        client = self.client
+        if client.splices_from and broker.splices_into:
+            self._splice_up_min_bytes = self._shared.splice_min_bytes
+            self._splice_up.corks = broker.splices_from
+        if broker.splices_from and client.splices_into:
+            self._splice_down_min_bytes = self._shared.splice_min_bytes
+            self._splice_down.corks = client.splices_from
+        if client.splices_from and broker.splices_from:
             self._pairing = Pairing(self.client.sock, self.client_watch, self._round)
 
     def close(self) -> None:
@@ -185,7 +187,7 @@ class ConnectionIO:
                 self._part()
                 return StopReason.WAITS
             skip = frames.movable()
-            if broker is not None and ((watch.readable and skip >= self._splice_min_bytes > 0) or splice.inside):
+            if broker is not None and ((watch.readable and skip >= self._splice_up_min_bytes > 0) or splice.inside):
                 step = self._splice_request(broker, skip)
                 if step is Step.DONE or step is Step.SHARE:
                     continue
@@ -193,6 +195,7 @@ class ConnectionIO:
                     watch.readable = False
                     return None
                 if step is Step.FULL:
+                    broker.push()
                     self._wait_for_room_at_broker()
                     return None
                 if step is Step.ENDED:
@@ -215,6 +218,8 @@ class ConnectionIO:
                 if received == 0:
                     return StopReason.ENDED
                 self.last_activity_s = now_s
+                if self.client.ends_soon:
+                    self._end_soon()
                 out = requests.take(self._buffer, received, now_ms)
                 taken = frames.taken
                 if received == wanted:
@@ -232,7 +237,7 @@ class ConnectionIO:
                 if broker is None:  # the broker is dialled when the first request arrives
                     self.to_broker = bytes(self._buffer[:taken]) if out is None else b"".join(out)
                     return self._connect()
-                more = watch.readable and frames.movable() >= self._splice_min_bytes > 0
+                more = watch.readable and frames.movable() >= self._splice_up_min_bytes > 0
                 self.to_broker = _send(broker, self._buffer, taken, out, more, broker_failed)
                 if self.to_broker and not self._flush_broker():
                     return None
@@ -274,6 +279,14 @@ class ConnectionIO:
             if splice.moved:
                 self.last_activity_s = now_s = self._clock.now_s()
                 self._requests.moved(splice.moved, now_s * 1000.0)
+
+    def _end_soon(self) -> None:
+        """One side has asked for new TLS keys, which the kernel cannot take: read no further request, and end once
+        everything in flight has been answered. Clients connect again."""
+        if not self._state.draining:
+            self._state.draining = True
+            log.info("connection ends soon: its peer wants new TLS keys, which kernel TLS cannot take")
+            self.client_watch.go_on_later()
 
     def _part(self) -> None:
         """Not a plain sequence of requests: report each one singly again (`proxy.io.pairing`)."""
@@ -339,7 +352,7 @@ class ConnectionIO:
             return None
         for _ in range(READS_BEFORE_CHECKPOINT):
             skip = frames.movable()
-            if (watch.readable and skip >= self._splice_min_bytes > 0) or splice.inside:
+            if (watch.readable and skip >= self._splice_down_min_bytes > 0) or splice.inside:
                 step = self._splice_response(broker, skip)
                 if step is Step.DONE:
                     self._rest_came(watch)
@@ -357,6 +370,7 @@ class ConnectionIO:
                     if step is Step.EMPTY:
                         watch.readable = False
                     else:
+                        self.client.push()
                         self.client_watch.room_for = watch
                     return None
             if not watch.readable:
@@ -364,7 +378,7 @@ class ConnectionIO:
             if watch.rest_s == NEVER:  # all of a large response has come, or there is no pipe left
                 self._rest_came(watch)
             wanted = most = self._response_read_bytes
-            if self._splice_min_bytes and not frames.skip and responses.fetched_bytes >= LARGE_FETCH_BYTES:
+            if self._splice_down_min_bytes and not frames.skip and responses.fetched_bytes >= LARGE_FETCH_BYTES:
                 wanted = min(most, HEAD_BYTES)
             try:
                 received = broker.receive(self._buffer, wanted)
@@ -376,6 +390,8 @@ class ConnectionIO:
             if received == 0:
                 return StopReason.ENDED
             self.last_activity_s = now_s = self._clock.now_s()
+            if broker.ends_soon:
+                self._end_soon()
             out = responses.take(self._buffer, received, now_s * 1000.0, self._round.since_ms)
             took_s = 0.0
             if received == most:
@@ -383,7 +399,7 @@ class ConnectionIO:
                 self._response_read_bytes = next_read_bytes(received, took_s, len(self._buffer))
             elif received < wanted and not watch.over:
                 watch.readable = False
-            more = watch.readable and frames.movable() >= self._splice_min_bytes > 0
+            more = watch.readable and frames.movable() >= self._splice_down_min_bytes > 0
             sent = self._send_client(frames.taken, out, more)
             if self.progress_wanted:
                 self._progress()

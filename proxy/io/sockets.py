@@ -1,4 +1,4 @@
-"""How much to read at once from a non-blocking socket, how to send on, and how to close it."""
+"""The endpoint for a non-blocking socket, how much to read at once from it, how to send on, and how to close it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Final
 import trio
 
 from proxy.errors import SessionError
+from proxy.io import calls, records
+from proxy.io.endpoint import Endpoint
 from proxy.session.framing import Buffer
+from proxy.tls.channel import TlsSocket
 
 SHARE_S: Final = 0.002
 """A callback runs for no longer than about this: 64 KB may be one request or two thousand, and others wait."""
@@ -65,3 +68,10 @@ def close(sock: socket) -> None:
     with suppress(OSError):  # already reset by the peer
         sock.shutdown(SHUT_WR)
     sock.close()
+
+
+def endpoint_of(sock: object) -> Endpoint:
+    """The endpoint for this socket, plain or TLS."""
+    if isinstance(sock, TlsSocket):
+        return Endpoint(sock, splices=False) if sock.channel is None else records.TlsEndpoint(sock, splices=False)
+    return calls.PlainEndpoint(sock, splices=True)  # type: ignore[arg-type]

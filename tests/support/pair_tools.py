@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.errors import SessionError
-from proxy.io.connection_io import ConnectionIO, Shared, StopReason, endpoint_of
+from proxy.io.connection_io import ConnectionIO, Shared, StopReason
 from proxy.io.reactor import Reactor
 from proxy.io.rounds import AGAIN, Clock, Watch
+from proxy.io.sockets import endpoint_of
 from proxy.io.splice import PipePool
 from proxy.session.in_flight import InFlightRequest
 from proxy.session.session import Session
