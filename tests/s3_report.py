@@ -37,7 +37,7 @@ class Store:
     def __init__(self, url: str) -> None:
         self.url = url
         # The server checks no signature, but without any it shows public objects only.
-        unchecked = {"Authorization": "AWS somebody:unchecked"}
+        unchecked = {"Authorization": "AWS a-user:unchecked"}
         self._client = httpx.Client(base_url=url, timeout=30.0, headers=unchecked)
         self._client.put(f"/{BUCKET}").raise_for_status()
 
@@ -84,7 +84,7 @@ def options(store: Store) -> list[str]:
         "spark.hadoop.fs.s3a.endpoint": store.url,
         "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
         "spark.hadoop.fs.s3a.path.style.access": "true",
-        "spark.hadoop.fs.s3a.access.key": "somebody",
+        "spark.hadoop.fs.s3a.access.key": "a-user",
         "spark.hadoop.fs.s3a.secret.key": "secret",
     }
     return [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]

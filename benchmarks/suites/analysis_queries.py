@@ -91,7 +91,7 @@ def _of_rates(grain_s: int) -> dict[str, str]:
 WITH mine AS (SELECT {_CLIENT}, {_bucket(grain_s)} AS bucket, SUM(produce_bytes + fetch_bytes) AS moved,
                      SUM(request_seconds) AS busy, SUM(requests) AS requests
               FROM records GROUP BY 1, 2, 3, 4),
-     everybody AS (SELECT cluster_id, bucket, SUM(busy) AS all_busy, SUM(requests) AS all_requests
+     all_clients AS (SELECT cluster_id, bucket, SUM(busy) AS all_busy, SUM(requests) AS all_requests
                    FROM mine GROUP BY 1, 2),
      usual AS (SELECT {_CLIENT}, percentile_disc(0.95) WITHIN GROUP (ORDER BY moved) AS burst_above
                FROM mine GROUP BY 1, 2, 3)
@@ -99,7 +99,7 @@ SELECT {_CLIENT}, COUNT(*) AS buckets, SUM(CASE WHEN moved > burst_above THEN 1 
        AVG(CASE WHEN moved > burst_above THEN others_ms END) AS in_bursts
 FROM (SELECT {_CLIENT}, moved, burst_above,
              (all_busy - busy) * 1000 / NULLIF(all_requests - requests, 0) AS others_ms
-      FROM mine JOIN everybody USING (cluster_id, bucket) JOIN usual USING ({_CLIENT}))
+      FROM mine JOIN all_clients USING (cluster_id, bucket) JOIN usual USING ({_CLIENT}))
 WHERE others_ms IS NOT NULL GROUP BY 1, 2, 3 ORDER BY 1, 2, 3""",
         "capacity": f"""
 SELECT cluster_id, {day} AS day, MAX(produced) / {grain_s} AS produce_peak, MAX(fetched) / {grain_s} AS fetch_peak

@@ -381,7 +381,7 @@ def test_pods_are_created_through_the_webhook(installed: ApiServer, tmp_path: Pa
         assert recorder.asked == []
 
 
-def test_the_failure_policy_of_each_namespace_decides_while_nobody_answers(installed: ApiServer) -> None:
+def test_the_failure_policy_of_each_namespace_decides_while_the_webhook_does_not_answer(installed: ApiServer) -> None:
     api, here = installed, path("Pod", pods.NAMESPACE)
     pod = pods.bare_pod()
     pod["metadata"]["name"] = "late"

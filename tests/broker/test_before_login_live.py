@@ -47,7 +47,7 @@ def end_of(address: str, frames: list[bytes]) -> bytes:
             return came
 
 
-def test_a_broker_closes_and_the_sidecar_charges_nobody(wanted: Sidecar, kafka_secure: KafkaCluster) -> None:
+def test_a_broker_closes_and_the_sidecar_charges_no_client(wanted: Sidecar, kafka_secure: KafkaCluster) -> None:
     """20 connections with 100 kB each and no login. The broker closes at the first request, with and without us."""
     (direct,) = kafka_secure.bootstrap_of("SASL_PLAINTEXT")
     for frame in (produce(1, 100_000), request(METADATA, 1, 1, struct.pack(">i", 0))):

@@ -121,7 +121,7 @@ def test_a_compressed_frame_is_about_as_large_as_asked_for() -> None:
         assert len(frames.produce("t", size, "c")) == pytest.approx(size, abs=100)
 
 
-def test_who_is_slowed_is_told_from_what_slows_everybody() -> None:
+def test_a_client_that_is_slowed_is_told_from_what_slows_all() -> None:
     row = chosen(["p4-tls"])[0]
     alone = {"sidecar": [1.0] * 90 + [4.0] * 10, "broker": [1.0] * 90 + [2.0] * 10}
     found = Neighbour(alone)

@@ -172,7 +172,7 @@ def test_kill_9_loses_at_most_one_interval_and_leaves_no_half_file(
     assert sum(1 for at_s in sent if at_s < last_s - 0.5) <= recorded <= len(sent)
 
 
-def test_a_topic_that_takes_nothing_slows_nobody_and_gets_its_records_later(
+def test_a_topic_that_takes_nothing_slows_no_client_and_gets_its_records_later(
     kafka: KafkaCluster, topic: str, tmp_path: Path
 ) -> None:
     """The topic's limit on the size of messages refuses every record, until it is raised."""
@@ -222,7 +222,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_full_disk_slows_nobody_and_the_loss_is_counted(kafka: KafkaCluster, topic: str, full_disk: Path) -> None:
+def test_a_full_disk_slows_no_client_and_the_loss_is_counted(kafka: KafkaCluster, topic: str, full_disk: Path) -> None:
     export = {"directory": str(full_disk), "interval_s": 1, "buffer_bytes": 6000}
     with sidecar(kafka.bootstrap, export=export) as proxy:
         for _ in range(4):

@@ -79,7 +79,9 @@ def test_every_stage_stands_on_the_same_pinned_base(dockerfile: tuple[dict[str, 
 
 
 @pytest.mark.parametrize("target", ["kquota", "analysis"])
-def test_targets_run_as_nobody_in_particular(target: str, dockerfile: tuple[dict[str, str], dict[str, Stage]]) -> None:
+def test_targets_run_as_a_user_without_privileges(
+    target: str, dockerfile: tuple[dict[str, str], dict[str, Stage]]
+) -> None:
     stage = dockerfile[1][target]
     assert stage.last("USER").rest == f"{UID}:{UID}"
     words = [one.word for one in stage.instructions]

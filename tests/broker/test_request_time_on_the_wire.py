@@ -119,7 +119,7 @@ def test_other_requests_are_throttled_too(limited: Sidecar, message: Callable[[]
         ask_until(client, message, 100)
 
 
-def test_a_large_quota_throttles_nobody(limited: Sidecar, topic: str) -> None:
+def test_a_large_quota_throttles_no_client(limited: Sidecar, topic: str) -> None:
     """Case C10: 2000 %."""
     where = known_topic(limited, topic)
     with RawClient(limited.bootstrap, "unlimited") as client:

@@ -212,7 +212,7 @@ async def test_explain_shows_how_a_client_stands_and_its_last_throttles() -> Non
 
 
 @pytest.mark.trio
-async def test_throttled_shows_who_waits_longest_first_and_nobody_else() -> None:
+async def test_throttled_shows_only_clients_that_wait_longest_first() -> None:
     async with admin() as running:
         ledger = running.ledger
         assert (await running.json("/throttled"))["throttled"] == []
@@ -303,7 +303,7 @@ async def closed_by_the_server(stream: trio.SocketStream) -> bool:
 
 @pytest.mark.trio
 @pytest.mark.parametrize("behave", [hang, dribble, silent])
-async def test_bad_scrapers_are_cut_off_and_disturb_nobody(
+async def test_bad_scrapers_are_cut_off_and_disturb_no_others(
     behave: Callable[[Admin], Awaitable[trio.SocketStream]],
 ) -> None:
     async with admin(lifetime_s=2.0) as running:  # long enough for honest requests on a busy machine

@@ -143,7 +143,7 @@ async def test_a_host_that_no_name_service_can_be_asked_for() -> None:
         assert not proxy.counters.connections_closed["internal_error"]
 
 
-async def test_more_elements_than_anybody_has_do_not_hold_the_others_up() -> None:
+async def test_more_elements_than_any_cluster_has_do_not_hold_the_others_up() -> None:
     """Three megabytes of nodes that do not exist: a walk over all of them would take seconds."""
     node = struct.pack(">i", -1) + b"\1" + bytes(4) + b"\0\0"  # id -1, empty host, port 0, no rack, no tags
     count = 3 * MB // len(node)
@@ -158,7 +158,7 @@ async def test_more_elements_than_anybody_has_do_not_hold_the_others_up() -> Non
 
 
 @pytest.mark.parametrize("throttle_ms", [-1, -(2**31), 2**31 - 1])
-async def test_throttle_times_that_make_no_sense_mute_nobody(throttle_ms: int) -> None:
+async def test_throttle_times_that_make_no_sense_mute_no_client(throttle_ms: int) -> None:
     """They are told as they are, which a broker could do without us as well; our own reading goes on."""
 
     async def throttling(stream: trio.SocketStream, frame: bytes) -> None:

@@ -127,7 +127,7 @@ async def test_over_the_cap_of_a_user_connections_are_closed_at_once(
         assert said in line
 
 
-async def test_a_reload_changes_limits_and_closes_nobody(mock_clock: MockClock) -> None:
+async def test_a_reload_changes_limits_and_closes_no_connection(mock_clock: MockClock) -> None:
     async with sidecar(mock_clock) as (proxy, ledger):
         clients = [await connect(proxy) for _ in range(3)]
         await settled(proxy, 3)
@@ -139,7 +139,7 @@ async def test_a_reload_changes_limits_and_closes_nobody(mock_clock: MockClock) 
         assert proxy.counters.connections_closed == {"user_max_connections": 1}
 
 
-async def test_shadow_limits_refuse_nobody(mock_clock: MockClock) -> None:
+async def test_shadow_limits_refuse_no_connection(mock_clock: MockClock) -> None:
     async with sidecar(mock_clock, ConnectionEntry(IP, DEFAULT, 1, 1, "shadow")) as (proxy, ledger):
         assert [await served(await connect(proxy)) for _ in range(4)] == [True] * 4
         assert sum(ledger.connections.shadow_refused.values()) == 6  # three by the rate, three by the cap

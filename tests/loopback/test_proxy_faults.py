@@ -79,7 +79,7 @@ def test_patience_with_a_client_that_has_gone_begins_when_its_mute_is_over() -> 
             assert ends(gone, 165.1) is CloseReason.BROKER_SILENT
 
 
-async def test_connections_that_end_while_others_are_looked_at_harm_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_that_end_during_a_sweep_harm_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each with half a request, so that the kernel is asked what has come on its socket, which is closed by then."""
     async with through(answer) as (proxy, _, _):
         clients = [await connect(proxy) for _ in range(2 * PORTION)]
@@ -157,7 +157,7 @@ async def test_when_no_bootstrap_server_answers_known_brokers_do() -> None:
             nursery.cancel_scope.cancel()
 
 
-async def test_a_broker_that_moved_is_looked_for_as_soon_as_somebody_misses_it() -> None:
+async def test_a_broker_that_moved_is_looked_for_as_soon_as_it_is_missed() -> None:
     """An hour between two looks at the cluster: only the failed connection can be why the new address is found."""
     with trio.fail_after(LIMIT_S):
         async with trio.open_nursery() as nursery:

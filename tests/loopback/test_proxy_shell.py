@@ -260,7 +260,7 @@ async def test_each_broker_has_its_port() -> None:
         (b"", "closed instead of an answer"),
     ],
 )
-async def test_a_cluster_that_answers_nonsense_is_not_reached_and_harms_nobody(said: bytes, error: str) -> None:
+async def test_a_cluster_that_answers_nonsense_is_not_reached_and_harms_no_client(said: bytes, error: str) -> None:
     async with through(answer) as (proxy, broker, _):
         broker.metadata = lambda _frame: said  # type: ignore[method-assign]
         with pytest.raises(ClusterError, match=error):
@@ -270,7 +270,7 @@ async def test_a_cluster_that_answers_nonsense_is_not_reached_and_harms_nobody(s
         assert await read_frame(client) == produce_response(1)
 
 
-async def test_the_bootstrap_port_taken_by_somebody_else_is_a_clear_error() -> None:
+async def test_a_bootstrap_port_that_is_taken_is_a_clear_error() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -108,7 +108,7 @@ def test_what_comes_is_read_until_the_end_also_if_that_comes_with_the_last_bytes
     in_trio(main)
 
 
-def test_an_error_reaches_the_task_that_waits_and_nobody_else(nested: bool) -> None:
+def test_an_error_reaches_only_the_task_that_waits(nested: bool) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             with (

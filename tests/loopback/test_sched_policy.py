@@ -67,7 +67,7 @@ def test_it_gives_way_only_while_rests_are_to_come_and_nothing_else_has_come_lat
 
 
 @pytest.mark.parametrize("policy", [os.SCHED_BATCH, os.SCHED_IDLE, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK])
-def test_a_policy_that_somebody_has_chosen_stays(policy: int) -> None:
+def test_a_policy_that_was_chosen_stays(policy: int) -> None:
     kernel = Kernel(policy)
     polite = kernel.sched_policy()
     polite.halfway = 1
@@ -170,7 +170,7 @@ def client(port: int, policy: Callable[[], int]) -> int:
         return policy()
 
 
-async def test_the_rest_of_a_large_response_interrupts_nobody_and_what_follows_does_again() -> None:
+async def test_the_rest_of_a_large_response_interrupts_no_thread_and_what_follows_does_again() -> None:
     loop_thread = threading.get_native_id()
 
     def policy() -> int:

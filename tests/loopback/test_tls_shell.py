@@ -186,7 +186,7 @@ async def refused(proxy: Proxy, context: ssl.SSLContext) -> str:
     return await trio.to_thread.run_sync(attempt)
 
 
-async def test_what_is_refused_is_told_to_both_ends_and_harms_nobody_else(
+async def test_what_is_refused_is_told_to_both_ends_and_harms_no_other_connection(
     issuer: Authority, stranger: Authority, host: Issued, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tls = ServerTls(

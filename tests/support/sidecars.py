@@ -29,7 +29,7 @@ READY_LIMIT_S = 60.0
 STOP_LIMIT_S = 40.0
 BROKER_PORTS = 20
 PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Trusts nobody, and is not used: a client that is given none reads all of the machine's authorities first (20 ms)."""
+"""Never used: a client that is given no context first reads all authorities that the machine trusts (20 ms)."""
 
 
 @dataclass

@@ -95,7 +95,7 @@ def test_all_threads_are_kept_apart_and_let_free_again() -> None:
     assert frozenset(os.sched_getaffinity(0)) == everything
 
 
-def test_everybody_is_let_free_when_the_measurement_fails_or_somebody_has_ended() -> None:
+def test_all_are_let_free_when_the_measurement_fails_or_a_process_has_ended() -> None:
     everything = os.sched_getaffinity(0)
     if len(everything) < 2:
         return

@@ -240,7 +240,7 @@ def test_explain_says_when_an_empty_client_id_escapes(tmp_path: Path) -> None:
     assert lines[14].startswith("produce   no limit (the levels above do not reach this client")
 
 
-def test_explain_says_when_nobody_can_be_asked() -> None:
+def test_explain_says_when_no_sidecar_can_be_asked() -> None:
     for url, expected in (
         ("http://127.0.0.1:1", "nothing listens there"),
         ("ftp://x", "is not a URL"),

@@ -189,7 +189,7 @@ def test_a_directory_that_cannot_be_made_is_complained_of_and_tried_again(tmp_pa
     assert sequences(tmp_path) == [1]
 
 
-def test_a_file_that_somebody_deletes_is_followed_by_another(tmp_path: Path) -> None:
+def test_a_file_that_is_deleted_is_followed_by_another(tmp_path: Path) -> None:
     files = sink(tmp_path)
     files.write(batch(1))
     (path,) = tmp_path.rglob(".*.open")

@@ -448,7 +448,7 @@ def test_what_cannot_be_answered_is_an_error_so_that_the_failure_policy_decides(
     assert pod["metadata"]["labels"] == {"kquota.io/injection-skipped": "not-opted-in"}
 
 
-def test_noise_on_the_port_disturbs_nobody(running: Webhook) -> None:
+def test_noise_on_the_port_disturbs_no_other_request(running: Webhook) -> None:
     with socket.create_connection(("127.0.0.1", running.port), timeout=5) as peer:
         peer.sendall(b"POST /mutate HTTP/1.1\r\n\r\n")  # plain text where TLS is spoken
         silent = socket.create_connection(("127.0.0.1", running.port), timeout=5)

@@ -195,7 +195,7 @@ def test_unknown_versions_of_responses_with_addresses_are_refused(key: int) -> N
         assert caught.value.reason == "unsupported_version"
 
 
-def test_unknown_apis_carry_no_addresses_as_far_as_anybody_knows() -> None:
+def test_unknown_apis_carry_no_known_addresses() -> None:
     assert not responses.carries_addresses(999, 0)
     assert not responses.needs_rewrite(999, 0)
     assert not responses.needs_rewrite(-1, -1)

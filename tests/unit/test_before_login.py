@@ -59,7 +59,7 @@ def takes_requests(correlation_id: int) -> bytes:
 
 @pytest.mark.parametrize("cut", THREE_WAYS)
 @pytest.mark.parametrize("api_key", [0, 1, 3, 10, 17 + 2, 999])
-def test_a_request_before_the_login_is_charged_to_nobody_and_goes_nowhere(api_key: int, cut: Cut) -> None:
+def test_a_request_before_the_login_is_charged_to_no_client_and_goes_nowhere(api_key: int, cut: Cut) -> None:
     of = ledger(produce_rate=1000, fetch_rate=1000, request_percentage=0.001)
     one = identified(of, login_expected=True)
     first = request(API_VERSIONS, 0, 1, b"")
@@ -206,7 +206,7 @@ def test_api_versions_are_free_so_often_and_no_oftener() -> None:
 
 @pytest.mark.parametrize("login_expected", [False, True])
 @pytest.mark.parametrize("steps", [0, 1])
-def test_a_request_in_the_middle_of_a_login_is_charged_to_nobody(steps: int, login_expected: bool) -> None:
+def test_a_request_in_the_middle_of_a_login_is_charged_to_no_client(steps: int, login_expected: bool) -> None:
     """The broker has begun a login, so its listener wants one, whatever the sidecar was told."""
     of = ledger()
     one = identified(of, login_expected=login_expected)
@@ -231,7 +231,7 @@ def test_a_second_handshake_does_not_make_the_fallback_user_pay(login_expected: 
 
 
 @pytest.mark.parametrize("error", [33, 58])
-def test_after_a_refused_login_nobody_is_charged(error: int) -> None:
+def test_after_a_refused_login_no_client_is_charged(error: int) -> None:
     of = ledger()
     one = identified(of)
     from_client(one, handshake("PLAIN"))

@@ -202,7 +202,7 @@ def test_variants_by_number_name_and_part() -> None:
         keys("nginx")
 
 
-def test_every_consumer_has_a_group_that_nobody_had_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_consumer_has_a_new_group(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = []
 
     def run_tool(_main: str, arguments: list[str], **_options: Any) -> subprocess.CompletedProcess[str]:

@@ -461,7 +461,7 @@ def test_what_is_not_done_yet_is_a_warning_that_names_the_place() -> None:
 CLIENT_TLS = "listen: {tls: {certificate_file: /c, key_file: /k, ssl.client.auth: %s, client_ca_file: /a}}\n"
 
 
-def test_users_of_certificates_and_files_can_be_anybody() -> None:
+def test_users_of_certificates_and_files_can_have_any_name() -> None:
     quotas = "quotas: [{user: alice, producer_byte_rate: 1M}]\n"
     no_login = "identity: {sources: [tls, static]}"
     assert len(warnings_in(quotas + "identity: {sources: [static]}")) == 1

@@ -63,7 +63,7 @@ def test_what_means_something_else_elsewhere_is_refused_with_a_proposal(text: st
 
 
 @pytest.mark.parametrize("text", ["", "M", "4X", "4Mbit", "fast"])
-def test_where_nobody_knows_what_was_meant_nothing_is_proposed(text: str) -> None:
+def test_where_it_is_unclear_what_was_meant_nothing_is_proposed(text: str) -> None:
     assert similar_size(text) is None
 
 

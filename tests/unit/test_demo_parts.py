@@ -87,7 +87,7 @@ def free(share: float, seconds: float = 30.0) -> Track:
     return track_of(BATCH, [(seconds, BATCH.wanted / MB * share * seconds)])
 
 
-def test_everybody_within_ten_percent_is_well() -> None:
+def test_all_clients_within_ten_percent_is_well() -> None:
     outcomes = compare([held(ORDERS, 0.91), *pair(1.4, 0.5), held(REPORTS, 1.09), free(0.95)], 30)
     assert [outcome.failure for outcome in outcomes] == [""] * 5
     assert [round(outcome.share or 0, 2) for outcome in outcomes] == [0.91, 0.7, 0.25, 1.09, 0.95]

@@ -82,7 +82,7 @@ def test_who_takes_part() -> None:
     assert list(plans(seen(namespaces={"orders": ENABLED}), few, {})) == []
 
 
-def test_somebody_elses_config_map_is_left_alone() -> None:
+def test_a_config_map_of_another_owner_is_left_alone() -> None:
     theirs = {"metadata": {"name": "kquota", "namespace": "orders"}, "data": {"a": "b"}}
     plan = only(seen(namespaces={"orders": ENABLED}, copies={"orders": theirs}))
     assert plan.body is None

@@ -161,7 +161,7 @@ def test_partition_mutations_know_who_waits_for_tokens() -> None:
     assert hold.group.waiting == 0
 
 
-def test_as_a_broker_nobody_waits_so() -> None:
+def test_as_a_broker_no_client_waits_so() -> None:
     ledger = Ledger(QuotaTable([LIMITS]), smooth=False)
     account = ledger.account("web", "etl")
     for kind in (Kind.PRODUCE, Kind.REQUEST, Kind.MUTATION):

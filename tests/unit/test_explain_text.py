@@ -114,7 +114,7 @@ last throttles, newest first:
     )
 
 
-def test_the_page_about_a_client_that_nobody_throttles(ledger: Ledger) -> None:
+def test_the_page_about_a_client_that_is_not_throttled(ledger: Ledger) -> None:
     page = explained(ledger, "alice", "")
     assert page.split("\n\n")[:2] == [
         'user alice, client-id "", at 2026-09-21T14:13:20.000Z\n'
@@ -156,7 +156,7 @@ about one client: kquota explain --admin http://h:9404 --user U --client-id C"""
     )
 
 
-def test_nobody_is_throttled() -> None:
+def test_no_client_is_throttled() -> None:
     text = throttled_text(throttled_json([], Ledger(TABLE), AT), "http://h:9404")
     assert text.startswith("no client is throttled at 2026-09-21T14:13:20.000Z\n\nabout one client: ")
 
@@ -198,7 +198,7 @@ def test_a_limit_that_has_left_shadow_mode_keeps_what_it_counted() -> None:
     assert "while it was in shadow mode it would have delayed 1 request" in explained(ledger, "web", "etl")
 
 
-def test_a_full_cap_is_named_before_it_refuses_anybody_and_old_refusals_are_no_alarm() -> None:
+def test_a_full_cap_is_named_before_it_refuses_a_connection_and_old_refusals_are_no_alarm() -> None:
     ledger = Ledger(TABLE, smooth=False)
     for _ in range(3):
         ledger.connections.admit("10.0.0.7", "web", 1000)

@@ -261,7 +261,7 @@ def test_clients_that_are_forgotten_within_an_interval_are_told_of_together() ->
     assert [told(row, "client_id", "produce_bytes") for row in watched.close()] == [["c0", 7]]
 
 
-def test_a_sampler_between_two_steps_holds_nobody() -> None:
+def test_a_sampler_between_two_steps_holds_up_no_thread() -> None:
     watched = Watched(max_clients=200)
     for index in range(200):
         watched.charge(f"c{index}", Kind.PRODUCE, 1)

@@ -39,7 +39,7 @@ def test_small_demands_are_met_and_the_rest_is_divided_equally() -> None:
     assert [grant_of(0.1, [0.5, 0.9], 1.0), grant_of(0.5, [0.1, 0.9], 1.0)] == pytest.approx([0.1, 0.45])
 
 
-def test_what_nobody_asks_for_is_divided_equally() -> None:
+def test_what_is_not_asked_for_is_divided_equally() -> None:
     # 1.0 - 0.3 = 0.7 is left, 0.35 for each on top of its demand.
     assert [grant_of(0.1, [0.2], 1.0), grant_of(0.2, [0.1], 1.0)] == pytest.approx([0.45, 0.55])
 
@@ -62,7 +62,7 @@ def test_floors_fit(instances: int) -> None:
     assert floor_share(instances) * instances <= RESERVE + 1e-12
 
 
-def test_nobody_knows_of_anybody() -> None:
+def test_instances_that_know_of_no_others() -> None:
     assert floor_share(0) == RESERVE
 
 
@@ -340,7 +340,7 @@ def test_the_checks_of_the_sum_can_fail(monkeypatch: pytest.MonkeyPatch) -> None
 
 @given(st.lists(st.sampled_from([0.0, 0.05, 0.2, 2.0]), min_size=2, max_size=8))
 @settings(max_examples=examples(40), deadline=None)
-def test_nothing_is_lost_while_somebody_waits(wants: list[float]) -> None:
+def test_nothing_is_lost_while_an_instance_waits(wants: list[float]) -> None:
     """Some seconds after the load has come, the fleet uses what it can: its limit but for the floors of the idle, and
     the 5 % by which those that have enough ask for more."""
     rig = _rig(len(wants))
@@ -405,7 +405,7 @@ def test_without_records_the_last_share_stays_and_then_the_limit_is_divided_by_t
     assert [fleet.share(GROUP, rig.now) for fleet in rig.fleets] == pytest.approx([0.25] * 4, rel=0.02)
 
 
-def test_nobody_was_ever_heard() -> None:
+def test_no_other_instance_was_ever_heard() -> None:
     fleet = Fleet("f", 1, "a", 0.0, at_least=4)
     fleet.join(GROUP, 0.0)
     assert fleet.share(GROUP, 0.0) == RESERVE / 4
@@ -448,7 +448,7 @@ def test_the_interval_grows_with_the_instances_in_a_partition() -> None:
     assert [timing.interval_of(count) for count in (1, 250, 1000, 10_000)] == [1000, 1000, 4000, 40_000]
 
 
-def test_a_group_that_nobody_uses_is_published_once_more_and_then_not() -> None:
+def test_an_unused_group_is_published_once_more_and_then_not() -> None:
     rig = _rig(2)
     rig.want = [0.2, 0.0]
     rig.run(3.0)

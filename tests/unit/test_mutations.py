@@ -300,7 +300,7 @@ def test_a_default_count_is_asked_for_again_after_a_while() -> None:
     assert client.charged == 9
 
 
-def test_a_default_count_that_nobody_tells_is_one() -> None:
+def test_a_default_count_that_is_not_known_is_one() -> None:
     client = Client(2, Cluster(default_count=7, describe_configs=False))
     client.send(create(7, {"a": -1}))
     assert client.charged == 1
@@ -364,7 +364,7 @@ def test_what_the_broker_does_not_know_yet_is_remembered_from_the_answer() -> No
     assert client.charged == 20
 
 
-def test_what_nobody_knew_costs_at_least_one() -> None:
+def test_what_is_not_known_costs_at_least_one() -> None:
     client = Client(2)
     client.cluster.add(a=5)
     client.cluster.hidden.add("a")  # made elsewhere, this very moment

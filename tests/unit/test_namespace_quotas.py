@@ -140,7 +140,7 @@ LISTS = st.lists(ENTRY, max_size=4, unique_by=lambda one: one[:2])
 
 
 @given(LISTS, LISTS)
-def test_after_lower_nobody_may_use_more(chart: list[tuple], own: list[tuple]) -> None:  # type: ignore[type-arg]
+def test_after_lower_no_client_may_use_more(chart: list[tuple], own: list[tuple]) -> None:  # type: ignore[type-arg]
     """For each user and client-id, named anywhere or not: the limit is at most what it was, and no counter is shared by
     fewer."""
 

@@ -46,7 +46,7 @@ def test_as_a_broker_maps(rules: str, subject: str, user: str) -> None:
         ("RULE:CN=.*/x/", "CN=a\u2028b"),  # a dot is not the same character in both languages
     ],
 )
-def test_what_no_rule_matches_is_nobody(rules: str, subject: str) -> None:
+def test_what_no_rule_matches_has_no_user(rules: str, subject: str) -> None:
     with pytest.raises(NoRuleError):
         PrincipalRules(rules).user(subject)
 

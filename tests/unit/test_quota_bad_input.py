@@ -100,7 +100,7 @@ def test_no_names_at_all_are_refused() -> None:
         Entry("u", None, producer_byte_rate=1).about(None, None)
 
 
-def test_the_same_limits_about_somebody_else() -> None:
+def test_the_same_limits_of_another_entity() -> None:
     entry = Entry("u", None, 1.0, 2.0, 3.0, 4.0, "shadow", CandidateLimits(5.0))
     assert entry.about(None, "c") == Entry(None, "c", 1.0, 2.0, 3.0, 4.0, "shadow", CandidateLimits(5.0))
     assert type(entry.about(DEFAULT, "c")) is Entry

@@ -69,7 +69,7 @@ def test_i1_a_rate_limit_that_changes_while_the_clock_stands() -> None:
     assert admitted(gate.attempts(40, 0)) == 40
 
 
-def test_i2_below_the_limit_nobody_is_refused() -> None:
+def test_i2_below_the_limit_no_connection_is_refused() -> None:
     gate = Gate(ConnectionEntry(IP, A, 30))
     assert all(admitted(gate.attempts(1, 40 * turn)) for turn in range(200))  # 25/s
 
@@ -157,7 +157,7 @@ def test_a_cap_refuses_at_once_and_the_rates_keep_what_they_recorded() -> None:
     assert dict(gate.gate.open(IP)) == {A: 2}
 
 
-def test_a_cap_of_nothing_refuses_everybody_and_a_cap_that_comes_later_knows_who_is_there() -> None:
+def test_a_cap_of_nothing_refuses_all_and_a_cap_that_comes_later_counts_those_that_are_open() -> None:
     gate = Gate()
     tickets = gate.attempts(3, 0, user="alice")
     gate.limits = ConnectionLimits([ConnectionEntry(IP, DEFAULT, None, 3), ConnectionEntry(USER, "mallory", None, 0)])
@@ -198,7 +198,7 @@ def test_a_connection_may_change_its_user() -> None:
     assert dict(gate.gate.open(USER)) == {"alice": 1}
 
 
-def test_shadow_limits_count_what_they_would_have_refused_and_refuse_nobody() -> None:
+def test_shadow_limits_count_what_they_would_have_refused_and_refuse_none() -> None:
     gate = Gate(
         ConnectionEntry(IP, A, 20, 25, mode="shadow"),
         ConnectionEntry(USER, "alice", 1000),

@@ -34,7 +34,7 @@ def test_a_throttle_is_remembered_with_its_cause() -> None:
     assert decision == Decision(10.0, PRODUCE, Identity("u", "c"), 0, 6000, 2000, 500, 600.0, Why.OVER)
 
 
-def test_nothing_is_kept_while_nobody_is_throttled() -> None:
+def test_nothing_is_kept_while_no_client_is_throttled() -> None:
     books = ledger()
     assert throttle(books, "c", 100, 0) == 0
     assert books.decisions.latest(10) == []

@@ -290,7 +290,7 @@ def test_what_cannot_be_read_ends_the_connection(version: int, api: int) -> None
     assert caught.value.reason is CloseReason.BROKER_MALFORMED
 
 
-def test_tagged_fields_that_nobody_knows_end_the_connection() -> None:
+def test_unknown_tagged_fields_end_the_connection() -> None:
     """They might mean that something else is to be altered than what we read."""
     one, _ = under(Authority("apply"))
     body = altering(1, (ALICE, {PRODUCE: 1.0}))

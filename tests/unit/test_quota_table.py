@@ -218,7 +218,7 @@ def test_limits_are_finite_and_above_zero(limit: float) -> None:
         rate("u", None, limit)
 
 
-def test_an_entry_is_about_somebody() -> None:
+def test_an_entry_names_an_entity() -> None:
     with pytest.raises(ValueError, match="names a user, a client-id, or both"):
         Entry(producer_byte_rate=1)
     with pytest.raises(ValueError, match="never empty"):

@@ -334,7 +334,7 @@ def test_while_a_name_is_looked_up_nothing_is_taken() -> None:
 # ---- who is charged -------------------------------------------------------------------------------------------------
 
 
-def test_logins_are_charged_to_nobody() -> None:
+def test_logins_are_charged_to_no_client() -> None:
     of = ledger(request_percentage=0.001)
     one = identified(of, login_expected=True)
     from_client(one, request(API_VERSIONS, 0, 1, b""))

@@ -72,7 +72,7 @@ FAULTY = {
 
 
 @pytest.mark.parametrize("case", FAULTY)
-def test_claims_that_not_all_readers_read_alike_name_nobody(case: str) -> None:
+def test_claims_that_not_all_readers_read_alike_name_no_user(case: str) -> None:
     name, fault = wire.oauth_claim(bearer(jws(FAULTY[case])), "sub")
     assert name is None
     assert fault is not None
@@ -185,7 +185,7 @@ GOOD = b"n,,\1auth=Bearer " + TOKEN + b"\1\1"
         b"n,,\1\1",
     ],
 )
-def test_first_messages_that_kafka_does_not_take_name_nobody(message: bytes) -> None:
+def test_first_messages_that_kafka_does_not_take_name_no_user(message: bytes) -> None:
     name, fault = wire.oauth_claim(message, "sub")
     assert name is None
     assert fault is not None
@@ -225,7 +225,7 @@ def test_first_messages_that_kafka_takes(message: bytes) -> None:
         b"",
     ],
 )
-def test_plain_messages_that_name_nobody(message: bytes) -> None:
+def test_plain_messages_that_name_no_user(message: bytes) -> None:
     assert wire.plain_name(message) is None
 
 
@@ -239,7 +239,7 @@ def test_plain_names_are_taken_as_they_are(name: str) -> None:
     "name",
     [b"=", b"==", b"=2", b"=2c", b"=3d", b"=41", b"=2C=", b"=3D=3", b"a=b", b"", b",", b"\xc3\xa9", b"\xe9", b"a\0b"],
 )
-def test_scram_names_with_false_escapes_name_nobody(name: bytes) -> None:
+def test_scram_names_with_false_escapes_name_no_user(name: bytes) -> None:
     assert wire.scram_name(b"n,,n=" + name + b",r=nonce") is None
 
 
@@ -252,7 +252,7 @@ def test_scram_names_are_unescaped_once(escaped: bytes, name: str) -> None:
 
 
 @pytest.mark.parametrize("tail", [b"\0", b"\n", b",", b",x", b",x=", b",x=y\0", b" ", b"\xff"])
-def test_scram_messages_with_something_behind_them_name_nobody(tail: bytes) -> None:
+def test_scram_messages_with_something_behind_them_name_no_user(tail: bytes) -> None:
     good = b"n,,n=alice,r=nonce"
     found = wire.scram_name(good + tail)
     assert found is None

@@ -187,7 +187,7 @@ def test_a_hostile_broker_ends_the_connection(raw: bytes, kind: str) -> None:
     assert (caught.value.reason, caught.value.kind) == (CloseReason.BROKER_MALFORMED, kind)
 
 
-def test_a_response_nobody_asked_for_ends_the_connection() -> None:
+def test_a_response_without_a_request_ends_the_connection() -> None:
     with pytest.raises(SessionError) as caught:
         from_broker(session(ledger()), produce_response(1))
     assert caught.value.kind == "broker_unasked_response"

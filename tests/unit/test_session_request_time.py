@@ -187,7 +187,7 @@ def test_a_response_that_takes_long_to_go_does_not_count_for_the_next_request() 
     assert charged(of) == pytest.approx(1.0 + 1.0 - 2 * HANDOVER_MS)
 
 
-def test_while_the_broker_itself_mutes_us_nobody_is_busy() -> None:
+def test_while_the_broker_itself_mutes_us_no_client_is_busy() -> None:
     of = ledger()
     one = session(of)
     from_client(one, heartbeat(1), 0.0)
