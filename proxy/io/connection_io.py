@@ -134,15 +134,14 @@ class ConnectionIO:
         """The broker connection is established."""
         self.broker, self.broker_watch = broker, watch
         self._state.connecting = False
-        client = self.client
-        if client.splices_from and broker.splices_into:
+        if (client := self.client).splices_from and broker.splices_into:
             self._splice_up_min_bytes = self._shared.splice_min_bytes
             self._splice_up.corks = broker.splices_from
         if broker.splices_from and client.splices_into:
             self._splice_down_min_bytes = self._shared.splice_min_bytes
             self._splice_down.corks = client.splices_from
         if client.splices_from and broker.splices_from:
-            self._pairing = Pairing(self.client.sock, self.client_watch, self._round)
+            self._pairing = Pairing(client.sock, self.client_watch, self._round)
 
     def close(self) -> None:
         """The connection has ended."""
@@ -281,11 +280,10 @@ class ConnectionIO:
                 self._requests.moved(splice.moved, now_s * 1000.0)
 
     def _end_soon(self) -> None:
-        """One side has asked for new TLS keys, which the kernel cannot take: read no further request, and end once
-        everything in flight has been answered. Clients connect again."""
+        """A peer wants new TLS keys, which the kernel cannot take: end once what is in flight has been answered."""
         if not self._state.draining:
             self._state.draining = True
-            log.info("connection ends soon: its peer wants new TLS keys, which kernel TLS cannot take")
+            log.info("the connection ends soon: its peer wants new TLS keys, which kernel TLS cannot take")
             self.client_watch.go_on_later()
 
     def _part(self) -> None:
