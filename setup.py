@@ -18,9 +18,9 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CCompilerError, PlatformError
 
 try:
-    import Cython
+    from Cython.Build import cythonize
 except ImportError:  # only without build isolation, which brings it
-    Cython = None
+    cythonize = None
 
 PURE = os.environ.get("KQUOTA_PURE", "")
 REQUIRED = PURE == "0"
@@ -57,9 +57,7 @@ def extension(types: str) -> Extension:
     module = types.removesuffix(".pxd")
     source = f"{module}.pyx" if os.path.exists(f"{module}.pyx") else f"{module}.py"
     name = module.replace("/", ".")
-    made = Extension(name, [source], depends=TYPES, extra_compile_args=COMPILE, extra_link_args=LINK)
-    made.cython_directives = dict(DIRECTIVES)
-    return made
+    return Extension(name, [source], depends=TYPES, extra_compile_args=COMPILE, extra_link_args=LINK)
 
 
 EXTENSIONS = [extension(types) for types in TYPES if types not in INCLUDED]
@@ -71,9 +69,9 @@ class BuildDataPath(build_ext):
     """Compiles everything or nothing, and says why not. A mistake in its source is an error everywhere."""
 
     def initialize_options(self) -> None:
-        """The C code that Cython makes goes to the build's directory, not beside the sources."""
+        """As many modules at a time as this process may use cores."""
         super().initialize_options()
-        self.cython_c_in_temp = True
+        self.parallel = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
     def get_ext_fullpath(self, ext_name: str) -> str:
         """In a place of their own. Beside their sources they would hide them: quota/compiled.py."""
@@ -101,14 +99,28 @@ class BuildDataPath(build_ext):
         finally:
             self.inplace = in_place
 
-    def build_extension(self, ext: Extension) -> None:
-        """Compile one, unless what that takes is missing."""
-        if Cython is None:
+    def build_extensions(self) -> None:
+        """Compile all, unless what that takes is missing.
+
+        Cython one module after another, as it is not made for threads; its C code goes to the build's directory, not
+        beside the sources. Then the C compiler, several at a time.
+        """
+        if cythonize is None:
             raise PlatformError("Cython is not installed")
         compiler = self.compiler.compiler_so[0]
         if shutil.which(compiler) is None:
             raise PlatformError(f"no C compiler ({compiler})")
-        super().build_extension(ext)
+        in_c = cythonize(
+            self.extensions,
+            build_dir=self.build_temp,
+            force=self.force,
+            quiet=self.verbose == 0,
+            compiler_directives=DIRECTIVES,
+        )
+        sources = {made.name: made.sources for made in in_c}
+        for extension in self.extensions:
+            extension.sources = sources[extension.name]
+        super().build_extensions()
 
     def remove(self, in_place: int) -> None:
         """What was compiled from an earlier source must not be taken for this one."""
