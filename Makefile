@@ -120,7 +120,7 @@ docs-serve: $(VENV)/.docs ## The same at http://127.0.0.1:8000, built anew at ea
 
 # Made once for each Java and set of jars, in the cache outside the project: JVMs of Kafka and Spark start with half of the work.
 classes: $(VENV)/.dev
-	@$(BIN)/python -m deploy.kafka.prepare
+	@$(BIN)/python -m deploy.kafka.prepare 4.2.0 3.9.1
 	@$(BIN)/python -m tests.support.spark_archive
 
 # pytest's 5 says that PYTEST_ARGS chose none of its tests: an error only where they chose none of the others either.
