@@ -94,11 +94,24 @@ analysis: $(VENV)/.analysis ## What `kquota report` needs: pyspark and what draw
 compile: $(VENV)/.compiled ## Compile the data path (modules of quota and proxy), if it has changed; every target that needs kquota does
 
 check: $(VENV)/.dev $(VENV)/.docs ## Format, lint, types (strict), import rules, generated files up to date, the site without dead links
-	@echo "· ruff format"; $(BIN)/ruff format --check --quiet .
-	@echo "· ruff check"; $(BIN)/ruff check --quiet .
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync check-types check-docs check-imports check-format check-lint
+
+# Side by side, the longest first; each tells its output as a whole when it is done.
+.PHONY: check-types check-docs check-imports check-format check-lint
+check-types:
 	@echo "· mypy --strict"; $(BIN)/mypy
-	@echo "· import rules"; $(BIN)/lint-imports --no-cache > .venv/imports.log || { cat .venv/imports.log; exit 1; }
+
+check-docs:
 	@echo "· documentation (strict)"; $(MKDOCS) build --strict > .venv/docs.log 2>&1 || { cat .venv/docs.log; exit 1; }
+
+check-imports:
+	@echo "· import rules"; $(BIN)/lint-imports --no-cache > .venv/imports.log || { cat .venv/imports.log; exit 1; }
+
+check-format:
+	@echo "· ruff format"; $(BIN)/ruff format --check --quiet .
+
+check-lint:
+	@echo "· ruff check"; $(BIN)/ruff check --quiet .
 
 # The notice of its makers about another major version is nothing for each build.
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
@@ -120,7 +133,7 @@ docs-serve: $(VENV)/.docs ## The same at http://127.0.0.1:8000, built anew at ea
 
 # Made once for each Java and set of jars, in the cache outside the project: JVMs of Kafka and Spark start with half of the work.
 classes: $(VENV)/.dev
-	@$(BIN)/python -m deploy.kafka.prepare
+	@$(BIN)/python -m deploy.kafka.prepare 4.2.0 3.9.1
 	@$(BIN)/python -m tests.support.spark_archive
 
 # pytest's 5 says that PYTEST_ARGS chose none of its tests: an error only where they chose none of the others either.

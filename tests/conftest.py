@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import hypothesis
 import pytest
@@ -19,6 +20,8 @@ import structlog
 # A checkout runs what is written there, unless asked for what has been compiled from it (quota/compiled.py): tests ask,
 # for whatever runs in this process and in those that it starts. KQUOTA_PURE=1 runs them with the Python code.
 os.environ.setdefault("KQUOTA_PURE", "0")
+# jsonschema would make 38 grammars of URIs for checks of formats, which no test asks for: a second of each process.
+cast("dict[str, Any]", sys.modules)["rfc3987_syntax"] = None
 
 if TYPE_CHECKING:
     from xdist.remote import Producer

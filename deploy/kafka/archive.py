@@ -12,11 +12,14 @@ from pathlib import Path
 
 from deploy.kafka.jars import cache_dir
 
+CONTENTS = "2"
+"""Another one where other programs are run to learn what is in an archive (prepare.py)."""
+
 
 def archive_of(version: str, java: Path, classpath: Sequence[Path]) -> Path:
     """Where the archive for these jars and this Java is, or would be."""
     real = java.resolve()
-    text = "\n".join([str(real), str(real.stat().st_mtime_ns), *map(str, classpath)])
+    text = "\n".join([CONTENTS, str(real), str(real.stat().st_mtime_ns), *map(str, classpath)])
     return cache_dir() / "classes" / f"kafka-{version}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsa"
 
 

@@ -1,10 +1,11 @@
-"""Make the archive of Kafka's classes (archive.py): `python -m deploy.kafka.prepare`; `make test` does."""
+"""Make archives of Kafka's classes (archive.py): `python -m deploy.kafka.prepare [VERSION...]`; `make test` does."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,19 +19,28 @@ from deploy.kafka.java import find_java
 from deploy.kafka.tools import QUICK_JVM, TOOL_HEAP, run_tool
 
 _DUMP_LIMIT_S: Final = 300.0
-_TOOL_ENDING: Final = ("--bootstrap-server", "{bootstrap}")
-TOOLS: Final[tuple[tuple[str, tuple[str, ...], str | None], ...]] = (
-    ("org.apache.kafka.tools.TopicCommand", ("--create", "--topic", "t", *_TOOL_ENDING), None),
-    ("kafka.admin.ConfigCommand", ("--describe", "--entity-type", "clients", *_TOOL_ENDING), None),
-    ("org.apache.kafka.tools.ConsoleProducer", ("--topic", "t", *_TOOL_ENDING), "one\ntwo\n"),
-    (
-        "org.apache.kafka.tools.consumer.ConsoleConsumer",
-        ("--topic", "t", "--from-beginning", "--max-messages", "2", "--group", "g", *_TOOL_ENDING),
-        None,
-    ),
-    ("kafka.tools.StorageTool", ("random-uuid",), None),
-)
-"""Programs whose classes are in the archive beside the broker's: class, arguments, standard input."""
+_Tool = tuple[str, tuple[str, ...], str | None]
+
+
+def tools(version: str) -> list[_Tool]:
+    """Programs whose classes are in the archive beside the broker's: class, arguments, standard input."""
+    old = version.startswith("3.")
+    server = ("--bootstrap-server", "{bootstrap}")
+    records = (*server, "--topic", "t")
+    group = (*records, "--group-id", "v", "--group-protocol", "consumer", "--verbose", "--max-messages", "2")
+    return [
+        ("org.apache.kafka.tools.TopicCommand", ("--create", "--topic", "t", *server), None),
+        ("kafka.admin.ConfigCommand", ("--describe", "--entity-type", "clients", *server), None),
+        (f"{'kafka' if old else 'org.apache.kafka'}.tools.ConsoleProducer", records, "one\ntwo\n"),
+        (
+            "org.apache.kafka.tools.consumer.ConsoleConsumer",
+            (*records, "--from-beginning", "--max-messages", "2", "--group", "g"),
+            None,
+        ),
+        ("org.apache.kafka.tools.VerifiableConsumer", group, None),
+        ("org.apache.kafka.tools.consumer.group.ConsumerGroupCommand", (*server, "--describe", "--group", "g"), None),
+        ("kafka.tools.StorageTool", ("random-uuid",), None),
+    ]
 
 
 def make_archive(version: str = DEFAULT_VERSION, *, progress: Progress = quiet) -> Path:
@@ -58,7 +68,7 @@ def _loaded_classes(version: str, folder: Path) -> list[str]:
         return (*QUICK_JVM, f"-XX:DumpLoadedClassList={folder / name}.list")
 
     with KafkaCluster.start(1, version, jvm=(*learning("broker"), *BROKER_HEAP)) as cluster:
-        for number, (main_class, arguments, stdin) in enumerate(TOOLS):
+        for number, (main_class, arguments, stdin) in enumerate(tools(version)):
             filled = [argument.format(bootstrap=cluster.bootstrap[0]) for argument in arguments]
             run_tool(main_class, filled, version, stdin=stdin, jvm=(*learning(f"tool-{number}"), *TOOL_HEAP))
     texts = [file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.list"))]
@@ -82,4 +92,5 @@ def _dump(java: Path, classpath: Sequence[Path], classes: Sequence[str], folder:
 
 
 if __name__ == "__main__":
-    make_archive(progress=print)
+    for each in sys.argv[1:] or [DEFAULT_VERSION]:
+        make_archive(each, progress=print)

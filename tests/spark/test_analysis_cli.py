@@ -16,7 +16,6 @@ import pytest
 from analysis.errors import ReportError, WrongUseError
 from analysis.java import find_java
 from analysis.levels import load_candidate
-from analysis.plots import lines
 from analysis.prices import load_prices, to_prices
 from analysis.words import cell
 from tests.support.spark_tools import QUICK, record, table, write
@@ -149,6 +148,8 @@ def test_cells_have_the_unit_of_their_column(name: str, value: Any, text: str) -
 
 
 def test_a_plot_of_one_moment_is_about_that_day() -> None:
+    from analysis.plots import lines  # a second of every process that collects tests
+
     day = datetime(2025, 10, 20, 12)
     svg = lines({"peak": [(day, 5.0)]}, "bytes per second")
     assert "2025-Oct" in svg
