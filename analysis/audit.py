@@ -17,9 +17,9 @@ from quota.record import IDENTITY
 STEP_BACK_MS = 1000
 """Clocks set back by less are not reported."""
 WORD = 64
-MAX_WORDS = 500_000
-"""Up to this many words with duplicates are broadcast, some 60 MB; beyond, all rows are shuffled. A fleet that delivers
-one interval of 2 000 twice has 170 000 of them among 10^9 records."""
+MAX_WORDS = 200_000
+"""Up to this many words with duplicates are broadcast, some 30 MB; beyond, all rows are shuffled. Among 10^9 records of
+a fleet that delivers one interval of 2 000 twice there are nearly 100 000."""
 
 
 def words(rows: DataFrame) -> DataFrame:

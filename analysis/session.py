@@ -27,8 +27,8 @@ _USUAL = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.adaptive.enabled": "true",
-    # No limit of bytes for what Python gets at once, only that of rows: Spark 4.0 adds up a batch anew for each row, and
-    # for arrays that goes through all rows before it.
+    # No limit of bytes for what Python gets at once, only that of rows: Spark 4.0 adds up a batch anew for each row,
+    # and for arrays that goes through all rows before it.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
 }
 
