@@ -239,7 +239,7 @@ def read(
             f"--input {pattern}: no usable record in {sum(counts.values()):,} rows ({told or 'all empty'})"
             + (f", {several(len(unreadable), 'file')} {UNREADABLE}" if unreadable else "")
         )
-    intake = _audited(fit, found, f"{staging}/instances", counts, aside, tuple(unreadable))
+    intake = _audited(fit, found, staging, counts, aside, tuple(unreadable))
     return replace(intake, rollups=rollups)
 
 
@@ -270,7 +270,7 @@ def _audited(
     aside: DataFrame | None,
     files: tuple[str, ...],
 ) -> Intake:
-    instances = kept(audit.instances(found), staging)
+    instances = kept(audit.instances(found), f"{staging}/instances")
     sums = ("duplicates", "missing", "gaps", "clock_steps")
     total = instances.agg(
         *together(),
@@ -284,7 +284,7 @@ def _audited(
     records = fit
     if repeats:
         repeated = found.where("duplicates > 0")
-        records = audit.without_repeats(fit, repeated, repeated.count())
+        records = audit.without_repeats(fit, repeated, repeated.count(), f"{staging}/repeats")
     reasons = {name: counts.get(name, 0) for name in REASONS} | {"duplicate": repeats}
     quality = Quality(
         read=sum(counts.values()),

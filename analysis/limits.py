@@ -41,6 +41,10 @@ def of_limits(kind: Kind) -> dict[str, Callable[[], Column]]:
     }
 
 
+FLAGS: Final = tuple(f"{kind.value}_{name}" for kind in Kind for name in ("of_fleet", "by_users", "by_clients"))
+"""Those of :func:`of_limits` that are true or false."""
+
+
 def by_group(buckets: DataFrame, grain: int) -> DataFrame:
     """Clients' buckets (:func:`of_limits`, and usage) -> one row per limit, the clients that share it, and bucket:
     `scope`, `limit`, `rate` and `used_share`.

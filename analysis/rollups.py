@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F
 
 from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, cluster
-from analysis.limits import of_limits
+from analysis.limits import FLAGS, of_limits
 from quota.entity import Kind
 from quota.record import CAUSES
 
@@ -37,6 +37,8 @@ _SUMS: Final[Mapping[str, Made]] = {
     "held_seconds": lambda: F.least(_all_of(_SECONDS), F.col("duration_s")),
     "requests_delayed": lambda: _all_of(_COUNTS),
 }
+SUMMED: Final = tuple(_SUMS)
+"""Columns of a rollup that are sums."""
 _MOST: Final[Mapping[str, Made]] = {
     **{name: partial(F.col, name) for name in ("produce_rate_max", "fetch_rate_max")},
     "last_ms": lambda: F.col("end_ms"),
@@ -45,6 +47,10 @@ _MOST: Final[Mapping[str, Made]] = {
 _LEAST: Final[Mapping[str, Made]] = {"first_ms": lambda: F.col("start_ms")}
 LIMITS: Final = tuple(name for kind in Kind for name in of_limits(kind))
 """Columns with the limits of a client in a bucket (:func:`analysis.limits.by_group`)."""
+_PACKED: Final = "_flags"
+"""The flags of a client and bucket while they are summed: bits of one number. Each by itself would take eight bytes in
+a row of the hash table, which has nearly as many rows as there are records where sidecars have few clients in common.
+"""
 NAMES: Final = (*_SUMS, *_MOST, *_LEAST)
 """All columns of a rollup, besides the client, its bucket and its library."""
 
@@ -54,13 +60,14 @@ def of_records(rows: DataFrame, step_s: int, names: Sequence[str] = NAMES) -> Da
 
     An interval counts in the bucket of its middle.
     """
-    return _in_buckets(rows, step_s).agg(*_aggregates(names, of_records=True))
+    return _with_flags(_in_buckets(rows, step_s).agg(*_aggregates(names, of_records=True)), names)
 
 
 def with_library(rows: DataFrame, step_s: int) -> DataFrame:
     """The same, all columns, and the library's name: what `compact` writes."""
-    library = F.max("client_library").alias("library")
-    return _in_buckets(rows, step_s).agg(*_aggregates(NAMES, of_records=True), library)
+    library = F.max("client_library")
+    sums = _in_buckets(rows, step_s).agg(*_aggregates(NAMES, of_records=True), library.alias("library"))
+    return _with_flags(sums, (*NAMES, "library"))
 
 
 def coarser(rollup: DataFrame, step_s: int) -> DataFrame:
@@ -85,9 +92,15 @@ def _in_buckets(rows: DataFrame, step_s: int) -> GroupedData:
 
 def _aggregates(names: Sequence[str], *, of_records: bool) -> list[Column]:
     functions = ((_SUMS, F.sum), (_MOST, F.max), (_LEAST, F.min))
-    made = {
-        name: function(one() if of_records else F.col(name))
-        for group, function in functions
-        for name, one in group.items()
-    }
-    return [made[name].alias(name) for name in names]
+    made = {name: (one, function) for group, function in functions for name, one in group.items()}
+    if not of_records:
+        return [made[name][1](name).alias(name) for name in names]
+    flags = [F.when(made[name][0](), F.lit(1 << FLAGS.index(name))).otherwise(0) for name in names if name in FLAGS]
+    packed = [F.bit_or(reduce(Column.bitwiseOR, flags)).alias(_PACKED)] if flags else []
+    return [made[name][1](made[name][0]()).alias(name) for name in names if name not in FLAGS] + packed
+
+
+def _with_flags(sums: DataFrame, names: Sequence[str]) -> DataFrame:
+    """The result of :func:`_aggregates` of records, with all columns."""
+    flags = {name: F.col(_PACKED).bitwiseAND(1 << FLAGS.index(name)) != 0 for name in names if name in FLAGS}
+    return sums.select(*CLIENT, "bucket", *(flags[name].alias(name) if name in flags else name for name in names))

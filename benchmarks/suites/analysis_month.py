@@ -5,6 +5,10 @@ files of all sidecars are made as the exporter makes them: one in `rotate_s` per
 directories of :mod:`deploy.export.files`, with every field of a record. Then the day is compacted, the files that were
 read are deleted, and reports are made of the store. Files of many days that only have the right names and sizes, and no
 content, show what listing a month takes.
+
+Compacting a month takes hours, so a longer store is filled up with copies of the last day that was compacted
+(`--filled-days`): the same files, with the times, sequence numbers and directories of other days. Reports of one, seven
+and thirty days of it tell what they read.
 """
 
 from __future__ import annotations
@@ -15,20 +19,23 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 
 from analysis.columns import DAY_S, HOUR_S
 from analysis.fleet import LIBRARIES, MAX_CLIENTS, START_MS
+from analysis.rollups import SUMMED
 from benchmarks.report.measured import describe_project
 from benchmarks.rig.procstat import describe_machine
-from benchmarks.suites.analysis import measured
+from benchmarks.suites.analysis import measured, moved
 from config.export import Export
 from quota.entity import Kind
 from quota.record import build, to_line
@@ -213,9 +220,84 @@ def listed(place: str, memory: str) -> dict[str, Any]:
     return told
 
 
+def store_listed(place: str, memory: str) -> dict[str, Any]:
+    """What a report does to a store before it reads anything, in a Spark of its own: find the days, and have Spark list
+    all files of records.
+    """
+    from analysis.session import open_session
+    from analysis.store import Store
+
+    spark = open_session(memory=memory)
+    spark.range(1).count()  # the JVM's and Spark's own first steps
+    began = time.monotonic()
+    days = Store(spark, place).days()
+    middle = time.monotonic()
+    files = len(Store(spark, place).read().inputFiles())
+    told = {"days_s": round(middle - began, 2), "spark_lists_s": round(time.monotonic() - middle, 2)}
+    spark.stop()
+    return {"days": len(days), "files": files, **told}
+
+
+def fill(store: Path, compacted: int, days: int, copies: int) -> None:
+    """Make a store of `compacted` days have `days` days: the last of those again, with other dates.
+
+    `copies`: the new days have so many times its sidecars (with other instances and pods).
+    """
+    states = sorted(
+        (json.loads(path.read_text()) for path in (store / "_compacted").glob("date=*.json")),
+        key=lambda state: str(state["date"]),
+    )
+    last = states[compacted - 1]
+    # Each instance's sequence goes on a whole number of words later, so that bits stay where they are.
+    connection = duckdb.connect()
+    connection.execute(
+        "CREATE TABLE counts AS SELECT instance, CAST(CEIL(COUNT(*) / 64.0) AS BIGINT) AS words "
+        f"FROM read_parquet('{store}/records/date={last['date']}/*/*.parquet') GROUP BY 1"
+    )
+    for further in range(len(states) - compacted + 1, days - compacted + 1):
+        day = str(date.fromisoformat(last["date"]) + timedelta(days=further))
+        for file in sorted(store.glob(f"r*/**/date={last['date']}/**/*.parquet")):
+            target = Path(str(file).replace(f"date={last['date']}", f"date={day}"))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _copy_of_day(connection, file, target, further, copies)
+        state = {**last, "date": day, "records": last["records"] * copies}
+        (store / "_compacted" / f"date={day}.g{last['generation']:06}.json").write_text(json.dumps(state))
+
+
+def _copy_of_day(connection: duckdb.DuckDBPyConnection, file: Path, target: Path, further: int, copies: int) -> None:
+    """A file of records, of sums, or of words of sequence numbers, so many days later."""
+    types = {
+        row[0]: row[1]
+        for row in connection.execute(f"DESCRIBE FROM read_parquet('{file}', hive_partitioning = false)").fetchall()
+    }
+    of_clients = "instance" not in types
+    moved_to = {
+        **{name: f"{name} + {further * DAY_S * 1000}" for name in ("start_ms", "end_ms", "first_ms", "last_ms")},
+        "bucket": f"bucket + {further * DAY_S}",
+    }
+    if of_clients:  # all copies together
+        moved_to |= {name: f"CAST({name} * {copies} AS {types[name]})" for name in SUMMED if name in types}
+        source, order = "one", 'cluster_id, "user", client_id, bucket'
+    else:
+        moved_to |= {name: f'one."{name}" + 64 * {further} * words' for name in ("sequence", "first", "last")}
+        moved_to |= {"word": f"word + {further} * words"}
+        moved_to |= {name: f"{name} || '-' || copy" for name in ("instance", "pod", "pod_min", "pod_max")}
+        source = f"one JOIN counts USING (instance) CROSS JOIN range({copies}) AS copies(copy)"
+        order = '"user", client_id, start_ms' if "sequence" in types else "instance, word"
+    values = ", ".join(f'{moved_to[name]} AS "{name}"' if name in moved_to else f'"{name}"' for name in types)
+    connection.execute(
+        f"COPY (WITH one AS (FROM read_parquet('{file}', hive_partitioning = false)) "
+        f"SELECT * FROM (SELECT {values} FROM {source}) ORDER BY {order}) "
+        f"TO '{target}' (FORMAT parquet, COMPRESSION zstd)"
+    )
+
+
 def _report(name: str, *more: str, memory: str) -> dict[str, Any]:
     program = [sys.executable, "-m", "deploy.cli.main", "report", name, "--memory", memory, "--quiet"]
-    told = measured([*program, *more])
+    with tempfile.TemporaryDirectory() as log:
+        events = {"enabled": "true", "dir": Path(log).as_uri(), "rolling.enabled": "false", "compress": "false"}
+        logged = [part for key, value in events.items() for part in ("--conf", f"spark.eventLog.{key}={value}")]
+        told = measured([*program, *more, *logged]) | moved(next(Path(log).iterdir()))
     return {name: round(value, 1) if isinstance(value, float) else value for name, value in told.items()}
 
 
@@ -232,14 +314,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--interval", type=int, default=300, help="seconds per record (300; the exporter's default is 10)"
     )
     parser.add_argument("--days", type=int, default=3, help="days to be compacted one after the other (3)")
+    parser.add_argument("--filled-days", default="", help="then make the store have so many days, such as 7,30")
+    parser.add_argument(
+        "--filled-copies", type=int, default=1, help="of so many times the sidecars, in the days that are filled in (1)"
+    )
+    parser.add_argument("--report-days", default="", help="the last so many days are reported on (1 and --days)")
     parser.add_argument("--listed-days", default="", help="days of empty files to be listed, such as 1,7,30")
     parser.add_argument("--reports", default=",".join(REPORTS), help=f"made of the store ({','.join(REPORTS)})")
     parser.add_argument("--memory", default="4g", help="of the JVM (4g)")
     parser.add_argument("--json", type=Path, help="where the result goes")
     parser.add_argument("--list", metavar="PLACE", help=argparse.SUPPRESS)
+    parser.add_argument("--list-store", metavar="PLACE", help=argparse.SUPPRESS)
     given = parser.parse_args(argv)
     if given.list:
         print("result:" + json.dumps(listed(given.list, given.memory)))
+        return 0
+    if given.list_store:
+        print("result:" + json.dumps(store_listed(given.list_store, given.memory)))
         return 0
     result: dict[str, Any] = {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -251,6 +342,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "rotate_s": ROTATE_S,
         "free_inodes": _inodes(given.work.parent),
         "compacted": [],
+        "stores": [],
         "reports": [],
         "listed": [],
     }
@@ -271,14 +363,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         result["compacted"].append(of_day)
         print(json.dumps(of_day), flush=True)
         store()
+    if given.days:
+        result["stores"].append({"listed": _listed_apart(target, given.memory, "--list-store"), **_size(target)})
+    longest = given.days
+    for goal in sorted(int(word) for word in given.filled_days.split(",") if word):
+        began = time.monotonic()
+        fill(target, given.days, goal, given.filled_copies)
+        filled_s = round(time.monotonic() - began, 1)
+        told = {"filled_s": filled_s, "listed": _listed_apart(target, given.memory, "--list-store"), **_size(target)}
+        result["stores"].append(told)
+        print(json.dumps(told), flush=True)
+        longest = max(longest, goal)
+        store()
     first = datetime.fromtimestamp(START_MS / 1000, UTC).date()
-    last = first + timedelta(days=given.days - 1)
+    last = first + timedelta(days=longest - 1)
     for report in given.reports.split(",") if given.days else ():
-        for since in dict.fromkeys((last, first)):
-            days = ("--from", str(since), "--to", str(last))
+        for days in map(int, given.report_days.split(",")) if given.report_days else (1, given.days):
+            asked = ("--from", str(last - timedelta(days=days - 1)), "--to", str(last))
             places = ("--input", str(target), "--output", str(given.work / "out"))
-            took = _report(report, *places, *days, memory=given.memory)
-            result["reports"].append({"report": report, "days": (last - since).days + 1, **took})
+            took = _report(report, *places, *asked, memory=given.memory)
+            result["reports"].append({"report": report, "days": days, **took})
             print(json.dumps(result["reports"][-1]), flush=True)
             store()
     there, place = 0, given.work / "listed"
@@ -298,9 +402,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _listed_apart(place: Path, memory: str) -> dict[str, Any]:
+def _listed_apart(place: Path, memory: str, how: str = "--list") -> dict[str, Any]:
     program = [sys.executable, "-m", "benchmarks.suites.analysis_month", "--work", str(place), "--memory", memory]
-    done = subprocess.run([*program, "--list", str(place)], stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run([*program, how, str(place)], stdout=subprocess.PIPE, text=True, check=True)
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("result:")]
     found: dict[str, Any] = json.loads(line.removeprefix("result:"))
     return found

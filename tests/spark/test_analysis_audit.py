@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812
@@ -47,7 +48,7 @@ def test_words_and_their_borders(spark: SparkSession) -> None:
     assert (row["records"], row["missing"], row["gaps"], row["duplicates"]) == (7, 125, 2, 0)
 
 
-def test_it_agrees_with_looking_at_each(spark: SparkSession) -> None:
+def test_it_agrees_with_looking_at_each(spark: SparkSession, tmp_path: Path) -> None:
     """Losses, repeats, clocks set back onto the very times of earlier intervals, intervals of 1 to 30 clients."""
     dice = random.Random(7)
     rows: list[Row] = []
@@ -73,7 +74,7 @@ def test_it_agrees_with_looking_at_each(spark: SparkSession) -> None:
     repeats = sum(row["duplicates"] for row in seen.values())
     assert repeats > 5
     repeated = found.where("duplicates > 0")
-    once = without_repeats(frame(spark, rows), repeated, repeated.count())
+    once = without_repeats(frame(spark, rows), repeated, repeated.count(), str(tmp_path / "repeats"))
     left = [tuple(row)[:5] for row in once.collect()]
     assert sorted(left) == sorted(set(rows))
     assert len(left) == len(rows) - repeats

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import duckdb
 import pytest
 
 from benchmarks.report.analysis import BEGIN, END, markdown
 from benchmarks.suites.analysis import DOCUMENT, files, link, main, measured
-from benchmarks.suites.analysis_month import write_day
+from benchmarks.suites.analysis_month import fill, write_day
 from benchmarks.suites.analysis_queries import differences
 from quota.record import problems
 
@@ -105,3 +106,50 @@ def test_the_files_of_a_day_are_those_of_the_exporter(tmp_path: Path, interval_s
     empty = write_day(tmp_path / "empty", 1, 1, interval_s, empty=True)
     assert [path.name for path in sorted((tmp_path / "empty").rglob("*.jsonl"))] == [path.name for path in found]
     assert empty.bytes == pytest.approx(written.bytes, rel=0.01)
+
+
+def test_days_that_a_store_is_filled_up_with_are_the_last_one_of_more_sidecars_later(tmp_path: Path) -> None:
+    store, connection = tmp_path / "store", duckdb.connect()
+    write_day(tmp_path / "usage", 0, 2, 3600)
+    connection.execute(f"CREATE TABLE r AS FROM read_json('{tmp_path}/usage/*/*/*/*.jsonl', union_by_name = true)")
+    makes = {
+        "records/date=2025-10-20/cluster=east": "FROM r",
+        "rollups/hour/date=2025-10-20/cluster=east": """SELECT cluster_id, "user", client_id,
+            start_ms // 1000 AS bucket,
+            CAST(SUM(produce_bytes) AS BIGINT) AS produce_bytes, COUNT(*) AS records FROM r GROUP BY ALL""",
+        "rollups/words/date=2025-10-20": """SELECT instance, sequence // 64 AS word, COUNT(*) AS records,
+            MIN(sequence) AS first, MIN(start_ms) AS first_ms, MIN(pod) AS pod_min FROM r GROUP BY ALL""",
+    }
+    for place, query in makes.items():
+        (store / place).mkdir(parents=True)
+        connection.execute(f"COPY ({query}) TO '{store}/{place}/g000001-a.parquet' (FORMAT parquet)")
+    (store / "_compacted").mkdir()
+    state = {"date": "2025-10-20", "generation": 1, "records": 7}
+    (store / "_compacted/date=2025-10-20.g000001.json").write_text(json.dumps(state))
+    fill(store, 1, 2, 3)
+    fill(store, 1, 4, 3)
+
+    def of(what: str, place: str, day: int) -> tuple[Any, ...]:
+        found = connection.execute(f"SELECT {what} FROM '{store}/{place}/date=2025-10-{day}/**/*.parquet'").fetchone()
+        assert found is not None
+        return found
+
+    assert [path.name[5:15] for path in sorted((store / "_compacted").iterdir())] == [
+        f"2025-10-{day}" for day in range(20, 24)
+    ]
+    rows, instances, begin, moved_bytes = of(
+        "COUNT(*), COUNT(DISTINCT instance), MIN(start_ms), SUM(produce_bytes)", "records", 20
+    )
+    for day in (21, 23):
+        later_ms = (day - 20) * 86_400_000
+        what = "COUNT(*), COUNT(DISTINCT (instance, sequence)), COUNT(DISTINCT instance), MIN(start_ms)"
+        assert of(what, "records", day) == (3 * rows, 3 * rows, 3 * instances, begin + later_ms)
+        assert of("SUM(records), SUM(produce_bytes), MIN(bucket)", "rollups/hour", day) == (
+            3 * rows,
+            3 * moved_bytes,
+            (begin + later_ms) // 1000,
+        )
+        what = "SUM(records), BOOL_AND(word = first // 64), COUNT(DISTINCT instance), MIN(first_ms)"
+        assert of(what, "rollups/words", day) == (3 * rows, True, 3 * instances, begin + later_ms)
+    ids = f"SELECT COUNT(*), COUNT(DISTINCT (instance, sequence)) FROM '{store}/records/*/*/*.parquet'"
+    assert connection.execute(ids).fetchall() == [(10 * rows, 10 * rows)]
