@@ -18,11 +18,11 @@ COMMAND: Final = (
 )
 
 
-@pytest.fixture(scope="session")
-def printed() -> list[str]:
-    """The lines that the machine printed; it runs once for all tests."""
+@pytest.fixture(scope="session", params=["bookworm", "bookworm-backports"])
+def printed(request: pytest.FixtureRequest) -> list[str]:
+    """The lines that the machine printed; it runs once for all tests of a kernel."""
     command = COMMAND.format(python=sys.executable, suites=" ".join(SUITES))
-    started = [sys.executable, "-m", "tests.kernel_tls.machine", "sh", "-c", command]
+    started = [sys.executable, "-m", "tests.kernel_tls.machine", request.param, "sh", "-c", command]
     lines: list[str] = []
     with subprocess.Popen(started, stdout=subprocess.PIPE, text=True, errors="replace") as machine:
         assert machine.stdout is not None
