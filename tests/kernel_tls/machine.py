@@ -1,13 +1,15 @@
-"""A virtual machine whose kernel has TLS, with this machine's files: `python -m tests.kernel_tls.machine COMMAND...`.
+"""A virtual machine whose kernel has TLS, with our files: `python -m tests.kernel_tls.machine SUITE COMMAND...`.
 
-Debian's kernel for clouds, QEMU without KVM (which may not be had; nothing here is timed), and a file system that shows
-`/` read-only (virtiofs). It needs root, `qemu-system-x86`, `busybox-static` and `kmod`; the kernel's package is
-downloaded once.
+Debian's newest kernel for clouds of a suite (`bookworm`, `bookworm-backports`), QEMU without KVM (which may not be had;
+nothing here is timed), and a file system that shows `/` read-only (virtiofs). It needs root, `qemu-system-x86` with a
+`virtiofsd`, `busybox-static` and `kmod`; the kernel's package is downloaded once. Linux 6.12 does not start on the
+emulation of QEMU 7.2, but on that of 10.0.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -17,6 +19,8 @@ from pathlib import Path
 from typing import Final
 
 CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kquota" / "kernel-tls"
+PACKAGES: Final = r"^linux-image-[0-9][0-9.+a-z-]*-cloud-amd64$"
+KEYRING: Final = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 MODULES: Final = ("virtio_pci", "virtiofs", "tls", "gcm", "ghash-generic", "ctr", "aesni-intel", "ghash-clmulni-intel")
 VIRTIOFSD: Final = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd")
 MEMORY_MB: Final = 2048
@@ -40,38 +44,52 @@ echo "{done}$?"
 """
 
 
-def kernel() -> Path:
-    """The unpacked package of Debian's kernel, downloaded if that was not done before."""
-    unpacked = CACHE / "kernel"
+def kernel(suite: str) -> Path:
+    """The unpacked package of Debian's newest kernel in a suite, downloaded if that was not done before."""
+    unpacked = CACHE / suite
     if not unpacked.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
-        depends = _said("apt-cache", "depends", "--recurse", "--no-recommends", "linux-image-cloud-amd64")
-        images = (line for line in depends.splitlines() if line.startswith("linux-image-") and "cloud-amd64" in line)
-        package = next(line for line in images if line != "linux-image-cloud-amd64")
         with tempfile.TemporaryDirectory(dir=CACHE) as folder:
-            subprocess.run(["apt-get", "download", "-qq", package], cwd=folder, check=True)
-            (archive,) = Path(folder).glob("*.deb")
-            subprocess.run(["dpkg-deb", "-x", archive, f"{folder}/unpacked"], check=True)
+            subprocess.run(["dpkg-deb", "-x", _downloaded(suite, Path(folder)), f"{folder}/unpacked"], check=True)
             version = next(Path(folder, "unpacked/lib/modules").iterdir()).name
             subprocess.run(["depmod", "-b", f"{folder}/unpacked", version], check=True)
             Path(folder, "unpacked").rename(unpacked)
     return unpacked
 
 
+def _downloaded(suite: str, folder: Path) -> Path:
+    """The package, from where this machine has Debian from, with lists of its own: the machine's stay as they are."""
+    listed = _said("apt-get", "indextargets", "--format", "$(CREATED_BY) $(RELEASE) $(SITE)")
+    codename = suite.removesuffix("-backports")
+    site = next(line.split()[2] for line in listed.splitlines() if line.split()[:2] == ["Packages", codename])
+    signed = f"[signed-by={KEYRING}]" if KEYRING.exists() else ""
+    (folder / "lists/partial").mkdir(parents=True)
+    (folder / "cache/archives/partial").mkdir(parents=True)
+    (folder / "sources.list").write_text(f"deb {signed} {site} {suite} main\n")
+    apt = [f"-oDir::Etc::sourcelist={folder}/sources.list", "-oDir::Etc::sourceparts=-"]
+    apt += [f"-oDir::State::lists={folder}/lists", f"-oDir::Cache={folder}/cache", "-oAPT::Sandbox::User=root"]
+    subprocess.run(["apt-get", *apt, "-qq", "update"], check=True)
+    names = [line.split()[0] for line in _said("apt-cache", *apt, "search", "--names-only", PACKAGES).splitlines()]
+    newest = max(names, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
+    subprocess.run(["apt-get", *apt, "-qq", "download", newest], cwd=folder, check=True)
+    (archive,) = folder.glob("*.deb")
+    return archive
+
+
 def _said(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def _initial(folder: Path, command: str) -> Path:
+def _initial(folder: Path, command: str, suite: str) -> Path:
     """The file system that the kernel starts with: what mounts `/`, and runs the command there."""
     root = folder / "initial"
     (root / "bin").mkdir(parents=True)
     (root / "modules").mkdir()
     shutil.copy(shutil.which("busybox") or "/bin/busybox", root / "bin/busybox")
-    version = next((kernel() / "lib/modules").iterdir()).name
+    version = next((kernel(suite) / "lib/modules").iterdir()).name
     names: list[str] = []
     for module in MODULES:
-        for line in _said("modprobe", "--show-depends", "-d", str(kernel()), "-S", version, module).splitlines():
+        for line in _said("modprobe", "--show-depends", "-d", str(kernel(suite)), "-S", version, module).splitlines():
             kind, _, path = line.partition(" ")
             if kind == "insmod" and (name := Path(path.strip()).name) not in names:
                 names.append(name)
@@ -87,11 +105,17 @@ def _initial(folder: Path, command: str) -> Path:
     return image
 
 
-def run(command: str) -> int:
+def starts(suite: str) -> bool:
+    """Whether this machine's QEMU can start the suite's kernel."""
+    version = re.search(r"version (\d+)", _said("qemu-system-x86_64", "--version"))
+    return suite == "bookworm" or (version is not None and int(version[1]) >= 10)
+
+
+def run(command: str, suite: str) -> int:
     """Run a shell's command in it, with its output on ours. Returns the exit code; 255 where there is none."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        image = _initial(folder, f"cd {shlex.quote(os.getcwd())} && {command}")
+        image = _initial(folder, f"cd {shlex.quote(os.getcwd())} && {command}", suite)
         server = next(path for path in VIRTIOFSD if Path(path).exists())
         with subprocess.Popen(
             [server, f"--socket-path={folder}/files", "-o", "source=/,sandbox=chroot,cache=always"],
@@ -99,7 +123,7 @@ def run(command: str) -> int:
             stderr=subprocess.DEVNULL,
         ) as files:
             try:
-                (boot,) = (kernel() / "boot").glob("vmlinuz-*")
+                (boot,) = (kernel(suite) / "boot").glob("vmlinuz-*")
                 arguments = [
                     *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-nographic", "-no-reboot"),
                     *("-machine", "q35,accel=tcg", "-cpu", "max", "-smp", "2", "-m", str(MEMORY_MB)),
@@ -124,4 +148,4 @@ def run(command: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run(shlex.join(sys.argv[1:])))
+    sys.exit(run(shlex.join(sys.argv[2:]), sys.argv[1]))

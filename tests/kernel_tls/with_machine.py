@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.kernel_tls import checks
+from tests.kernel_tls import checks, machine
 
 SUITES: Final = ("tests/loopback/test_tls_channel.py", "tests/loopback/test_tls_shell.py")
 COMMAND: Final = (
@@ -18,15 +18,17 @@ COMMAND: Final = (
 )
 
 
-@pytest.fixture(scope="session")
-def printed() -> list[str]:
-    """The lines that the machine printed; it runs once for all tests."""
+@pytest.fixture(scope="session", params=["bookworm", "bookworm-backports"])
+def printed(request: pytest.FixtureRequest) -> list[str]:
+    """The lines that the machine printed; it runs once for all tests of a kernel."""
+    if not machine.starts(request.param):
+        pytest.skip("this machine's QEMU cannot start this kernel")
     command = COMMAND.format(python=sys.executable, suites=" ".join(SUITES))
-    started = [sys.executable, "-m", "tests.kernel_tls.machine", "sh", "-c", command]
+    started = [sys.executable, "-m", "tests.kernel_tls.machine", request.param, "sh", "-c", command]
     lines: list[str] = []
-    with subprocess.Popen(started, stdout=subprocess.PIPE, text=True, errors="replace") as machine:
-        assert machine.stdout is not None
-        for line in machine.stdout:
+    with subprocess.Popen(started, stdout=subprocess.PIPE, text=True, errors="replace") as running:
+        assert running.stdout is not None
+        for line in running.stdout:
             print(line, end="", flush=True)
             lines.append(line.strip())
     return lines
