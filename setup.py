@@ -82,6 +82,7 @@ class BuildDataPath(build_ext):
         """Compile. The sums of the sources come last: without them nothing of it is used."""
         in_place, self.inplace = self.inplace, 0
         self.remove(in_place)
+        sums = self.sums()  # before: a source that is edited meanwhile was not compiled as it is then
         try:
             super().run()
         except (CCompilerError, PlatformError) as error:
@@ -90,7 +91,7 @@ class BuildDataPath(build_ext):
                 raise
             print(f"kquota: the data path is not compiled, it stays pure Python: {error}", file=sys.stderr)
         else:
-            self.write_sums()
+            self.write_sums(sums)
             if in_place:
                 for built in self.get_outputs():
                     here = os.path.relpath(built, self.build_lib)
@@ -129,14 +130,20 @@ class BuildDataPath(build_ext):
                 for stale in glob.glob(os.path.join(root, pattern)):
                     os.remove(stale)
 
-    def write_sums(self) -> None:
-        """SHA-256 of all that was compiled, as `sha256sum` writes them."""
-        sums = os.path.join(self.build_lib, SUMS)
-        os.makedirs(os.path.dirname(sums), exist_ok=True)
-        with open(sums, "w") as out:
-            for source in sorted(SOURCES):
-                with open(source, "rb") as read:
-                    out.write(f"{hashlib.sha256(read.read()).hexdigest()}  {source}\n")
+    def sums(self) -> str:
+        """SHA-256 of all that is compiled, as `sha256sum` writes them."""
+        lines = []
+        for source in sorted(SOURCES):
+            with open(source, "rb") as read:
+                lines.append(f"{hashlib.sha256(read.read()).hexdigest()}  {source}\n")
+        return "".join(lines)
+
+    def write_sums(self, sums: str) -> None:
+        """Where `quota.compiled` looks for them."""
+        path = os.path.join(self.build_lib, SUMS)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w") as out:
+            out.write(sums)
 
     def get_outputs(self) -> list[str]:
         """For installers."""

@@ -134,14 +134,14 @@ class ConnectionIO:
         """The broker connection is established."""
         self.broker, self.broker_watch = broker, watch
         self._state.connecting = False
-        if (client := self.client).splices_from and broker.splices_into:
+        if self.client.splices_from and broker.splices_into:
             self._splice_up_min_bytes = self._shared.splice_min_bytes
             self._splice_up.corks = broker.splices_from
-        if broker.splices_from and client.splices_into:
+        if broker.splices_from and self.client.splices_into:
             self._splice_down_min_bytes = self._shared.splice_min_bytes
-            self._splice_down.corks = client.splices_from
-        if client.splices_from and broker.splices_from:
-            self._pairing = Pairing(client.sock, self.client_watch, self._round)
+            self._splice_down.corks = self.client.splices_from
+        if self.client.splices_from and broker.splices_from:
+            self._pairing = Pairing(self.client.sock, self.client_watch, self._round)
 
     def close(self) -> None:
         """The connection has ended."""
