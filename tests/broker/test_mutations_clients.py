@@ -150,19 +150,19 @@ def test_kafka_topics(proxy: Sidecar, names: list[str], java_tool: JavaTool) -> 
         return java_tool(TOPICS, ["--bootstrap-server", proxy.bootstrap, *arguments], check=False)
 
     rounds = [
-        (create(7, {first: 9}), ["--create", "--topic", second, "--partitions", "7"]),
-        (create(7, {third: 1}), ["--alter", "--topic", first, "--partitions", "12"]),
-        (partitions(3, {second: 8}), ["--delete", "--topic", first]),
+        (create(7, {first: 9}), {first: 9}, ["--create", "--topic", second, "--partitions", "7"]),
+        (create(7, {third: 1}), {first: 9, second: 7}, ["--alter", "--topic", first, "--partitions", "12"]),
+        (partitions(3, {second: 8}), {first: 12, second: 8}, ["--delete", "--topic", first]),
     ]
-    for accepted, refused in rounds:
+    for accepted, counts, refused in rounds:
         set_rate(proxy, 0.01)  # nothing in hand, and nothing comes within a test
         with RawClient(proxy.bootstrap) as client:
             client.ask(accepted)
-        before = counts_of(proxy.bootstrap, (first, second))
+        settled(proxy.bootstrap, counts, (first, second))  # brokers learn of it a moment after it was accepted
         done = run(*refused)
         assert done.returncode == 1
         assert "The throttling quota has been exceeded." in done.stdout + done.stderr
-        assert counts_of(proxy.bootstrap, (first, second)) == before
+        assert counts_of(proxy.bootstrap, (first, second)) == counts
         set_rate(proxy, 1000)
         assert run(*refused).returncode == 0
     settled(proxy.bootstrap, {second: 8, third: 1}, (first, second, third))
