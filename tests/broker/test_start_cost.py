@@ -75,11 +75,11 @@ def test_what_is_there_at_the_start_is_not_walked_again() -> None:
 
 
 def test_memory_of_an_idle_sidecar_and_of_idle_connections(kafka: KafkaCluster) -> None:
-    with sidecar(kafka.bootstrap, before=(), log={"level": "info", "format": "json"}) as proxy:
+    with sidecar(kafka.bootstrap, log={"level": "info", "format": "json"}) as proxy:
         for _ in range(3):
             proxy.metrics()
-        alone = resident_bytes(proxy.pid)
+        alone = resident_bytes(proxy.process.pid)
         assert alone <= IDLE_MB * 1e6, f"{alone / 1e6} MB"
         with idle_connections(("127.0.0.1", proxy.port), CONNECTIONS):
-            grown = resident_bytes(proxy.pid) - alone
+            grown = resident_bytes(proxy.process.pid) - alone
         assert grown / CONNECTIONS <= IDLE_CONNECTION_BYTES
