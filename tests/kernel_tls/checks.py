@@ -21,13 +21,14 @@ from typing import Any
 
 import trio
 
+from proxy.listen.server import Proxy
 from proxy.tls import channel, kernel_tls
-from proxy.tls.channel import ENABLE_KERNEL_TLS, TlsSocket
-from proxy.tls.contexts import ClientTls, KeyPair, ServerTls
+from proxy.tls.channel import TlsSocket
 from tests.support import scripted_broker
 from tests.support.certificates import Authority
 from tests.support.scripted_broker import closed_reason, read_frame, through, until
-from tests.support.tls_pairs import contexts
+from tests.support.tls_pairs import contexts, over_tcp
+from tests.support.tls_proxies import client_context, connect, echo, tls_on, unknown_api
 
 LIMIT_S = 60
 """A processor that is emulated is slow."""
@@ -41,43 +42,26 @@ class Certificates:
         self.authority = Authority(Path(tempfile.mkdtemp()))
         self.host = self.authority.issue("host", "localhost", "127.0.0.1", common_name="host")
 
-    @property
-    def pair(self) -> KeyPair:
-        """The host's."""
-        return KeyPair(self.host.chain, self.host.key)
+    def tls_on(self, *, by_client: bool, by_broker: bool) -> dict[str, Any]:
+        """Of a proxy and a broker with TLS on these sides."""
+        return tls_on(self.authority, self.host, by_client=by_client, by_broker=by_broker)
+
+    async def connect(self, proxy: Proxy, *, by_client: bool = True) -> trio.abc.Stream:
+        """A client's connection."""
+        return await connect(proxy, client_context(self.authority) if by_client else None)
 
 
 @contextmanager
 def connected(
-    certificates: Certificates, version: ssl.TLSVersion, *, ciphers: str = "", buffer_bytes: int = 0
+    certificates: Certificates, version: ssl.TLSVersion, *, ciphers: str = "", buffer_bytes: int | None = None
 ) -> Iterator[tuple[TlsSocket, ssl.SSLSocket]]:
     """Both ends of a connection over TCP: as the sidecar has it, and as a client has it that knows no kernel TLS."""
     server, client = contexts(certificates.authority, certificates.host)
-    client.options &= ~ENABLE_KERNEL_TLS
     client.maximum_version = version
     if ciphers:
         client.set_ciphers(ciphers)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        far = socket.create_connection(listening.getsockname())
-        near, _ = listening.accept()
-    for one in (far, near):
-        one.setblocking(False)
-        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if buffer_bytes:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
-    ours = server.wrap_socket(near, server_side=True, do_handshake_on_connect=False)
-    assert isinstance(ours, TlsSocket)
-    ours.begins()
-    theirs = client.wrap_socket(far, server_hostname="localhost", do_handshake_on_connect=False)
-    waiting: list[ssl.SSLSocket] = [theirs, ours]
-    with theirs, ours:
-        while waiting:
-            for one in list(waiting):
-                with suppress(ssl.SSLWantReadError):
-                    one.do_handshake()
-                    waiting.remove(one)
-        ours.established()
-        yield ours, theirs
+    with over_tcp((server, client), buffer_bytes) as ends:
+        yield ends
 
 
 def read_all(theirs: ssl.SSLSocket, count: int) -> bytes:
@@ -174,35 +158,9 @@ def a_wish_for_new_keys_is_noticed(certificates: Certificates) -> Any:
         assert read_all(theirs, 17) == b"with the old ones"
 
 
-def frame(size: int, number: int = 7) -> bytes:
-    """A request of an unknown API, which is passed on as it is."""
-    body = (
-        (20_000).to_bytes(2, "big") + b"\0\0" + number.to_bytes(4, "big") + b"\0\1c" + bytes(range(256)) * (size // 256)
-    )
-    return len(body).to_bytes(4, "big") + body
-
-
-async def echo(stream: trio.abc.Stream, request: bytes) -> None:
-    """Everything back, behind the correlation id."""
-    await stream.send_all((4 + len(request)).to_bytes(4, "big") + request[8:12] + request)
-
-
-def proxy_settings(certificates: Certificates, *, by_client: bool, by_broker: bool) -> dict[str, Any]:
-    """Of a proxy and a broker with TLS on these sides."""
-    more: dict[str, Any] = {"listen_tls": ServerTls(certificates.pair)} if by_client else {}
-    if by_broker:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(certificates.host.chain, certificates.host.key)
-        more |= {"upstream_tls": ClientTls(authorities=certificates.authority.certificate), "broker_tls": context}
-    return more
-
-
-async def _stream(proxy: Any, certificates: Certificates, *, by_client: bool) -> trio.abc.Stream:
-    plain = await trio.open_tcp_stream("127.0.0.1", proxy.port)
-    if not by_client:
-        return plain
-    context = ssl.create_default_context(cafile=certificates.authority.certificate)
-    return trio.SSLStream(plain, context, server_hostname="localhost", https_compatible=True)
+def frame(size: int) -> bytes:
+    """A request of about this size, which is passed on as it is."""
+    return unknown_api(bytes(range(256)) * (size // 256))
 
 
 def bodies_are_spliced_into_tls(certificates: Certificates) -> Any:
@@ -212,10 +170,9 @@ def bodies_are_spliced_into_tls(certificates: Certificates) -> Any:
 
     async def one(by_client: bool, by_broker: bool) -> None:
         before = statistics()
-        settings = proxy_settings(certificates, by_client=by_client, by_broker=by_broker)
-        async with through(echo, **settings) as (proxy, _, _):
+        async with through(echo, **certificates.tls_on(by_client=by_client, by_broker=by_broker)) as (proxy, _, _):
             await until(lambda: proxy.cluster_reached)
-            stream, sent = await _stream(proxy, certificates, by_client=by_client), frame(LARGE_BYTES)
+            stream, sent = await certificates.connect(proxy, by_client=by_client), frame(LARGE_BYTES)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(stream.send_all, sent + sent)
                 for _ in range(2):
@@ -242,9 +199,9 @@ def a_client_that_wants_new_keys_is_answered_and_connects_again(certificates: Ce
     library = ctypes.CDLL("libssl.so.3")
 
     async def main() -> None:
-        async with through(echo, **proxy_settings(certificates, by_client=True, by_broker=False)) as (proxy, _, _):
+        async with through(echo, **certificates.tls_on(by_client=True, by_broker=False)) as (proxy, _, _):
             await until(lambda: proxy.cluster_reached)
-            stream = await _stream(proxy, certificates, by_client=True)
+            stream = await certificates.connect(proxy)
             assert isinstance(stream, trio.SSLStream)
             await stream.send_all(frame(256))
             assert await read_frame(stream) is not None
@@ -256,7 +213,7 @@ def a_client_that_wants_new_keys_is_answered_and_connects_again(certificates: Ce
             assert got[8:] == frame(512)
             assert await read_frame(stream) is None  # and then it ends
             await closed_reason(proxy, "drained")
-            again = await _stream(proxy, certificates, by_client=True)
+            again = await certificates.connect(proxy)
             await again.send_all(frame(256))
             assert await read_frame(again) is not None
             await again.aclose()

@@ -17,7 +17,7 @@ import pytest
 from proxy.tls import channel
 from proxy.tls.channel import TlsSocket
 from tests.support.certificates import Authority
-from tests.support.tls_pairs import Pair, contexts, pair
+from tests.support.tls_pairs import Pair, contexts, over_tcp, pair
 
 Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
 DIRECT = pytest.param(True, marks=pytest.mark.skipif(bool(channel.WHY_NOT), reason=channel.WHY_NOT), id="openssl")
@@ -147,25 +147,9 @@ def test_an_end_without_goodbye_is_an_end(both: Contexts, direct: bool, inside: 
 @ONLY_DIRECT
 def test_a_reset_is_told_as_one(both: Contexts) -> None:
     """Python's `ssl` takes it for an end."""
-    server, client = both
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        near = socket.create_connection(listener.getsockname())
-        plain, _ = listener.accept()
-    near.setblocking(False)
-    plain.setblocking(False)
-    ours = server.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
-    theirs = client.wrap_socket(near, server_hostname="localhost", do_handshake_on_connect=False)
-    assert isinstance(ours, TlsSocket)
-    waiting: list[ssl.SSLSocket] = [ours, theirs]
-    while waiting:
-        for one in list(waiting):
-            with suppress(ssl.SSLWantReadError):
-                one.do_handshake()
-                waiting.remove(one)
-    ours.established()
-    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    theirs.close()
-    with ours:
+    with over_tcp(both) as (ours, theirs):
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        theirs.close()
         select.select([ours], (), (), 5)
         with pytest.raises(ConnectionResetError):
             read(ours)

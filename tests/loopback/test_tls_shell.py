@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import socket
 import ssl
-import struct
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -24,6 +23,7 @@ from quota.principal import PrincipalRules
 from tests.support.certificates import Authority, Issued
 from tests.support.scripted_broker import answer, closed_reason, never_answer, read_frame, through, until
 from tests.support.session_tools import produce, produce_response
+from tests.support.tls_proxies import broker_context, client_context, connect, echo, tls_on, unknown_api
 
 Stream = trio.abc.Stream
 
@@ -47,19 +47,6 @@ def pair(issued: Issued) -> KeyPair:
     return KeyPair(issued.chain, issued.key)
 
 
-def client_context(issuer: Authority, issued: Issued | None = None) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=issuer.certificate)
-    if issued is not None:
-        context.load_cert_chain(issued.chain, issued.key)
-    return context
-
-
-def broker_context(issued: Issued) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(issued.chain, issued.key)
-    return context
-
-
 @asynccontextmanager
 async def secured(proxy: Proxy, context: ssl.SSLContext) -> AsyncIterator[trio.SSLStream[trio.SocketStream]]:
     plain = await trio.open_tcp_stream("127.0.0.1", proxy.port)
@@ -71,31 +58,14 @@ async def secured(proxy: Proxy, context: ssl.SSLContext) -> AsyncIterator[trio.S
         await trio.aclose_forcefully(stream)
 
 
-def unknown_api(body: bytes) -> bytes:
-    """A request of an unknown API, with header v1: passed on as it is."""
-    head = struct.pack(">hhih", 20_000, 0, 7, 1) + b"c" + body
-    return struct.pack(">i", len(head)) + head
-
-
-async def echo(stream: Stream, frame: bytes) -> None:
-    """Everything back, behind the correlation id."""
-    await stream.send_all(struct.pack(">i", 4 + len(frame)) + frame[8:12] + frame)
-
-
 @pytest.mark.parametrize("by_client", [True, False])
 @pytest.mark.parametrize("by_broker", [True, False])
 async def test_large_frames_are_whole(issuer: Authority, host: Issued, by_client: bool, by_broker: bool) -> None:
     """Each combination of plain and TLS; frames many times as large as records, buffers and what sockets hold."""
     frame = unknown_api(bytes(range(256)) * 32_768)  # 8 MiB
-    more: dict[str, Any] = {"listen_tls": ServerTls(pair(host))} if by_client else {}
-    if by_broker:
-        more |= {"upstream_tls": ClientTls(authorities=issuer.certificate), "broker_tls": broker_context(host)}
-    async with through(echo, **more) as (proxy, _, _):
+    async with through(echo, **tls_on(issuer, host, by_client=by_client, by_broker=by_broker)) as (proxy, _, _):
         await until(lambda: proxy.cluster_reached)  # the sidecar's own question goes the same way
-        plain = await trio.open_tcp_stream("127.0.0.1", proxy.port)
-        stream: Stream = plain
-        if by_client:
-            stream = trio.SSLStream(plain, client_context(issuer), server_hostname="localhost", https_compatible=True)
+        stream = await connect(proxy, client_context(issuer) if by_client else None)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stream.send_all, frame + frame)
             for _ in range(2):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from proxy.tls.channel import TlsSocket
+from proxy.tls.channel import ENABLE_KERNEL_TLS, TlsSocket
 from proxy.tls.contexts import ClientTls, KeyPair, ServerTls
 from tests.support.certificates import Authority, Issued
 
@@ -56,7 +56,43 @@ def contexts(authority: Authority, host: Issued) -> tuple[ssl.SSLContext, ssl.SS
     server = ServerTls(KeyPair(host.chain, host.key)).context
     client = ClientTls(authorities=authority.certificate).context
     client.sslsocket_class = ssl.SSLSocket
+    client.options &= ~ENABLE_KERNEL_TLS
     return server, client
+
+
+def shake_hands(ours: TlsSocket, theirs: ssl.SSLSocket, carry: Callable[[], object] = lambda: None) -> None:
+    """The handshake of both ends; `carry` passes on what they have sent, where nothing else does."""
+    waiting: list[ssl.SSLSocket] = [ours, theirs]
+    while waiting:
+        for one in list(waiting):
+            with suppress(ssl.SSLWantReadError):
+                one.do_handshake()
+                waiting.remove(one)
+        carry()
+
+
+@contextmanager
+def over_tcp(
+    both: tuple[ssl.SSLContext, ssl.SSLContext], buffer_bytes: int | None = None
+) -> Iterator[tuple[TlsSocket, ssl.SSLSocket]]:
+    """Our end and theirs after the handshake, over a TCP connection. `buffer_bytes`: of both for what they send."""
+    server, client = both
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        far = socket.create_connection(listener.getsockname())
+        near, _ = listener.accept()
+    for one in (far, near):
+        one.setblocking(False)
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if buffer_bytes is not None:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+    ours = server.wrap_socket(near, server_side=True, do_handshake_on_connect=False)
+    theirs = client.wrap_socket(far, server_hostname="localhost", do_handshake_on_connect=False)
+    assert isinstance(ours, TlsSocket)
+    with ours, theirs:
+        ours.begins()
+        shake_hands(ours, theirs)
+        ours.established()
+        yield ours, theirs
 
 
 @contextmanager
@@ -83,13 +119,7 @@ def pair(
     assert isinstance(ours, TlsSocket)
     made = Pair(ours, theirs, near, far)
     try:
-        waiting = [ours, theirs]
-        while waiting:
-            for one in list(waiting):
-                with suppress(ssl.SSLWantReadError):
-                    one.do_handshake()
-                    waiting.remove(one)
-            made.settle()
+        shake_hands(ours, theirs, made.settle)
         if direct:
             ours.established()
         yield made

@@ -1,0 +1,55 @@
+"""Proxies and brokers with TLS in this process, and large requests that pass through them."""
+
+from __future__ import annotations
+
+import ssl
+import struct
+from typing import Any
+
+import trio
+
+from proxy.listen.server import Proxy
+from proxy.tls.contexts import ClientTls, KeyPair, ServerTls
+from tests.support.certificates import Authority, Issued
+
+
+def client_context(issuer: Authority, issued: Issued | None = None) -> ssl.SSLContext:
+    """Of a client that trusts `issuer`, with a certificate of its own if there is one."""
+    context = ssl.create_default_context(cafile=issuer.certificate)
+    if issued is not None:
+        context.load_cert_chain(issued.chain, issued.key)
+    return context
+
+
+def broker_context(issued: Issued) -> ssl.SSLContext:
+    """Of a broker with this certificate."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(issued.chain, issued.key)
+    return context
+
+
+def tls_on(issuer: Authority, host: Issued, *, by_client: bool, by_broker: bool) -> dict[str, Any]:
+    """Arguments of `scripted_broker.through` for TLS on these sides."""
+    more: dict[str, Any] = {"listen_tls": ServerTls(KeyPair(host.chain, host.key))} if by_client else {}
+    if by_broker:
+        more |= {"upstream_tls": ClientTls(authorities=issuer.certificate), "broker_tls": broker_context(host)}
+    return more
+
+
+async def connect(proxy: Proxy, context: ssl.SSLContext | None) -> trio.abc.Stream:
+    """A client's connection, with TLS if there is a context."""
+    plain = await trio.open_tcp_stream("127.0.0.1", proxy.port)
+    if context is None:
+        return plain
+    return trio.SSLStream(plain, context, server_hostname="localhost", https_compatible=True)
+
+
+def unknown_api(body: bytes) -> bytes:
+    """A request of an unknown API, with header v1: passed on as it is."""
+    head = struct.pack(">hhih", 20_000, 0, 7, 1) + b"c" + body
+    return struct.pack(">i", len(head)) + head
+
+
+async def echo(stream: trio.abc.Stream, frame: bytes) -> None:
+    """A broker that sends everything back, behind the correlation id."""
+    await stream.send_all(struct.pack(">i", 4 + len(frame)) + frame[8:12] + frame)
