@@ -188,11 +188,14 @@ def run_job(name: str, source: Path, work: Path, memory: str) -> dict[str, Any]:
     log = work / "events"
     shutil.rmtree(log, ignore_errors=True)
     log.mkdir()
+    return measured_with_log([*command, "--memory", memory, "--quiet", *more.get(name, [])], log)
+
+
+def measured_with_log(command: Sequence[str], log: Path) -> dict[str, Any]:
+    """:func:`measured` of a report, and :func:`moved` by the log that Spark writes into `log`, an empty directory."""
     events = {"enabled": "true", "dir": log.as_uri(), "rolling.enabled": "false", "compress": "false"}
-    for key, value in events.items():
-        command += ["--conf", f"spark.eventLog.{key}={value}"]
-    told = measured([*command, "--memory", memory, "--quiet", *more.get(name, [])])
-    return told | moved(next(log.iterdir()))
+    logged = [part for key, value in events.items() for part in ("--conf", f"spark.eventLog.{key}={value}")]
+    return measured([*command, *logged]) | moved(next(log.iterdir()))
 
 
 def moved(log: Path) -> dict[str, int]:

@@ -35,7 +35,7 @@ from analysis.fleet import LIBRARIES, MAX_CLIENTS, START_MS
 from analysis.rollups import SUMMED
 from benchmarks.report.measured import describe_project
 from benchmarks.rig.procstat import describe_machine
-from benchmarks.suites.analysis import measured, moved
+from benchmarks.suites.analysis import measured_with_log
 from config.export import Export
 from quota.entity import Kind
 from quota.record import build, to_line
@@ -295,9 +295,7 @@ def _copy_of_day(connection: duckdb.DuckDBPyConnection, file: Path, target: Path
 def _report(name: str, *more: str, memory: str) -> dict[str, Any]:
     program = [sys.executable, "-m", "deploy.cli.main", "report", name, "--memory", memory, "--quiet"]
     with tempfile.TemporaryDirectory() as log:
-        events = {"enabled": "true", "dir": Path(log).as_uri(), "rolling.enabled": "false", "compress": "false"}
-        logged = [part for key, value in events.items() for part in ("--conf", f"spark.eventLog.{key}={value}")]
-        told = measured([*program, *more, *logged]) | moved(next(Path(log).iterdir()))
+        told = measured_with_log([*program, *more], Path(log))
     return {name: round(value, 1) if isinstance(value, float) else value for name, value in told.items()}
 
 
