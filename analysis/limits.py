@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -28,21 +29,25 @@ GROUP: Final = ("cluster_id", "kind", "group_user", "group_client")
 """The clients that share a limit. A group's name that is null plays no part."""
 
 
+_SET: Final = {"of_fleet": "fleet_limit", "by_users": "group_user", "by_clients": "group_client_id"}
+"""What is true of a client's limit where a column of the record is set."""
+FLAGS: Final = tuple(f"{kind.value}_{flag}" for kind in Kind for flag in _SET)
+"""Those of :func:`of_limits` that are true or false."""
+
+
 def of_limits(kind: Kind) -> dict[str, Callable[[], Column]]:
     """From a client's record its limit, whose that is, and the usage of it that a sidecar saw; of several the greatest
     is taken. Only numbers and booleans, as the names of a group are the client's own where they play a part."""
     name = kind.value
     return {
         f"{name}_limit": lambda: F.coalesce(f"{name}_fleet_limit", f"{name}_limit"),
-        f"{name}_of_fleet": lambda: F.col(f"{name}_fleet_limit").isNotNull(),
-        f"{name}_by_users": lambda: F.col(f"{name}_group_user").isNotNull(),
-        f"{name}_by_clients": lambda: F.col(f"{name}_group_client_id").isNotNull(),
+        **{f"{name}_{flag}": partial(_is_set, f"{name}_{column}") for flag, column in _SET.items()},
         f"{name}_peak": lambda: F.col(f"{name}_group_utilisation_peak"),
     }
 
 
-FLAGS: Final = tuple(f"{kind.value}_{name}" for kind in Kind for name in ("of_fleet", "by_users", "by_clients"))
-"""Those of :func:`of_limits` that are true or false."""
+def _is_set(column: str) -> Column:
+    return F.col(column).isNotNull()
 
 
 def by_group(buckets: DataFrame, grain: int) -> DataFrame:
