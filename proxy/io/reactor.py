@@ -85,7 +85,8 @@ class Reactor(trio.abc.Instrument):
 
     def start(self, *, nested: bool = True) -> None:
         """Begin to serve, in the trio loop that the watches' tasks run in."""
-        log.debug("time slice of the event loop's thread", short=shorten_slice())
+        short = shorten_slice()
+        log.debug("time slice of the event loop's thread", short=short)
         if nested:
             self._find_trio()
         if not self.nested:
