@@ -130,7 +130,7 @@ def test_an_honest_client_beside_an_attacker(
     assert honest.got == honest.sent
     assert median_ms < 20 * alone_ms + 500
     assert max(beside) < LONGEST_MS
-    assert rss_mb(running.process.pid) < MAX_RSS_MB
+    assert rss_mb(running.pid) < MAX_RSS_MB
     if kind in ONCE and kind not in ("garbage", "cut_headers", "client_ids", "lying_arrays", "resets_within_a_frame"):
         assert done["ended"] >= 1, "not one of these is a client: each is shown the door"
 

@@ -41,8 +41,9 @@ NOT_AT_START = {
     "pyspark",
     "analysis",
 }
-IDLE_MB = 60.0
-"""Resident memory of a sidecar without connections (1 MB = 10⁶ bytes), once it has been asked for its metrics."""
+IDLE_MB = 65.0
+"""Resident memory of a sidecar without connections (1 MB = 10⁶ bytes), once it has been asked for its metrics: 59.5
+interpreted, 63.4 with the compiled data path, whose files are 3.5 MB of pages that all processes of a node share."""
 IDLE_CONNECTION_BYTES = 25_000
 CONNECTIONS = 300
 
@@ -75,11 +76,11 @@ def test_what_is_there_at_the_start_is_not_walked_again() -> None:
 
 
 def test_memory_of_an_idle_sidecar_and_of_idle_connections(kafka: KafkaCluster) -> None:
-    with sidecar(kafka.bootstrap, log={"level": "info", "format": "json"}) as proxy:
+    with sidecar(kafka.bootstrap, before=(), log={"level": "info", "format": "json"}) as proxy:
         for _ in range(3):
             proxy.metrics()
-        alone = resident_bytes(proxy.process.pid)
+        alone = resident_bytes(proxy.pid)
         assert alone <= IDLE_MB * 1e6, f"{alone / 1e6} MB"
         with idle_connections(("127.0.0.1", proxy.port), CONNECTIONS):
-            grown = resident_bytes(proxy.process.pid) - alone
+            grown = resident_bytes(proxy.pid) - alone
         assert grown / CONNECTIONS <= IDLE_CONNECTION_BYTES

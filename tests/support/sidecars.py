@@ -24,6 +24,7 @@ from prometheus_client.samples import Sample
 
 from deploy.kafka import GuardedProcess
 from deploy.kafka.ports import free_ports
+from tests.support.forked import ForkedProcess, run_kquota
 
 READY_LIMIT_S = 60.0
 STOP_LIMIT_S = 40.0
@@ -40,14 +41,15 @@ class Sidecar:
     admin: str
     config: Path
     log: Path
-    process: GuardedProcess
+    process: GuardedProcess | ForkedProcess
     """It ends with the test's process, whatever becomes of that."""
-    command: Sequence[str]
+    before: Sequence[str] | None
+    """Words before its command; None: it has been forked."""
     killed: bool = False
 
     @property
     def pid(self) -> int:
-        """The process id of the sidecar itself, behind its guardian."""
+        """The process id of the sidecar itself, which a guardian may stand before."""
         return self.process.child_pid
 
     def kill(self) -> None:
@@ -64,7 +66,7 @@ class Sidecar:
     def start_again(self) -> None:
         """After `stop` or `kill`: the same command, on the same ports, with the same log."""
         self.killed = False
-        self.process = _start(self.command, self.log)
+        self.process = _start(self.before, self.config, self.log)
         _wait_ready(self, None)
 
     @property
@@ -127,14 +129,16 @@ def sidecar(
     not_ready: str | None = None,
     listen_tls: Mapping[str, Any] | None = None,
     upstream_tls: Mapping[str, Any] | None = None,
-    before: Sequence[str] = (),
+    before: Sequence[str] | None = None,
     listen: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Iterator[Sidecar]:
     """Start `kquota run` and wait until /readyz says yes, or no and why; at the end SIGTERM must make it exit 0.
 
-    `not_ready` is part of the reason that is waited for instead. `before` are words before the command (`unshare`, for
-    one; it must exec). `listen` are further settings of listeners, `settings` further keys of the configuration.
+    `not_ready` is part of the reason that is waited for instead. `listen` are further settings of listeners, `settings`
+    further keys of the configuration. `before` are words before the command (`unshare`, for one; it must exec); without
+    them it is forked from a process that has done its imports (forked.py), and with none, `()`, a Python of its own
+    starts for it: for tests that look at its start, or at all of its memory.
     """
     port, admin_port = free_ports(2)
     # A run of adjacent ports for the brokers, found free as a whole by looking at its ends and trusting the rest: the
@@ -156,9 +160,8 @@ def sidecar(
         path = Path(directory, "kquota.yaml")
         path.write_text(yaml.safe_dump(config))
         log = Path(directory, "kquota.log")
-        command = [*before, sys.executable, "-m", "deploy.cli.main", "run", "--config", str(path)]
-        process = _start(command, log)
-        running = Sidecar(f"127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}", path, log, process, command)
+        process = _start(before, path, log)
+        running = Sidecar(f"127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}", path, log, process, before)
         try:
             _wait_ready(running, not_ready)
             yield running
@@ -176,7 +179,11 @@ def sidecar(
                 running.process.wait()
 
 
-def _start(command: Sequence[str], log: Path) -> GuardedProcess:
+def _start(before: Sequence[str] | None, config: Path, log: Path) -> GuardedProcess | ForkedProcess:
+    arguments = ["run", "--config", str(config)]
+    if before is None:
+        return run_kquota(arguments, log)
+    command = [*before, sys.executable, "-m", "deploy.cli.main", *arguments]
     program = shutil.which(command[0])
     assert program is not None, f"{command[0]} is missing"
     with log.open("ab") as out:

@@ -11,7 +11,10 @@ from deploy.demo.clients.reporter import Spec, Tally, payload, ready, report
 
 async def produce(spec: Spec) -> None:
     """Produce until stopped."""
-    producer = aiokafka.AIOKafkaProducer(bootstrap_servers=spec.bootstrap, client_id=spec.client_id)
+    # One request at a time to a broker: with batches of 16 KB, as they are, a busy machine would be the limit.
+    producer = aiokafka.AIOKafkaProducer(
+        bootstrap_servers=spec.bootstrap, client_id=spec.client_id, max_batch_size=64 * 1024
+    )
     await producer.start()
     await producer.partitions_for(spec.topic)
     tally = Tally()

@@ -1,0 +1,88 @@
+"""A Python that has imported what `kquota run` imports, and forks a process for each sidecar that tests ask for.
+
+A start of Python with these imports takes 0.6 s of a core, which some hundred tests would pay for several times each; a
+fork takes some milliseconds. What runs then is the command line's own code, in a process of its own. Requests come over
+a socket pair: JSON with two file descriptors (the log, and where to write how the process fares). This process ends
+with its parent, and all that it has forked with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+REQUEST_BYTES = 1 << 20
+
+
+def main() -> None:
+    """Serve until the parent is gone; in the processes forked, run what was asked for."""
+    from deploy.cli.main import main as command_line
+    from deploy.common.blocked_imports import UNUSED, blocked_imports
+
+    with blocked_imports(*UNUSED):
+        import deploy.app.run  # noqa: F401
+    with socket.socket(fileno=int(sys.argv[1])) as requests:
+        gc.collect()
+        gc.freeze()  # what is shared stays shared
+        arguments = _serve(requests)
+    if arguments is not None:
+        gc.unfreeze()
+        sys.argv[1:] = arguments
+        command_line()
+
+
+def _serve(requests: socket.socket) -> list[str] | None:
+    """In each process that is forked, its arguments; None in this one, at the end."""
+    while True:
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        text, fds, _, _ = socket.recv_fds(requests, REQUEST_BYTES, 2)
+        if not text:
+            return None
+        if os.fork() == 0:
+            os.close(requests.detach())
+            return _watch(json.loads(text), *fds)
+        for fd in fds:
+            os.close(fd)
+
+
+def _watch(request: dict[str, Any], log: int, report: int) -> list[str]:
+    """In the process that watches a sidecar: fork it, tell its id, and later its exit code. Returns in the sidecar."""
+    _end_with(os.getppid())
+    os.setsid()
+    os.sched_setaffinity(0, request["cores"])
+    os.sched_setscheduler(0, request["policy"], os.sched_param(request["priority"]))
+    watcher = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _end_with(watcher)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for fd, target in ((null, 0), (log, 1), (log, 2)):
+            os.dup2(fd, target)
+        os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
+        return [str(argument) for argument in request["arguments"]]
+    os.write(report, b"%d\n" % child)
+    os.close(log)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.write(report, b"%d\n" % (code if code >= 0 else 128 - code))
+    os._exit(0)
+
+
+def _end_with(parent: int) -> None:
+    """SIGKILL when the parent ends, which has no threads that could end before it."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

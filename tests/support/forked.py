@@ -1,0 +1,153 @@
+"""`kquota run` in processes forked from one that has done the imports (fork_server.py), for sidecars of tests.
+
+A process has the test's environment, working directory, cores and precedence as if it were started afresh: the fork
+server is one with the same environment and directory, the rest is set. Nothing is forked where coverage is measured,
+and for a thread that has entered other namespaces: a fork server would keep them alive.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from deploy.kafka import GuardedProcess
+
+IDS_LIMIT_S: Final = 60.0
+NOT_PASSED_ON: Final = ("PYTEST_CURRENT_TEST",)
+"""Variables that change with each test, and that no sidecar reads."""
+
+
+class ForkedProcess:
+    """A sidecar's process, with what tests use of a GuardedProcess."""
+
+    def __init__(self, report: int) -> None:
+        self._report = report
+        self.returncode: int | None = None
+        self.child_pid = int(self._line(IDS_LIMIT_S))
+        self._handle = -1
+        with suppress(ProcessLookupError):  # it has ended already
+            self._handle = os.pidfd_open(self.child_pid)
+
+    @property
+    def pid(self) -> int:
+        """The sidecar's own: no guardian's processes stand around it."""
+        return self.child_pid
+
+    def poll(self) -> int | None:
+        """The exit code, if it has ended: 128 + n after signal n."""
+        with suppress(TimeoutError):
+            self._wait(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """As Popen.wait."""
+        try:
+            return self._wait(timeout)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired(["kquota"], timeout or 0.0) from None
+
+    def send_signal(self, number: int) -> None:
+        """Send it to the sidecar, if that has not ended."""
+        if self.poll() is None and self._handle >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, number)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def _wait(self, limit_s: float | None) -> int:
+        if self.returncode is None:
+            line = self._line(limit_s)
+            self.returncode = int(line) if line else 128 + signal.SIGKILL
+            self._close()
+        return self.returncode
+
+    def _line(self, limit_s: float | None) -> bytes:
+        """What the watching process says next; empty if it has been killed, and the sidecar with it."""
+        if not select.select([self._report], [], [], limit_s)[0]:
+            raise TimeoutError
+        return os.read(self._report, 64)
+
+    def _close(self) -> None:
+        for fd in (self._report, self._handle):
+            if fd >= 0:
+                os.close(fd)
+        self._report = self._handle = -1
+
+    def __del__(self) -> None:
+        self._close()
+
+
+class _Server:
+    """A fork server, and how to ask it."""
+
+    def __init__(self) -> None:
+        self._requests, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def fork(self, arguments: Sequence[str], log: int) -> ForkedProcess:
+        """Fork a process that runs `kquota` with these arguments."""
+        request: dict[str, Any] = {
+            "arguments": list(arguments),
+            "cores": sorted(os.sched_getaffinity(0)),
+            "policy": os.sched_getscheduler(0),
+            "priority": os.sched_getparam(0).sched_priority,
+        }
+        report, theirs = os.pipe()
+        try:
+            socket.send_fds(self._requests, [json.dumps(request).encode()], [log, theirs])
+        finally:
+            os.close(theirs)
+        return ForkedProcess(report)
+
+    def stop(self) -> None:
+        """End it; what it forked and still runs ends as well."""
+        self._requests.close()
+        self._process.wait()
+
+
+_servers: dict[tuple[object, ...], _Server] = {}
+
+
+def _namespaces() -> dict[str, str]:
+    """Those of this thread, by their kind."""
+    return {kind: os.readlink(f"/proc/thread-self/ns/{kind}") for kind in os.listdir("/proc/thread-self/ns")}
+
+
+_HOME: Final = _namespaces()
+
+
+def run_kquota(arguments: Sequence[str], log: Path) -> GuardedProcess | ForkedProcess:
+    """Start `kquota` with these arguments, as `log` has it from then on; it ends with this process."""
+    with log.open("ab") as out:
+        if any(name.startswith("COVERAGE_") for name in os.environ) or _namespaces() != _HOME:
+            return GuardedProcess([sys.executable, "-m", "deploy.cli.main", *arguments], stdout=out, stderr=out)
+        variables = tuple(sorted((name, value) for name, value in os.environ.items() if name not in NOT_PASSED_ON))
+        key = (os.getcwd(), variables)
+        if key not in _servers:
+            _servers[key] = _Server()
+        return _servers[key].fork(arguments, out.fileno())
+
+
+@atexit.register
+def _stop_all() -> None:
+    for server in _servers.values():
+        server.stop()
