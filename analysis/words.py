@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from quota.entity import Kind
 from quota.readable import readable_rate, readable_size, readable_span
+
+MONEY: Final = frozenset(("total", "usage", "bursts", "idle_reservations"))
+"""Columns of a bill: amounts, where they are fractions."""
+CENT: Final = 0.01
 
 
 def size(value: float) -> str:
@@ -55,6 +59,8 @@ def cell(name: str, value: Any) -> str:
         return share(value)
     if "bytes" in name:
         return size(value) + ("/s" if name.endswith("_per_s") else "")
+    if name in MONEY and isinstance(value, float):
+        return f"{value:,.2f}" if value == 0 or abs(value) >= CENT else f"{value:.2g}"
     if isinstance(value, int) or value == int(value):
         return f"{int(value):,}"
     return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"

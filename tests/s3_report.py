@@ -140,3 +140,40 @@ def test_reports_from_and_to_an_object_store(store: Store) -> None:
     wrong = kquota("report", "usage", "--input", "s3a://usage/none", "--output", "s3a://usage/out", *conf, *QUICK)
     assert wrong.returncode == 2
     assert "s3a://usage/none: no files there" in wrong.stderr
+
+
+@pytest.mark.parametrize("form", ["files", "iceberg"])
+def test_a_compacted_store_in_an_object_store(store: Store, form: str) -> None:
+    """Two days come, then late and repeated records of the first; a report of the store says what one of all the
+    records says."""
+    quick = [*options(store), *QUICK]
+    for name, start_s in (("2025-10-20", 0), ("2025-10-21", 86_400)):
+        rows = [record(start_s + n, start_s + 600 * n, produce_bytes=1000) for n in range(1, 9)]
+        store.put(f"in/date={name}/hour=00/usage-i-1.jsonl", b"".join(map(to_line, rows)))
+    compact = ["report", "compact", "--input", "s3a://usage/in", "--output", "s3a://usage/store"]
+    told = kquota(*compact, "--format", form, *quick)
+    assert told.returncode == 0, told.stderr[-3000:]
+    assert "2025-10-20: 1 file of" in told.stdout, told.stdout
+    assert "2025-10-21: 1 file of" in told.stdout
+
+    late = [record(n, 600 * n, produce_bytes=1000) for n in (8, 101, 102)]  # the first is there already
+    store.put("in/date=2025-10-20/hour=01/late.jsonl", b"".join(map(to_line, late)))
+    told = kquota(*compact, "--format", form, *quick)
+    assert told.returncode == 0, told.stderr[-3000:]
+    assert "10 records" in told.stdout, told.stdout
+    told = kquota(*compact, "--format", form, *quick)
+    assert told.returncode == 0, told.stderr[-3000:]
+    assert "nothing new" in told.stdout
+    assert bool(store.keys("store/records/metadata/version-hint.text")) == (form == "iceberg")
+    assert not [key for key in store.keys("store/") if key.endswith("_compacted/lock") or "_staging" in key]
+
+    # `usage` takes the rollups of the store; `capacity` its records.
+    for report, tables in (("usage", ["clients"]), ("capacity", ["clusters"])):
+        for source in ("in", "store"):
+            places = ["--input", f"s3a://usage/{source}", "--output", f"s3a://usage/of-{source}"]
+            made = kquota("report", report, *places, *(["--format", form] if source == "store" else []), *quick)
+            assert made.returncode == 0, made.stderr[-3000:]
+        for table in tables:
+            texts = [store.get(f"of-{source}/{report}/{table}.csv") for source in ("in", "store")]
+            assert texts[0] == texts[1], (report, table)
+            assert len(texts[0].splitlines()) > 1

@@ -8,7 +8,8 @@ content, show what listing a month takes.
 
 Compacting a month takes hours, so a longer store is filled up with copies of the last day that was compacted
 (`--filled-days`): the same files, with the times, sequence numbers and directories of other days. Reports of one, seven
-and thirty days of it tell what they read.
+and thirty days of it tell what they read, and days that are compacted into it (`--days-after`) whether they take longer
+than the first.
 """
 
 from __future__ import annotations
@@ -316,6 +317,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--filled-copies", type=int, default=1, help="of so many times the sidecars, in the days that are filled in (1)"
     )
+    parser.add_argument("--days-after", type=int, default=0, help="days to be compacted into the filled store (0)")
     parser.add_argument("--report-days", default="", help="the last so many days are reported on (1 and --days)")
     parser.add_argument("--listed-days", default="", help="days of empty files to be listed, such as 1,7,30")
     parser.add_argument("--reports", default=",".join(REPORTS), help=f"made of the store ({','.join(REPORTS)})")
@@ -351,7 +353,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     given.work.mkdir(parents=True, exist_ok=True)
     usage, target = given.work / "usage", given.work / "store"
-    for day in range(given.days):
+
+    def compact(day: int) -> None:
         written = _written(given.work, day, given.sidecars, given.interval)
         of_day = {"day": day + 1, "written": asdict(written), "list": _listed_apart(usage, given.memory)}
         compacting = ("--input", str(usage), "--output", str(target))
@@ -361,6 +364,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         result["compacted"].append(of_day)
         print(json.dumps(of_day), flush=True)
         store()
+
+    for day in range(given.days):
+        compact(day)
     if given.days:
         result["stores"].append({"listed": _listed_apart(target, given.memory, "--list-store"), **_size(target)})
     longest = given.days
@@ -383,6 +389,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             result["reports"].append({"report": report, "days": days, **took})
             print(json.dumps(result["reports"][-1]), flush=True)
             store()
+    # A day is left out: the numbers of filled days are rounded up to whole words, and may reach into it.
+    for day in range(given.days_after):
+        compact(longest + 1 + day)
     there, place = 0, given.work / "listed"
     for goal in sorted(int(word) for word in given.listed_days.split(",") if word):
         began = time.monotonic()

@@ -140,6 +140,10 @@ def test_wrong_price_models_are_named(values: Any, told: str) -> None:
         ("requests", 12_345, "12,345"),
         ("correlation", -0.08852, "-0.08852"),
         ("notable", True, "yes"),
+        ("total", 1234.5, "1,234.50"),
+        ("usage", 12.0, "12.00"),
+        ("idle_reservations", 0.00123, "0.0012"),
+        ("bursts", 12, "12"),
         ("days", None, "–"),
     ],
 )
