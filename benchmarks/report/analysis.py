@@ -28,8 +28,14 @@ def markdown(result: Mapping[str, Any]) -> str:
     if result["queries"]:
         lines += _queries(result["queries"])
     if result["errors"]:
-        lines += ["", "Went wrong:", "", *(f"- {text.splitlines()[0]}" for text in result["errors"])]
+        lines += ["", "Went wrong:", "", *(f"- {_brief(text)}" for text in result["errors"])]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _brief(error: str) -> str:
+    """What failed, and the last that was said: of a traceback, what it was."""
+    first, *more = error.splitlines()
+    return f"{first} … {more[-1]}" if more else first
 
 
 def _jobs(runs: list[Mapping[str, Any]]) -> list[str]:

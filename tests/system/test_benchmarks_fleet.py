@@ -74,9 +74,10 @@ def test_the_tables() -> None:
             "fleet": "Fleet()",
             "runs": [run(1_000_000, 20, 40), run(4_000_000, 40, 80)],
             "queries": [{"rows": 4_000_000, "spark": engine(10), "duckdb": engine(2)}],
-            "errors": [],
+            "errors": ["python -m it ended with 1: Traceback:\n  File\nIOError: no space\n", "4 files: 1 is not 2"],
         }
     )
+    assert text.endswith("- python -m it ended with 1: Traceback: … IOError: no space\n- 4 files: 1 is not 2\n")
     assert "| usage | 4.0 M | 40 s | 80 s | 20.0 s | 2.5 GB | 400 MB | 0 MB | 1.5 GB | 4.0x | 2.0x | 3 s |" in text
     # Each of 996 million further rows at 40 s / 3 million of them, beyond the 80 s: 13 360 s.
     assert "| usage | 13.3 µs | 223 min | 100.0 GB | 0.0 GB | 7 min |" in text
