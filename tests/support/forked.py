@@ -11,6 +11,7 @@ import atexit
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -135,16 +136,24 @@ def _namespaces() -> dict[str, str]:
 _HOME: Final = _namespaces()
 
 
-def run_kquota(arguments: Sequence[str], log: Path) -> GuardedProcess | ForkedProcess:
-    """Start `kquota` with these arguments, as `log` has it from then on; it ends with this process."""
+def run_kquota(
+    arguments: Sequence[str], log: Path, before: Sequence[str] | None = None
+) -> GuardedProcess | ForkedProcess:
+    """Start `kquota` with these arguments, as `log` has it from then on; it ends with this process.
+
+    `before`: words before the command, or none, `()`, for a Python of its own; without them it is forked.
+    """
     with log.open("ab") as out:
-        if any(name.startswith("COVERAGE_") for name in os.environ) or _namespaces() != _HOME:
-            return GuardedProcess([sys.executable, "-m", "deploy.cli.main", *arguments], stdout=out, stderr=out)
-        variables = tuple(sorted((name, value) for name, value in os.environ.items() if name not in NOT_PASSED_ON))
-        key = (os.getcwd(), variables)
-        if key not in _servers:
-            _servers[key] = _Server()
-        return _servers[key].fork(arguments, out.fileno())
+        if before is None and _namespaces() == _HOME and not any(name.startswith("COVERAGE_") for name in os.environ):
+            variables = tuple(sorted((name, value) for name, value in os.environ.items() if name not in NOT_PASSED_ON))
+            key = (os.getcwd(), variables)
+            if key not in _servers:
+                _servers[key] = _Server()
+            return _servers[key].fork(arguments, out.fileno())
+        command = [*(before or ()), sys.executable, "-m", "deploy.cli.main", *arguments]
+        program = shutil.which(command[0])
+        assert program is not None, f"{command[0]} is missing"
+        return GuardedProcess([program, *command[1:]], stdout=out, stderr=out)
 
 
 @atexit.register

@@ -6,10 +6,8 @@ with sidecar(kafka.bootstrap, [{"client-id": "etl", "producer_byte_rate": 1_000_
 
 from __future__ import annotations
 
-import shutil
 import signal
 import ssl
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -180,14 +178,7 @@ def sidecar(
 
 
 def _start(before: Sequence[str] | None, config: Path, log: Path) -> GuardedProcess | ForkedProcess:
-    arguments = ["run", "--config", str(config)]
-    if before is None:
-        return run_kquota(arguments, log)
-    command = [*before, sys.executable, "-m", "deploy.cli.main", *arguments]
-    program = shutil.which(command[0])
-    assert program is not None, f"{command[0]} is missing"
-    with log.open("ab") as out:
-        return GuardedProcess([program, *command[1:]], stdout=out, stderr=out)
+    return run_kquota(["run", "--config", str(config)], log, before)
 
 
 def _wait_ready(running: Sidecar, not_ready: str | None) -> None:

@@ -23,7 +23,6 @@ LIMIT_S = 60.0
 PARENT = """
 import sys, time
 from pathlib import Path
-from deploy.kafka import GuardedProcess
 from tests.support.forked import run_kquota
 print(run_kquota(["run", "--config", sys.argv[1]], Path(sys.argv[2])).child_pid, flush=True)
 time.sleep(600)
