@@ -17,12 +17,12 @@ from config.load import load_bytes
 from config.table import to_table
 from deploy.cli.check import summary_json
 from deploy.kafka.ports import free_ports
+from tests.support.spark_archive import quick_jvm
 from tests.support.spark_tools import record, table, write
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(pyspark.__file__).parent / "bin"
 LIMIT_S = 600
-SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def environment() -> dict[str, str]:
@@ -31,7 +31,7 @@ def environment() -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": SMALL,
+        "SPARK_DAEMON_JAVA_OPTS": quick_jvm(),
     }
 
 
@@ -62,8 +62,8 @@ def test_spark_submit_on_a_master_and_two_workers(tmp_path: Path) -> None:
         conf = {
             "spark.executor.memory": "512m",
             "spark.driver.memory": "512m",
-            "spark.executor.extraJavaOptions": SMALL,
-            "spark.driver.extraJavaOptions": SMALL,
+            "spark.executor.extraJavaOptions": quick_jvm(),
+            "spark.driver.extraJavaOptions": quick_jvm(),
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.files.minPartitionNum": "2",
             # Both workers, or it is no cluster.
