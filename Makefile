@@ -183,7 +183,7 @@ test-kernel-tls: $(VENV)/.dev ## Kernel TLS, in a virtual machine with Debian's 
 	@$(BIN)/python -m pytest --timeout=1500 tests/kernel_tls/with_machine.py $(PYTEST_ARGS)
 
 test-object-store: $(VENV)/.s3 ## Reports from and to an object store: an S3 server on this machine (fetches Hadoop's connector)
-	@$(BIN)/python -m pytest tests/s3_report.py
+	@$(BIN)/python -m pytest --timeout 1200 tests/s3_report.py
 
 stream-kills: $(VENV)/.dev ## The stream's exactly once: driver and executors killed twenty times at random, sums compared (KILLS_ARGS="--kills 4 --seed 7")
 	@$(BIN)/python -m tests.stream_kills $(KILLS_ARGS)
