@@ -14,8 +14,11 @@ DEMO_REPORTS ?= demo-reports
 REPORT ?= usage
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PINS := pyproject.toml deploy/constraints.txt
-# The data path is compiled by the target for it, and not a second time by pip.
-INSTALL := KQUOTA_PURE=1 $(PIP) install -c deploy/constraints.txt
+# The data path is compiled by the target for it, and not a second time by pip. Nor does pip compile every module of every
+# package to bytecode: Python does so with those that are imported, a tenth of them.
+INSTALL := KQUOTA_PURE=1 $(PIP) install --no-compile -c deploy/constraints.txt
+# What a C compiler made of the same code for another checkout is taken from ccache's directory, where there is ccache.
+CCACHE := $(if $(and $(shell command -v ccache),$(shell command -v gcc)),CC="$${CC:-ccache gcc}")
 # Modules that are compiled as they are, what tells the compiler of their types, and the one of system calls that is C throughout.
 TYPES := $(wildcard quota/*.pxd proxy/*/*.pxd)
 COMPILED := $(TYPES) $(patsubst %.pxd,%.py,$(filter-out proxy/tls/%,$(TYPES))) $(wildcard proxy/*/*.pyx)
@@ -47,7 +50,7 @@ $(VENV)/build/.packages: $(VENV)/.created deploy/image/build.txt
 # Tried again each time as long as there is nothing to compile with: a compiler may come.
 $(VENV)/.compiled: $(VENV)/build/.packages setup.py $(COMPILED)
 	@echo "· compiling the data path (about a minute; without a C compiler the pure Python one is used)"
-	@$(VENV)/build/bin/python setup.py --quiet build_ext --inplace --force
+	@$(CCACHE) $(VENV)/build/bin/python setup.py --quiet build_ext --inplace --force
 	@if [ -e quota/_compiled/SHA256SUMS ]; then touch $@; fi
 
 $(VENV)/.demo: $(VENV)/.created $(PINS) | $(VENV)/.compiled
@@ -72,10 +75,11 @@ $(VENV)/.s3: $(VENV)/.dev tests/s3_server.txt
 	@$(VENV)/s3/bin/python -m pip --disable-pip-version-check --quiet install -r tests/s3_server.txt
 	@touch $@
 
-$(VENV)/.docs: $(VENV)/.dev $(PINS)
-	@echo "· installing what builds the documentation's site (pinned)"
+# With what the tests need, in one go: pip prepares the project anew each time.
+$(VENV)/.docs: $(VENV)/.created $(PINS) | $(VENV)/.compiled
+	@echo "· installing kquota with everything the tests and the documentation's site need (pinned)"
 	@$(INSTALL) -e '.[dev,docs]'
-	@touch $@
+	@touch $@ $(VENV)/.dev $(VENV)/.demo $(VENV)/.analysis
 
 $(VENV)/.bench: $(VENV)/.dev $(PINS)
 	@echo "· installing the peers to measure against (pinned)"
@@ -93,7 +97,7 @@ analysis: $(VENV)/.analysis ## What `kquota report` needs: pyspark and what draw
 
 compile: $(VENV)/.compiled ## Compile the data path (modules of quota and proxy), if it has changed; every target that needs kquota does
 
-check: $(VENV)/.dev $(VENV)/.docs ## Format, lint, types (strict), import rules, generated files up to date, the site without dead links
+check: $(VENV)/.docs ## Format, lint, types (strict), import rules, generated files up to date, the site without dead links
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync check-types check-docs check-imports check-format check-lint
 
 # Side by side, the longest first; each tells its output as a whole when it is done.

@@ -127,7 +127,7 @@ def check(root: Path, out: Path, tag: str = "") -> list[Path]:
         home = Path(scratch)
         print("· installing the wheel in an empty environment", flush=True)
         _run([sys.executable, "-m", "venv", "--without-pip", home / "venv"], home)
-        _run([*PIP, "--python", home / "venv/bin/python", "install", "--quiet", wheel], home)
+        _run([*PIP, "--python", home / "venv/bin/python", "install", "--quiet", "--no-compile", wheel], home)
         kquota = home / "venv/bin/kquota"
         said = _run([kquota, "--version"], home)
         if not said.startswith(f"kquota {version},"):

@@ -27,12 +27,13 @@ PROPERTY: Final = "cpu_s"
 class CpuTimes:
     """The control group of this process."""
 
-    def __init__(self) -> None:
-        self.folder = PARENT / f"{PREFIX}{os.getpid()}"
+    def __init__(self, parent: Path = PARENT) -> None:
+        self.folder = parent / f"{PREFIX}{os.getpid()}"
         self.folder.mkdir(exist_ok=True)
         (self.folder / "cgroup.procs").write_text(str(os.getpid()))
         self.of_tests_s = 0.0
-        self.file = self.folder / ("cpuacct.usage" if PARENT == V1 else "cpu.stat")
+        v1 = self.folder / "cpuacct.usage"
+        self.file = v1 if v1.exists() else self.folder / "cpu.stat"
 
     def used_s(self) -> float:
         """CPU time of this process and of all that it started since, seconds."""
