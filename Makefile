@@ -15,7 +15,7 @@ REPORT ?= usage
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PINS := pyproject.toml deploy/constraints.txt
 # The data path is compiled by the target for it, and not a second time by pip. Nor does pip compile every module of every
-# package to bytecode: Python does so with those that are imported, a tenth of them.
+# package to bytecode: Python does so with those that are imported, a third of them in a run of the tests.
 INSTALL := KQUOTA_PURE=1 $(PIP) install --no-compile -c deploy/constraints.txt
 # What a C compiler made of the same code for another checkout is taken from ccache's directory, where there is ccache.
 CCACHE := $(if $(and $(shell command -v ccache),$(shell command -v gcc)),CC="$${CC:-ccache gcc}")
