@@ -24,6 +24,13 @@ SHOWN: Final = 60
 PROPERTY: Final = "cpu_s"
 
 
+def remove_left_overs(parent: Path) -> None:
+    """Remove the groups of processes that have ended."""
+    for left_over in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # in use: another run
+            left_over.rmdir()
+
+
 class CpuTimes:
     """The control group of this process."""
 
@@ -31,7 +38,7 @@ class CpuTimes:
         self.folder = parent / f"{PREFIX}{os.getpid()}"
         self.folder.mkdir(exist_ok=True)
         (self.folder / "cgroup.procs").write_text(str(os.getpid()))
-        self.of_tests_s = 0.0
+        self.before_s = self.of_tests_s = 0.0
         v1 = self.folder / "cpuacct.usage"
         self.file = v1 if v1.exists() else self.folder / "cpu.stat"
 
@@ -40,16 +47,15 @@ class CpuTimes:
         words = self.file.read_text().split()
         return int(words[0]) / 1e9 if len(words) == 1 else int(words[words.index("usage_usec") + 1]) / 1e6
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        """From the fixtures' start to their end. What is told goes with the report of the teardown, the last one."""
+    def pytest_runtest_logstart(self) -> None:
+        """Before the fixtures of a test."""
         self.before_s = self.used_s()
-        return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
+        self, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """After its fixtures: what is told goes with the report of the teardown, the last one."""
         report = yield
         if call.when == "teardown":
             took_s = self.used_s() - self.before_s
@@ -67,9 +73,7 @@ class Table:
     """Adds up what the processes tell, and shows it."""
 
     def __init__(self) -> None:
-        for left_over in PARENT.glob(f"{PREFIX}*"):
-            with suppress(OSError):  # in use: another run
-                left_over.rmdir()
+        remove_left_overs(PARENT)
         self.files: defaultdict[str, float] = defaultdict(float)
         self.waited: defaultdict[str, float] = defaultdict(float)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cpu_times import PARENT, PREFIX, V1, V2
+from tests.support.cpu_times import PARENT, V1, V2, remove_left_overs
 
 ROOT = Path(__file__).resolve().parents[2]
 BUSY = """
@@ -33,9 +33,7 @@ def _needs_groups(parent: Path) -> None:
 def test_what_a_child_computes_is_counted(parent: Path) -> None:
     _needs_groups(parent)
     done = subprocess.run([sys.executable, "-c", BUSY, str(parent)], cwd=ROOT, capture_output=True, text=True)
-    for left in parent.glob(f"{PREFIX}*"):
-        if not (left / "cgroup.procs").read_text():
-            left.rmdir()
+    remove_left_overs(parent)
     assert done.returncode == 0, done.stderr
     assert 0.5 <= float(done.stdout) < 5
 
