@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.brokers import kafka, kafka_secure, topic
+from tests.support.py4j_names import keep_names
 from tests.support.spark_archive import quick_jvm
 from tests.support.spark_tools import DAY_MS, T0_MS, Make, write
 
@@ -37,6 +38,7 @@ def spark() -> Iterator[SparkSession]:
         "spark.sql.adaptive.enabled": "false",
         "spark.driver.extraJavaOptions": quick_jvm(),
     }
+    keep_names()
     session = open_session("local[2]", "1g", small)
     yield session
     session.stop()

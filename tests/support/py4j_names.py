@@ -1,0 +1,44 @@
+"""Names of Java's classes, asked of the JVM once: PySpark asks for them at every function of every column.
+
+Each time the JVM looks through all of Spark's jars for a class of the name as it stands, then for one in each package
+that PySpark imports: a tenth of the CPU time of reports over a few rows, which is what tests make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+_KEPT: Final = "_kquota_names_are_kept"
+
+
+def keep_names() -> None:
+    """Have py4j keep what it was told of a class, a package or a static method, beside whatever it was asked for on.
+
+    A name that is no class yet may become one (a jar that is added later), so that it is kept only if it is written
+    as packages are.
+    """
+    from py4j.java_gateway import JavaClass, JavaMember, JavaPackage, JVMView
+
+    if getattr(JVMView, _KEPT, False):
+        return
+    setattr(JVMView, _KEPT, True)
+
+    def is_known(name: str, found: Any) -> bool:
+        return isinstance(found, JavaClass) or (isinstance(found, JavaPackage) and name.islower())
+
+    def is_method(_name: str, found: Any) -> bool:
+        return isinstance(found, JavaMember)
+
+    for asked, keeps in ((JVMView, is_known), (JavaPackage, is_known), (JavaClass, is_method)):
+        asked.__getattr__ = _keeping(asked.__getattr__, keeps)
+
+
+def _keeping(ask: Callable[[Any, str], Any], keeps: Callable[[str, Any], bool]) -> Callable[[Any, str], Any]:
+    def answer(self: Any, name: str) -> Any:
+        found = ask(self, name)
+        if keeps(name, found):
+            self.__dict__[name] = found  # Python looks there first
+        return found
+
+    return answer
