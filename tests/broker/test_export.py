@@ -25,7 +25,7 @@ from quota import record
 from quota.entity import Kind
 from quota.ledger import Ledger
 from quota.table import QuotaTable
-from tests.support.records import consume, produce
+from tests.support.records import METADATA_AGE_MS, consume, produce
 from tests.support.sidecars import sidecar
 from tests.support.waiting import until
 
@@ -50,7 +50,11 @@ def consume_once(bootstrap: str, topic: str, sequences: set[int]) -> dict[int, r
 
     found: dict[int, record.Row] = {}
     consumer = KafkaConsumer(
-        topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=int(LIMIT_S * 1000)
+        topic,
+        bootstrap_servers=bootstrap,
+        auto_offset_reset="earliest",
+        metadata_max_age_ms=METADATA_AGE_MS,
+        consumer_timeout_ms=int(LIMIT_S * 1000),
     )
     try:
         for one in consumer:

@@ -10,6 +10,7 @@ import pytest
 
 from deploy.kafka import KafkaCluster, run_tool
 from deploy.kafka.security import MECHANISMS
+from tests.support.records import METADATA_AGE_MS
 from tests.support.secure_tools import PASSWORDS, token
 from tests.support.sidecars import Sidecar, sidecar
 from tests.support.waiting import until
@@ -63,7 +64,11 @@ def records(kafka: KafkaCluster, topic: str) -> list[dict[str, Any]]:
     from kafka import KafkaConsumer
 
     consumer = KafkaConsumer(
-        topic, bootstrap_servers=kafka.bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=1000
+        topic,
+        bootstrap_servers=kafka.bootstrap,
+        auto_offset_reset="earliest",
+        metadata_max_age_ms=METADATA_AGE_MS,
+        consumer_timeout_ms=3 * METADATA_AGE_MS,
     )
     try:
         return [json.loads(message.value) for message in consumer]

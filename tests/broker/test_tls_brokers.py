@@ -28,6 +28,7 @@ from proxy.wire.messages import framed, request_header
 from quota.principal import NoRuleError, PrincipalRules
 from tests.corpus.job import wait_for
 from tests.support.certificates import Authority, Issued
+from tests.support.records import METADATA_AGE_MS
 from tests.support.secure_tools import PASSWORDS, allow_all_but_closed, security
 from tests.support.session_tools import decode, encode, kio_message
 from tests.support.sidecars import Sidecar, sidecar
@@ -204,7 +205,12 @@ def by_kafka_python(bootstrap: str, topic: str, values: list[bytes], tls: dict[s
             producer.send(topic, value).get(timeout=LIMIT_S)
     with closing(
         KafkaConsumer(
-            topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=30_000, **settings
+            topic,
+            bootstrap_servers=bootstrap,
+            auto_offset_reset="earliest",
+            metadata_max_age_ms=METADATA_AGE_MS,
+            consumer_timeout_ms=30_000,
+            **settings,
         )
     ) as consumer:
         return [next(consumer).value for _ in values]
@@ -504,6 +510,7 @@ def test_usage_records_reach_their_topic_by_tls(
                 topic,
                 bootstrap_servers=cluster.bootstrap,
                 auto_offset_reset="earliest",
+                metadata_max_age_ms=METADATA_AGE_MS,
                 consumer_timeout_ms=int(LIMIT_S * 1000),
             )
         ) as consumer:

@@ -10,6 +10,7 @@ from typing import Any
 from tests.corpus.job import Job, item, wait_for
 from tests.corpus.records import Record, send_confluent
 from tests.corpus.tools import create_topic, leave_out
+from tests.support.records import METADATA_AGE_MS
 
 PARTITIONS = 4
 PER_PARTITION = 25
@@ -133,6 +134,7 @@ def classic_kafka_python(job: Job) -> Any:
             group_id=group,
             client_id=name,
             auto_offset_reset="earliest",
+            metadata_max_age_ms=METADATA_AGE_MS,
             heartbeat_interval_ms=200,
             auto_commit_interval_ms=100,
         )

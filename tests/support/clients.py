@@ -30,6 +30,7 @@ from statistics import linear_regression
 from typing import Any
 
 from deploy.kafka import GuardedProcess, start_tool
+from tests.support.records import METADATA_AGE_MS
 
 JAVA_VERSION = "4.2.0"  # the Java client speaks with older brokers, too
 HEAD_BYTES = 22  # "000000000042 1a2b3c4d " before the filler
@@ -222,6 +223,7 @@ def consume_kafka_python(load: Load) -> Timeline:
             "client_id": load.client_id,
             "group_id": f"group-{load.client_id}",
             "auto_offset_reset": "earliest",
+            "metadata_max_age_ms": METADATA_AGE_MS,
             **load.settings,
         }
         consumer = KafkaConsumer(load.topic, **settings)

@@ -11,6 +11,13 @@ from typing import Any
 
 LIMIT_S = 60.0
 LARGEST_BYTES = 32 << 20
+METADATA_AGE_MS = 1_000
+"""For each of kafka-python's consumers that subscribes: how old its metadata may be.
+
+Its network thread asks for metadata before the consumer has said which topics it wants. If it says so while the answer
+is under way, that answer counts as the one it waits for, and the next question comes at this age: five minutes, by
+default, in which the consumer has no partitions.
+"""
 
 
 def produce(
@@ -56,6 +63,7 @@ def consume(
         group_id=group,
         auto_offset_reset="earliest",
         max_partition_fetch_bytes=LARGEST_BYTES,
+        metadata_max_age_ms=METADATA_AGE_MS,
         consumer_timeout_ms=20_000,
     )
     try:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 
 from tests.support.fault_tools import IMPATIENT
+from tests.support.records import METADATA_AGE_MS
 
 NAMES = [f"churn-{number}" for number in range(20)]
 """A fixed set: what the sidecar remembers of clients must not grow because there are ever more of them."""
@@ -107,6 +108,7 @@ def kafka_python(churn: Churn, dice: random.Random) -> None:
         bootstrap_servers=churn.bootstrap,
         client_id=name,
         auto_offset_reset="earliest",
+        metadata_max_age_ms=METADATA_AGE_MS,
         **times,
     )
     try:
