@@ -11,14 +11,16 @@ from typer.testing import CliRunner
 from deploy.cli.main import app
 from deploy.kafka import KafkaCluster
 from tests.corpus.job import wait_for
-from tests.support.browser import browser, text
+from tests.support.browser import Browse, text
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import sidecar
 
 RATE = 20_000
 
 
-def test_a_request_on_a_new_connection_is_seen_waiting_and_counted(kafka: KafkaCluster, topic: str) -> None:
+def test_a_request_on_a_new_connection_is_seen_waiting_and_counted(
+    kafka: KafkaCluster, topic: str, browse: Browse
+) -> None:
     quotas = [{"client-id": "greedy", "producer_byte_rate": RATE}]
     names = {"user": "ANONYMOUS", "client_id": "greedy"}
     group = {"kind": "produce", "user": "", "client_id": "greedy"}
@@ -62,7 +64,7 @@ def test_a_request_on_a_new_connection_is_seen_waiting_and_counted(kafka: KafkaC
         assert running.metric("kquota_connections_waiting") == 1
         assert running.metric("kquota_quota_waiting_connections", **group) == 1
         assert running.metric("kquota_held_requests_total", cause="produce", **names) == 0
-        with browser() as driver:
+        with browse() as driver:
             driver.get(f"{running.admin}/ui")
             wait_for(
                 "the page", lambda: "1 waiting" in text(driver, "#groups") and "waits" in text(driver, "#connections")

@@ -13,7 +13,7 @@ import pytest
 
 from deploy.kafka import KafkaCluster
 from tests.corpus.job import wait_for
-from tests.support.browser import accessible, browser, text
+from tests.support.browser import Browse, accessible, text
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import Sidecar, sidecar
 
@@ -61,11 +61,11 @@ def busy(kafka: KafkaCluster) -> Iterator[Sidecar]:
             thread.join(LIMIT_S)
 
 
-def test_people_see_who_is_throttled_and_why(busy: Sidecar) -> None:
+def test_people_see_who_is_throttled_and_why(busy: Sidecar, browse: Browse) -> None:
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import Select
 
-    with browser() as driver:
+    with browse() as driver:
         driver.get(f"{busy.admin}/ui")
         held = wait_for("a throttled client", lambda: "greedy" in text(driver, "#held") and text(driver, "#held"))
         assert "produce: (all) / greedy" in held
@@ -118,10 +118,10 @@ def test_people_see_who_is_throttled_and_why(busy: Sidecar) -> None:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 800, 1300])
-def test_it_can_be_read_in_any_light_and_width(busy: Sidecar, width: int, dark: bool) -> None:
+def test_it_can_be_read_in_any_light_and_width(busy: Sidecar, width: int, dark: bool, browse: Browse) -> None:
     from selenium.webdriver.common.by import By
 
-    with browser(width, dark=dark) as driver:
+    with browse(width, dark=dark) as driver:
         driver.get(f"{busy.admin}/ui/")
         wait_for("the groups", lambda: "greedy" in text(driver, "#groups"))
         driver.find_element(By.NAME, "client_id").send_keys("greedy\n")
@@ -164,12 +164,12 @@ def test_it_can_be_read_in_any_light_and_width(busy: Sidecar, width: int, dark: 
             assert (bright + 0.05) / (dim + 0.05) >= 4.5, selector  # WCAG 2, AA
 
 
-def test_it_works_by_keyboard(busy: Sidecar) -> None:
+def test_it_works_by_keyboard(busy: Sidecar, browse: Browse) -> None:
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
     from selenium.webdriver.support.ui import Select
 
-    with browser() as driver:
+    with browse() as driver:
 
         def focused() -> Any:
             return driver.switch_to.active_element
@@ -200,8 +200,8 @@ def test_it_works_by_keyboard(busy: Sidecar) -> None:
         wait_for("the explanation", lambda: "in force" in text(driver, "#explanation"))
 
 
-def test_numbers_and_rows_do_not_flicker(busy: Sidecar) -> None:
-    with browser() as driver:
+def test_numbers_and_rows_do_not_flicker(busy: Sidecar, browse: Browse) -> None:
+    with browse() as driver:
         driver.get(f"{busy.admin}/ui/")
         wait_for("a throttle", lambda: "throttled" in text(driver, "#groups"))
         wait_for("all groups", lambda: "idle" in text(driver, "#groups") and "img src" in text(driver, "#groups"))
@@ -219,8 +219,8 @@ def test_numbers_and_rows_do_not_flicker(busy: Sidecar) -> None:
         assert all(re.match(r"(\d\.\d\d|\d\d\.\d|\d\d\d) (B|kB|MB)/s$", one) for one in shown), shown
 
 
-def test_a_sidecar_that_is_gone_is_said_to_be(kafka: KafkaCluster) -> None:
-    with browser() as driver:
+def test_a_sidecar_that_is_gone_is_said_to_be(kafka: KafkaCluster, browse: Browse) -> None:
+    with browse() as driver:
         with sidecar(kafka.bootstrap, []) as running:
             driver.get(f"{running.admin}/ui")
             wait_for("the status", lambda: text(driver, "#status").startswith("ready"))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.brokers import kafka, kafka_secure, topic
+from tests.support.browser import browse
 from tests.support.py4j_names import keep_names
 from tests.support.spark_archive import quick_jvm
 from tests.support.spark_tools import DAY_MS, T0_MS, Make, write
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from quota.record import Row
 
-__all__ = ["kafka", "kafka_secure", "spark", "topic"]
+__all__ = ["browse", "kafka", "kafka_secure", "spark", "topic"]
 
 
 @pytest.fixture(scope="session")

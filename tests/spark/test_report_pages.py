@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from analysis.runner import Asked, make, make_all
-from tests.support.browser import accessible, browser
+from tests.support.browser import Browse, accessible
 from tests.support.spark_tools import DAY_MS, T0_MS, record, write
 from tests.support.waiting import until
 
@@ -65,9 +65,9 @@ def pages(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_no_column_is_cut_off(pages: dict[str, Path], dark: bool) -> None:
+def test_no_column_is_cut_off(pages: dict[str, Path], dark: bool, browse: Browse) -> None:
     for width in (1300, 800, 390):
-        with browser(width, dark=dark) as driver:
+        with browse(width, dark=dark) as driver:
             for name, page in pages.items():
                 driver.get(page.as_uri())
                 wide = driver.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
@@ -80,11 +80,11 @@ def test_no_column_is_cut_off(pages: dict[str, Path], dark: bool) -> None:
                 accessible(driver)
 
 
-def test_tables_are_sorted_and_filtered_without_network_by_keyboard(pages: dict[str, Path]) -> None:
+def test_tables_are_sorted_and_filtered_without_network_by_keyboard(pages: dict[str, Path], browse: Browse) -> None:
     """And nothing but the page's own script may run: browsers are told its hash, and that nothing is to be loaded."""
     from selenium.webdriver.common.keys import Keys
 
-    with browser(1300) as driver:
+    with browse(1300) as driver:
         driver.get(pages["usage"].as_uri())
 
         def column(number: int, name: str) -> list[str]:
@@ -152,13 +152,13 @@ def test_nothing_is_drawn_where_none_stands_out(pages: dict[str, Path]) -> None:
     assert "<svg" not in page
 
 
-def test_all_reports_are_one_click_away(spark: SparkSession, tmp_path: Path) -> None:
+def test_all_reports_are_one_click_away(spark: SparkSession, tmp_path: Path, browse: Browse) -> None:
     write(tmp_path / "in", [record(n, n * 10, produce_bytes=MB, requests=5) for n in range(1, 20)])
     asked = Asked(str(tmp_path / "in"), str(tmp_path / "out"), 60, {}, T0_MS + 30 * DAY_MS)
     told, failed = make_all(spark, {"usage": {}, "slo": {"target": 0.99}, "chargeback": {}}, asked, quiet=True)
     assert list(failed) == ["chargeback"]  # it was not told what it needs
     assert "1 client produced 19 MB" in told
-    with browser(1300) as driver:
+    with browse(1300) as driver:
         driver.get((tmp_path / "out/index.html").as_uri())
         accessible(driver)
         text = driver.find_element("tag name", "main").text

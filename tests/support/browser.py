@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
+
+import pytest
 
 from tests.support.programs import program
 
@@ -21,27 +24,55 @@ FLAGS = (
 )
 
 
+Browse = Callable[..., AbstractContextManager[Any]]
+"""browse(width, dark=...) -> a window, as `browser` gives it."""
+
+
 @contextmanager
 def browser(width: int = 1300, *, dark: bool = False) -> Iterator[Any]:
+    """A window of this width and light, in a browser of its own."""
+    with chromium() as driver, window(driver, width, dark=dark):
+        yield driver
+
+
+@pytest.fixture(scope="session")
+def browse() -> Iterator[Browse]:
+    """Windows in one browser, one after the other: its start takes longer than most of what is looked at in it."""
+    with chromium() as driver:
+        yield partial(window, driver)
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
     """Headless Chromium; where it is missing the test is skipped, in CI it fails."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
-    chromium, driver_program = program("chromium", "chromium"), program("chromedriver", "chromium-driver")
+    binary, driver_program = program("chromium", "chromium"), program("chromedriver", "chromium-driver")
     options = webdriver.ChromeOptions()
-    options.binary_location = chromium
+    options.binary_location = binary
     for argument in FLAGS:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(driver_program))
     try:
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
-        metrics = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
-        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         yield driver
     finally:
         driver.quit()
+
+
+@contextmanager
+def window(driver: Any, width: int = 1300, *, dark: bool = False) -> Iterator[Any]:
+    """The driver's window in this width and light; it is empty again after the block, and so is the browser's log."""
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    metrics = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        yield driver
+    finally:
+        driver.get("about:blank")
+        driver.get_log("browser")
 
 
 def text(driver: Any, selector: str) -> str:
