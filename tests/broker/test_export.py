@@ -25,7 +25,7 @@ from quota import record
 from quota.entity import Kind
 from quota.ledger import Ledger
 from quota.table import QuotaTable
-from tests.support.records import METADATA_AGE_MS, consume, produce
+from tests.support.records import consume, produce, subscribed
 from tests.support.sidecars import sidecar
 from tests.support.waiting import until
 
@@ -46,24 +46,13 @@ def send(bootstrap: str, client_id: str, topic: str, sizes: list[int]) -> None:
 
 def consume_once(bootstrap: str, topic: str, sequences: set[int]) -> dict[int, record.Row]:
     """Records by sequence, until all are there. At least once: a busy broker may confirm too late and get one again."""
-    from kafka import KafkaConsumer
-
     found: dict[int, record.Row] = {}
-    consumer = KafkaConsumer(
-        topic,
-        bootstrap_servers=bootstrap,
-        auto_offset_reset="earliest",
-        metadata_max_age_ms=METADATA_AGE_MS,
-        consumer_timeout_ms=int(LIMIT_S * 1000),
-    )
-    try:
+    with subscribed(bootstrap, topic, consumer_timeout_ms=int(LIMIT_S * 1000)) as consumer:
         for one in consumer:
             row = record.from_line(one.value)
             assert found.setdefault(row["sequence"], row) == row, "a repeat is the same again"
             if found.keys() >= sequences:
                 break
-    finally:
-        consumer.close()
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from deploy.kafka import KafkaCluster, run_tool
 from deploy.kafka.security import MECHANISMS
-from tests.support.records import METADATA_AGE_MS
+from tests.support.records import subscribed
 from tests.support.secure_tools import PASSWORDS, token
 from tests.support.sidecars import Sidecar, sidecar
 from tests.support.waiting import until
@@ -61,19 +61,8 @@ def test_a_wrong_password_is_said_and_the_right_one_is_taken_once_it_is_there(
 
 def records(kafka: KafkaCluster, topic: str) -> list[dict[str, Any]]:
     """What is on the topic, read by the operator's listener."""
-    from kafka import KafkaConsumer
-
-    consumer = KafkaConsumer(
-        topic,
-        bootstrap_servers=kafka.bootstrap,
-        auto_offset_reset="earliest",
-        metadata_max_age_ms=METADATA_AGE_MS,
-        consumer_timeout_ms=3 * METADATA_AGE_MS,
-    )
-    try:
+    with subscribed(kafka.bootstrap, topic, consumer_timeout_ms=3000) as consumer:
         return [json.loads(message.value) for message in consumer]
-    finally:
-        consumer.close()
 
 
 def test_delegation_tokens_are_charged_to_their_owner(kafka_secure: KafkaCluster, topic: str, tmp_path: Path) -> None:

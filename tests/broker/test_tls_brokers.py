@@ -28,7 +28,7 @@ from proxy.wire.messages import framed, request_header
 from quota.principal import NoRuleError, PrincipalRules
 from tests.corpus.job import wait_for
 from tests.support.certificates import Authority, Issued
-from tests.support.records import METADATA_AGE_MS
+from tests.support.records import subscribed
 from tests.support.secure_tools import PASSWORDS, allow_all_but_closed, security
 from tests.support.session_tools import decode, encode, kio_message
 from tests.support.sidecars import Sidecar, sidecar
@@ -196,23 +196,14 @@ def test_the_certificate_of_each_client_is_its_user(cluster: KafkaCluster, autho
 
 
 def by_kafka_python(bootstrap: str, topic: str, values: list[bytes], tls: dict[str, str]) -> list[bytes]:
-    from kafka import KafkaConsumer, KafkaProducer
+    from kafka import KafkaProducer
 
     names = {"ca": "ssl_cafile", "chain": "ssl_certfile", "key": "ssl_keyfile"}
     settings = {"security_protocol": "SSL" if tls else "PLAINTEXT"} | {names[key]: path for key, path in tls.items()}
     with closing(KafkaProducer(bootstrap_servers=bootstrap, max_request_size=20_000_000, **settings)) as producer:
         for value in values:
             producer.send(topic, value).get(timeout=LIMIT_S)
-    with closing(
-        KafkaConsumer(
-            topic,
-            bootstrap_servers=bootstrap,
-            auto_offset_reset="earliest",
-            metadata_max_age_ms=METADATA_AGE_MS,
-            consumer_timeout_ms=30_000,
-            **settings,
-        )
-    ) as consumer:
+    with subscribed(bootstrap, topic, consumer_timeout_ms=30_000, **settings) as consumer:
         return [next(consumer).value for _ in values]
 
 
@@ -497,7 +488,6 @@ def test_usage_records_reach_their_topic_by_tls(
     cluster: KafkaCluster, authority: Authority, own: Issued, topic: str
 ) -> None:
     """The exporter's producer shows the sidecar's certificate."""
-    from kafka import KafkaConsumer
 
     export = {"kafka_topic": topic, "interval_s": 1}
     identity = {"sources": ["static"], "static": "pod"}
@@ -505,13 +495,5 @@ def test_usage_records_reach_their_topic_by_tls(
         cluster, "SSL", listen=None, upstream=upstream_tls(authority, own), export=export, identity=identity
     ) as running:
         by_kafka_python(running.bootstrap, f"{topic}-data", [b"x"], {})
-        with closing(
-            KafkaConsumer(
-                topic,
-                bootstrap_servers=cluster.bootstrap,
-                auto_offset_reset="earliest",
-                metadata_max_age_ms=METADATA_AGE_MS,
-                consumer_timeout_ms=int(LIMIT_S * 1000),
-            )
-        ) as consumer:
+        with subscribed(cluster.bootstrap, topic, consumer_timeout_ms=int(LIMIT_S * 1000)) as consumer:
             assert b'"pod"' in next(consumer).value

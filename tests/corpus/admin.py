@@ -5,15 +5,13 @@ Errors are results, too: what the broker refuses must be refused in the same way
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from tests.corpus.job import Job, item, outcome, wait_for
 from tests.corpus.records import Record, send_confluent
 from tests.corpus.tools import create_topic, create_topic_on, leave_out, wait_until_known
-
-_COORDINATOR_BUSY = ("CoordinatorNotAvailable", "CoordinatorLoadInProgress", "NotCoordinator")
 
 
 @contextmanager
@@ -36,21 +34,6 @@ def _confluent(job: Job) -> Any:
 def _spread(job: Job, partitions: int) -> dict[int, list[int]]:
     """Assignments that say who leads: brokers in turn."""
     return {number: [number % job.brokers + 1] for number in range(partitions)}
-
-
-def _served(call: Callable[[], Any]) -> Any:
-    """The answer of a group's coordinator, asked again while it says that it cannot serve the group now.
-
-    Java's admin client does so by itself, kafka-python's does not. A broker whose followers are slow says
-    COORDINATOR_NOT_AVAILABLE too, and may have done what was asked nevertheless: `call` has to bear being repeated.
-    """
-
-    def look() -> Any:
-        found = outcome(call)
-        # In a list, as an answer may be empty.
-        return None if any(each in repr(found) for each in _COORDINATOR_BUSY) else [found]
-
-    return wait_for("an answer of the group's coordinator", look)[0]
 
 
 @item()
@@ -227,23 +210,15 @@ def groups_kafka_python(job: Job) -> Any:
             return {key.partition: value for key, value in sorted(found.items())}
 
         offsets = {each: OffsetAndMetadata(each.partition + 1, "note", -1) for each in every}
-        result: dict[str, Any] = {"altered": by_partition(_served(lambda: admin.alter_group_offsets(group, offsets)))}
+        result: dict[str, Any] = {"altered": by_partition(admin.alter_group_offsets(group, offsets))}
         result["offsets"] = by_partition(admin.list_group_offsets({group: None})[group])
         specs = {every[0]: OffsetSpec.EARLIEST, every[1]: OffsetSpec.LATEST, every[2]: 1_000}
-        result["reset"] = by_partition(_served(lambda: admin.reset_group_offsets(group, specs)))
-        result["deleted offsets"] = by_partition(_served(lambda: admin.delete_group_offsets(group, [every[1]])))
+        result["reset"] = by_partition(admin.reset_group_offsets(group, specs))
+        result["deleted offsets"] = by_partition(admin.delete_group_offsets(group, [every[1]]))
         result["then"] = by_partition(admin.list_group_offsets({group: None})[group])
         result["listed"] = [each for each in admin.list_groups() if job.prefix in repr(each) and group in repr(each)]
-        tries: list[Any] = []
-
-        def delete() -> Any:
-            tries.append(admin.delete_groups([group]))
-            # An earlier try, to which the broker answered that it could not, did delete it.
-            gone_before = len(tries) > 1 and "GroupIdNotFound" in repr(tries[-1])
-            return {group: "OK"} if gone_before else tries[-1]
-
-        result["deleted"] = _served(delete)
-        result["deleted again"] = _served(lambda: admin.delete_groups([group]))
+        result["deleted"] = admin.delete_groups([group])
+        result["deleted again"] = outcome(lambda: admin.delete_groups([group]))
         return result
 
 

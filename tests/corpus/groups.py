@@ -10,7 +10,7 @@ from typing import Any
 from tests.corpus.job import Job, item, wait_for
 from tests.corpus.records import Record, send_confluent
 from tests.corpus.tools import create_topic, leave_out
-from tests.support.records import METADATA_AGE_MS
+from tests.support.records import subscribed
 
 PARTITIONS = 4
 PER_PARTITION = 25
@@ -123,18 +123,15 @@ def _committed(job: Job, group: str, topic: str) -> dict[int, int]:
 
 @item()
 def classic_kafka_python(job: Job) -> Any:
-    from kafka import KafkaConsumer
 
     topic, group = _filled_topic(job, "classic-kp"), job.name("classic-kp")
 
     def join(name: str) -> Member:
-        consumer = KafkaConsumer(
+        consumer = subscribed(
+            job.bootstrap,
             topic,
-            bootstrap_servers=job.bootstrap,
             group_id=group,
             client_id=name,
-            auto_offset_reset="earliest",
-            metadata_max_age_ms=METADATA_AGE_MS,
             heartbeat_interval_ms=200,
             auto_commit_interval_ms=100,
         )

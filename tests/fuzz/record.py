@@ -25,6 +25,7 @@ from proxy.settings import ProxySettings
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.fuzz.seeds import RECORDED
+from tests.support.records import subscribed
 
 MAX_BYTES = 3000
 TOPIC = "recorded"
@@ -58,7 +59,7 @@ def _kept(take: Callable[..., Any], kept: bytearray) -> Callable[..., Any]:
 
 def kafka_python(bootstrap: str) -> None:
     """Admin, producer, and a consumer in a group."""
-    from kafka import KafkaConsumer, KafkaProducer
+    from kafka import KafkaProducer
     from kafka.admin import KafkaAdminClient, NewTopic
 
     admin = KafkaAdminClient(bootstrap_servers=bootstrap, client_id="kafka-python")
@@ -68,9 +69,7 @@ def kafka_python(bootstrap: str) -> None:
     producer = KafkaProducer(bootstrap_servers=bootstrap, client_id="kafka-python")
     producer.send(TOPIC, b"value" * 10, key=b"key").get(30)
     producer.close()
-    consumer = KafkaConsumer(
-        TOPIC, bootstrap_servers=bootstrap, client_id="kafka-python", group_id="g1", auto_offset_reset="earliest"
-    )
+    consumer = subscribed(bootstrap, TOPIC, client_id="kafka-python", group_id="g1")
     while not consumer.poll(1000):
         pass
     consumer.close()

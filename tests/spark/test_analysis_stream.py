@@ -24,7 +24,7 @@ from analysis.stream_metrics import StreamMetrics, lag_messages, late_rows, list
 from analysis.streaming import ROLLUP, StreamSettings, address, follow, read_properties, start
 from deploy.kafka.ports import free_ports
 from quota.record import to_line
-from tests.support.records import METADATA_AGE_MS
+from tests.support.records import subscribed
 from tests.support.secure_tools import PASSWORDS
 from tests.support.spark_tools import QUICK, T0_MS, json_lines, record, write
 from tests.support.waiting import until
@@ -237,19 +237,8 @@ def streams() -> Iterator[list[Stream]]:
 
 
 def consumed(bootstrap: Sequence[str], topic: str) -> list[dict[str, Any]]:
-    from kafka import KafkaConsumer
-
-    consumer = KafkaConsumer(
-        topic,
-        bootstrap_servers=list(bootstrap),
-        auto_offset_reset="earliest",
-        metadata_max_age_ms=METADATA_AGE_MS,
-        consumer_timeout_ms=4 * METADATA_AGE_MS,
-    )
-    try:
+    with subscribed(list(bootstrap), topic, consumer_timeout_ms=4000) as consumer:
         return [json.loads(message.value) for message in consumer]
-    finally:
-        consumer.close()
 
 
 def test_a_kill_9_loses_nothing_and_repeats_nothing(

@@ -30,7 +30,7 @@ from statistics import linear_regression
 from typing import Any
 
 from deploy.kafka import GuardedProcess, start_tool
-from tests.support.records import METADATA_AGE_MS
+from tests.support.records import subscribed
 
 JAVA_VERSION = "4.2.0"  # the Java client speaks with older brokers, too
 HEAD_BYTES = 22  # "000000000042 1a2b3c4d " before the filler
@@ -215,18 +215,9 @@ def produce_kafka_python(load: Load) -> Timeline:
 
 def consume_kafka_python(load: Load) -> Timeline:
     """kafka-python's KafkaConsumer in a group of its own, from the beginning."""
-    from kafka import KafkaConsumer
-
     with _timeline("kafka-python", load) as timeline:
-        settings = {
-            "bootstrap_servers": list(load.bootstrap),
-            "client_id": load.client_id,
-            "group_id": f"group-{load.client_id}",
-            "auto_offset_reset": "earliest",
-            "metadata_max_age_ms": METADATA_AGE_MS,
-            **load.settings,
-        }
-        consumer = KafkaConsumer(load.topic, **settings)
+        settings = {"client_id": load.client_id, "group_id": f"group-{load.client_id}", **load.settings}
+        consumer = subscribed(list(load.bootstrap), load.topic, **settings)
         try:
             while len(timeline.numbers) < load.records and not _late(timeline, load):
                 for records in consumer.poll(timeout_ms=500).values():

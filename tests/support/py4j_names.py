@@ -7,9 +7,7 @@ that PySpark imports: a tenth of the CPU time of reports over a few rows, which 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
-
-_KEPT: Final = "_kquota_names_are_kept"
+from typing import Any
 
 
 def keep_names() -> None:
@@ -19,10 +17,6 @@ def keep_names() -> None:
     as packages are.
     """
     from py4j.java_gateway import JavaClass, JavaMember, JavaPackage, JVMView
-
-    if getattr(JVMView, _KEPT, False):
-        return
-    setattr(JVMView, _KEPT, True)
 
     def is_known(name: str, found: Any) -> bool:
         return isinstance(found, JavaClass) or (isinstance(found, JavaPackage) and name.islower())

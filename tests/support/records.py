@@ -12,12 +12,6 @@ from typing import Any
 LIMIT_S = 60.0
 LARGEST_BYTES = 32 << 20
 METADATA_AGE_MS = 1_000
-"""For each of kafka-python's consumers that subscribes: how old its metadata may be.
-
-Its network thread asks for metadata before the consumer has said which topics it wants. If it says so while the answer
-is under way, that answer counts as the one it waits for, and the next question comes at this age: five minutes, by
-default, in which the consumer has no partitions.
-"""
 
 
 def produce(
@@ -50,23 +44,29 @@ def produce(
             one.get(0)
 
 
+def subscribed(bootstrap: str | Sequence[str], topic: str, **settings: Any) -> Any:
+    """kafka-python's consumer of a topic, from its beginning; to be closed, or a context manager.
+
+    Its network thread asks for metadata before the consumer has said which topics it wants. If it says so while the
+    answer is under way, that answer counts as the one it waits for, and the next question comes when the metadata is of
+    age: after five minutes by default, in which the consumer has no partitions. Here it is a second.
+    """
+    from kafka import KafkaConsumer
+
+    usual = {"auto_offset_reset": "earliest", "metadata_max_age_ms": METADATA_AGE_MS}
+    return KafkaConsumer(topic, **{"bootstrap_servers": bootstrap, **usual, **settings})
+
+
 def consume(
     bootstrap: str | Sequence[str], topic: str, count: int, *, client_id: str = "reader", group: str | None = None
 ) -> list[Any]:
     """The first `count` records of a topic, or as many as came until none had come for twenty seconds."""
-    from kafka import KafkaConsumer
-
-    consumer = KafkaConsumer(
+    with subscribed(
+        bootstrap,
         topic,
-        bootstrap_servers=bootstrap,
         client_id=client_id,
         group_id=group,
-        auto_offset_reset="earliest",
         max_partition_fetch_bytes=LARGEST_BYTES,
-        metadata_max_age_ms=METADATA_AGE_MS,
         consumer_timeout_ms=20_000,
-    )
-    try:
+    ) as consumer:
         return list(itertools.islice(consumer, count))
-    finally:
-        consumer.close()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 
 from tests.support.fault_tools import IMPATIENT
-from tests.support.records import METADATA_AGE_MS
+from tests.support.records import subscribed
 
 NAMES = [f"churn-{number}" for number in range(20)]
 """A fixed set: what the sidecar remembers of clients must not grow because there are ever more of them."""
@@ -90,7 +90,7 @@ def librdkafka_admin(churn: Churn, dice: random.Random) -> None:
 
 def kafka_python(churn: Churn, dice: random.Random) -> None:
     """Produce a little and read a little."""
-    from kafka import KafkaConsumer, KafkaProducer
+    from kafka import KafkaProducer
 
     name = dice.choice(NAMES)
     times = {"request_timeout_ms": 5000, "bootstrap_timeout_ms": 10_000}
@@ -103,18 +103,8 @@ def kafka_python(churn: Churn, dice: random.Random) -> None:
         producer.flush(WORK_LIMIT_S)
     finally:
         producer.close(5)
-    consumer = KafkaConsumer(
-        dice.choice(TOPICS),
-        bootstrap_servers=churn.bootstrap,
-        client_id=name,
-        auto_offset_reset="earliest",
-        metadata_max_age_ms=METADATA_AGE_MS,
-        **times,
-    )
-    try:
+    with subscribed(churn.bootstrap, dice.choice(TOPICS), client_id=name, **times) as consumer:
         consumer.poll(1000)
-    finally:
-        consumer.close()
 
 
 def aiokafka(churn: Churn, dice: random.Random) -> None:
