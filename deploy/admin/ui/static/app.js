@@ -202,7 +202,7 @@ function showHistory(answer) {
   const peak = (one) => Math.max(0, ...one.use.map((each) => each ?? 0));
   const ordered = [...answer.counters].sort((a, b) => peak(b) - peak(a));
   if (!ordered.some((one) => key(one) === state.chosen)) state.chosen = ordered.length ? key(ordered[0]) : null;
-  select.replaceChildren(...ordered.map((one) => { const option = element("option", title(one)); option.value = key(one); return option; }));
+  replace(select, ordered.map((one) => { const option = element("option", title(one)); option.value = key(one); return option; }));
   if (state.chosen !== null) select.value = state.chosen;
   draw();
 }
