@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.brokers import kafka, kafka_secure, topic
 from tests.support.browser import browse
+from tests.support.hadoop_defaults import leave_yarn_out
 from tests.support.py4j_names import keep_names
 from tests.support.spark_archive import quick_jvm
 from tests.support.spark_tools import DAY_MS, T0_MS, Make, write
@@ -41,6 +42,7 @@ def spark() -> Iterator[SparkSession]:
     }
     keep_names()
     session = open_session("local[2]", "1g", small)
+    leave_yarn_out(session.sparkContext._jvm)
     yield session
     session.stop()
 
