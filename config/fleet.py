@@ -24,7 +24,8 @@ class FleetSection(BaseModel):
         description="Instances with the same id on the same topic are one fleet; others do not mix with it.",
     )
     default_scope: Annotated[Scope, choice("a scope", *SCOPES)] = Field(
-        default="instance", description="What limits are limits of, where an entry has no scope of its own."
+        default="instance",
+        description="What a limit applies to if its entry has no scope: each instance, or the fleet.",
     )
     topic: Annotated[str, text("a topic name", most=249)] = Field(
         default="kquota-fleet", description="Topic of the cluster on which the instances tell what they use."
@@ -46,7 +47,8 @@ class FleetSection(BaseModel):
     )
     instances: Annotated[int, whole(1, 1_000_000, "instances")] = Field(
         default=1,
-        description="How many instances there are at least: before any was heard of, each may use the limit / this.",
+        description="The least number of instances to assume: until an instance has heard from others, it may use the "
+        "limit divided by this number.",
     )
 
     @field_validator("topic")

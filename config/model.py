@@ -396,8 +396,8 @@ class Config(_Model):
     )
     max_mute: Annotated[int, duration_ms(0, 24 * _HOUR_MS, "a duration", bare_unit=None)] = Field(
         default=120_000,
-        description="The longest throttle that one response tells, and mutes its connection for. What is owed beyond "
-        "it is paid all the same, before more is forwarded. 0: no cap; pacing: kafka has none either.",
+        description="The longest throttle time that one response carries and its connection is muted for. Whatever is "
+        "owed beyond it must still be paid before more is forwarded. 0: no cap; pacing: kafka has none either.",
         json_schema_extra={"default": "2m"},
     )
     pacing: Annotated[str, choice("a way of pacing", "smooth", "kafka")] = Field(

@@ -64,8 +64,8 @@ class Transparent(BaseModel):
 
     mark: Annotated[int, whole(1, 2**32 - 1, "a socket mark")] | None = Field(
         default=None,
-        description="SO_MARK of all that the sidecar dials, for redirect rules that leave it out by that instead of by "
-        "its user; needs the capability NET_ADMIN. null: no mark.",
+        description="SO_MARK of every connection that the sidecar opens, so that redirect rules can exempt it by mark "
+        "instead of by user; needs the capability NET_ADMIN. null: no mark.",
     )
     networks: list[Annotated[str, NETWORK]] = Field(
         default_factory=list, description="Where redirected connections may go, as CIDRs; empty: anywhere."
