@@ -88,12 +88,24 @@ def parser() -> argparse.ArgumentParser:
     )
     whole.add_argument("--owners", metavar="FILE", help="teams (YAML): tables of clients say whose they are")
     whole.add_argument(
-        "--target", type=_percent, default=99.0, metavar="PERCENT", help="slo: not held for so much (99)"
+        "--target",
+        type=_percent,
+        default=99.0,
+        metavar="PERCENT",
+        help="slo: share of its time and requests for which a team must not be held (99)",
     )
-    whole.add_argument("--recent", type=_days_long, default=7.0, metavar="DAYS", help="anomalies: since when (7)")
-    whole.add_argument("--horizon", type=_horizon, default=90, metavar="DAYS", help="forecast: so far ahead (90)")
-    whole.add_argument("--settle", type=float, default=2.0, metavar="H", help="compact: hours after a day's end (2)")
-    whole.add_argument("--keep-days", type=int, metavar="N", help="compact: delete what is older from the output")
+    whole.add_argument(
+        "--recent", type=_days_long, default=7.0, metavar="DAYS", help="anomalies: length of the recent period (7)"
+    )
+    whole.add_argument(
+        "--horizon", type=_horizon, default=90, metavar="DAYS", help="forecast: how many days ahead to look (90)"
+    )
+    whole.add_argument(
+        "--settle", type=float, default=2.0, metavar="H", help="compact: hours to wait after a day has ended (2)"
+    )
+    whole.add_argument(
+        "--keep-days", type=int, metavar="N", help="compact: delete days from the output that are older than N days"
+    )
     whole.add_argument(
         "--format",
         choices=("files", "iceberg"),

@@ -34,12 +34,12 @@ TOLERANCE_MS = DAY_S * 1000
 """How far ahead of this machine's clock a record may be."""
 
 REASONS = {
-    "not_a_record": "no JSON object, cut off, or with a value of the wrong type",
-    "foreign": "JSON, but no usage record",
-    "unknown_version": f"of a schema version that this reader does not know (it knows 1 to {SCHEMA_VERSION})",
-    "wrong_value": "a value that cannot be: missing, negative, or an end before its start",
-    "clock_off": "a time before 2020 or more than a day ahead of now",
-    "duplicate": "an id, (instance, sequence), that was there before",
+    "not_a_record": "not a JSON object, truncated, or with a value of the wrong type",
+    "foreign": "JSON, but not a usage record",
+    "unknown_version": f"with a schema version that this reader does not know (it knows 1 to {SCHEMA_VERSION})",
+    "wrong_value": "with an impossible value: missing, negative, or an end before its start",
+    "clock_off": "with a time before 2020 or more than a day in the future",
+    "duplicate": "with an id (instance, sequence) that has been read before",
 }
 """Why rows are set aside, in the order of the checks."""
 UNREADABLE = "cut short, damaged, or of another format"

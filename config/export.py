@@ -41,7 +41,7 @@ class Export(BaseModel):
     )
     buffer_bytes: Annotated[int, size(1, LONG_MAX, "bytes")] = Field(
         default=16 * _MIB,
-        description="Records that wait for a full disk or a dead topic, each; the oldest are dropped above it.",
+        description="Buffer per sink, while its disk is full or its topic is down; the oldest records are dropped.",
         json_schema_extra={"default": "16MiB"},
     )
     cluster_id: Annotated[str, text("a name", most=255)] | None = Field(

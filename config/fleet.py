@@ -35,10 +35,10 @@ class FleetSection(BaseModel):
         description="Make the topic where it is missing; false: an error in the log says the command that does.",
     )
     partitions: Annotated[int, whole(1, 1000, "partitions")] = Field(
-        default=8, description="Of the topic, when it is made. Groups are spread over them."
+        default=8, description="Number of partitions to create the topic with. Groups are spread over them."
     )
     replication_factor: Annotated[int, whole(1, 100, "replicas")] | None = Field(
-        default=None, description="Of the topic, when it is made; null: the brokers' default."
+        default=None, description="Replication factor to create the topic with; null: the brokers' default."
     )
     interval_s: Annotated[int, duration_ms(500, 60_000, "a duration", bare_unit="s")] = Field(
         default=1000,

@@ -118,7 +118,7 @@ class IdentitySection(BaseModel):
     )
     static: Annotated[StaticIdentity, _TextOrMapping()] | None = Field(
         default=None,
-        description="The user of every connection for which no source before it knows one; or where it stands.",
+        description="The user of every connection that no earlier source identifies: the name, or where to read it.",
     )
 
     sasl: SaslIdentity = Field(default_factory=SaslIdentity, description="How logins by SASL are read.")

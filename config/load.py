@@ -120,7 +120,7 @@ def _find_no_brokers(source: Source) -> list[Problem]:
     if not isinstance(values, dict) or values.get("mode") == "transparent":
         return []
     if "upstream" not in values:
-        text = f"expected a value: {Upstream.__doc__} It needs: bootstrap."
+        text = f"expected a section with bootstrap: {_described(Upstream, ('bootstrap',))}"
         return [source.problem(("upstream",), text, MISSING)]
     upstream, place = values["upstream"], ("upstream", "bootstrap")
     if isinstance(upstream, dict) and "bootstrap" not in upstream:
@@ -210,7 +210,7 @@ def _find_quota_clashes(config: Config, source: Source) -> list[Problem]:
         if quotas.alter == "apply":
             wrong("alter", "expected deny or forward: with source: cluster quotas are stored in the cluster", "apply")
     elif quotas.alter == "apply" and quotas.overlay is None:
-        wrong("overlay", "expected a file: alter: apply keeps there what is set")
+        wrong("overlay", "expected the path of a file: with alter: apply, altered quotas are stored in it")
     if quotas.alter == "apply" and not quotas.alter_principals:
         wrong("alter_principals", "expected at least one user who may alter quotas (or alter: deny)", [])
     return found

@@ -170,8 +170,8 @@ class QuotaEntry(_Model):
     reach: Annotated[Scope, choice("a scope", *SCOPES)] | None = Field(
         default=None,
         alias="scope",
-        description="What the limits are limits of: each instance of the sidecar, or all of a fleet together; null: as "
-        "fleet.default_scope says.",
+        description="What the limits apply to: each instance of the sidecar by itself, or all instances of a fleet "
+        "together; null: fleet.default_scope.",
     )
     candidate: QuotaCandidate | None = Field(
         default=None, description="Other limits on trial beside these: measured and reported, never applied."
@@ -184,7 +184,8 @@ class QuotaEntry(_Model):
             # An invalid limit is not in info.data, and has been reported.
             if value is not None and getattr(value, name) is not None and info.data.get(name, 0) is None:
                 raise wrong(
-                    f"{name} in the entry itself too; an entry of its own with mode: shadow tries a limit where none is"
+                    f"{name} in the entry itself as well: a candidate is measured beside the entry's own limit; to try "
+                    "a limit where there is none, use an entry with mode: shadow"
                 )
         return value
 

@@ -144,14 +144,14 @@ def parse(file: str, data: bytes, entry_of: EntryOf | None = None) -> Source:
 
 _PLAIN_WORDS = (
     ("mapping values are not allowed", "a colon where none is expected: wrong indentation, or text that needs quotes"),
-    ("expected ',' or ']'", "a list in [ ] without its end, or without a comma"),
-    ("expected ',' or '}'", "a mapping in { } without its end, or without a comma"),
-    ("did not find expected key", "wrong indentation: this line belongs to nothing above it"),
+    ("expected ',' or ']'", "a list in [ ] lacks its closing bracket or a comma"),
+    ("expected ',' or '}'", "a mapping in { } lacks its closing brace or a comma"),
+    ("did not find expected key", "wrong indentation: this line does not belong to any block above it"),
     (
         "did not find expected node content",
-        "a list in [ ] or a mapping in { } without its end, or with nothing in a place",
+        "a list in [ ] or a mapping in { } is not closed, or has an empty item",
     ),
-    ("could not find expected ':'", "a key without a colon and a space behind it"),
+    ("could not find expected ':'", "a key is not followed by a colon and a space"),
 )
 """libyaml's or PyYAML's message, and its usual cause."""
 

@@ -74,7 +74,7 @@ class UpstreamTls(BaseModel):
     )
     server_name: Annotated[str, text("a host name or address", most=253)] | None = Field(
         default=None,
-        description="The name that every broker is asked for (SNI) and has to prove; null: the host connected to.",
+        description="Name sent to every broker (SNI), which its certificate must match; null: the host connected to.",
     )
     verify_hostname: Annotated[bool, BOOLEAN] = Field(
         default=True,

@@ -98,7 +98,7 @@ def duration_ms(least_ms: int, most_ms: int, what: str, *, bare_unit: str | None
             except ValueError:
                 result = None
         if result is None or not least_ms <= result <= most_ms:
-            alone = f"; a number alone counts {bare_unit}" if bare_unit else "; the unit must be written"
+            alone = f"; a number without a unit is in {bare_unit}" if bare_unit else "; the unit is required"
             raise wrong(f"{what} from {least_ms / 1000:g}s to {most_ms / 1000:g}s, such as 30s or 500ms{alone}")
         return result
 

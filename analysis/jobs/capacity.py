@@ -139,7 +139,7 @@ def _tell(tables: Mapping[str, DataFrame]) -> Story:
 
 def _findings(row: Any) -> list[str]:
     name = f"{row['cluster_id'] or 'The cluster'}, {row['kind']}:"
-    text = [f"{name} the peak was {size(row['peak_bytes_per_s'])}/s, usual use {size(row['mean_bytes_per_s'])}/s."]
+    text = [f"{name} the peak was {size(row['peak_bytes_per_s'])}/s, the mean {size(row['mean_bytes_per_s'])}/s."]
     if row["limits_bytes_per_s"] is None:
         text.append(f"{name} no limit was in force at the end, so nothing bounds it.")
     else:

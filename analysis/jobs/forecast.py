@@ -183,9 +183,9 @@ def _tell(tables: Mapping[str, DataFrame], horizon: int) -> Story:
     assert test is not None
     if test["series"]:
         findings.append(
-            f"Back-test: the last one or two weeks of {test['series']:,} series, foretold from the weeks before, were "
-            f"missed by {share(test['error'])} in the median, and {share(test['covered'])} of the days lay within "
-            f"bounds of {share(CERTAINTY)}."
+            f"Back-test: the last one or two weeks of {test['series']:,} series, forecast from the weeks before: the "
+            f"median error was {share(test['error'])}, and {share(test['covered'])} of the days lay within the "
+            f"{share(CERTAINTY)} bounds."
         )
     pictures = [
         _picture(tables, row) for row in [*soon, *clusters][:PLOTTED] if row["state"] not in ("not known", "no limit")

@@ -222,10 +222,9 @@ def _tell(tables: Mapping[str, DataFrame], headroom: float) -> Story:
         )
     if rest > 0:
         findings.append(
-            f"{rest:,} recommendations are only in the table, not in the values: beyond the "
-            f"{MAX_ROWS:,} largest, or names that "
-            "were cut in the records or cannot be written in an entry, or of one scope beside a limit of the other: an "
-            "entry has one scope."
+            f"{rest:,} recommendations are only in the table, not in the values: they are beyond the {MAX_ROWS:,} "
+            "largest, or their client's name was truncated in the records or cannot be written in an entry, or the "
+            "client has limits of both scopes, and an entry has one scope."
         )
     shown = {
         f"{row['user']} / {row['client_id']} {row['kind']}": {

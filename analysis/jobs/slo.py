@@ -73,7 +73,7 @@ def _tell(tables: Mapping[str, DataFrame], target: float) -> Story:
     ]
     first = some_rows(tables["clients"], 1)
     if missed and first:
-        findings.append(f"The client with most of it: {who(first[0])}.")
+        findings.append(f"The client that exceeded the target most: {who(first[0])}.")
     hours, step_s = over_time(tables["hours"], "hour", _SUMS, HOUR_S)
     held = {"held": [(row["hour"], row["held_seconds"] * 60 / step_s) for row in hours]}
     bars = {row[TEAM]: {"% of time": row["time_held_share"] * 100} for row in some_rows(teams, PLOTTED)}

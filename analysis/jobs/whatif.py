@@ -374,7 +374,7 @@ def _tell(tables: Mapping[str, DataFrame], names: Sequence[str], at_most: float)
         findings += [_told(row) for row in top[:4]]
         freed = frame.where("seconds_over = 0 AND delayed_in_truth_s > 0").count()
         if freed:
-            findings.append(f"{several(freed, 'group')} that were delayed in truth would not have been.")
+            findings.append(f"{several(freed, 'group')} that were actually delayed would not have been.")
     shown = {
         f"{group_name(row['group_user'], row['group_client'])} {row['kind']}"
         + (f", {row['candidate']}" if len(names) > 1 else ""): {"min": row["seconds_over"] / 60}

@@ -183,8 +183,8 @@ def _set_in(origin: str | None) -> str:
 
 def _refused_because(one: dict[str, Any]) -> str:
     if one["reason"].endswith("_rate"):
-        return f"{three_digits(one['observed']):g}/s made of {one['limit']:g}/s"
-    return f"{one['observed']:g} open of {one['limit']:g}"
+        return f"{three_digits(one['observed']):g}/s made, limit {one['limit']:g}/s"
+    return f"{one['observed']:g} open, limit {one['limit']:g}"
 
 
 def _because(one: dict[str, Any]) -> str:
@@ -299,7 +299,9 @@ def _now_lines(kind: Kind, one: dict[str, Any], now: dict[str, Any], at: str) ->
     if now["muted_ms"]:
         waits.append(f"not read until {_clock(now['muted_until'], at)} ({_span(now['muted_ms'])} more)")
     if now["wait_ms"]:
-        waits.append(f"a request now would wait {_span(now['wait_ms'])}; without any, free in {_span(now['free_ms'])}")
+        waits.append(
+            f"a request now would wait {_span(now['wait_ms'])}; if none is sent, free in {_span(now['free_ms'])}"
+        )
     if now["waiting"]:
         waits.append(_line(now))
     lines.append("; ".join(waits) if waits else "no client waits")
@@ -325,9 +327,9 @@ def _now_lines(kind: Kind, one: dict[str, Any], now: dict[str, Any], at: str) ->
 
 _WHY: Final = {
     "split": "the fleet's split",
-    "floor": "not used here lately, a start",
-    "last": "the fleet is not heard, the last share stays",
-    "alone": "the fleet is not heard: limit / known instances",
+    "floor": "not used here lately: a small share to start with",
+    "last": "no contact with the fleet: the last share stays",
+    "alone": "no contact with the fleet: limit / known instances",
 }
 
 

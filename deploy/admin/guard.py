@@ -115,8 +115,8 @@ class Guard:
                 self._tell(host)
                 # The page that asks may be the attacker's, and can read this: it must contain nothing new to it.
                 return PlainTextResponse(
-                    f"This admin port does not answer to the host {safe(host)}: it answers to addresses, localhost and "
-                    "the pod's own names; others have to be in admin.allowed_hosts of its configuration.\n",
+                    f"This admin port does not accept requests for the host {safe(host)}: it accepts IP addresses, "
+                    "localhost and the pod's own names; add other names to admin.allowed_hosts in its configuration.\n",
                     MISDIRECTED,
                 )
         if _from_elsewhere(method, hosts, headers):
@@ -127,7 +127,7 @@ class Guard:
         if host in self._logged or len(self._logged) >= MAX_NAMES_LOGGED:
             return
         self._logged.add(host)
-        log.warning("request for a host that is not ours refused", host=host, setting="admin.allowed_hosts")
+        log.warning("request refused, its host name is not allowed", host=host, setting="admin.allowed_hosts")
 
 
 def _from_elsewhere(method: str, hosts: Sequence[str], headers: Headers) -> bool:

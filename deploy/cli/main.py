@@ -43,7 +43,7 @@ PodName = Annotated[
     typer.Option(
         "--pod",
         metavar="NAMESPACE/NAME",
-        help="The sidecar of this pod, by kubectl port-forward; NAME:PORT if not 9404.",
+        help="Ask the sidecar of this pod, through kubectl port-forward; append :PORT if its admin port is not 9404.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -305,14 +305,18 @@ def top(
     ] = None,
     pod: PodName = None,
     interval_s: Annotated[
-        float, typer.Option("--interval", min=0.2, metavar="SECONDS", help="Seconds between two looks, from 0.2.")
+        float, typer.Option("--interval", min=0.2, metavar="SECONDS", help="Seconds between refreshes, at least 0.2.")
     ] = 2.0,
     once: Annotated[
-        bool, typer.Option("--once", help="Print one table and end; also when this is no terminal.")
+        bool, typer.Option("--once", help="Print one table and exit; the default if stdout is not a terminal.")
     ] = False,
-    text: Annotated[str, typer.Option("--filter", metavar="TEXT", help="Only users, client-ids, kinds with it.")] = "",
-    sort: Annotated[str, typer.Option("--sort", metavar="ORDER", help="use, throttled, rate or name.")] = "use",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one look as JSON and end.")] = False,
+    text: Annotated[
+        str, typer.Option("--filter", metavar="TEXT", help="Show only rows whose user, client-id or kind contains it.")
+    ] = "",
+    sort: Annotated[
+        str, typer.Option("--sort", metavar="ORDER", help="Order of the rows: use, throttled, rate or name.")
+    ] = "use",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one snapshot as JSON and exit.")] = False,
 ) -> None:
     """Show the counters of a running sidecar: the limit, how much of it is used, and how long it is throttled."""
     from deploy.cli.top import SORTS, look_json, watch

@@ -160,7 +160,9 @@ class _Growing:
             _lock(self._fd)
             if self.gone():
                 raise BlockingIOError(
-                    errno.EAGAIN, "another sidecar took it for one of a dead sidecar", str(self._path)
+                    errno.EAGAIN,
+                    "another sidecar deleted the new file, mistaking it for one left behind by a dead sidecar",
+                    str(self._path),
                 )
             _sync_directory(directory)
         except OSError:

@@ -77,12 +77,13 @@ class Member:
             self._lost = fleet.lost
             if self._lost:
                 log.warning(
-                    "own records do not come back: each fleet limit is divided by the known instances",
+                    "no contact with the fleet: this instance cannot read its own records back, so each fleet limit is "
+                    "divided by the number of known instances",
                     instances=fleet.known,
                     error=exchange.state.error,
                 )
             else:
-                log.info("the fleet is heard again", instances=fleet.known)
+                log.info("contact with the fleet is restored", instances=fleet.known)
 
     def leave(self) -> None:
         """Announce that this instance leaves: the others may use its share now."""

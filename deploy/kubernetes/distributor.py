@@ -97,12 +97,12 @@ class Distributor:
         """Log it once; returns whether it is new."""
         if what is None:
             if self._said.pop(namespace, None) is not None:
-                log.info("all is well again", namespace=namespace or None)
+                log.info("namespace configuration is up to date again", namespace=namespace or None)
             return False
         if self._said.get(namespace) == what:
             return False
         self._said[namespace] = what
-        log.warning("namespace is not served as it should be", namespace=namespace or None, error=what)
+        log.warning("namespace configuration is not up to date", namespace=namespace or None, error=what)
         return True
 
     async def _event(self, namespace: str, message: str) -> None:
@@ -126,7 +126,7 @@ class Distributor:
         try:
             await self.cluster.ask("POST", f"/api/v1/namespaces/{namespace}/events", body)
         except ApiServerError as error:
-            log.warning("no event", namespace=namespace, error=str(error))
+            log.warning("cannot create an event about refused quotas", namespace=namespace, error=str(error))
 
 
 def _config_map(namespace: str, name: str) -> str:

@@ -70,7 +70,7 @@ class Certificate:
             _load(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), *found)
             _load(self.context, *found)
         except OSError as error:  # ssl.SSLError among them
-            log.warning("certificate not taken over", error=str(error))
+            log.warning("certificate refused, the last good one stays in use", error=str(error))
             return False
         self._seen = found
         log.info("certificate renewed")
@@ -140,7 +140,7 @@ class WebhookApp:
         try:
             decision = review(bytes(body), await self._aside.run(self.read))
         except ReviewError as error:
-            log.warning("not answered", error=str(error))
+            log.warning("invalid admission request, answered with HTTP 400", error=str(error))
             return PlainTextResponse(f"{error}\n", 400)
         except (OSError, TemplateError) as error:
             log.error("template cannot be used", error=str(error))
@@ -225,7 +225,7 @@ async def _until_done(work: Callable[[], Awaitable[None]]) -> None:
             return await work()
         except ApiServerError as error:
             if str(error) != said:
-                log.warning("the API server does not help with the certificate", error=str(error))
+                log.warning("API server request for the certificate failed, trying again", error=str(error))
             said = str(error)
         await trio.sleep(RETRY_S)
 

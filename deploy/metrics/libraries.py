@@ -30,9 +30,9 @@ class LibrarySeries:
         names = ["library", "version"]
         told = (
             ("mutes", "Mutes long enough to see whether the client waits, by what its library calls itself.", 1.0),
-            ("mute_seconds", "How long these mutes were.", 1000.0),
-            ("mutes_ignored", "Of these, mutes in whose second half the client went on sending.", 1.0),
-            ("ignored_seconds", "How long the mutes were that the client ignored.", 1000.0),
+            ("mute_seconds", "Total length of the mutes counted in kquota_library_mutes_total.", 1000.0),
+            ("mutes_ignored", "Mutes in whose second half the client still went on sending.", 1.0),
+            ("ignored_seconds", "Total length of the mutes counted in kquota_library_mutes_ignored_total.", 1000.0),
         )
         series = list(self._fold.series())
         for index, (name, text, unit) in enumerate(told):

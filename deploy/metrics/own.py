@@ -82,8 +82,16 @@ def source_families(state: SourceState, alterations: Mapping[str, int]) -> Itera
         state.overlay_successful,
     )
     yield counter("kquota_quota_source_polls", "Times that the cluster was asked for its quotas.", state.polls)
-    yield counter("kquota_quota_source_poll_failures", "Of these, without an answer.", state.poll_failures)
-    yield counter("kquota_quota_source_changes", "Of these, with other quotas than before.", state.changes)
+    yield counter(
+        "kquota_quota_source_poll_failures",
+        "Failed attempts to read the cluster's quotas.",
+        state.poll_failures,
+    )
+    yield counter(
+        "kquota_quota_source_changes",
+        "Times that the cluster's quotas had changed when they were read.",
+        state.changes,
+    )
     yield gauge(
         "kquota_quota_source_last_poll_successful", "0 while the cluster's quotas cannot be read.", state.successful
     )
@@ -96,11 +104,11 @@ def export_families(state: ExportState) -> Iterator[Metric]:
     now_s = time.time()
     told = [
         (CounterMetricFamily, "records", "Usage records delivered."),
-        (CounterMetricFamily, "errors", "Attempts to deliver that failed."),
+        (CounterMetricFamily, "errors", "Failed attempts to deliver usage records."),
         (CounterMetricFamily, "dropped", "Usage records lost because the buffer was full."),
-        (GaugeMetricFamily, "pending_bytes", "Usage records that wait."),
-        (GaugeMetricFamily, "last_success_timestamp_seconds", "When records were last delivered; 0: never."),
-        (GaugeMetricFamily, "lag_seconds", "Age of the oldest record that waits."),
+        (GaugeMetricFamily, "pending_bytes", "Size of the usage records that are waiting to be delivered."),
+        (GaugeMetricFamily, "last_success_timestamp_seconds", "When usage records were last delivered; 0: never."),
+        (GaugeMetricFamily, "lag_seconds", "Age of the oldest usage record that is waiting to be delivered."),
     ]
     for family, name, text in told:
         metric = family(f"kquota_export_{name}", text, labels=["sink"])

@@ -39,21 +39,36 @@ def install(
     networks: Annotated[
         list[str] | None, typer.Option("--network", metavar="CIDR", help="Destinations; repeatable. With --port: both.")
     ] = None,
-    exclude_ports: Annotated[list[str] | None, typer.Option("--exclude-port", metavar="P", help="Not these.")] = None,
+    exclude_ports: Annotated[
+        list[str] | None,
+        typer.Option("--exclude-port", metavar="P", help="Do not redirect these destination ports; repeatable."),
+    ] = None,
     exclude_networks: Annotated[
-        list[str] | None, typer.Option("--exclude-network", metavar="CIDR", help="Not these.")
+        list[str] | None,
+        typer.Option("--exclude-network", metavar="CIDR", help="Do not redirect these destinations; repeatable."),
     ] = None,
     exclude_uids: Annotated[
         list[int] | None,
-        typer.Option("--exclude-uid", min=0, metavar="UID", help="Not what this user does: the sidecar's (65532)."),
+        typer.Option(
+            "--exclude-uid",
+            min=0,
+            metavar="UID",
+            help="Do not redirect this user's connections, such as the sidecar's (65532); repeatable.",
+        ),
     ] = None,
     exclude_gids: Annotated[
-        list[int] | None, typer.Option("--exclude-gid", min=0, metavar="GID", help="Not what this group does.")
+        list[int] | None,
+        typer.Option(
+            "--exclude-gid", min=0, metavar="GID", help="Do not redirect this group's connections; repeatable."
+        ),
     ] = None,
     exclude_marks: Annotated[
-        list[int] | None, typer.Option("--exclude-mark", min=1, metavar="MARK", help="Not what has this socket mark.")
+        list[int] | None,
+        typer.Option(
+            "--exclude-mark", min=1, metavar="MARK", help="Do not redirect sockets with this mark; repeatable."
+        ),
     ] = None,
-    ipv6: Annotated[bool, typer.Option("--ipv6/--no-ipv6", help="IPv6, too.")] = True,
+    ipv6: Annotated[bool, typer.Option("--ipv6/--no-ipv6", help="Redirect IPv6 connections as well.")] = True,
     when_down: Annotated[
         Literal["closed", "open"],
         typer.Option("--when-down", help="While no sidecar runs, new connections are refused, or go directly."),

@@ -23,7 +23,7 @@ POLL_S: Final = 1.0
 """As for the configuration file; a renewed certificate's two files are nearly always found together."""
 MAX_UNSETTLED: Final = 20
 """Checks in a row at which the files had changed while they were loaded, before that counts as an error."""
-_KEEP_CHANGING: Final = f"they keep changing: {MAX_UNSETTLED} looks, and each time they were others afterwards"
+_KEEP_CHANGING: Final = f"the files keep changing: they changed during each of {MAX_UNSETTLED} loads in a row"
 
 
 @dataclass(slots=True)

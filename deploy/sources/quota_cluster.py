@@ -67,7 +67,7 @@ class ClusterSource(QuotaSource):
                 await self._poll()
             except Exception:  # a bug of ours must not end the traffic
                 log.exception("the cluster's quotas cannot be read")
-                self._failed("an error of the sidecar's own")
+                self._failed("internal error of the sidecar, see its log")
             pause_s = self._interval_s
             if self._quotas is None:
                 pause_s, retry_s = min(retry_s, pause_s), retry_s * 2
@@ -157,7 +157,7 @@ class ClusterSource(QuotaSource):
 
     def apply(self, user: str, changes: Changes, done: Callable[[str | None], None]) -> None:
         """The configuration allows no such rule together with this source; a reload could bring one, though."""
-        done("quotas.source takes a restart of the sidecar")
+        done("a change of quotas.source needs a restart of the sidecar")
 
     def altered_at_the_broker(self) -> None:
         """Poll now, and a few times more."""

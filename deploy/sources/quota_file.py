@@ -75,7 +75,7 @@ class FileSource(QuotaSource):
             if self.rule == "apply":
                 nursery.start_soon(self._try_directory, self._path)
             async for job in self._next_job:
-                reason: str | None = "an error of the sidecar's own, see its log"
+                reason: str | None = "internal error of the sidecar, see its log"
                 try:
                     async with self._changing:
                         reason = await self._alter(reader, job)
@@ -105,7 +105,7 @@ class FileSource(QuotaSource):
     def apply(self, user: str, changes: Changes, done: Callable[[str | None], None]) -> None:
         """Queue it; see :meth:`QuotaAuthority.apply`."""
         if self._path is None:
-            done("quotas.overlay takes a restart of the sidecar")
+            done("a change of quotas.overlay needs a restart of the sidecar")
             return
         try:
             self._jobs.send_nowait(_Job(user, changes, done))

@@ -122,7 +122,7 @@ class Watcher:
         state.restart_settings = changed
         if changed:
             log.warning(
-                "these settings changed and take a restart; quotas are in force already", settings=list(changed)
+                "these settings changed but need a restart; changed quotas are already in force", settings=list(changed)
             )
 
     def _refused(self, problems: list[str]) -> None:

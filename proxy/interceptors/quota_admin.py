@@ -140,7 +140,8 @@ class QuotaAdmin:
         if rule == "deny":
             self.requests["denied"] += 1
             denied = AdminError(
-                POLICY_VIOLATION, f"not through this kquota sidecar: quotas are managed {authority.managed}"
+                POLICY_VIOLATION,
+                f"quotas cannot be altered through this kquota sidecar: they are managed {authority.managed}",
             )
             return Answer(_refusal(version, alterations, denied))
         if not authority.may_alter(request.user):

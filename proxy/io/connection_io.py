@@ -283,7 +283,7 @@ class ConnectionIO:
         """A peer wants new TLS keys, which the kernel cannot take: end once what is in flight has been answered."""
         if not self._state.draining:
             self._state.draining = True
-            log.info("the connection ends soon: its peer wants new TLS keys, which kernel TLS cannot take")
+            log.info("closing the connection soon: its peer asks for a TLS KeyUpdate, which kernel TLS cannot do")
             self.client_watch.go_on_later()
 
     def _part(self) -> None:

@@ -110,7 +110,7 @@ class Reactor(trio.abc.Instrument):
             clock = Clock(None, runner.clock.offset)
             runq, force_wakeup = runner.runq, runner.io_manager.force_wakeup
         except (ImportError, AttributeError) as error:
-            log.warning("this trio is not known, its loop is used as it stands", error=str(error))
+            log.warning("unknown version of trio, its event loop is used unchanged", error=str(error))
             return
         loop.poller.register(fd, select.EPOLLIN)
         loop.trio_fd, loop.clock, loop.runq, loop.force_wakeup = fd, clock, runq, force_wakeup

@@ -74,6 +74,6 @@ class SchedPolicy:
             self._set_policy(os.SCHED_BATCH if wanted else os.SCHED_OTHER)
         except OSError as error:
             self._possible = False
-            log.info("large responses interrupt others: no other scheduling policy is allowed", error=str(error))
+            log.info("large responses may preempt other threads: cannot set the scheduling policy", error=str(error))
         else:
             self.gives_way = wanted

@@ -106,7 +106,7 @@ class Acceptor:
         now_s = trio.current_time()
         if now_s >= self._said_s + ACCEPT_SAID_EVERY_S:
             self._said_s = now_s
-            log.error("cannot accept", error=str(error), failures=self._counters.accept_failures)
+            log.error("cannot accept client connections", error=str(error), failures=self._counters.accept_failures)
         for _ in range(TURNED_AWAY_AT_ONCE):
             if not self._spare_fd.turn_away(listener):
                 break

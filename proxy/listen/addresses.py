@@ -38,7 +38,7 @@ class BadAddressError(Exception):
 def check_address(node_id: int, host: str, port: int) -> None:
     """Raises BadAddressError unless this can be an address: it will be dialled, logged and shown."""
     if not 0 < port <= 0xFFFF or not 0 < len(host) <= MAX_HOST_CHARACTERS or not host.isprintable() or " " in host:
-        raise BadAddressError(f"the address of node {node_id} cannot be one: {host[:100]!r}, port {port}")
+        raise BadAddressError(f"node {node_id} has an invalid address: host {host[:100]!r}, port {port}")
 
 
 class AddressBook:

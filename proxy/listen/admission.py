@@ -96,7 +96,7 @@ class ConnectionAdmission:
         refusal = self._gate.identify(ticket, user, now_s * 1000.0)
         if refusal is not None:
             self._log(refusal, held=False, now_s=now_s)
-            raise SessionError(REASONS[refusal.cause], f"user {user} may have no further connection now")
+            raise SessionError(REASONS[refusal.cause], f"a connection limit of user {user} refuses this connection")
 
     def leave(self, ticket: Ticket) -> None:
         """A served connection has ended."""

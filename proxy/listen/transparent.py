@@ -166,7 +166,7 @@ class Interception:
             destination = original_destination(client)
         except (OSError, ValueError) as error:
             raise SessionError(
-                CloseReason.NOT_REDIRECTED, f"the kernel does not tell where the connection was going: {error}"
+                CloseReason.NOT_REDIRECTED, f"cannot get the connection's original destination from the kernel: {error}"
             ) from error
         came_from = spelled(peer)
         if self._is_ours(came_from):
@@ -238,7 +238,7 @@ class Interception:
             broker.close()
             if isinstance(error, trio.TooSlowError):
                 self._counters.upstream_connect_failures += 1
-                raise UpstreamError(f"{destination} did not accept within {self._connect_timeout_s:g} s") from None
+                raise UpstreamError(f"{destination}: no connection within {self._connect_timeout_s:g} s") from None
             if isinstance(error, OSError):
                 self._counters.upstream_connect_failures += 1
                 raise UpstreamError(f"{destination}: {error}") from error

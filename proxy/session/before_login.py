@@ -121,6 +121,6 @@ class BeforeLogin:
     def _missing(self) -> SessionError:
         return SessionError(
             CloseReason.LOGIN_MISSING,
-            f"the client sent {api_name(self._api_key)} before a login by SASL, and the broker takes none: "
-            "it has closed the connection, nothing was charged (look at the client's security.protocol)",
+            f"the client sent {api_name(self._api_key)} without the SASL login that the broker requires: "
+            "the connection is closed, nothing was charged (check the client's security.protocol)",
         )

@@ -150,7 +150,7 @@ class ResponseHandler(FrameInspector):
         if not 4 <= size <= self._max_response_bytes:
             raise SessionError(
                 CloseReason.BROKER_MALFORMED,
-                f"the broker sent a frame of {size} bytes; they have 4 to {self._max_response_bytes}",
+                f"the broker sent a frame of {size} bytes; expected 4 to {self._max_response_bytes}",
                 kind="broker_frame_size",
             )
         inflight = state.inflight
@@ -306,7 +306,8 @@ class ResponseHandler(FrameInspector):
         if total > MAX_INTERCEPTED_BYTES:
             raise SessionError(
                 CloseReason.BROKER_MALFORMED,
-                f"{api_name(api_key)} v{version} response needs more than {MAX_INTERCEPTED_BYTES} bytes held",
+                f"{api_name(api_key)} v{version} response of {total} bytes: at most {MAX_INTERCEPTED_BYTES} are "
+                "buffered",
                 kind="broker_too_large",
             )
         if here < total:
@@ -384,7 +385,8 @@ class ResponseHandler(FrameInspector):
             if here >= MAX_HELD_RESPONSE_BYTES:
                 raise SessionError(
                     CloseReason.BROKER_MALFORMED,
-                    f"{api_name(api_key)} v{version} response needs more than {MAX_HELD_RESPONSE_BYTES} bytes held",
+                    f"{api_name(api_key)} v{version} response of {total} bytes: at most {MAX_HELD_RESPONSE_BYTES} are "
+                    "buffered",
                     kind="broker_too_large",
                 )
             # Not just what is missing next: inspecting it again for every few bytes would take quadratic time.

@@ -80,7 +80,7 @@ async def ask_quotas(
     except WireError as error:
         raise ClusterError(f"{host}:{port}: {error}") from error
     except AdminError as error:
-        raise ClusterError(f"{host}:{port} does not tell its quotas: {error}") from error
+        raise ClusterError(f"{host}:{port} refused to describe its client quotas: {error}") from error
 
 
 async def ask_token_owners(
@@ -173,8 +173,8 @@ async def _read_frame(stream: trio.abc.ReceiveStream) -> bytes:
         part = await stream.receive_some(65536)
         if not part:
             raise _ClosedError(
-                "the connection was closed instead of an answer; is this a Kafka listener, with TLS just if "
-                "upstream.tls is set?"
+                "the connection was closed without an answer; is this a Kafka listener, and does it use TLS if and "
+                "only if upstream.tls is set?"
             )
         data += part
         if len(data) >= 4 and wanted == 4:

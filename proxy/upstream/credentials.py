@@ -75,7 +75,7 @@ def login(credentials: Credentials, client_id: str, secret: str | None = None) -
     except WireError as malformed:
         raise LoginError(str(malformed)) from None
     if error:
-        raise LoginError(f"the broker does not take {name} (error {error})")
+        raise LoginError(f"the broker does not accept the SASL mechanism {name} (error code {error})")
     if name in _HASHES:
         yield from _scram(credentials, client_id, read)
     elif name == "PLAIN":
@@ -121,7 +121,7 @@ def scram_final(hash_name: str, password: str, first: str, nonce: str, server_fi
     except (ValueError, KeyError):
         raise LoginError("the broker's first SCRAM message cannot be read") from None
     if not whole_nonce.startswith(nonce) or len(whole_nonce) == len(nonce):
-        raise LoginError("the broker's SCRAM nonce does not go on from ours")
+        raise LoginError("the broker's SCRAM nonce does not extend the one that the sidecar sent")
     if not 1 <= iterations <= MAX_ITERATIONS:
         raise LoginError(f"the broker asks for {iterations} SCRAM iterations; 1 to {MAX_ITERATIONS} are taken")
     salted = hashlib.pbkdf2_hmac(hash_name, password.encode(), salt, iterations)

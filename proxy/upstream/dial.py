@@ -36,7 +36,7 @@ class Dialer:
                     broker = await self._handshakes.with_broker(self._tls, broker, host, port)
         except trio.TooSlowError:
             self._counters.upstream_connect_failures += 1
-            raise UpstreamError(f"{host}:{port} did not accept within {self._timeout_s:g} s") from None
+            raise UpstreamError(f"{host}:{port}: no connection within {self._timeout_s:g} s") from None
         except (OSError, UnicodeError) as error:  # a label may be too long for IDNA
             self._counters.upstream_connect_failures += 1
             raise UpstreamError(f"{host}:{port}: {error}") from error

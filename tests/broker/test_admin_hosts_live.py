@@ -59,7 +59,7 @@ def test_a_command_that_is_refused_says_why(running: Sidecar) -> None:
     command = [sys.executable, "-c", program, "top", "--once", "--admin", f"http://rebound.example:{port}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert "HTTP 421; This admin port does not answer to the host rebound.example" in done.stderr
+    assert "HTTP 421; This admin port does not accept requests for the host rebound.example" in done.stderr
     assert "admin.allowed_hosts" in done.stderr
 
 
@@ -158,7 +158,7 @@ def test_a_name_that_was_rebound_to_the_sidecar_reads_nothing(running: Sidecar) 
     port = running.admin.rsplit(":", 1)[1]
     with chromium(REBOUND) as driver:
         driver.get(f"http://rebound.example:{port}/ui/")
-        assert "does not answer to the host rebound.example" in text(driver, "body")
+        assert "does not accept requests for the host rebound.example" in text(driver, "body")
         read = "return fetch('/quotas').then(async (a) => [a.status, await a.text()])"
         status, answer = driver.execute_script(read)
         assert status == 421

@@ -160,7 +160,7 @@ def test_reload_of_a_configmap_and_by_signal(tmp_path: Path) -> None:
         until(lambda: limit() == 4_000_000)
         until(lambda: run.metric("kquota_config_last_reload_successful") == 1)  # an exposition may be a second old
         assert run.metric("kquota_config_restart_required") == 1
-        (named,) = run.logged("these settings changed and take a restart; quotas are in force already")
+        (named,) = run.logged("these settings changed but need a restart; changed quotas are already in force")
         assert named["settings"] == ["max_mute"]
         before = run.metric("kquota_config_reloads_total")
         run.process.send_signal(signal.SIGHUP)
@@ -199,7 +199,8 @@ def test_a_bad_file_is_exit_2_with_the_problems(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        f"error: {path}:1:1: upstream: expected a value: The real cluster. It needs: bootstrap.",
+        f"error: {path}:1:1: upstream: expected a section with bootstrap: host:port of some brokers, tried in turn. "
+        "Required unless mode is transparent.",
         f'error: {path}:1:7: mode: got "magic", expected a mode: one of rewrite, transparent',
     ]
 

@@ -313,8 +313,8 @@ def test_kafka_configs_is_told_where_quotas_are_managed(kafka: KafkaCluster, jav
         configs = Tool(java_tool, proxy.bootstrap)
         complaint = configs.refused(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=10")
         assert (
-            f"PolicyViolationException: not through this kquota sidecar: quotas are managed in the file {proxy.config}"
-            in complaint
+            f"PolicyViolationException: quotas cannot be altered through this kquota sidecar: they are managed in "
+            f"the file {proxy.config}" in complaint
         )
         assert "producer_byte_rate=5.0" in configs(*user("alice", "--describe"))
         assert proxy.metric("kquota_quota_alterations_total", outcome="denied") == 1
@@ -366,9 +366,11 @@ def test_the_clusters_quotas_are_enforced_as_they_change(kafka: KafkaCluster, ja
         until(lambda: limit_of(proxy, "produce", "alice") is None)
         until(lambda: proxy.metric("kquota_quota_source_changes_total") >= 3)  # an exposition is up to a second old
         assert proxy.metric("kquota_quota_source_last_poll_successful") == 1
-        assert "PolicyViolationException: not through this kquota sidecar: quotas are managed in the cluster" in Tool(
-            java_tool, proxy.bootstrap
-        ).refused(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=1")
+        assert (
+            "PolicyViolationException: quotas cannot be altered through this kquota sidecar: they are managed in "
+            "the cluster"
+            in Tool(java_tool, proxy.bootstrap).refused(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=1")
+        )
 
 
 def test_what_is_forwarded_comes_back_from_the_cluster_at_once(kafka: KafkaCluster, java_tool: JavaTool) -> None:
@@ -408,7 +410,7 @@ def test_a_cluster_whose_acls_hide_its_quotas(java_tool: JavaTool) -> None:
             with RawClient(proxy.bootstrap) as ours, RawClient(kafka.bootstrap[0]) as broker:
                 for version in (0, 1):
                     assert describe(ours, version=version) == describe(broker, version=version) == (31, None)
-        reason = "does not tell its quotas: cluster_authorization_failed"
+        reason = "refused to describe its client quotas: cluster_authorization_failed"
         with sidecar(kafka.bootstrap, {"source": "cluster", "poll_interval_s": 0.2}, not_ready=reason) as proxy:
             assert proxy.metric("kquota_quota_source_poll_failures_total") > 0
             assert proxy.metric("kquota_quota_source_last_poll_successful") == 0

@@ -144,8 +144,8 @@ async def test_no_path_answers_to_a_host_that_is_not_ours(path: str) -> None:
         status, headers, body = await get(port, path, "evil.example:9404")
         assert status == 421
         assert body == (
-            "This admin port does not answer to the host evil.example:9404: it answers to addresses, localhost and "
-            "the pod's own names; others have to be in admin.allowed_hosts of its configuration.\n"
+            "This admin port does not accept requests for the host evil.example:9404: it accepts IP addresses, "
+            "localhost and the pod's own names; add other names to admin.allowed_hosts in its configuration.\n"
         )
         assert headers["content-type"].startswith("text/plain")
         # who rebinds a name can read this answer, and the pod's name is no business of theirs
@@ -203,7 +203,7 @@ async def test_a_refused_host_is_in_the_log_once_and_harmless() -> None:
         structlog.reset_defaults()
     lines = out.getvalue().splitlines()
     assert len(lines) == 20
-    assert "request for a host that is not ours refused host=evil.example setting=admin.allowed_hosts" in lines[0]
+    assert "request refused, its host name is not allowed host=evil.example setting=admin.allowed_hosts" in lines[0]
     assert body.isprintable() or body.rstrip("\n").isprintable()
 
 

@@ -233,7 +233,7 @@ def test_the_webhook(kind: str, tmp_path: Path, issued: Issued) -> None:
     put(kind, cert)
     with structlog.testing.capture_logs() as logs:
         assert not certificate.refresh()
-    assert [entry["event"] for entry in logs] == ["certificate not taken over"]
+    assert [entry["event"] for entry in logs] == ["certificate refused, the last good one stays in use"]
     assert reason in logs[0]["error"]
 
 
@@ -498,7 +498,7 @@ async def test_followed_files_that_keep_changing_are_told_of_once(
             nursery.cancel_scope.cancel()
     (error,) = [entry["error"] for entry in logs if entry["log_level"] == "error"]
     assert error == (
-        f"listen.tls {path}: they keep changing: {MAX_UNSETTLED} looks, and each time they were others afterwards"
+        f"listen.tls {path}: the files keep changing: they changed during each of {MAX_UNSETTLED} loads in a row"
     )
 
 

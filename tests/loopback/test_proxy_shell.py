@@ -257,7 +257,7 @@ async def test_each_broker_has_its_port() -> None:
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not Kafka's protocol"),
         (struct.pack(">iii", 8, 1, 1_000_000), "an array says it has 1000000 elements"),
         (struct.pack(">iiiii", 16, 1, 0, -1, 0), "knows of no brokers yet"),
-        (b"", "closed instead of an answer"),
+        (b"", "closed without an answer"),
     ],
 )
 async def test_a_cluster_that_answers_nonsense_is_not_reached_and_harms_no_client(said: bytes, error: str) -> None:

@@ -245,7 +245,9 @@ async def test_an_overlay_that_came_with_a_reload_takes_a_restart(path: Path) ->
     async with running(source):
         changed = with_overlay(path)
         await source.reload(changed, to_table(changed))
-        assert await apply(source, {ALICE: {PRODUCE: 1.0}}) == "quotas.overlay takes a restart of the sidecar"
+        assert (
+            await apply(source, {ALICE: {PRODUCE: 1.0}}) == "a change of quotas.overlay needs a restart of the sidecar"
+        )
 
 
 def test_a_replaced_file_keeps_its_permissions_and_links_are_not_followed(tmp_path: Path) -> None:

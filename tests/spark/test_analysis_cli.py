@@ -43,7 +43,7 @@ def test_a_report_from_the_command_line(tmp_path: Path) -> None:
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "1 of 2 limited groups would have been over the limit" in result.stdout
-    assert "Set aside: 1 row, no JSON object" in result.stdout
+    assert "Set aside: 1 row, not a JSON object" in result.stdout
     assert str(tmp_path / "out/whatif/report.html") in result.stdout
     assert "whatif: computing" in result.stderr  # progress
     assert float(table(tmp_path / "out/whatif", "groups")[0]["seconds_over"]) == 2

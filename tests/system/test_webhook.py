@@ -409,7 +409,7 @@ def running(tmp_path: Path) -> Iterator[Webhook]:
         output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
     assert "Traceback" not in output
-    assert "namespace is not served as it should be" in output
+    assert "namespace configuration is not up to date" in output
 
 
 def _wait(running: Webhook, condition: Any) -> None:

@@ -154,7 +154,10 @@ export: {directory: 7}
         ("quotas: {source: file, alter: yes}", "quotas.alter: got true, expected a rule: one of deny, forward, apply"),
         ("quotas: {overlay: here.yaml}", 'quotas.overlay: got "here.yaml", expected the absolute path of a file'),
         ("quotas: {alter_principals: ['User:a']}", "expected user names alone, without User: before them"),
-        ("quotas: {alter: apply, alter_principals: [a]}", "quotas.overlay: expected a file: alter: apply keeps there"),
+        (
+            "quotas: {alter: apply, alter_principals: [a]}",
+            "quotas.overlay: expected the path of a file: with alter: apply, altered quotas are stored",
+        ),
         ("quotas: {alter: apply, overlay: /o.yaml}", "quotas.alter_principals: got [], expected at least one user"),
         ("quotas: {source: cluster, alter: apply, alter_principals: [a]}", 'got "apply", expected deny or forward'),
         ("quotas: {source: cluster, overlay: /o.yaml}", 'quotas.overlay: got "/o.yaml", expected no overlay'),
@@ -232,9 +235,9 @@ export: {directory: 7}
         ),
         ("? [a]\n: 1", "expected plain names as keys"),
         ("admin: {port: 1}\nadmin: {port: 2}", "expected each key once; it is already there at line 2"),
-        ("quotas: [", "expected YAML: a list in [ ] or a mapping in { } without its end"),
-        ("admin: {port: 1\nlog: {}", "a mapping in { } without its end, or without a comma"),
-        ("log:\n  level: info\n format: json", "wrong indentation: this line belongs to nothing above it"),
+        ("quotas: [", "expected YAML: a list in [ ] or a mapping in { } is not closed"),
+        ("admin: {port: 1\nlog: {}", "a mapping in { } lacks its closing brace or a comma"),
+        ("log:\n  level: info\n format: json", "wrong indentation: this line does not belong to any block above it"),
         ("log: level: info", "a colon where none is expected: wrong indentation, or text that needs quotes"),
         ("a: &a [*a]", "aliases"),
         ("quotas:\n\t- x", "q.yaml:3:1: (the whole file): expected YAML: this line is indented with a tab"),
@@ -417,7 +420,8 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_missing_upstream() -> None:
     assert only_problem("quotas: []") == (
-        "q.yaml:1:1: upstream: expected a value: The real cluster. It needs: bootstrap."
+        "q.yaml:1:1: upstream: expected a section with bootstrap: host:port of some brokers, tried in turn. "
+        "Required unless mode is transparent."
     )
     assert "upstream.bootstrap: expected a value: host:port of some brokers" in only_problem("upstream: {}")
     assert "expected at least one item" in only_problem("upstream: {bootstrap: []}")

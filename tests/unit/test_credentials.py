@@ -31,8 +31,8 @@ def test_scram_as_in_rfc_7677() -> None:
 @pytest.mark.parametrize(
     ("server_first", "says"),
     [
-        (b"r=other,s=c2FsdA==,i=4096", "does not go on from ours"),
-        (b"r=nonce,s=c2FsdA==,i=4096", "does not go on from ours"),
+        (b"r=other,s=c2FsdA==,i=4096", "does not extend the one that the sidecar sent"),
+        (b"r=nonce,s=c2FsdA==,i=4096", "does not extend the one that the sidecar sent"),
         (b"r=nonce1,s=c2FsdA==,i=99999999", "1 to 65536"),
         (b"r=nonce1,s=c2FsdA==,i=0", "1 to 65536"),
         (b"r=nonce1,s=!,i=1", "cannot be read"),
@@ -63,7 +63,8 @@ def test_the_file_is_read_at_each_login(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "says"), [(58, r"refuses the login \(error 58\)"), (33, r"does not take PLAIN \(error 33\)")]
+    ("error", "says"),
+    [(58, r"refuses the login \(error 58\)"), (33, r"does not accept the SASL mechanism PLAIN \(error code 33\)")],
 )
 def test_refusals_are_said_without_the_secret(tmp_path: Path, error: int, says: str) -> None:
     conversation = login(own(tmp_path), "kquota")

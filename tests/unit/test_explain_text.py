@@ -77,7 +77,7 @@ THROTTLED by produce until 14:13:24Z, 4.5 s more: 14.3 MB/s used of 10 MB/s, 143
 THROTTLED by request until 14:13:20Z, 500 ms more: 6.67 % used of 5 %, 133 %
   to change it: request_percentage of {user: web, client-id: etl}, now 5 %
 shadow, not applied: fetch would have delayed 1 request, held clients up for 110 s (consumer_byte_rate of {user: web})
-CONNECTIONS of user web REFUSED, last at 14:13:19Z: 3 open of 3
+CONNECTIONS of user web REFUSED, last at 14:13:19Z: 3 open, limit 3
   to change it: max_connections of {user: <default>}, now 3""",
     ]
     assert len(table.splitlines()) == 9
@@ -86,7 +86,7 @@ CONNECTIONS of user web REFUSED, last at 14:13:19Z: 3 open of 3
         == """produce   10 MB/s (10000000) from user+client-id; one counter for all connections of user web with \
 client-id etl
           now 14.3 MB/s: 150 MB in the last 10.5 s, 143 % used
-          not read until 14:13:24Z (4.5 s more); a request now would wait 4.5 s; without any, free in 10.5 s
+          not read until 14:13:24Z (4.5 s more); a request now would wait 4.5 s; if none is sent, free in 10.5 s
           delayed 1 request so far, 5 s in all
 fetch     500 kB/s (500000) from user, shadow: measured, never applied; one counter for all connections of user web, \
 whatever their client-id
@@ -95,11 +95,11 @@ whatever their client-id
           would have delayed 1 request, held clients up for 110 s
 request   5 % from user+client-id; one counter for all connections of user web with client-id etl
           now 6.67 %: 700 ms of broker time in the last 10.5 s, 133 % used
-          not read until 14:13:20Z (500 ms more); a request now would wait 1 s; without any, free in 10.5 s
+          not read until 14:13:20Z (500 ms more); a request now would wait 1 s; if none is sent, free in 10.5 s
           delayed 1 request so far, 1 s in all
 mutation  5/s from user+client-id; one counter for all connections of user web with client-id etl
           tokens left: -64.50 of 55, 217 % used
-          not read until 14:13:32Z (12.9 s more); a request now would wait 12.9 s; without any, free in 12.9 s
+          not read until 14:13:32Z (12.9 s more); a request now would wait 12.9 s; if none is sent, free in 12.9 s
           delayed 1 request so far, 13 s in all
 
 user web: connections made at most 10/s (<default user>), now 0.4/s; at most 3 open (<default user>), now 3
@@ -150,7 +150,7 @@ last throttles, newest first:
 
 connections refused, newest first:
   refused last at   by                     name   how often   because
-  14:13:19Z         user_max_connections   web    1           3 open of 3
+  14:13:19Z         user_max_connections   web    1           3 open, limit 3
 
 about one client: kquota explain --admin http://h:9404 --user U --client-id C"""
     )
@@ -220,7 +220,7 @@ def test_a_rate_that_refuses_connections_names_its_limit() -> None:
         ledger.connections.admit("10.0.0.7", "web", 1500)
     page = explained(ledger, "web", "etl")
     assert (
-        "CONNECTIONS of ip 10.0.0.7 REFUSED, last at 14:13:20Z: 3/s made of 2/s\n"
+        "CONNECTIONS of ip 10.0.0.7 REFUSED, last at 14:13:20Z: 3/s made, limit 2/s\n"
         "  to change it: connection_creation_rate of {ip: 10.0.0.7}, now 2\n"
     ) in page
     assert "now 2.0/s, one more would be held 500 ms and closed" in page
@@ -235,7 +235,10 @@ def test_a_connection_rate_of_a_fleet_tells_its_share() -> None:
     page = explained(ledger, "web", "etl")
     assert "ip 10.0.0.7: connections made at most 2/s by the whole fleet (ip), now " in page
     # Alone and just started, it has the floor, 1 % of 2/s; one connection per window of 10 s is always allowed.
-    assert "share here 1.0 % = 0.1/s (not used here lately, a start); 1 instance of 1 uses it, " in page
+    assert (
+        "share here 1.0 % = 0.1/s (not used here lately: a small share to start with); 1 instance of 1 uses it, "
+        in page
+    )
 
 
 def test_where_a_limit_was_set_is_named(ledger: Ledger) -> None:

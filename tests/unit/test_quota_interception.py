@@ -192,7 +192,7 @@ def test_deny_refuses_each_entity_and_says_where_quotas_are_managed(version: int
     bob: Entity = (("client-id", "c"), ("user", "bob"))
     body = altering(version, (ALICE, {PRODUCE: 1.0}), (bob, {PRODUCE: 1.0}), (ALICE, {PRODUCE: 2.0}))
     assert from_client(one, request(ALTER, version, 1, body)) == b""
-    text = "not through this kquota sidecar: quotas are managed in the file /etc/kquota.yaml"
+    text = "quotas cannot be altered through this kquota sidecar: they are managed in the file /etc/kquota.yaml"
     assert altered(version, answers(one)) == [(44, text, ALICE), (44, text, bob)]
     assert admin.requests == {"denied": 1}
 
