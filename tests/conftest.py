@@ -91,6 +91,19 @@ def pytest_configure(config: pytest.Config) -> None:
     """Warnings are errors; the one exception is a client library's own habit, named here."""
     # kafka-python reads its schemas with a function that Python 3.11 deprecates and Python 3.13 takes back.
     config.addinivalue_line("filterwarnings", "ignore:(read|open)_text is deprecated:DeprecationWarning")
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        share_ports(
+            int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        )
+
+
+def share_ports(worker: int, workers: int) -> None:
+    """Give this worker a part of the range of ports, so that no two choose the same one before either has bound it."""
+    from deploy.kafka.ports import RANGE, port_range
+
+    low, high = port_range()
+    width = (high - low + 1) // workers
+    os.environ[RANGE] = f"{low + worker * width}-{low + (worker + 1) * width - 1}"
 
 
 def room_of(path: Path) -> str | None:

@@ -2,16 +2,38 @@
 
 The kernel gives ports from its ephemeral range (32768 and up on Linux) to every outgoing connection of every process,
 so a port "found free" there may be taken a second later, and a stopped broker could not come back to its own. Below
-that range no program gets a port by accident.
+that range no program gets a port by accident. Programs that look for ports at the same time could still choose the
+same one before either has bound it: the environment variable KQUOTA_PORTS gives each a range of its own.
 """
 
 from __future__ import annotations
 
+import os
 import random
+import re
 import socket
+from typing import Final
 
-LOWEST_PORT, HIGHEST_PORT = 20_000, 32_000
-ATTEMPTS = 200
+RANGE: Final = "KQUOTA_PORTS"
+"""The environment variable: `20000-22999`, both ends included."""
+DEFAULT_RANGE: Final = (20_000, 32_000)
+ATTEMPTS: Final = 200
+
+
+def port_range() -> tuple[int, int]:
+    """The lowest and the highest port to choose from.
+
+    Raises:
+        ValueError: KQUOTA_PORTS is not a range of ports.
+    """
+    text = os.environ.get(RANGE)
+    if not text:
+        return DEFAULT_RANGE
+    match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text)
+    low, high = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= low <= high <= 65_535:
+        raise ValueError(f"{RANGE}: got {text!r}, expected a range of ports such as 20000-22999")
+    return low, high
 
 
 def free_ports(count: int, avoid: set[int] | None = None) -> list[int]:
@@ -19,17 +41,24 @@ def free_ports(count: int, avoid: set[int] | None = None) -> list[int]:
 
     Raises:
         OSError: no free port was found.
+        ValueError: as port_range.
     """
     found: list[int] = []
-    taken = set(avoid or ())
+    while len(found) < count:
+        found.append(free_port_run(1, {*found, *(avoid or ())}))
+    return found
+
+
+def free_port_run(count: int, avoid: set[int] | None = None) -> int:
+    """The first of `count` adjacent ports on 127.0.0.1, all of which can be bound now. Raises as free_ports."""
+    low, high = port_range()
     for _ in range(ATTEMPTS):
-        port = random.randint(LOWEST_PORT, HIGHEST_PORT)
-        if port not in taken and _can_bind(port):
-            taken.add(port)
-            found.append(port)
-            if len(found) == count:
-                return found
-    raise OSError(f"no free port on 127.0.0.1 between {LOWEST_PORT} and {HIGHEST_PORT}")
+        first = random.randint(low, max(low, high - count + 1))
+        ports = range(first, first + count)
+        if ports[-1] <= high and not (avoid and avoid.intersection(ports)) and all(map(_can_bind, ports)):
+            return first
+    wanted = "no free port" if count == 1 else f"no {count} adjacent free ports"
+    raise OSError(f"{wanted} on 127.0.0.1 between {low} and {high}")
 
 
 def _can_bind(port: int) -> bool:

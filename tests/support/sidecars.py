@@ -21,7 +21,7 @@ import yaml
 from prometheus_client.samples import Sample
 
 from deploy.kafka import GuardedProcess
-from deploy.kafka.ports import free_ports
+from deploy.kafka.ports import free_port_run, free_ports
 from tests.support.forked import ForkedProcess, run_kquota
 
 READY_LIMIT_S = 60.0
@@ -139,9 +139,7 @@ def sidecar(
     starts for it: for tests that look at its start, or at all of its memory.
     """
     port, admin_port = free_ports(2)
-    # A run of adjacent ports for the brokers, found free as a whole by looking at its ends and trusting the rest: the
-    # sidecar itself goes on to the next one if a port is taken.
-    (first,) = free_ports(1, avoid={port, admin_port})
+    first = free_port_run(BROKER_PORTS, avoid={port, admin_port})
     config = {
         "mode": "rewrite",
         "listen": {"host": "127.0.0.1", "port": port, "broker_ports": f"{first}-{first + BROKER_PORTS - 1}"}
