@@ -28,12 +28,22 @@ def test_a_request_on_a_new_connection_is_seen_waiting_and_counted(
         sidecar(kafka.bootstrap, quotas, max_mute="1s") as running,
         RawClient(f"127.0.0.1:{running.port}", "greedy") as first,
         RawClient(f"127.0.0.1:{running.port}", "greedy") as second,
+        browse() as driver,
     ):
         name = first.topic(topic)
         second.topic(topic)
+        explain = ["explain", "--admin", running.admin, "--client-id", "greedy"]
+        top = ["top", "--once", "--admin", running.admin]
+        # All that is looked at has to fit into the debt: what takes its time only once is done before.
+        for arguments in (explain, top):
+            CliRunner().invoke(app, arguments)
+        driver.get(f"{running.admin}/ui")
+        wait_for("the page", lambda: text(driver, "#status").startswith("ready"))
         # 20 s' worth: (40 - 20) / 20 * 10 s is 10 s of debt, of which the client is told 1 s
+        begun_at = time.monotonic()
         answer = first.ask(produce_message(9, name, [b"x" * 20 * RATE]), 60)
-        assert 500 < answer.message.throttle_time_ms <= 1000  # what is left of it when the response comes
+        took_ms = (answer.first_byte_at - begun_at) * 1000
+        assert 999 - took_ms <= answer.message.throttle_time_ms <= 1000  # what is left of it when the response comes
         asked_at = time.monotonic()
         answered_at: list[float] = []
 
@@ -48,37 +58,36 @@ def test_a_request_on_a_new_connection_is_seen_waiting_and_counted(
             return any(one["state"] == "waiting" for one in running.get("/connections")["connections"])
 
         wait_for("a connection that waits", waiting)
+        seen_at = time.monotonic()
+        wait_for("its counter", lambda: "1 waiting" in text(driver, "#groups"))
+        wait_for("its connection", lambda: "waits" in text(driver, "#connections"))
+        wait_for("its line", lambda: "1 connection waits, the next passes in" in text(driver, "#held"))
+        assert ", 1 waiting" in text(driver, "#status")
         (one,) = [each for each in running.get("/connections")["connections"] if each["state"] == "waiting"]
         assert (one["waiting_for"], one["muted_for_ms"]) == ("produce", 0)
         assert one["waited_ms"] >= 0
         (row,) = [each for each in running.get("/quotas")["groups"] if each["kind"] == "produce"]
         assert row["waiting"] == 1
         assert 0 < row["next_ms"] <= 10_000
-        arguments = ["explain", "--admin", running.admin, "--client-id", "greedy"]
-        shown = CliRunner().invoke(app, arguments).stdout
+        shown = CliRunner().invoke(app, explain).stdout
         assert "1 with a request that waits to be forwarded" in shown
         assert re.search(r"1 connection waits; the next passes in \d.*s; the group owes \d", shown), shown
-        top = CliRunner().invoke(app, ["top", "--once", "--admin", running.admin]).stdout
-        assert "1 waiting)" in top.splitlines()[0]
-        assert "1 waiting" in top.split("produce", 1)[1]
+        shown = CliRunner().invoke(app, top).stdout
+        assert "1 waiting)" in shown.splitlines()[0]
+        assert "1 waiting" in shown.split("produce", 1)[1]
         assert running.metric("kquota_connections_waiting") == 1
         assert running.metric("kquota_quota_waiting_connections", **group) == 1
         assert running.metric("kquota_held_requests_total", cause="produce", **names) == 0
-        with browse() as driver:
-            driver.get(f"{running.admin}/ui")
-            wait_for(
-                "the page", lambda: "1 waiting" in text(driver, "#groups") and "waits" in text(driver, "#connections")
-            )
-            assert "1 connection waits, the next passes in" in text(driver, "#held")
-            assert ", 1 waiting" in text(driver, "#status")
         thread.join(60)
         waited_s = answered_at[0] - asked_at
-        assert 7 < waited_s < 20
+        assert waited_s < 20
         time.sleep(1.1)  # an exposition is kept for a second
+        assert running.metric("kquota_throttle_capped_total", cause="produce") >= 1
         assert running.metric("kquota_connections_waiting") == 0
         assert running.metric("kquota_quota_waiting_connections", **group) == 0
         assert running.metric("kquota_held_requests_total", cause="produce", **names) == 1
         held_s = running.metric("kquota_held_seconds_total", cause="produce", **names)
-        assert waited_s - 2 < held_s <= waited_s
-        shown = CliRunner().invoke(app, arguments).stdout
+        # The first was charged after `begun_at`, and the second came before `seen_at`; up to 200 ms of debt delay no request.
+        assert begun_at + 9.7 - seen_at < held_s <= waited_s
+        shown = CliRunner().invoke(app, explain).stdout
         assert re.search(r"waited \d.*s before it was forwarded: the group still owed for earlier requests", shown)

@@ -92,8 +92,8 @@ def test_people_see_who_is_throttled_and_why(busy: Sidecar, browse: Browse) -> N
         assert driver.execute_script(CHOSEN) == "produce: (all) / idle"
         assert len(driver.find_elements(By.CSS_SELECTOR, ".charts canvas")) == 3
         assert wait_for("connections", lambda: "greedy" in text(driver, "#connections"))
-        waits = wait_for("libraries", lambda: "unknown" in text(driver, "#libraries") and text(driver, "#libraries"))
-        assert "yes" in waits
+        # (A client that gets no core for a second seems to ignore its mute; some twenty others outweigh that.)
+        wait_for("libraries", lambda: re.search("unknown.*yes", text(driver, "#libraries")), 120)
         driver.find_element(By.NAME, "client_id").send_keys("greedy")
         driver.find_element(By.CSS_SELECTOR, "#explain button").click()
         explained = wait_for("the explanation", lambda: text(driver, "#explanation"))
