@@ -133,7 +133,8 @@ def test_kill_9_loses_at_most_one_interval_and_leaves_no_half_file(
     with sidecar(kafka.bootstrap, export=export) as proxy:
         producer = KafkaProducer(bootstrap_servers=proxy.bootstrap, client_id="c", batch_size=0)
         until_s = time.monotonic() + 6
-        while time.monotonic() < until_s:
+        # Until some files are complete, and in the middle of another one.
+        while time.monotonic() < until_s or not all(any(tmp_path.rglob(name)) for name in ("usage-*", ".usage-*.open")):
             producer.send(topic, b"x" * 1000).get(LIMIT_S)
             sent.append(time.time())
             time.sleep(0.01)

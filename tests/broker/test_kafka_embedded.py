@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from tests.support.waiting import until
 REPOSITORY = Path(__file__).parents[2]
 # Nothing listens on port 1, so every request through this "proxy" fails at once: for our code there is no network.
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
+seen_by = partial(brokers_seen_by, "127.0.0.1", timeout_s=30)
 NO_NETWORK = {**dict.fromkeys(PROXIES, "http://127.0.0.1:1"), "NO_PROXY": "", "no_proxy": ""}
 
 
@@ -101,8 +103,9 @@ def test_the_new_consumer_protocol_and_transactions_work(each_version: KafkaClus
     arguments = ["--bootstrap-server", servers, "--topic", topic, "--group", f"group-{topic}", "--from-beginning"]
     for setting in ("group.protocol=consumer", "isolation.level=read_committed"):
         arguments += ["--consumer-property", setting]
-    arguments += ["--max-messages", "2", "--timeout-ms", "20000"]
-    result = run_tool("org.apache.kafka.tools.consumer.ConsoleConsumer", arguments, each_version.version)
+    arguments += ["--max-messages", "2", "--timeout-ms", "60000"]
+    consumer = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+    result = run_tool(consumer, arguments, each_version.version, timeout_s=120)
     assert result.stdout.splitlines()[-2:] == ["kept", "kept too"]  # Kafka 4.2 first says that an option is deprecated
     describe = ["--bootstrap-server", servers, "--describe", "--state", "--group", f"group-{topic}"]
     state = run_tool("org.apache.kafka.tools.consumer.group.ConsumerGroupCommand", describe, each_version.version)
@@ -114,8 +117,8 @@ def test_share_groups_work(kafka: KafkaCluster, topic: str) -> None:
     server, group = ["--bootstrap-server", kafka.bootstrap[0]], f"share-{topic}"
     reset = ["--alter", "--entity-type", "groups", "--entity-name", group]
     run_tool("kafka.admin.ConfigCommand", [*server, *reset, "--add-config", "share.auto.offset.reset=earliest"])
-    read = ["--topic", topic, "--group", group, "--max-messages", "3", "--timeout-ms", "20000"]
-    result = run_tool("org.apache.kafka.tools.consumer.ConsoleShareConsumer", [*server, *read])
+    read = ["--topic", topic, "--group", group, "--max-messages", "3", "--timeout-ms", "60000"]
+    result = run_tool("org.apache.kafka.tools.consumer.ConsoleShareConsumer", [*server, *read], timeout_s=120)
     assert sorted(result.stdout.split("\n")[:3]) == ["shared 0", "shared 1", "shared 2"]
 
 
@@ -158,12 +161,12 @@ def test_three_brokers_stop_start_and_grow(kafka3: KafkaCluster, topic: str) -> 
     assert [node.node_id for node in kafka3.nodes] == [1, 2]
     with pytest.raises(EmbeddedKafkaError, match="broker 3 is not running"):
         kafka3.node(3)
-    until(lambda: {broker.node_id for broker in brokers_seen_by("127.0.0.1", kafka3.node(1).port)} == {1, 2})
+    until(lambda: {broker.node_id for broker in seen_by(kafka3.node(1).port)} == {1, 2})
     produce(kafka3.bootstrap, topic, [b"meanwhile"])
     assert kafka3.start_broker(3).port == port
 
     for node in kafka3.nodes:
-        assert {broker.node_id for broker in brokers_seen_by("127.0.0.1", node.port)} == {1, 2, 3}
+        assert {broker.node_id for broker in seen_by(node.port)} == {1, 2, 3}
     assert values_of(kafka3, topic, 2) == [b"before", b"meanwhile"]
 
 
@@ -173,7 +176,7 @@ def test_a_broker_is_added_and_crashes(topic: str) -> None:
         assert cluster.bootstrap == [f"127.0.0.1:{node.port}" for node in cluster.nodes]
         assert len(cluster.bootstrap) == 2
         for node in cluster.nodes:
-            seen = {(broker.node_id, broker.port) for broker in brokers_seen_by("127.0.0.1", node.port)}
+            seen = {(broker.node_id, broker.port) for broker in seen_by(node.port)}
             assert (7, added.port) in seen
         on_the_new_one = ["--create", "--topic", topic, "--replica-assignment", "7"]
         server = ["--bootstrap-server", cluster.bootstrap[0]]
@@ -236,7 +239,7 @@ def test_no_jvm_survives_a_killed_parent(number: signal.Signals) -> None:
         assert parent.stdout is not None
         pid, port, directory = parent.stdout.readline().split()
         assert alive(int(pid))
-        assert [broker.node_id for broker in brokers_seen_by("127.0.0.1", int(port))] == [1]
+        assert [broker.node_id for broker in seen_by(int(port))] == [1]
         parent.send_signal(number)
         parent.wait()
         until(lambda: not alive(int(pid)) and not Path(directory).exists())

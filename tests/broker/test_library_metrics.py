@@ -13,7 +13,7 @@ from tests.support.clients import Load, in_background, produce_java_perf
 from tests.support.sidecars import Sidecar, sidecar
 
 RATE = 50_000
-"""Bytes/s. A batch of 20 000 B takes 400 ms of it: a mute that is watched."""
+"""Bytes/s. A record of 10 000 B takes 200 ms of it: a mute that is watched."""
 LIMIT_S = 60.0
 
 
@@ -47,8 +47,8 @@ def libraries(running: Sidecar) -> dict[str, dict[str, float]]:
 def test_librdkafka_ignores_mutes_and_java_obeys(kafka: KafkaCluster, topic: str) -> None:
     quotas = [{"client-id": name, "producer_byte_rate": RATE} for name in ("hasty", "patient")]
     with sidecar(kafka.bootstrap, quotas) as running:
-        # The window of 10 s holds 500 kB; the 100 kB after it take 2 s.
-        load = Load([running.bootstrap], f"{topic}-java", "patient", records=30, record_bytes=20_000, limit_s=LIMIT_S)
+        # The window of 10 s holds 500 kB; each record after it is a mute of 1.2 s, half of it for a late JVM.
+        load = Load([running.bootstrap], f"{topic}-java", "patient", records=12, record_bytes=60_000, limit_s=LIMIT_S)
         patient = in_background(produce_java_perf, load)
         hasty(running, topic)
         patient.result(LIMIT_S).assert_complete(load)

@@ -172,15 +172,15 @@ def test_kafka_topics(proxy: Sidecar, names: list[str], java_tool: JavaTool) -> 
 def test_a_java_program_that_makes_its_topic_waits_by_itself(
     kafka: KafkaCluster, names: list[str], java_tool: JavaTool
 ) -> None:
-    quotas = [{"user": "<default>", "controller_mutation_rate": 8}]
+    quotas = [{"user": "<default>", "controller_mutation_rate": 1}]
     with sidecar(kafka.bootstrap, quotas, **{"controller.quota.window.num": 1}) as proxy:
         with RawClient(proxy.bootstrap) as client:
-            client.ask(create(7, {names[0]: 100}))  # 8 - 100 tokens: 11.5 s, longer than a JVM takes to start
+            client.ask(create(7, {names[0]: 25}))  # 1 - 25 tokens: 24 s, longer than a JVM takes to start
         # EndToEndLatency creates its topic with the admin client's defaults, and has nothing to do until it is there.
         done = java_tool("org.apache.kafka.tools.EndToEndLatency", [proxy.bootstrap, names[1], "5", "1", "100"])
         assert "Avg latency" in done.stdout
         assert counts_of(proxy.bootstrap, (names[1],)) == {names[1]: 1}
-        assert charged(proxy) == 101
+        assert charged(proxy) == 26
         assert proxy.metric("kquota_throttled_requests_total", cause="mutation") >= 1
 
 

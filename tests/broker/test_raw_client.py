@@ -12,6 +12,7 @@ import pytest
 
 from deploy.kafka import KafkaCluster
 from tests.support.clients import check_record, record
+from tests.support.precedence import precedence
 from tests.support.raw_client import (
     ClosedByPeerError,
     RawClient,
@@ -92,8 +93,8 @@ def test_a_stall_of_the_reader_is_seen(listener: socket.socket) -> None:
                 left -= len(peer.recv(1 << 20))
 
     reader = threading.Thread(target=read_late)
-    reader.start()
-    with RawClient(listener.getsockname(), send_buffer_bytes=64 * 1024) as client:
+    with precedence(), RawClient(listener.getsockname(), send_buffer_bytes=64 * 1024) as client:
+        reader.start()
         push = client.push(data)
     reader.join()
     assert push.points[-1][1] == len(data)

@@ -29,7 +29,8 @@ from tests.support.sidecars import sidecar
 CLUSTERS = ("kafka", "kafka_391", "kafka3")
 VERSIONS = {"kafka": "4.2.0", "kafka_391": "3.9.1", "kafka3": "4.2.0"}
 MARK = "KQUOTA_TEST_CORPUS"
-LIMIT_S = 300.0
+LIMIT_S = 600.0
+pytestmark = pytest.mark.timeout(900)
 
 # Newest version of the APIs that some item needs; absent: not offered. Held against the brokers by a test below.
 OFFERED = {

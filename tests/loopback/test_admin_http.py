@@ -357,7 +357,7 @@ async def test_when_too_many_are_connected_the_oldest_makes_room() -> None:
     ],
 )
 async def test_nonsense_closes_only_its_own_connection(raw: bytes) -> None:
-    async with admin(lifetime_s=0.3) as running:
+    async with admin(lifetime_s=1.0) as running:
         with trio.fail_after(10):
             stream = await trio.open_tcp_stream("127.0.0.1", running.port)
             with suppress(trio.BrokenResourceError):
@@ -369,9 +369,9 @@ async def test_nonsense_closes_only_its_own_connection(raw: bytes) -> None:
 
 @pytest.mark.trio
 async def test_keep_alive_serves_many_requests_beyond_one_lifetime() -> None:
-    async with admin(lifetime_s=0.2) as running:
+    async with admin(lifetime_s=1.0) as running:
         stream = await trio.open_tcp_stream("127.0.0.1", running.port)
-        for _ in range(6):  # 0.6 s: each request moves the deadline on
+        for _ in range(6):  # 1.8 s: each request moves the deadline on
             await stream.send_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             answer = b""
             with trio.fail_after(5):
@@ -379,7 +379,7 @@ async def test_keep_alive_serves_many_requests_beyond_one_lifetime() -> None:
                     piece = await stream.receive_some(4096)
                     assert piece
                     answer += piece
-            await trio.sleep(0.1)
+            await trio.sleep(0.3)
         await stream.aclose()
 
 

@@ -154,7 +154,7 @@ async def test_a_file_in_the_middle_of_being_written_is_not_half_loaded(tmp_path
     path = tmp_path / "q.yaml"
     path.write_text(quota("1M"))
     running = Running(path)
-    running.watcher._settle_s = 0.05
+    running.watcher._settle_s = 0.5
     async with trio.open_nursery() as nursery:
         nursery.start_soon(running.watcher.run)
         with path.open("w") as file:  # each prefix of this is a file that loads, with other limits

@@ -30,6 +30,7 @@ from statistics import linear_regression
 from typing import Any
 
 from deploy.kafka import GuardedProcess, start_tool
+from tests.support.raw_client import RawClient
 from tests.support.records import subscribed
 
 JAVA_VERSION = "4.2.0"  # the Java client speaks with older brokers, too
@@ -471,6 +472,8 @@ def _watch_end_of_topic(load: Load, timeline: Timeline) -> Iterator[None]:
 def produce_java_perf(load: Load) -> Timeline:
     """Kafka's ProducerPerformance: random contents (not to be compared), but throttle metrics."""
     with _timeline("java-perf", load) as timeline:
+        with RawClient((load.direct or load.bootstrap)[0]) as client:
+            client.topic(load.topic)  # a producer that comes before the leader of a new topic is ready logs warnings
         arguments = ["--num-records", str(load.records), "--record-size", str(load.record_bytes), "--throughput", "-1"]
         arguments += ["--print-metrics", "--reporting-interval", "250"]
         with _java(load, timeline, "ProducerPerformance", *arguments) as process:

@@ -60,13 +60,13 @@ def subscribed(bootstrap: str | Sequence[str], topic: str, **settings: Any) -> A
 def consume(
     bootstrap: str | Sequence[str], topic: str, count: int, *, client_id: str = "reader", group: str | None = None
 ) -> list[Any]:
-    """The first `count` records of a topic, or as many as came until none had come for twenty seconds."""
+    """The first `count` records of a topic, or as many as came until none had come for a minute."""
     with subscribed(
         bootstrap,
         topic,
         client_id=client_id,
         group_id=group,
         max_partition_fetch_bytes=LARGEST_BYTES,
-        consumer_timeout_ms=20_000,
+        consumer_timeout_ms=int(LIMIT_S * 1000),
     ) as consumer:
         return list(itertools.islice(consumer, count))
