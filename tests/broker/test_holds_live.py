@@ -87,7 +87,8 @@ def test_a_request_on_a_new_connection_is_seen_waiting_and_counted(
         assert running.metric("kquota_quota_waiting_connections", **group) == 0
         assert running.metric("kquota_held_requests_total", cause="produce", **names) == 1
         held_s = running.metric("kquota_held_seconds_total", cause="produce", **names)
-        # The first was charged after `begun_at`, and the second came before `seen_at`; up to 200 ms of debt delay no request.
+        # The first was charged after `begun_at`, and the second came before `seen_at`. A debt of up to 200 ms delays
+        # no request.
         assert begun_at + 9.7 - seen_at < held_s <= waited_s
         shown = CliRunner().invoke(app, explain).stdout
         assert re.search(r"waited \d.*s before it was forwarded: the group still owed for earlier requests", shown)
