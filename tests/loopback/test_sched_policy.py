@@ -85,7 +85,7 @@ def test_what_the_kernel_refuses_is_said_once_and_not_tried_again() -> None:
         polite.before_wait(2.0)
     assert (kernel.asked, polite.gives_way) == ([os.SCHED_BATCH], False)
     (line,) = logs
-    assert "no other scheduling policy is allowed" in line["event"]
+    assert "cannot set the scheduling policy" in line["event"]
     assert "Operation not permitted" in line["error"]
 
 

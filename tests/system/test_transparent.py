@@ -320,7 +320,7 @@ transparent: {mark: 1337, networks: [10.0.0.0/8, "fd00::/8", 192.0.2.7], ports: 
         ("mode: transparent\ntransparent: {mark: 0}", "expected a socket mark"),
         ("mode: transparent\nquotas: {source: cluster}", "expected upstream.bootstrap beside it"),
         ("mode: transparent\nexport: {kafka_topic: usage}", "expected upstream.bootstrap beside it"),
-        ("transparent: {mark: 1}", "upstream: expected a value"),
+        ("transparent: {mark: 1}", "upstream: expected a section with bootstrap"),
     ],
 )
 def test_what_is_wrong_is_said(text: str, said: str) -> None:
