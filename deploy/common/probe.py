@@ -28,7 +28,7 @@ class AdvertisedBroker(NamedTuple):
     port: int
 
 
-def brokers_seen_by(host: str, port: int, *, timeout_s: float = 2.0) -> list[AdvertisedBroker]:
+def brokers_seen_by(host: str, port: int, *, timeout_s: float = 30.0) -> list[AdvertisedBroker]:
     """The live brokers as one broker sees them (ApiVersions first, then Metadata for no topic at all).
 
     Raises:

@@ -406,7 +406,7 @@ class KafkaCluster:
             if ended := self.ended():
                 raise BrokerStartError(ended)
             try:
-                seen = set(brokers_seen_by(slot.host, slot.port))
+                seen = set(brokers_seen_by(slot.host, slot.port, timeout_s=2.0))
             except ProbeError as error:
                 last = str(error)
             else:

@@ -52,10 +52,10 @@ def free_ports(count: int, avoid: set[int] | None = None) -> list[int]:
 def free_port_run(count: int, avoid: set[int] | None = None) -> int:
     """The first of `count` adjacent ports on 127.0.0.1, all of which can be bound now. Raises as free_ports."""
     low, high = port_range()
-    for _ in range(ATTEMPTS):
-        first = random.randint(low, max(low, high - count + 1))
+    starts = range(low, high - count + 2)
+    for first in random.sample(starts, min(ATTEMPTS, len(starts))):
         ports = range(first, first + count)
-        if ports[-1] <= high and not (avoid and avoid.intersection(ports)) and all(map(_can_bind, ports)):
+        if not (avoid and avoid.intersection(ports)) and all(map(_can_bind, ports)):
             return first
     wanted = "no free port" if count == 1 else f"no {count} adjacent free ports"
     raise OSError(f"{wanted} on 127.0.0.1 between {low} and {high}")

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from deploy.kafka import KafkaCluster
-from tests.corpus.job import wait_for
 from tests.support.certificates import Authority
 from tests.support.clients import record
 from tests.support.precedence import precedence
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.secure_tools import PASSWORDS, token
 from tests.support.sidecars import Sidecar, sidecar
+from tests.support.waiting import until
 
 LIMIT = 1_000_000
 VALUE = b"x" * 5000
@@ -100,13 +100,6 @@ def _rates(fleet: list[Sidecar], seconds: float) -> list[float]:
     return [(sent - was) / (at - began) / LIMIT for (began, was), (at, sent) in zip(before, after, strict=True)]
 
 
-def _until(what: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 @contextmanager
 def _fleet(kafka: KafkaCluster, count: int, **settings: Any) -> Iterator[list[Sidecar]]:
     fleet = {"id": uuid.uuid4().hex, "default_scope": "fleet"} | settings
@@ -124,10 +117,10 @@ def test_three_sidecars_share_one_limit(kafka: KafkaCluster, topic: str) -> None
     with _fleet(kafka, 3) as fleet:
         loads = [Load(one.bootstrap, topic) for one in fleet]
         try:
-            _until(lambda: all(one.metric("kquota_fleet_instances") == 3 for one in fleet))
+            until(lambda: all(one.metric("kquota_fleet_instances") == 3 for one in fleet))
             # One alone has all of it.
             loads[0].on = True
-            _until(lambda: _share(fleet[0]) > 0.98)
+            until(lambda: _share(fleet[0]) > 0.98)
             # All: a third each; the sum of the shares is never above the limit.
             for load in loads:
                 load.on = True
@@ -137,7 +130,7 @@ def test_three_sidecars_share_one_limit(kafka: KafkaCluster, topic: str) -> None
                 # If none has changed by a second look, these are the shares of one moment.
                 return found if min(found) > 0.3 and found == [_share(one) for one in fleet] else None
 
-            assert sum(wait_for("a third each", thirds)) <= 1.0
+            assert sum(until(thirds)) <= 1.0
             _rates(fleet, 5.0)
             with precedence(os.getpid(), *(node.pid for node in kafka.nodes), *(one.pid for one in fleet)):
                 _rates(fleet, 3.0)
@@ -150,12 +143,12 @@ def test_three_sidecars_share_one_limit(kafka: KafkaCluster, topic: str) -> None
             assert (produce["now"]["fleet"]["sharing"], produce["now"]["fleet"]["why"]) == (3, "split")
             # kill -9: forgotten after ten seconds, and its share is the others'.
             fleet[2].kill()
-            _until(lambda: min(_share(one) for one in fleet[:2]) > 0.48, 30.0)
+            until(lambda: min(_share(one) for one in fleet[:2]) > 0.48, limit_s=30.0)
             # A drain frees it at once.
             with precedence(*(node.pid for node in kafka.nodes), *(one.pid for one in fleet[:2])):
                 fleet[1].stop()
                 fleet[1].killed = True
-                _until(lambda: _share(fleet[0]) > 0.98, 6.0)
+                until(lambda: _share(fleet[0]) > 0.98, limit_s=6.0)
         finally:
             for load in loads:
                 load.stop()
@@ -168,9 +161,9 @@ def test_without_the_topic_each_has_the_limit_over_the_known_instances(kafka: Ka
         load = Load(one.bootstrap, topic)
         load.on = True
         try:
-            _until(lambda: one.metric("kquota_fleet_lost") == 1, 40.0)
-            _until(lambda: _share(one) == 0.25)
-            _until(lambda: "kafka-topics.sh" in one.log.read_text() and name in one.log.read_text())
+            until(lambda: one.metric("kquota_fleet_lost") == 1, limit_s=40.0)
+            until(lambda: _share(one) == 0.25)
+            until(lambda: "kafka-topics.sh" in one.log.read_text() and name in one.log.read_text())
             _rates([one], 12.0)  # the first window may have let a burst pass
             with precedence(os.getpid(), one.pid, *(node.pid for node in kafka.nodes)):
                 rates = _rates([one], 10.0)
@@ -183,14 +176,14 @@ def test_what_is_no_record_changes_nothing_and_is_counted(kafka: KafkaCluster, t
     from kafka import KafkaProducer
 
     with _fleet(kafka, 2) as fleet:
-        _until(lambda: all(one.metric("kquota_fleet_instances") == 2 for one in fleet))
+        until(lambda: all(one.metric("kquota_fleet_instances") == 2 for one in fleet))
         producer = KafkaProducer(bootstrap_servers=kafka.bootstrap)
         known = fleet[0].metric("kquota_fleet_records_total", outcome="malformed")
         for data in (b"", b"kq", b"kq\2" + b"\xff" * 60, b"x" * 2000):
             producer.send("kquota-fleet", data, partition=0)
         producer.flush()
         producer.close()
-        _until(lambda: fleet[0].metric("kquota_fleet_records_total", outcome="malformed") == known + 4)
+        until(lambda: fleet[0].metric("kquota_fleet_records_total", outcome="malformed") == known + 4)
         assert fleet[0].metric("kquota_fleet_instances") == 2
         assert fleet[0].metric("kquota_fleet_lost") == 0
         # Its own traffic is charged to no client and is small: in ten seconds some ten records of 130 bytes.
@@ -265,18 +258,18 @@ def test_a_topic_made_anew_with_fewer_partitions_gets_them_back(kafka: KafkaClus
         load = Load(fleet[0].bootstrap, topic)
         load.on = True
         try:
-            _until(lambda: all(one.metric("kquota_fleet_instances") == 2 for one in fleet))
-            _until(lambda: _share(fleet[0]) > 0.98)
+            until(lambda: all(one.metric("kquota_fleet_instances") == 2 for one in fleet))
+            until(lambda: _share(fleet[0]) > 0.98)
             admin.delete_topics([name])
             # The fleet may have it back before this test has seen it gone.
-            _until(lambda: name not in admin.list_topics() or has_partitions_back())
+            until(lambda: name not in admin.list_topics() or has_partitions_back())
             with suppress(TopicAlreadyExistsError):  # the broker made it, with its one partition
                 admin.create_topics([NewTopic(name, 1, 1)])
-            _until(has_partitions_back, 60.0)
-            _until(lambda: len(admin.describe_topics([name])[0]["partitions"]) == 3)
-            _until(lambda: all(one.metric("kquota_fleet_lost") == 0 for one in fleet), 60.0)
-            _until(lambda: _share(fleet[0]) > 0.98, 60.0)
-            _until(lambda: all(one.metric("kquota_fleet_instances") == 2 for one in fleet))
+            until(has_partitions_back, limit_s=60.0)
+            until(lambda: len(admin.describe_topics([name])[0]["partitions"]) == 3)
+            until(lambda: all(one.metric("kquota_fleet_lost") == 0 for one in fleet), limit_s=60.0)
+            until(lambda: _share(fleet[0]) > 0.98, limit_s=60.0)
+            until(lambda: all(one.metric("kquota_fleet_instances") == 2 for one in fleet))
         finally:
             load.stop()
             admin.close()
@@ -286,7 +279,7 @@ def test_connection_rates_of_a_fleet_are_explained_and_measured(kafka: KafkaClus
     limits = [{"ip": "<default>", "connection_creation_rate": 20}]
     fleet = {"id": uuid.uuid4().hex, "default_scope": "fleet"}
     with sidecar(kafka.bootstrap, limits, fleet=fleet) as one, sidecar(kafka.bootstrap, limits, fleet=fleet) as other:
-        _until(lambda: all(each.metric("kquota_fleet_instances") == 2 for each in (one, other)))
+        until(lambda: all(each.metric("kquota_fleet_instances") == 2 for each in (one, other)))
 
         def connect() -> bool:
             for _ in range(4):
@@ -295,7 +288,7 @@ def test_connection_rates_of_a_fleet_are_explained_and_measured(kafka: KafkaClus
             time.sleep(0.3)
             return one.metric("kquota_fleet_connection_share", scope="ip", entity="127.0.0.1") > 0.5
 
-        _until(connect, 30.0)
+        until(connect, limit_s=30.0)
         found = one.get("/explain?user=ANONYMOUS&client_id=c&ip=127.0.0.1")["connections"]
         rate = next(each for each in found if each["scope"] == "ip")
         assert (rate["rate_scope"], rate["fleet"]["limit"]) == ("fleet", 20)
@@ -319,7 +312,7 @@ def test_the_topic_is_reached_by_tls_with_the_own_login(
     }
     fleet = {"id": uuid.uuid4().hex, "default_scope": "fleet"}
     with sidecar([], upstream=upstream, fleet=fleet) as one, sidecar([], upstream=upstream, fleet=fleet) as other:
-        _until(lambda: one.metric("kquota_fleet_instances") == other.metric("kquota_fleet_instances") == 2)
+        until(lambda: one.metric("kquota_fleet_instances") == other.metric("kquota_fleet_instances") == 2)
         assert one.metric("kquota_fleet_lost") == 0
 
 
@@ -331,7 +324,7 @@ def test_a_topic_that_may_not_be_made_is_an_error_with_the_command(kafka_secure:
         "sasl": {"mechanism": "SCRAM-SHA-512", "username": "alice", "password_file": str(secret)},
     }
     with sidecar([], upstream=upstream, fleet={"topic": "closed-fleet"}) as one:
-        _until(lambda: one.metric("kquota_fleet_lost") == 1, 40.0)
+        until(lambda: one.metric("kquota_fleet_lost") == 1, limit_s=40.0)
         text = one.log.read_text()
         assert "closed-fleet is missing and cannot be made" in text
         assert "kafka-topics.sh" in text

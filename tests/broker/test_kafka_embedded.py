@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,6 @@ from tests.support.waiting import until
 REPOSITORY = Path(__file__).parents[2]
 # Nothing listens on port 1, so every request through this "proxy" fails at once: for our code there is no network.
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
-seen_by = partial(brokers_seen_by, "127.0.0.1", timeout_s=30)
 NO_NETWORK = {**dict.fromkeys(PROXIES, "http://127.0.0.1:1"), "NO_PROXY": "", "no_proxy": ""}
 
 
@@ -161,12 +159,12 @@ def test_three_brokers_stop_start_and_grow(kafka3: KafkaCluster, topic: str) -> 
     assert [node.node_id for node in kafka3.nodes] == [1, 2]
     with pytest.raises(EmbeddedKafkaError, match="broker 3 is not running"):
         kafka3.node(3)
-    until(lambda: {broker.node_id for broker in seen_by(kafka3.node(1).port)} == {1, 2})
+    until(lambda: {broker.node_id for broker in brokers_seen_by("127.0.0.1", kafka3.node(1).port)} == {1, 2})
     produce(kafka3.bootstrap, topic, [b"meanwhile"])
     assert kafka3.start_broker(3).port == port
 
     for node in kafka3.nodes:
-        assert {broker.node_id for broker in seen_by(node.port)} == {1, 2, 3}
+        assert {broker.node_id for broker in brokers_seen_by("127.0.0.1", node.port)} == {1, 2, 3}
     assert values_of(kafka3, topic, 2) == [b"before", b"meanwhile"]
 
 
@@ -176,7 +174,7 @@ def test_a_broker_is_added_and_crashes(topic: str) -> None:
         assert cluster.bootstrap == [f"127.0.0.1:{node.port}" for node in cluster.nodes]
         assert len(cluster.bootstrap) == 2
         for node in cluster.nodes:
-            seen = {(broker.node_id, broker.port) for broker in seen_by(node.port)}
+            seen = {(broker.node_id, broker.port) for broker in brokers_seen_by("127.0.0.1", node.port)}
             assert (7, added.port) in seen
         on_the_new_one = ["--create", "--topic", topic, "--replica-assignment", "7"]
         server = ["--bootstrap-server", cluster.bootstrap[0]]
@@ -239,7 +237,7 @@ def test_no_jvm_survives_a_killed_parent(number: signal.Signals) -> None:
         assert parent.stdout is not None
         pid, port, directory = parent.stdout.readline().split()
         assert alive(int(pid))
-        assert [broker.node_id for broker in seen_by(int(port))] == [1]
+        assert [broker.node_id for broker in brokers_seen_by("127.0.0.1", int(port))] == [1]
         parent.send_signal(number)
         parent.wait()
         until(lambda: not alive(int(pid)) and not Path(directory).exists())

@@ -51,7 +51,7 @@ def job_for(cluster: KafkaCluster, bootstrap: str | None = None) -> Job:
 
 def addresses(proxy: Sidecar) -> dict[int, tuple[str, int]]:
     """Node id -> the address that the sidecar tells for it."""
-    return {each.node_id: (each.host, each.port) for each in brokers_seen_by("127.0.0.1", proxy.port, timeout_s=30)}
+    return {each.node_id: (each.host, each.port) for each in brokers_seen_by("127.0.0.1", proxy.port)}
 
 
 def real_addresses(cluster: KafkaCluster) -> dict[int, tuple[str, int]]:
@@ -67,8 +67,7 @@ def test_metadata_names_a_listener_for_each_broker(kafka3: KafkaCluster, proxy3:
     assert set(told.values()) <= proxy3.broker_addresses() - {("127.0.0.1", proxy3.port)}
     for node, address in told.items():  # each stands for its own broker: it tells its own id as such
         assert len(set(told.values())) == 3
-        seen = brokers_seen_by(*address, timeout_s=30)
-        assert {each.node_id: (each.host, each.port) for each in seen} == told, node
+        assert {each.node_id: (each.host, each.port) for each in brokers_seen_by(*address)} == told, node
 
 
 @pytest.mark.parametrize("version", PRODUCE_VERSIONS)
@@ -281,7 +280,7 @@ def test_new_brokers_get_a_listener_and_a_moved_one_keeps_its_own() -> None:
 
 def answers(address: tuple[str, int]) -> bool:
     try:
-        return bool(brokers_seen_by(*address))
+        return bool(brokers_seen_by(*address, timeout_s=2.0))
     except ProbeError:
         return False
 
@@ -338,4 +337,4 @@ def test_controllers_take_no_ports_of_brokers(kafka3: KafkaCluster) -> None:
         assert "endpoints" in direct, "Kafka 4 names the controllers' addresses"
         assert voters(told) == voters(direct)
         host, _, port = proxy.bootstrap.rpartition(":")
-        assert sorted(node for node, *_ in brokers_seen_by(host, int(port), timeout_s=30)) == [1, 2, 3]
+        assert sorted(node for node, *_ in brokers_seen_by(host, int(port))) == [1, 2, 3]

@@ -61,6 +61,6 @@ def between_links(quotas: Sequence[dict[str, Any]], **settings: Any) -> Iterator
                 **settings,
             )
         )
-        ports = [proxy.port, *(broker.port for broker in brokers_seen_by("127.0.0.1", proxy.port, timeout_s=30))]
+        ports = [proxy.port, *(broker.port for broker in brokers_seen_by("127.0.0.1", proxy.port))]
         to_sidecar = [network.link((CLIENTS_HOST, port), ("127.0.0.1", port)) for port in ports]
         yield Rig(cluster, proxy, to_sidecar, to_broker, f"{CLIENTS_HOST}:{proxy.port}", least_held(proxy))

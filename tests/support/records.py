@@ -11,7 +11,6 @@ from typing import Any
 
 LIMIT_S = 60.0
 LARGEST_BYTES = 32 << 20
-METADATA_AGE_MS = 1_000
 
 
 def produce(
@@ -53,7 +52,7 @@ def subscribed(bootstrap: str | Sequence[str], topic: str, **settings: Any) -> A
     """
     from kafka import KafkaConsumer
 
-    usual = {"auto_offset_reset": "earliest", "metadata_max_age_ms": METADATA_AGE_MS}
+    usual = {"auto_offset_reset": "earliest", "metadata_max_age_ms": 1_000}
     return KafkaConsumer(topic, **{"bootstrap_servers": bootstrap, **usual, **settings})
 
 

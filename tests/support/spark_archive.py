@@ -18,11 +18,9 @@ from typing import Any, Final
 
 from deploy.kafka import cache_dir
 
-QUICK_JVM: Final = " ".join(
-    (
-        "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m -Xmn400m",
-        "-Djdk.lang.Process.launchMechanism=VFORK",
-    )
+QUICK_JVM: Final = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m -Xmn400m "
+    "-Djdk.lang.Process.launchMechanism=VFORK"
 )
 """For a few rows: the quick compiler only, and one collector thread. With that compiler alone Java reserves 48 MB for
 what it compiles, which Spark fills: then it throws methods away and compiles them again. What a query leaves behind is
