@@ -87,11 +87,6 @@ def broker_killed(rig: Rig) -> None:
     rig.cluster.start_broker(1)
 
 
-def broker_restarted(rig: Rig) -> None:
-    rig.cluster.stop_broker(1)
-    rig.cluster.start_broker(1)
-
-
 def sidecar_restarted(rig: Rig) -> None:
     rig.proxy.stop()
     rig.proxy.start_again()
@@ -113,7 +108,6 @@ FAULTS: dict[str, Strikes] = {
     "reset within requests": both(reset_within_frames, TO_TARGET, 33_333),
     "reset within responses": both(reset_within_frames, FROM_TARGET, 33_333),
     "broker killed": [broker_killed],
-    "broker restarted": [broker_restarted],
     "sidecar restarted": [sidecar_restarted],
 }
 
@@ -150,7 +144,11 @@ def test_fault(rig: Rig, topic: str, fault: str) -> None:
 
 
 def test_a_broker_that_moved_is_followed(rig: Rig, topic: str) -> None:
-    """Another port, and the sidecar's own looks at the cluster are an hour apart: it looks when a client misses it."""
+    """Another port, and the sidecar's own looks at the cluster are an hour apart: it looks when a client misses it.
+
+    It is killed: a broker that stops in order, and is the only one, says at its end that the cluster has no brokers,
+    after which librdkafka may connect to none any more (docs/architecture.md, "Non-obvious").
+    """
     with FaultyNetwork() as network:
         # Stands for a name in front of the cluster, which leads to a broker wherever that is.
         (port,) = free_ports(1)
@@ -161,7 +159,7 @@ def test_a_broker_that_moved_is_followed(rig: Rig, topic: str) -> None:
             with Producing(proxy.bootstrap, topic) as producing, Consuming(proxy.bootstrap, topic) as consuming:
                 consuming.wait_for_progress()
                 old = rig.cluster.node(1).port
-                rig.cluster.stop_broker(1)
+                rig.cluster.stop_broker(1, kill=True)
                 new = rig.cluster.start_broker(1, move=True).port
                 assert new != old
                 name.target = ("127.0.0.1", new)
