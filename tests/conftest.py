@@ -35,7 +35,6 @@ ROOMS: Final = ("unit", "loopback", "system", "broker", "spark")
 
 LONG: Final = (
     "test_analysis_plans",
-    "test_analysis_jobs",
     "test_analysis_stream",
     "test_soak",
     "test_fleet",
@@ -70,7 +69,7 @@ LONG: Final = (
     "test_load_live",
 )
 """Files that take longest, begun first (`--durations`): at the end no worker is left with one of them while the others
-have none. The first three bring all others of their groups along (tests/support/schedule.py)."""
+have none. The first two bring all others of their groups along (tests/support/schedule.py)."""
 
 SPARK_LIMIT_S = 900
 """A test that is stopped while it waits for Java breaks all later ones of its worker: better late."""

@@ -92,9 +92,14 @@ def _run(command: Sequence[str | Path], cwd: Path) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Nothing of this checkout on the path; every package as it is pinned, those that build included."""
+    """Nothing of this checkout on the path; every package as it is pinned, those that build included, which are not
+    compiled to bytecode, as each is used once."""
     without = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    return without | {"PIP_CONSTRAINT": str(PINS), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    return without | {
+        "PIP_CONSTRAINT": str(PINS),
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_NO_COMPILE": "1",
+    }
 
 
 def check(root: Path, out: Path, tag: str = "") -> list[Path]:

@@ -11,17 +11,14 @@ for those count objects.)
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from contextlib import suppress
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-from deploy.kafka.jars import cache_dir
+from tests.support.kept_builds import kept, key_of
 
 ROOT = Path(__file__).resolve().parents[1]
 TREE = ROOT / "build/sanitized"
@@ -31,8 +28,6 @@ TESTS = ("tests/loopback/test_connection_io.py", "tests/loopback/test_pairs.py",
 EXIT_CODE = 86
 """Of a process that a sanitizer has ended."""
 BUILD_LIMIT_S = 900.0
-KEPT = 4
-"""Builds in the cache."""
 
 
 def runtime() -> Path | None:
@@ -60,13 +55,10 @@ def environment(library: Path) -> dict[str, str]:
 
 def _compiled_from() -> str:
     """SHA-256 over all that the compiled code is made of, and what it is made with."""
-    locks = [ROOT / "setup.py", ROOT / "deploy/image/build.txt", Path(__file__)]
-    sources = [*locks, *sorted(ROOT.glob("proxy/**/*.p[yx]*")), *sorted(ROOT.glob("quota/*.p[yx]*"))]
-    compiler = subprocess.run(["gcc", "--version"], capture_output=True, check=True).stdout
-    made_with = hashlib.sha256(compiler + sys.version.encode()).digest()
-    return hashlib.sha256(
-        made_with + b"".join(hashlib.sha256(path.read_bytes()).digest() for path in sources)
-    ).hexdigest()
+    sources = [ROOT / "setup.py", ROOT / "deploy/image/build.txt", Path(__file__)]
+    sources += [*ROOT.glob("proxy/**/*.p[yx]*"), *ROOT.glob("quota/*.p[yx]*")]
+    compiler = subprocess.run(["gcc", "--version"], capture_output=True, check=True, text=True).stdout
+    return key_of(sources, ROOT, compiler, sys.version)
 
 
 def build() -> Path:
@@ -84,34 +76,25 @@ def build() -> Path:
         )
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, TREE / name)
-    kept = cache_dir() / "sanitized" / key
-    if not stamp.exists() and kept.exists():
-        shutil.copytree(kept, TREE, dirs_exist_ok=True)
     if not stamp.exists():
-        subprocess.run(
-            [str(BUILDER), "setup.py", "--quiet", "build_ext", "--inplace", "--force"],
-            cwd=TREE,
-            env=os.environ | {"KQUOTA_PURE": "0", "KQUOTA_SANITIZE": "1", "PYTHONPATH": ""},
-            check=True,
-            timeout=BUILD_LIMIT_S,
-        )
+        shutil.copytree(kept("sanitized", key, _compile), TREE, dirs_exist_ok=True)
         stamp.write_text(key)
-        _keep(kept)
     return TREE
 
 
-def _keep(kept: Path) -> None:
-    """What has been compiled, for later checkouts of the same sources; the oldest of it goes."""
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=kept.parent))
-    for path in (*TREE.glob("quota/_compiled/*"), *TREE.glob("proxy/*/_compiled/*"), TREE / "compiled-from"):
-        target = scratch / path.relative_to(TREE)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, target)
-    with suppress(OSError):  # another run was quicker
-        scratch.rename(kept)
-    for old in sorted(kept.parent.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
+def _compile(target: Path) -> None:
+    """Compile in the copy; what comes of it goes to `target`."""
+    subprocess.run(
+        [str(BUILDER), "setup.py", "--quiet", "build_ext", "--inplace", "--force"],
+        cwd=TREE,
+        env=os.environ | {"KQUOTA_PURE": "0", "KQUOTA_SANITIZE": "1", "PYTHONPATH": ""},
+        check=True,
+        timeout=BUILD_LIMIT_S,
+    )
+    for path in (*TREE.glob("quota/_compiled/*"), *TREE.glob("proxy/*/_compiled/*")):
+        place = target / path.relative_to(TREE)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, place)
 
 
 def run(library: Path, *argv: str, timeout_s: float | None = None, **more: str) -> subprocess.CompletedProcess[str]:

@@ -29,7 +29,7 @@ from deploy.kafka.jars import cache_dir
 from deploy.kafka.ports import free_ports
 from tests.support.chart_tools import configuration, documents, pod_specs, render_text, sidecar_of
 from tests.support.clients import Load, in_background, produce_kafka_python
-from tests.support.image_tools import ROOT, Builder, Stage, context_files, locked_wheels, parse
+from tests.support.image_tools import ROOT, Builder, Stage, built, context_files, locked_wheels, parse
 from tests.support.namespaces import network
 from tests.support.sidecars import get
 from tests.support.webhook_tools import (
@@ -207,12 +207,10 @@ def _needs_root() -> None:
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Builder:
-    """The default target, built."""
+    """The default target, built, or built earlier from the same sources."""
     _needs_root()
     wheels = locked_wheels([LOCKS / "build.txt", LOCKS / "sidecar.txt"], cache_dir())
-    builder = Builder(tmp_path_factory.mktemp("image"), wheels)
-    builder.build("kquota")
-    return builder
+    return built("kquota", tmp_path_factory.mktemp("image"), wheels)
 
 
 def _run(image: Builder, *argv: str, **settings: Any) -> subprocess.CompletedProcess[str]:

@@ -19,6 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.kept_builds import kept, key_of
+
 ROOT = Path(__file__).resolve().parents[2]
 RUN_LIMIT_S = 240
 QUICK_COMPILER = "tmp/quick-gcc"
@@ -118,12 +120,13 @@ def context_files(ignore: str) -> list[str]:
 class Builder:
     """Carries out stages, and runs what came out."""
 
-    def __init__(self, directory: Path, wheels: Path) -> None:
-        """`wheels`: a directory with everything that pip may install; the network is not used."""
+    def __init__(self, directory: Path, wheels: Path, built: Iterable[str] = ()) -> None:
+        """`wheels`: a directory with everything that pip may install; the network is not used. `built`: stages that are
+        in `directory` already."""
         self.arguments, self.stages = parse((ROOT / "Dockerfile").read_text())
         self._directory = directory
         self._wheels = wheels
-        self._built: set[str] = set()
+        self._built = set(built)
 
     def root(self, name: str) -> Path:
         """The root directory of a stage."""
@@ -271,6 +274,30 @@ class Builder:
         inner = f"cd {shlex.quote(where)} && exec {drop}env -i {settings} {shlex.join(argv)}"
         script.append(f"exec chroot {root} /bin/sh -euc {shlex.quote(inner)}")
         return ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-euc", "\n".join(script)]
+
+
+def built(target: str, directory: Path, wheels: Path) -> Builder:
+    """A stage and those it copies from, in `directory`: links to what was built earlier from the same sources, as an
+    engine's cache would have it, or built now."""
+    sources = [ROOT / name for name in context_files((ROOT / ".dockerignore").read_text())]
+    sources += [ROOT / "Dockerfile", ROOT / ".dockerignore", Path(__file__)]
+    compiler = subprocess.run(["gcc", "--version"], capture_output=True, text=True, check=True).stdout
+    key = key_of(sources, ROOT, target, compiler, sys.version, sys.base_prefix)
+
+    def build(place: Path) -> None:
+        Builder(place, wheels).build(target)
+
+    found = kept("images", key, build)
+    shutil.copytree(found, directory, symlinks=True, dirs_exist_ok=True, copy_function=_link)
+    return Builder(directory, wheels, [stage.name for stage in found.iterdir()])
+
+
+def _link(source: str, target: str) -> None:
+    """Instead of a copy, where both are on one file system."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def locked_wheels(locks: Sequence[Path], cache: Path) -> Path:

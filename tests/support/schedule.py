@@ -1,8 +1,8 @@
 """Which tests stay together when several processes share them: those of a file, as they share its fixtures.
 
-Two exceptions: all files that use a Spark session are three groups, so that three processes have a session and the
-others none (a session and its first queries take some 15 s of a core, all of these files in one process longer than
-everything else beside them), and a file whose clusters have nothing in common is several groups. Groups begin in the
+Two exceptions: all files that use a Spark session are two groups, so that two processes have a session and the
+others none (a session's first ten reports take some 45 s of a core more than later ones, all of these files in one
+process longer than everything else beside them), and a file whose clusters have nothing in common is several groups. Groups begin in the
 order in which their tests are collected.
 """
 
@@ -16,14 +16,21 @@ from xdist.scheduler import LoadScopeScheduling
 
 SESSION: Final = "tests/spark/conftest.py"
 SESSIONS: Final = (
-    ("test_analysis_plans", "test_analysis_levels", "test_analysis_audit", "test_report_csv"),
-    ("test_analysis_jobs", "test_analysis_compact", "test_analysis_fleet"),
+    (
+        "test_analysis_plans",
+        "test_analysis_levels",
+        "test_analysis_audit",
+        "test_report_csv",
+        "test_analysis_jobs",
+        "test_analysis_compact",
+        "test_analysis_fleet",
+    ),
     (),
 )
 """Files with a Spark session that share one; the last group has all others."""
 NO_SESSION: Final = ("test_analysis_cli", "test_analysis_cluster", "test_stream_kills")
 """Files of the Spark room that have no session: two start Spark as programs, one does without it."""
-SPLIT: Final = {"test_transparency": re.compile(r"\[(kafka3|kafka_391|kafka)\b")}
+SPLIT: Final = {"test_transparency": re.compile(r"\[(kafka3|kafka_391)\b")}
 """Files that are split, and what of a test's parameters names its part."""
 
 

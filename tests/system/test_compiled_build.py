@@ -80,36 +80,61 @@ def test_a_checkout_runs_what_is_written_there_unless_asked() -> None:
         assert _described(KQUOTA_PURE="0") == "compiled"
 
 
-@pytest.mark.skipif(bool(compiled.WHY_NOT), reason=f"the data path is not compiled: {compiled.WHY_NOT}")
-@pytest.mark.parametrize(
-    "edited", ["quota/rate.py", "quota/rate.pxd", "proxy/io/calls.pyx", "proxy/io/connection_io.py"]
-)
-def test_an_edited_source_is_what_runs(edited: str, tmp_path: Path) -> None:
-    """All of it then: compiled modules know each other's layout."""
+NOT_COMPILED = pytest.mark.skipif(bool(compiled.WHY_NOT), reason=f"the data path is not compiled: {compiled.WHY_NOT}")
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what runs, compiled code and all. Who changes it restores it."""
+    folder = tmp_path_factory.mktemp("copied")
     for package in ("quota", "proxy"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def _what_runs(copied: Path) -> str:
+    """Why it is not the compiled code, and what two modules are loaded from."""
     code = "import quota.rate, proxy.io.connection_io; from quota import compiled; "
     code += (
         "print(compiled.WHY_NOT, *(one.__file__.rpartition('.')[2] for one in (quota.rate, proxy.io.connection_io)))"
     )
+    environment = _environment(KQUOTA_PURE="0")
+    done = subprocess.run([sys.executable, "-c", code], cwd=copied, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
-    def run() -> str:
-        environment = _environment(KQUOTA_PURE="0")
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
 
-    assert run() == "so so"
-    with (tmp_path / edited).open("a") as source:
+@NOT_COMPILED
+@pytest.mark.parametrize(
+    "edited", ["quota/rate.py", "quota/rate.pxd", "proxy/io/calls.pyx", "proxy/io/connection_io.py"]
+)
+def test_an_edited_source_is_what_runs(edited: str, copied: Path) -> None:
+    """All of it then: compiled modules know each other's layout."""
+    with (copied / edited).open("a") as source:
         source.write("# edited\n")
-    assert run() == f"{edited} has changed since it was compiled: make compile py py"
-    shutil.copy(ROOT / edited, tmp_path / edited)
-    (tmp_path / "quota/_compiled" / f"rate{SUFFIX}").write_bytes(b"compiled for another machine")
-    assert run().endswith(" py py")
-    (tmp_path / "proxy/io/_compiled" / f"connection_io{SUFFIX}").unlink()
-    assert run() == "proxy/io/connection_io.py is not compiled for this Python py py"
+    try:
+        assert _what_runs(copied) == f"{edited} has changed since it was compiled: make compile py py"
+    finally:
+        shutil.copy(ROOT / edited, copied / edited)
+
+
+@NOT_COMPILED
+def test_what_is_compiled_runs_whole_or_not_at_all(copied: Path) -> None:
+    assert _what_runs(copied) == "so so"
+    for broken, content in (
+        ("quota/_compiled/rate", b"compiled for another machine"),
+        ("proxy/io/_compiled/connection_io", None),
+    ):
+        path = copied / f"{broken}{SUFFIX}"
+        whole = path.read_bytes()
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        said = _what_runs(copied)
+        assert said.endswith(" py py")
+        assert content is not None or said == "proxy/io/connection_io.py is not compiled for this Python py py"
+        path.write_bytes(whole)
+    assert _what_runs(copied) == "so so"
 
 
 def test_the_version_says_which_code_runs() -> None:

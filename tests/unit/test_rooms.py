@@ -39,7 +39,7 @@ def test_groups_are_files_but_for_spark_sessions_and_clusters_apart() -> None:
     assert group_of("tests/broker/test_export.py::test_a[1]") == "tests/broker/test_export.py"
     same = "tests/broker/test_transparency.py"
     assert group_of(f"{same}::test_same_results[kafka_391-records.x]") == f"{same}::kafka_391"
-    assert group_of(f"{same}::test_the_sidecar_noticed_nothing_wrong[kafka]") == f"{same}::kafka"
+    assert group_of(f"{same}::test_the_sidecar_noticed_nothing_wrong[kafka3]") == f"{same}::kafka3"
     assert group_of(f"{same}::test_another") == same
     for path in FILES:
         if path.parent.name == "spark":
