@@ -2,8 +2,8 @@
 
 Two exceptions: all files that use a Spark session are two groups, so that two processes have a session and the
 others none (a session's first ten reports take some 45 s of a core more than later ones, all of these files in one
-process longer than everything else beside them), and a file whose clusters have nothing in common is several groups. Groups begin in the
-order in which their tests are collected.
+process longer than everything else beside them), and a file whose clusters have nothing in common is several groups.
+Groups begin in the order in which their tests are collected.
 """
 
 from __future__ import annotations
