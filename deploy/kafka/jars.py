@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -128,14 +128,29 @@ def resolve(version: str = DEFAULT_VERSION, *, progress: Progress = quiet) -> Ka
         JarChecksumError: a jar in the cache, or as fetched, is not the expected one.
     """
     locked = read_lock(version)
+    progress(f"resolving Kafka {version} ({len(locked)} jars)")
+    return KafkaJars(version, fetched(locked, f"Kafka {version}", progress=progress))
+
+
+def fetched(locked: Sequence[LockedJar], of: str, *, progress: Progress = quiet) -> list[Path]:
+    """Where these jars are, each with its SHA-256; those missing in the cache are fetched first.
+
+    Args:
+        locked: the jars.
+        of: what they are of, for `progress`.
+        progress: gets one line per noteworthy step.
+
+    Raises:
+        JarDownloadError: a jar is missing and cannot be fetched (no network?).
+        JarChecksumError: a jar in the cache, or as fetched, is not the expected one.
+    """
     root = cache_dir() / "jars"
     missing = [jar for jar in locked if not (root / jar.path).is_file()]
-    progress(f"resolving Kafka {version} ({len(locked)} jars)")
     if missing:
-        _fetch(version, missing, root, progress)
+        _fetch(of, missing, root, progress)
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:  # hashing large buffers releases the GIL
         list(pool.map(lambda jar: verify(root / jar.path, jar), locked))
-    return KafkaJars(version, [root / jar.path for jar in locked])
+    return [root / jar.path for jar in locked]
 
 
 def sha256_of(path: Path) -> str:
@@ -180,14 +195,14 @@ def maven(repository: Path) -> MavenContext:
     return MavenContext(repo_cache=repository, remote_repos=remotes, timeout=DOWNLOAD_TIMEOUT_S)
 
 
-def _fetch(version: str, missing: list[LockedJar], root: Path, progress: Progress) -> None:
+def _fetch(of: str, missing: list[LockedJar], root: Path, progress: Progress) -> None:
     """Fetch jars into a scratch folder, check them, then move them in place: the cache never holds half a file."""
     root.mkdir(parents=True, exist_ok=True)
     with _locked(root / ".lock"):
         missing = [jar for jar in missing if not (root / jar.path).is_file()]  # another process may have been faster
         if not missing:
             return
-        progress(f"fetching {len(missing)} jars of Kafka {version} into {root}")
+        progress(f"fetching {len(missing)} jars of {of} into {root}")
         scratch = Path(tempfile.mkdtemp(prefix=".fetch-", dir=root))
         try:
             context = maven(scratch)
@@ -223,7 +238,7 @@ def _download(context: MavenContext, jar: LockedJar, target: Path) -> None:
             problem = error
     raise JarDownloadError(
         f"cannot fetch {jar.coordinate} ({type(problem).__name__}: {problem}).\n"
-        f"The first start needs a network to fetch Kafka's jars into {cache_dir()}; later starts need none. "
+        f"The first start needs a network to fetch jars into {cache_dir()}; later starts need none. "
         "Behind a mirror: name it in jgo's config file, section [repositories]."
     ) from problem
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.brokers import kafka, kafka_secure, topic
 from tests.support.browser import browse
-from tests.support.hadoop_defaults import leave_yarn_out
 from tests.support.py4j_names import keep_names
+from tests.support.quick_hadoop import local_files, make_quick
 from tests.support.spark_archive import quick_jvm
 from tests.support.spark_tools import DAY_MS, T0_MS, Make, write
 
@@ -39,10 +39,11 @@ def spark() -> Iterator[SparkSession]:
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.adaptive.enabled": "false",
         "spark.driver.extraJavaOptions": quick_jvm(),
+        "spark.jars": str(local_files()),
     }
     keep_names()
     session = open_session("local[2]", "1g", small)
-    leave_yarn_out(session.sparkContext._jvm)
+    make_quick(session)
     yield session
     session.stop()
 
