@@ -56,7 +56,12 @@ def environment(library: Path) -> dict[str, str]:
 def _compiled_from() -> str:
     """SHA-256 over all that the compiled code is made of, and what it is made with."""
     sources = [ROOT / "setup.py", ROOT / "deploy/image/build.txt", Path(__file__)]
-    sources += [*ROOT.glob("proxy/**/*.p[yx]*"), *ROOT.glob("quota/*.p[yx]*")]
+    sources += [
+        path
+        for package in ("proxy", "quota")
+        for suffix in ("py", "pyx", "pxd")
+        for path in ROOT.glob(f"{package}/**/*.{suffix}")
+    ]
     compiler = subprocess.run(["gcc", "--version"], capture_output=True, check=True, text=True).stdout
     return key_of(sources, ROOT, compiler, sys.version)
 
