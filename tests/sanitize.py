@@ -18,7 +18,7 @@ import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-from tests.support.kept_builds import kept, key_of
+from tests.support.kept_builds import kept, key_of, toolchain
 
 ROOT = Path(__file__).resolve().parents[1]
 TREE = ROOT / "build/sanitized"
@@ -62,8 +62,7 @@ def _compiled_from() -> str:
         for suffix in ("py", "pyx", "pxd")
         for path in ROOT.glob(f"{package}/**/*.{suffix}")
     ]
-    compiler = subprocess.run(["gcc", "--version"], capture_output=True, check=True, text=True).stdout
-    return key_of(sources, ROOT, compiler, sys.version)
+    return key_of(sources, *toolchain())
 
 
 def build() -> Path:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import functools
-import hashlib
 import io
 import json
 import os
@@ -27,6 +26,7 @@ from typing import IO, Any, Final
 from deploy.kafka.jars import cache_dir, resolve
 from deploy.kafka.javalog import tool_arguments
 from tests.support.image_tools import ROOT, context_files
+from tests.support.kept_builds import key_of
 
 RECIPES: Final = Path(__file__).with_name("images")
 SUITE: Final = "bookworm"
@@ -102,7 +102,7 @@ def size_mb(path: Path) -> float:
 def base() -> Path:
     """The stand-in for the Python image, as an archive; buildah knows it as BASE."""
     sources = [RECIPES / "base.Dockerfile", RECIPES / "docker-clean"]
-    key = _sum([*sources, AUTHORITIES], SUITE, *BASE_PACKAGES)
+    key = key_of([*sources, AUTHORITIES], SUITE, *BASE_PACKAGES)
 
     def fill(folder: Path) -> None:
         include = f"--include={','.join(BASE_PACKAGES)}"
@@ -120,7 +120,7 @@ def _pause() -> Path:
     def fill(folder: Path) -> None:
         _run(["gcc", "-static", "-Os", "-s", "-o", str(folder / "pause"), str(RECIPES / "pause.c")])
 
-    return _made("pause", _sum(sources), sources[0], fill)
+    return _made("pause", key_of(sources), sources[0], fill)
 
 
 @functools.cache
@@ -136,7 +136,7 @@ def _kafka() -> Path:
             shutil.copy2(jar, folder / "libs")
         shutil.copy2(RECIPES / "run-class.sh", folder)
 
-    return _made("kafka", _sum([*sources, logging, base()], *(jar.name for jar in jars)), sources[0], fill)
+    return _made("kafka", key_of([*sources, logging], base().name, *(jar.name for jar in jars)), sources[0], fill)
 
 
 @functools.cache
@@ -156,7 +156,7 @@ def _client() -> Path:
             shutil.copy2(client, folder / "clients")
 
     recipe = RECIPES / "client.Dockerfile"
-    return _made("client", _sum([recipe, base(), *clients], *pins), recipe, fill)
+    return _made("client", key_of([recipe, *clients], base().name, *pins), recipe, fill)
 
 
 @functools.cache
@@ -172,7 +172,7 @@ def _project(target: str) -> Path:
             to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, to)
 
-    key = _sum([ROOT / "Dockerfile", base(), *files], target)
+    key = key_of([ROOT / "Dockerfile", *files], base().name, target)
     return _made(TARGETS[target], key, ROOT / "Dockerfile", fill, target)
 
 
@@ -218,17 +218,6 @@ def _run(command: list[str]) -> None:
         raise NoImageError(
             f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
         )
-
-
-def _sum(files: Iterable[Path], *words: str) -> str:
-    digest = hashlib.sha256()
-    for path in files:
-        # An archive's name has the sum of what is in it.
-        content = path.name.encode() if path.suffix == ".tar" else path.read_bytes()
-        name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
-        digest.update(f"{name} {len(content)} {hashlib.sha256(content).hexdigest()}\n".encode())
-    digest.update(repr(words).encode())
-    return digest.hexdigest()[:16]
 
 
 @contextmanager

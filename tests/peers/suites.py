@@ -6,7 +6,6 @@ are pinned by version and sum, and what is built from them is kept in the cache.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -17,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from deploy.kafka.jars import cache_dir
 from tests.peers.outcomes import Ended, of_go, of_librdkafka
 from tests.support import go_tools
+from tests.support.kept_builds import kept, key_of
 
 CRATE: Final = Path(__file__).parents[1] / "rust" / "librdkafka"
 BROKERS: Final = 3
@@ -139,23 +138,18 @@ def _output_of(command: Sequence[str], folder: Path, settings: dict[str, str]) -
 
 def _built_librdkafka() -> Path:
     """The folder with its libraries and its test-runner."""
-    lock = (CRATE / "Cargo.lock").read_bytes()
-    target = cache_dir() / "peers" / f"librdkafka-{hashlib.sha256(lock).hexdigest()[:16]}"
-    if (target / "tests/test-runner").is_file():
-        return target
+    return kept("peers", key_of([CRATE / "Cargo.lock"]), _build_librdkafka)
+
+
+def _build_librdkafka(target: Path) -> None:
     if shutil.which("cargo") is None:
         raise NoSuiteError("librdkafka's sources come inside a crate: cargo is needed on PATH (Debian's package cargo)")
     told = json.loads(_done(["cargo", "metadata", "--format-version", "1", "--locked"], CRATE))
     (manifest,) = [one["manifest_path"] for one in told["packages"] if one["name"] == "rdkafka-sys"]
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        copy = Path(scratch, "librdkafka")
-        shutil.copytree(Path(manifest).parent / "librdkafka", copy)
-        _done(["bash", "./configure", "--disable-lz4-ext"], copy)
-        _done(["make", "-j2", "libs"], copy)
-        _done(["make", "-j2", "-C", "tests", "test-runner"], copy)
-        copy.rename(target)
-    return target
+    shutil.copytree(Path(manifest).parent / "librdkafka", target, dirs_exist_ok=True)
+    _done(["bash", "./configure", "--disable-lz4-ext"], target)
+    _done(["make", "-j2", "libs"], target)
+    _done(["make", "-j2", "-C", "tests", "test-runner"], target)
 
 
 def _done(command: Sequence[str], folder: Path) -> str:

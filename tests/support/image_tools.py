@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.kept_builds import kept, key_of
+from tests.support.kept_builds import kept, key_of, toolchain
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_LIMIT_S = 240
@@ -281,13 +281,11 @@ def built(target: str, directory: Path, wheels: Path) -> Builder:
     engine's cache would have it, or built now."""
     sources = [ROOT / name for name in context_files((ROOT / ".dockerignore").read_text())]
     sources += [ROOT / "Dockerfile", ROOT / ".dockerignore", Path(__file__)]
-    compiler = subprocess.run(["gcc", "--version"], capture_output=True, text=True, check=True).stdout
-    key = key_of(sources, ROOT, target, compiler, sys.version, sys.base_prefix)
 
     def build(place: Path) -> None:
         Builder(place, wheels).build(target)
 
-    found = kept("images", key, build)
+    found = kept("images", key_of(sources, target, sys.base_prefix, *toolchain()), build)
     shutil.copytree(found, directory, symlinks=True, dirs_exist_ok=True, copy_function=_link)
     return Builder(directory, wheels, [stage.name for stage in found.iterdir()])
 

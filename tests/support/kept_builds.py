@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -13,17 +15,25 @@ from typing import Final
 
 from deploy.kafka.jars import cache_dir
 
+ROOT: Final = Path(__file__).resolve().parents[2]
 COPIES: Final = 4
 """Builds of a kind that are kept; of more, those go that were not used for longest."""
 
 
-def key_of(sources: Iterable[Path], root: Path, *made_with: str) -> str:
-    """SHA-256 over the names below `root` and the contents of all sources, and over what they are built with."""
+def key_of(sources: Iterable[Path], *made_with: str) -> str:
+    """A name for a build: of the SHA-256 over all sources, their names (below the project, or alone) and contents, and
+    over what they are built with."""
     whole = hashlib.sha256()
     for path in sorted(sources):
-        whole.update(f"{path.relative_to(root)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    whole.update("\0".join(made_with).encode())
-    return whole.hexdigest()
+        name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
+        whole.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    whole.update(repr(made_with).encode())
+    return whole.hexdigest()[:16]
+
+
+def toolchain() -> tuple[str, str]:
+    """What a build of the data path is made with: this machine's gcc, and this Python."""
+    return subprocess.run(["gcc", "--version"], capture_output=True, check=True, text=True).stdout, sys.version
 
 
 def kept(kind: str, key: str, build: Callable[[Path], None]) -> Path:
