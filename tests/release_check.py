@@ -98,7 +98,7 @@ def _environment() -> dict[str, str]:
     return without | {
         "PIP_CONSTRAINT": str(PINS),
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        "PIP_NO_COMPILE": "1",
+        "PIP_COMPILE": "0",  # (PIP_NO_COMPILE=1 would ask for it)
     }
 
 
@@ -132,7 +132,7 @@ def check(root: Path, out: Path, tag: str = "") -> list[Path]:
         home = Path(scratch)
         print("· installing the wheel in an empty environment", flush=True)
         _run([sys.executable, "-m", "venv", "--without-pip", home / "venv"], home)
-        _run([*PIP, "--python", home / "venv/bin/python", "install", "--quiet", "--no-compile", wheel], home)
+        _run([*PIP, "--python", home / "venv/bin/python", "install", "--quiet", wheel], home)
         kquota = home / "venv/bin/kquota"
         said = _run([kquota, "--version"], home)
         if not said.startswith(f"kquota {version},"):
