@@ -11,6 +11,8 @@ import sys
 import tomllib
 import venv
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -80,12 +82,12 @@ def test_a_checkout_runs_what_is_written_there_unless_asked() -> None:
         assert _described(KQUOTA_PURE="0") == "compiled"
 
 
-NOT_COMPILED = pytest.mark.skipif(bool(compiled.WHY_NOT), reason=f"the data path is not compiled: {compiled.WHY_NOT}")
+COMPILED_ONLY = pytest.mark.skipif(bool(compiled.WHY_NOT), reason=f"the data path is not compiled: {compiled.WHY_NOT}")
 
 
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what runs, compiled code and all. Who changes it restores it."""
+    """A copy of what runs, compiled code and all; changed only by `_changed`."""
     folder = tmp_path_factory.mktemp("copied")
     for package in ("quota", "proxy"):
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -104,37 +106,36 @@ def _what_runs(copied: Path) -> str:
     return done.stdout.strip()
 
 
-@NOT_COMPILED
+@contextmanager
+def _changed(path: Path, content: bytes | None) -> Iterator[None]:
+    """The file has another content, or (None) is not there, until the block is over."""
+    whole = path.read_bytes()
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    try:
+        yield
+    finally:
+        path.write_bytes(whole)
+
+
+@COMPILED_ONLY
 @pytest.mark.parametrize(
     "edited", ["quota/rate.py", "quota/rate.pxd", "proxy/io/calls.pyx", "proxy/io/connection_io.py"]
 )
 def test_an_edited_source_is_what_runs(edited: str, copied: Path) -> None:
     """All of it then: compiled modules know each other's layout."""
-    with (copied / edited).open("a") as source:
-        source.write("# edited\n")
-    try:
+    assert _what_runs(copied) == "so so"
+    with _changed(copied / edited, (copied / edited).read_bytes() + b"# edited\n"):
         assert _what_runs(copied) == f"{edited} has changed since it was compiled: make compile py py"
-    finally:
-        shutil.copy(ROOT / edited, copied / edited)
 
 
-@NOT_COMPILED
+@COMPILED_ONLY
 def test_what_is_compiled_runs_whole_or_not_at_all(copied: Path) -> None:
-    assert _what_runs(copied) == "so so"
-    for broken, content in (
-        ("quota/_compiled/rate", b"compiled for another machine"),
-        ("proxy/io/_compiled/connection_io", None),
-    ):
-        path = copied / f"{broken}{SUFFIX}"
-        whole = path.read_bytes()
-        path.unlink()
-        if content is not None:
-            path.write_bytes(content)
-        said = _what_runs(copied)
-        assert said.endswith(" py py")
-        assert content is not None or said == "proxy/io/connection_io.py is not compiled for this Python py py"
-        path.write_bytes(whole)
-    assert _what_runs(copied) == "so so"
+    with _changed(copied / f"quota/_compiled/rate{SUFFIX}", b"compiled for another machine"):
+        assert _what_runs(copied).endswith(" py py")
+    with _changed(copied / f"proxy/io/_compiled/connection_io{SUFFIX}", None):
+        assert _what_runs(copied) == "proxy/io/connection_io.py is not compiled for this Python py py"
 
 
 def test_the_version_says_which_code_runs() -> None:
