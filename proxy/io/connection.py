@@ -123,13 +123,7 @@ class Connection:
             if self._scope.cancelled_caught:
                 reason = self._reason or CloseReason.DRAIN_TIMEOUT
         except* SessionError as group:
-            error = first_error(group)
-            reason = error.reason
-            if error.kind is not None:
-                self._shared.counters.parse_errors[error.kind] += 1
-            self._shared.close_log.closed(
-                str(reason), error.kind, error=str(error), peer=self.peer, broker=self.broker_name
-            )
+            reason = self._failed(first_error(group))
         except* Exception:
             log.exception("connection closed by a bug of ours", peer=self.peer, broker=self.broker_name)
         finally:
@@ -143,6 +137,19 @@ class Connection:
             if self._broker is not None:
                 close(self._broker)
         return reason
+
+    def _failed(self, error: SessionError) -> CloseReason:
+        """Count and log why the connection ends.
+
+        Not in :meth:`run`: its frame, which the error's traceback leads to, would hold the error, and both would be
+        left to the garbage collector (seen with Python 3.13).
+        """
+        if error.kind is not None:
+            self._shared.counters.parse_errors[error.kind] += 1
+        self._shared.close_log.closed(
+            str(error.reason), error.kind, error=str(error), peer=self.peer, broker=self.broker_name
+        )
+        return error.reason
 
     async def _serve(self) -> CloseReason:
         reason = CloseReason.CLIENT_CLOSED

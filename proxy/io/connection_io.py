@@ -171,10 +171,8 @@ class ConnectionIO:
             if client_state >= _HELD and not splice.inside:
                 self._part()
                 return self._stay_muted(now_s)
-            if self.compliance is not None:
-                self._check_compliance(self.compliance, now_s)
-                self.unmute()
-            elif self.is_held:
+            # No look at the client's compliance: now that the mute is over, those send as well that have waited.
+            if self.compliance is not None or self.is_held:
                 self.unmute()
             if state.draining:
                 self._part()
@@ -326,7 +324,7 @@ class ConnectionIO:
         return None
 
     def _check_compliance(self, compliance: ThrottleComplianceProbe, now_s: float) -> None:
-        if compliance.poll(now_s):
+        if compliance.poll(now_s) and compliance.in_time(self._clock.now_s()):
             self.session.note_mute(compliance.mute_ms, ignored=compliance.ignored)
 
     def unmute(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Iterator
 
@@ -82,6 +83,11 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield left, right
 
 
+def look(probe: ThrottleComplianceProbe, now_s: float, took_s: float = 0.0) -> bool:
+    """Whether a look at `now_s` that takes `took_s` brings a verdict."""
+    return probe.poll(now_s) and probe.in_time(now_s + took_s)
+
+
 @pytest.mark.parametrize(("before", "after", "ignored"), [(b"", b"", False), (b"x", b"", False), (b"x", b"y", True)])
 def test_what_is_sent_in_the_second_half_of_a_mute_ignores_it(
     pair: tuple[socket.socket, socket.socket], before: bytes, after: bytes, ignored: bool
@@ -89,20 +95,36 @@ def test_what_is_sent_in_the_second_half_of_a_mute_ignores_it(
     ours, client = pair
     probe = ThrottleComplianceProbe(ours, 100.0, 102.0)
     assert probe.next_poll_s == 101.0
-    assert not probe.poll(100.5)
+    assert not look(probe, 100.5)
     client.sendall(before)
-    assert not probe.poll(101.0)
+    assert not look(probe, 101.0)
     client.sendall(after)
     assert probe.next_poll_s == 101.8
-    assert probe.poll(101.8)
+    assert look(probe, 101.8)
     assert probe.ignored is ignored
-    assert not probe.poll(101.9), "judged once"
+    assert not look(probe, 101.9), "judged once"
 
 
 def test_short_mutes_and_late_looks_find_nothing(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, client = pair
     client.sendall(b"x")
-    assert not ThrottleComplianceProbe(ours, 100.0, 100.19).poll(200.0)
-    assert not ThrottleComplianceProbe(ours, 100.0, 102.0).poll(101.9), (
+    assert not look(ThrottleComplianceProbe(ours, 100.0, 100.19), 200.0)
+    assert not look(ThrottleComplianceProbe(ours, 100.0, 102.0), 101.9), (
         "when the first look is missed, nothing is known"
     )
+
+
+@pytest.mark.parametrize(
+    ("now_s", "took_s", "judged"),
+    [(101.99, 0.0, True), (102.0, 0.0, False), (102.2, 0.0, False), (101.8, 0.19, True), (101.8, 0.25, False)],
+)
+def test_a_second_look_after_the_mute_finds_nothing(
+    pair: tuple[socket.socket, socket.socket], now_s: float, took_s: float, judged: bool
+) -> None:
+    """A client that waited until 102.0 sends again then: it must not be taken for one that did not wait."""
+    ours, client = pair
+    probe = ThrottleComplianceProbe(ours, 100.0, 102.0)
+    assert not look(probe, 101.0)
+    client.sendall(b"x")
+    assert look(probe, now_s, took_s) is judged
+    assert probe.next_poll_s == math.inf
