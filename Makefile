@@ -137,7 +137,7 @@ docs-serve: $(VENV)/.docs ## The same at http://127.0.0.1:8000, built anew at ea
 
 # Made once for each Java and set of jars, in the cache outside the project: JVMs of Kafka and Spark start with half of the work.
 classes: $(VENV)/.dev
-	@$(BIN)/python -m deploy.kafka.prepare 4.2.0 3.9.1
+	@$(BIN)/python -m deploy.kafka.prepare
 	@$(BIN)/python -m tests.support.spark_archive
 
 # pytest's 5 says that PYTEST_ARGS chose none of its tests: an error only where they chose none of the others either.
@@ -173,7 +173,7 @@ test-apiserver: $(VENV)/.dev ## The chart and the webhook with a real Kubernetes
 	@echo "· kube-apiserver and etcd, built if need be"; nice $(BIN)/python -m tests.support.apiserver_tools
 	@$(BIN)/python -m pytest tests/apiserver/with_apiserver.py $(PYTEST_ARGS)
 
-test-kubernetes: $(VENV)/.dev ## The image and the chart on a real Kubernetes node (root, Debian's containerd; the first time builds it: an hour)
+test-kubernetes: $(VENV)/.dev ## The image and the chart on a real Kubernetes node (root, Debian's containerd; the first time builds it: 20 minutes)
 	@echo "· the node's programs, built if need be"; nice $(BIN)/python -m tests.kubernetes.programs
 	@echo "· images, built if need be"; nice $(BIN)/python -m tests.kubernetes.image_store
 	@$(BIN)/python -m tests.kubernetes $(PYTEST_ARGS)

@@ -180,6 +180,7 @@ def nothing_is_left_to_the_garbage_collector() -> Iterator[None]:
         gc.collect()
     yield
     gc.collect()
+    gc.freeze()  # the next file's collections look at its own objects, not at all that was imported so far
 
 
 @pytest.fixture(scope="session")

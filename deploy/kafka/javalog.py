@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from deploy.kafka.jars import cache_dir
+from deploy.kafka.cache import cache_dir
 
 PATTERN = "[%d] %p %m (%c)%n"
 

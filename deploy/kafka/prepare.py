@@ -1,20 +1,20 @@
-"""Make archives of Kafka's classes (archive.py): `python -m deploy.kafka.prepare [VERSION...]`; `make test` does."""
+"""Make archives of Kafka's classes (archive.py): `python -m deploy.kafka.prepare [VERSION...]`.
+
+Without a version it makes those of all versions that this checkout knows.
+"""
 
 from __future__ import annotations
 
-import fcntl
-import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from deploy.kafka.archive import archive_of
+from deploy.kafka.archive import archive_of, make_once
 from deploy.kafka.cluster import BROKER_HEAP, KafkaCluster
 from deploy.kafka.errors import EmbeddedKafkaError
-from deploy.kafka.jars import DEFAULT_VERSION, Progress, quiet, resolve
+from deploy.kafka.jars import DEFAULT_VERSION, Progress, known_versions, quiet, resolve
 from deploy.kafka.java import find_java
 from deploy.kafka.tools import QUICK_JVM, TOOL_HEAP, run_tool
 
@@ -51,13 +51,12 @@ def make_archive(version: str = DEFAULT_VERSION, *, progress: Progress = quiet) 
     """
     java, classpath = find_java(), resolve(version).classpath
     archive = archive_of(version, java, classpath)
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    with (archive.parent / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another process waits, and then finds it
-        if not archive.is_file():
-            progress(f"preparing the classes of Kafka {version} for quick starts")
-            with tempfile.TemporaryDirectory(prefix=".learning-", dir=archive.parent) as folder:
-                _dump(java, classpath, _loaded_classes(version, Path(folder)), Path(folder), archive)
+
+    def make(scratch: Path) -> None:
+        progress(f"preparing the classes of Kafka {version} for quick starts")
+        _dump(java, classpath, _loaded_classes(version, scratch.parent), scratch)
+
+    make_once(archive, make)
     return archive
 
 
@@ -75,22 +74,21 @@ def _loaded_classes(version: str, folder: Path) -> list[str]:
     return list(dict.fromkeys(line for text in texts for line in text.splitlines()))
 
 
-def _dump(java: Path, classpath: Sequence[Path], classes: Sequence[str], folder: Path, archive: Path) -> None:
-    names, scratch = folder / "all.classes", folder / "classes.jsa"
+def _dump(java: Path, classpath: Sequence[Path], classes: Sequence[str], archive: Path) -> None:
+    names = archive.with_name("all.classes")
     names.write_text("\n".join(classes) + "\n", encoding="utf-8")
     # The same collector as in the JVMs that will use it: archived objects are laid out for one.
     command = [str(java), "-XX:+UseSerialGC", "-Xshare:dump", "-Xlog:disable", "-Xlog:all=error:stderr"]
-    command += [f"-XX:SharedClassListFile={names}", f"-XX:SharedArchiveFile={scratch}"]
+    command += [f"-XX:SharedClassListFile={names}", f"-XX:SharedArchiveFile={archive}"]
     command += ["-cp", ":".join(str(path) for path in classpath)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_DUMP_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
         raise EmbeddedKafkaError(f"{java} has not written an archive of classes in {_DUMP_LIMIT_S:g} s") from None
-    if done.returncode or not scratch.is_file():
+    if done.returncode or not archive.is_file():
         raise EmbeddedKafkaError(f"{java} cannot write an archive of classes:\n{done.stderr.strip()[-2000:]}")
-    os.replace(scratch, archive)
 
 
 if __name__ == "__main__":
-    for each in sys.argv[1:] or [DEFAULT_VERSION]:
+    for each in sys.argv[1:] or known_versions():
         make_archive(each, progress=print)

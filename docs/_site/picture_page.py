@@ -6,7 +6,6 @@ are throttled. The folder of the configuration is shown as that of a container's
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
 import threading
@@ -19,7 +18,6 @@ from typing import Final
 
 import httpx
 import yaml
-from PIL import Image
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -27,11 +25,10 @@ sys.path.insert(0, str(ROOT))
 from deploy.kafka import KafkaCluster  # noqa: E402
 from deploy.kafka.ports import free_ports  # noqa: E402
 from tests.corpus.job import wait_for  # noqa: E402
-from tests.support.browser import browser, text  # noqa: E402
+from tests.support.browser import browser, resize, save_picture, text  # noqa: E402
 
 IMAGES: Final = ROOT / "docs" / "images"
 PICTURES: Final = (("ui-light.png", 1300, False), ("ui-dark.png", 1300, True), ("ui-narrow.png", 390, False))
-COLOURS: Final = 128
 TRAFFIC_S: Final = 150.0
 RENAME: Final = """
 const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -58,7 +55,7 @@ def traffic(bootstrap: str) -> Iterator[None]:
 
     def python_client(name: str, size: int, pause_s: float) -> None:
         producer = KafkaProducer(bootstrap_servers=bootstrap, client_id=name, max_block_ms=120_000)
-        with suppress(KafkaError):  # the sidecar ends first
+        with suppress(KafkaError):  # the sidecar may have ended
             while not stop.is_set():
                 producer.send("orders", b"x" * size).get(60)
                 stop.wait(pause_s)
@@ -75,8 +72,12 @@ def traffic(bootstrap: str) -> Iterator[None]:
     threads.append(threading.Thread(target=librdkafka, daemon=True))
     for thread in threads:
         thread.start()
-    yield
-    stop.set()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
 
 
 def main() -> None:
@@ -127,13 +128,11 @@ def shoot(url: str, picture: Path, width: int, folder: str, *, dark: bool) -> No
         wait_for("libraries", lambda: "rdkafka" in text(driver, "#libraries"))
         driver.execute_script("document.activeElement.blur(); scrollTo(0, 0)")
         height = driver.execute_script("return document.documentElement.scrollHeight")
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        resize(driver, width, height)
         time.sleep(1.0)  # the charts take their new width
         wait_for("a throttled client", lambda: "etl" in text(driver, "#held"))
         driver.execute_script(RENAME, folder)
-        with Image.open(io.BytesIO(driver.get_screenshot_as_png())) as taken:
-            taken.convert("RGB").quantize(COLOURS).save(picture, optimize=True)
+        save_picture(driver, picture)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ and on a narrow window as well.
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
@@ -14,18 +13,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from PIL import Image
-
 ROOT: Final = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.support.browser import browser  # noqa: E402
+from tests.support.browser import browser, resize, save_picture  # noqa: E402
 
 KQUOTA: Final = str(Path(sys.executable).with_name("kquota"))
 IMAGES: Final = ROOT / "docs" / "images"
 HIGHEST: Final = 1700
 """Pixels of a picture: the head of a page shows what it is like."""
-COLOURS: Final = 128
 NO_SCROLLBARS: Final = """
 const style = document.createElement("style");
 style.textContent = "::-webkit-scrollbar { display: none; }";
@@ -86,11 +82,9 @@ def take(page: Path, picture: Path, width: int, *, dark: bool = False) -> None:
         driver.get(page.as_uri())
         assert str(page.parents[2]) not in driver.execute_script("return document.body.innerText"), "a temporary path"
         height = min(HIGHEST, driver.execute_script("return document.documentElement.scrollHeight"))
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        resize(driver, width, height)
         driver.execute_script(NO_SCROLLBARS)
-        with Image.open(io.BytesIO(driver.get_screenshot_as_png())) as taken:
-            taken.convert("RGB").quantize(COLOURS).save(picture, optimize=True)
+        save_picture(driver, picture)
     print(f"docs/images/{picture.name}")
 
 

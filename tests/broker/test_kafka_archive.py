@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from deploy.kafka import DEFAULT_VERSION, KafkaCluster, find_java, resolve, run_tool
-from deploy.kafka.archive import archive_arguments, archive_of
+from deploy.kafka.archive import COPIES, archive_arguments, archive_of, archive_path, make_once
 from deploy.kafka.prepare import make_archive
 from deploy.kafka.tools import QUICK_JVM, TOOL_HEAP
 
@@ -25,6 +26,35 @@ def test_there_is_one_archive_for_java_and_the_jars(archive: Path) -> None:
     assert archive_arguments(DEFAULT_VERSION, find_java(), jars) == [f"-XX:SharedArchiveFile={archive}"]
     # Of other jars there is none, and JVMs start without.
     assert archive_arguments(DEFAULT_VERSION, find_java(), jars[1:]) == []
+
+
+def test_jars_that_were_written_anew_have_another_archive(tmp_path: Path) -> None:
+    """A JVM would ignore that of before."""
+    java, jar = find_java(), tmp_path / "a.jar"
+    jar.write_bytes(b"jar")
+    os.utime(jar, (1000, 1000))
+    before = archive_path("a", java, [jar])
+    assert archive_path("a", java, [jar]) == before
+    os.utime(jar, (1001, 1001))
+    later = archive_path("a", java, [jar])
+    jar.write_bytes(b"more")
+    os.utime(jar, (1001, 1001))
+    assert len({before, later, archive_path("a", java, [jar])}) == 3
+
+
+def test_archives_that_were_not_used_for_longest_are_deleted(tmp_path: Path) -> None:
+    """Of one name: those of other versions are used by others."""
+    names = [f"kafka-4.2.0-{number:016x}.jsa" for number in range(COPIES + 1)]
+    other = tmp_path / f"kafka-4.2.0-rc1-{1:016x}.jsa"
+    other.touch()
+    os.utime(other, (1, 1))
+    for number, name in enumerate(names):
+        make_once(tmp_path / name, Path.touch)
+        os.utime(tmp_path / name, (1000 + number, 1000 + number))
+        if number == COPIES - 1:
+            make_once(tmp_path / names[0], lambda _path: pytest.fail("it is there"))
+    left = {path.name for path in tmp_path.glob("*.jsa")}
+    assert left == {other.name, *names} - {names[1]}, "the first one was used again"
 
 
 def test_the_jvm_takes_its_classes_from_there(archive: Path) -> None:

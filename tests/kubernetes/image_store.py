@@ -7,7 +7,6 @@ what it was made from, so that one that is there is used, and a changed file mak
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import io
 import json
@@ -18,12 +17,12 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any, Final
 
-from deploy.kafka.jars import cache_dir, resolve
+from deploy.kafka.cache import cache_dir, locked, oldest
+from deploy.kafka.jars import resolve
 from deploy.kafka.javalog import tool_arguments
 from tests.support.image_tools import ROOT, context_files
 from tests.support.kept_builds import key_of
@@ -183,7 +182,7 @@ def _made(image: str, key: str, recipe: Path, fill: Callable[[Path], None], targ
         os.utime(path)
         return path
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder / ".lock"), tempfile.TemporaryDirectory(dir=folder, prefix=SCRATCH) as scratch:
+    with locked(folder / ".lock"), tempfile.TemporaryDirectory(dir=folder, prefix=SCRATCH) as scratch:
         if path.is_file():
             return path
         for left in folder.glob(f"{SCRATCH}*"):  # by a build that was killed: there is one at a time
@@ -200,9 +199,8 @@ def _made(image: str, key: str, recipe: Path, fill: Callable[[Path], None], targ
         fresh = Path(scratch, "fresh.tar")
         _buildah("push", "--quiet", name_of(image), f"docker-archive:{fresh}:{name_of(image)}")
         fresh.rename(path)
-        older = sorted(folder.glob(f"{image}-????????????????.tar"), key=lambda one: one.stat().st_mtime)
-        for one in older[:-KEPT_OF_EACH]:
-            one.unlink()
+        for old in oldest(folder.glob(f"{image}-????????????????.tar"), but=KEPT_OF_EACH):
+            old.unlink()
     return path
 
 
@@ -218,13 +216,6 @@ def _run(command: list[str]) -> None:
         raise NoImageError(
             f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
         )
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def main() -> None:

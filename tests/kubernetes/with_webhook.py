@@ -202,6 +202,7 @@ def test_while_the_webhook_is_away_each_namespace_has_its_own_policy(
     node.kubectl("delete", "secret", SECRET, "--namespace", SYSTEM)
     node.apply(sleeping("plain"), namespace=LENIENT)
     assert "initContainers" not in workloads.ready_pod(node, LENIENT, "app=plain")["spec"]
+    began = time.monotonic()
     node.kubectl("delete", "pod", "--namespace", ORDERS, f"--selector={ORDERS_POD}", "--timeout=90s")
 
     def refused() -> bool:
@@ -211,7 +212,9 @@ def test_while_the_webhook_is_away_each_namespace_has_its_own_policy(
     until(refused, limit_s=60)
     assert not node.pods(ORDERS, ORDERS_POD)
     node.kubectl("scale", "deployment/kquota-webhook", "--namespace", SYSTEM, "--replicas=2")
-    pod = orders.pod(ORDERS_POD)
+    node.kubectl("rollout", "status", "--namespace", SYSTEM, "deployment/kquota-webhook", "--timeout=150s")
+    # The controller doubles its pause after each refusal: once more as long as it has been refused, at most.
+    pod = workloads.ready_pod(node, ORDERS, ORDERS_POD, time.monotonic() - began + workloads.POD_LIMIT_S)
     assert pod["metadata"]["labels"]["kquota.io/injected"]
     assert authorities(node) == {node.object("secret", SECRET, SYSTEM)["data"]["ca.crt"]}
     assert authorities(node) != before

@@ -14,6 +14,9 @@ from tests.support.waiting import until
 BROKER: Final = "kafka-0.kafka.kafka:9092"
 POD_LIMIT_S: Final = 180.0
 SETTLED_S: Final = 240.0
+SMALL_QUEUE: Final = "--set=queue.buffering.max.messages=20"
+"""An idempotent producer of librdkafka's that is throttled and has a request's worth of records waiting keeps a core
+busy, at a broker with quotas of its own as well; the node has two for everything."""
 RESTRICTED: Final = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
@@ -44,8 +47,8 @@ def container(image: str, command: list[str], name: str = "app", **more: Any) ->
 
 
 def producer(topic: str, *arguments: str, bootstrap: str = "127.0.0.1:9092", **more: Any) -> dict[str, Any]:
-    """An application that produces (images/clients/produce.py)."""
-    command = ["python3", "produce.py", f"--bootstrap={bootstrap}", f"--topic={topic}", *arguments]
+    """An application that produces (images/clients/produce.py), with few records waiting: SMALL_QUEUE."""
+    command = ["python3", "produce.py", f"--bootstrap={bootstrap}", f"--topic={topic}", SMALL_QUEUE, *arguments]
     return container("client", command, **more)
 
 
@@ -133,6 +136,8 @@ def _make_broker(node: Node) -> None:
         readinessProbe={"tcpSocket": {"port": 9092}, "periodSeconds": 1, "timeoutSeconds": 5},
         volumeMounts=[{"name": name, "mountPath": path} for name, path in mounts],
     )  # fmt: skip
+    # What others' applications leave over is too little to read what they have written.
+    reader = container("client", ["sleep", "infinity"], "reader", resources={"requests": {"cpu": "200m"}})
     spec = {
         "containers": [server],
         "securityContext": {"fsGroup": 1000},
@@ -167,7 +172,7 @@ def _make_broker(node: Node) -> None:
                 "template": {"metadata": {"labels": labels}, "spec": spec},
             },
         },
-        deployment("reader", container("client", ["sleep", "infinity"], "reader"), terminationGracePeriodSeconds=1),
+        deployment("reader", reader, terminationGracePeriodSeconds=1),
         namespace="kafka",
     )
     node.kubectl("rollout", "status", "--namespace=kafka", "statefulset/kafka", "--timeout=180s", limit_s=200)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections import deque
 
 import pytest
 
@@ -21,6 +22,16 @@ def test_adjacent_ports_are_free_every_one(monkeypatch: pytest.MonkeyPatch) -> N
             free_port_run(3)
         with pytest.raises(OSError, match=f"no free port on 127.0.0.1 between {first} and {first + 4}"):
             free_ports(5)
+
+
+def test_a_port_is_not_given_again_while_there_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = free_port_run(12)
+    monkeypatch.setattr("deploy.kafka.ports._given", deque[int](maxlen=500))
+    monkeypatch.setenv(RANGE, f"{first}-{first + 11}")
+    run = free_port_run(10)
+    others = set(range(first, first + 12)) - set(range(run, run + 10))
+    assert set(free_ports(2)) == others
+    assert first <= free_ports(1)[0] <= first + 11, "all have been given: one of them again"
 
 
 @pytest.mark.parametrize("text", ["20000", "20000-", "3-2", "0-9", "1-65536", "a-b"])

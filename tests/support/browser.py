@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -22,6 +24,8 @@ FLAGS = (
     "--disable-sync",
     "--disable-dev-shm-usage",
 )
+COLOURS: Final = 128
+"""Of a saved picture."""
 
 
 Browse = Callable[..., AbstractContextManager[Any]]
@@ -66,13 +70,26 @@ def window(driver: Any, width: int = 1300, *, dark: bool = False) -> Iterator[An
     """The driver's window in this width and light; it is empty again after the block, and so is the browser's log."""
     scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
-    metrics = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    resize(driver, width, 1000)
     try:
         yield driver
     finally:
         driver.get("about:blank")
         driver.get_log("browser")
+
+
+def resize(driver: Any, width: int, height: int) -> None:
+    """The window has this size, in pixels, with or without a screen as large."""
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def save_picture(driver: Any, picture: Path) -> None:
+    """What the window shows, as a small PNG."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(driver.get_screenshot_as_png())) as taken:
+        taken.convert("RGB").quantize(COLOURS).save(picture, optimize=True)
 
 
 def text(driver: Any, selector: str) -> str:

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from deploy.kafka.jars import cache_dir
+from deploy.kafka.cache import cache_dir
 from deploy.kubernetes.chart import CHART
 from tests.support.wheels import NoWheelError, fetch_wheel
 
@@ -166,7 +166,7 @@ def render_text(
 
 def documents(text: str) -> list[dict[str, Any]]:
     """The manifests in a render."""
-    return [document for document in yaml.safe_load_all(text) if document]
+    return [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
 
 
 def of_kind(manifests: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from deploy.kafka.jars import cache_dir
+from deploy.kafka.cache import cache_dir, oldest
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 COPIES: Final = 4
@@ -52,6 +52,6 @@ def kept(kind: str, key: str, build: Callable[[Path], None]) -> Path:
                 made.rename(place)
     os.utime(place)
     finished = [one for one in place.parent.iterdir() if not one.name.startswith(".building-")]
-    for old in sorted(finished, key=lambda one: one.stat().st_mtime)[:-COPIES]:
+    for old in oldest(finished, but=COPIES):
         shutil.rmtree(old, ignore_errors=True)
     return place

@@ -23,6 +23,7 @@ from prometheus_client.samples import Sample
 from deploy.kafka import GuardedProcess
 from deploy.kafka.ports import free_port_run, free_ports
 from tests.support.forked import ForkedProcess, run_kquota
+from tests.support.waiting import until
 
 READY_LIMIT_S = 60.0
 STOP_LIMIT_S = 40.0
@@ -66,6 +67,23 @@ class Sidecar:
         self.killed = False
         self.process = _start(self.before, self.config, self.log)
         _wait_ready(self, None)
+
+    def set_quotas(self, quotas: Sequence[Mapping[str, Any]]) -> None:
+        """Change the quotas in the file; returns when they are in force.
+
+        A reload that found nothing new is not waited for: one may still be under way from the change before, as both
+        the signal and the file bring one about.
+        """
+        config = yaml.safe_load(self.config.read_text()) | {"quotas": [dict(entry) for entry in quotas]}
+        before = self._changes()
+        self.config.write_text(yaml.safe_dump(config))
+        self.process.send_signal(signal.SIGHUP)
+        until(lambda: self._changes() > before)
+
+    def _changes(self) -> int:
+        """Reloads that changed anything."""
+        lines = self.log.read_text().splitlines()
+        return sum('"message": "configuration reloaded"' in line and '"changed": true' in line for line in lines)
 
     @property
     def port(self) -> int:
@@ -129,20 +147,22 @@ def sidecar(
     upstream_tls: Mapping[str, Any] | None = None,
     before: Sequence[str] | None = None,
     listen: Mapping[str, Any] | None = None,
+    broker_ports: int = BROKER_PORTS,
     **settings: Any,
 ) -> Iterator[Sidecar]:
     """Start `kquota run` and wait until /readyz says yes, or no and why; at the end SIGTERM must make it exit 0.
 
     `not_ready` is part of the reason that is waited for instead. `listen` are further settings of listeners, `settings`
-    further keys of the configuration. `before` are words before the command (`unshare`, for one; it must exec); without
-    them it is forked from a process that has done its imports (forked.py), and with none, `()`, a Python of its own
-    starts for it: for tests that look at its start, or at all of its memory.
+    further keys of the configuration, `broker_ports` how many ports there are for brokers. `before` are words before
+    the command (`unshare`, for one; it must exec); without them it is forked from a process that has done its imports
+    (forked.py), and with none, `()`, a Python of its own starts for it: for tests that look at its start, or at all of
+    its memory.
     """
     port, admin_port = free_ports(2)
-    first = free_port_run(BROKER_PORTS, avoid={port, admin_port})
+    first = free_port_run(broker_ports, avoid={port, admin_port})
     config = {
         "mode": "rewrite",
-        "listen": {"host": "127.0.0.1", "port": port, "broker_ports": f"{first}-{first + BROKER_PORTS - 1}"}
+        "listen": {"host": "127.0.0.1", "port": port, "broker_ports": f"{first}-{first + broker_ports - 1}"}
         | dict(listen or {}),
         "upstream": {"bootstrap": list(bootstrap), "metadata_refresh_ms": 1000},
         "quotas": dict(quotas) if isinstance(quotas, Mapping) else [dict(quota) for quota in quotas],

@@ -2,21 +2,22 @@
 
 `python -m tests.support.spark_archive` makes it, once for each Java and Spark, in the cache of the embedded Kafka
 (`make test` does). Without one all works, only slower.
+
+A JVM refuses an archive if one of its jars has another time than when it was made, and pip gives files the time at
+which they are installed. So the jars get a time of their own: an environment that is made anew at the same place, as
+in a fresh clone, finds the archive of the one before.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import os
 import shutil
-import tempfile
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from deploy.kafka import cache_dir
+from deploy.kafka.archive import archive_path, make_once
 
 QUICK_JVM: Final = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m -Xmn400m "
@@ -27,28 +28,33 @@ what it compiles, which Spark fills: then it throws methods away and compiles th
 to be garbage before it is old. And Hadoop starts `chmod` for each file, for which Java starts a helper of its own each
 time if it is not told otherwise."""
 END_LIMIT_S: Final = 300.0
+JAR_TIME_S: Final = 1_577_836_800
+"""Of all jars of Spark: the start of 2020, UTC."""
 
 
 @cache
-def archive_path() -> Path | None:
+def spark_archive() -> Path | None:
     """Where the archive for this Java and this Spark is, or would be; None without one of the two."""
-    home, spark = os.environ.get("JAVA_HOME"), find_spec("pyspark")
+    home = os.environ.get("JAVA_HOME")
     java = Path(home) / "bin" / "java" if home else Path(shutil.which("java") or "java")
-    if spark is None or spark.origin is None or not java.exists():
-        return None
-    real, jars = java.resolve(), sorted((Path(spark.origin).parent / "jars").glob("*.jar"))
-    text = "\n".join([str(real), str(real.stat().st_mtime_ns), *map(str, jars)])
-    return cache_dir() / "classes" / f"spark-{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsa"
+    found = jars()
+    return archive_path("spark", java, found) if java.exists() and found else None
+
+
+def jars() -> list[Path]:
+    """Spark's jars; none if it is not installed."""
+    spark = find_spec("pyspark")
+    return [] if spark is None or spark.origin is None else sorted((Path(spark.origin).parent / "jars").glob("*.jar"))
 
 
 def quick_jvm() -> str:
     """Options of a driver's JVM."""
-    path = archive_path()
+    path = spark_archive()
     return QUICK_JVM if path is None or not path.is_file() else f"{QUICK_JVM} -XX:SharedArchiveFile={path}"
 
 
-def learn(archive: Path, folder: Path) -> None:
-    """Run what jobs run, over a few rows; the JVM writes the archive as it ends."""
+def learn(archive: Path) -> None:
+    """Run what jobs run, over a few rows, in the archive's directory; the JVM writes the archive as it ends."""
     from pyspark import SparkContext
     from pyspark.sql import functions
 
@@ -61,7 +67,8 @@ def learn(archive: Path, folder: Path) -> None:
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.driver.extraJavaOptions": java,
     }
-    session = open_session("local[2]", "1g", conf)
+    print("preparing the classes of Spark for quick starts")
+    session, folder = open_session("local[2]", "1g", conf), archive.parent
     (folder / "rows.json").write_text('{"name": "a", "size": 1}\n{"name": "b", "size": 2}\nnone\n')
     rows = session.read.schema("name STRING, size LONG").json(str(folder / "rows.json"))
     sums = rows.groupBy("name").agg(functions.sum("size").alias("sum"), functions.max("size").alias("most"))
@@ -77,19 +84,12 @@ def learn(archive: Path, folder: Path) -> None:
 
 def make() -> None:
     """Make it if it is not there; other processes wait meanwhile."""
-    archive = archive_path()
-    if archive is None:
-        return
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    with (archive.parent / ".spark-lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if archive.is_file():
-            return
-        print("preparing the classes of Spark for quick starts")
-        with tempfile.TemporaryDirectory(prefix=".learning-", dir=archive.parent) as folder:
-            learn(scratch := Path(folder) / "spark.jsa", Path(folder))
-            if scratch.is_file():
-                os.replace(scratch, archive)
+    for jar in jars():
+        if jar.stat().st_mtime != JAR_TIME_S:
+            os.utime(jar, (JAR_TIME_S, JAR_TIME_S))
+    archive = spark_archive()
+    if archive is not None:
+        make_once(archive, learn)
 
 
 if __name__ == "__main__":

@@ -184,6 +184,16 @@ def growing(frame: bytes) -> Iterator[tuple[bytearray, int]]:
         yield bytearray(frame[:end]), end
 
 
+def only_change(before: bytes, after: bytes | bytearray) -> int:
+    """Where the one byte is that differs."""
+    assert len(before) == len(after)
+    change = int.from_bytes(before, "little") ^ int.from_bytes(after, "little")
+    assert change, "no byte differs"
+    at = (change.bit_length() - 1) // 8
+    assert change == change >> 8 * at << 8 * at, "more than one byte differs"
+    return at
+
+
 def embedded(frame: bytes) -> tuple[bytearray, int, int]:
     """The frame behind and before other bytes: (buffer, start, end), where end lies behind the trailing bytes."""
     before = b"\xff\x00\x7f"

@@ -93,17 +93,20 @@ def test_the_files_of_a_day_are_those_of_the_exporter(tmp_path: Path, interval_s
     found = sorted((tmp_path / "full").rglob("*.jsonl"))
     assert written.files == len(found) == 288
     assert written.bytes == sum(path.stat().st_size for path in found)
-    numbers: dict[str, list[int]] = {}
     for path in found:
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        assert problems(rows[0]) == []
-        middle = datetime.fromtimestamp((rows[0]["start_ms"] + rows[0]["end_ms"]) / 2000, UTC)
+        with path.open() as file:
+            first = json.loads(file.readline())
+        assert problems(first) == []
+        middle = datetime.fromtimestamp((first["start_ms"] + first["end_ms"]) / 2000, UTC)
         assert path.parent.parent.name == f"date={middle:%Y-%m-%d}" == "date=2025-10-21"
         assert path.parent.name == f"hour={middle:%H}"
-        assert path.name == f"usage-{rows[0]['instance']}-{rows[0]['sequence']:012d}.jsonl"
-        numbers.setdefault(rows[0]["instance"], []).extend(row["sequence"] for row in rows)
-    assert sum(map(len, numbers.values())) == written.records
-    assert all(sorted(one) == list(range(min(one), min(one) + len(one))) for one in numbers.values())
+        assert path.name == f"usage-{first['instance']}-{first['sequence']:012d}.jsonl"
+    columns = "columns = {instance: 'VARCHAR', sequence: 'BIGINT'}, format = 'newline_delimited'"
+    rows = f"read_json('{tmp_path}/full/**/*.jsonl', {columns})"
+    query = f"SELECT list(sequence ORDER BY sequence) FROM {rows} GROUP BY instance"
+    numbers = [one for (one,) in duckdb.connect().execute(query).fetchall()]
+    assert sum(map(len, numbers)) == written.records
+    assert all(one == list(range(one[0], one[0] + len(one))) for one in numbers)
     empty = write_day(tmp_path / "empty", 1, 1, interval_s, empty=True)
     assert [path.name for path in sorted((tmp_path / "empty").rglob("*.jsonl"))] == [path.name for path in found]
     assert empty.bytes == pytest.approx(written.bytes, rel=0.01)

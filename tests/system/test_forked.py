@@ -71,7 +71,7 @@ def test_it_has_the_environment_and_the_precedence_of_the_test(
         forked = run_kquota(["run", "--config", str(config)], tmp_path / "log")
     assert b"KQUOTA_TEST_FORKED=yes" in Path(f"/proc/{forked.pid}/environ").read_bytes().split(b"\0")
     assert os.sched_getscheduler(forked.pid) == (os.SCHED_RR if granted else os.SCHED_OTHER)
-    assert sorted(os.listdir(f"/proc/{forked.pid}/fd"))[:3] == ["0", "1", "2"]
+    assert {"0", "1", "2"} <= set(os.listdir(f"/proc/{forked.pid}/fd"))
     forked.kill()
     assert forked.wait(LIMIT_S) == 128 + signal.SIGKILL
 

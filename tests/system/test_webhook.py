@@ -34,7 +34,7 @@ from tests.support.webhook_tools import (
     write_certificate,
 )
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 @pytest.fixture(scope="module")

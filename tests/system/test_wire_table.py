@@ -21,6 +21,7 @@ from tests.support.wire_tools import (
     kio_class,
     kio_frame,
     kio_versions,
+    only_change,
     sample,
 )
 
@@ -103,9 +104,7 @@ def throttle_in(frame: bytes, key: int, version: int) -> int | None:
         if not responses.patch_throttle(buf, start, end, key, version, THROTTLE_MS + 1):
             assert bytes(buf) == before
             return None
-        changed = [at for at in range(len(buf)) if buf[at] != before[at]]
-        assert len(changed) == 1  # 0x04 became 0x05
-        position = changed[0] - 3
+        position = only_change(before, buf) - 3  # 0x04 became 0x05
         assert struct.unpack_from(">i", before, position)[0] == THROTTLE_MS
         assert responses.patch_throttle(buf, start, end, key, version, THROTTLE_MS)  # the higher one stays
         assert struct.unpack_from(">i", buf, position)[0] == THROTTLE_MS + 1
