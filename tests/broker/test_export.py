@@ -25,6 +25,7 @@ from quota import record
 from quota.entity import Kind
 from quota.ledger import Ledger
 from quota.table import QuotaTable
+from tests.support.precedence import precedence
 from tests.support.records import consume, produce, subscribed
 from tests.support.sidecars import sidecar
 from tests.support.waiting import until
@@ -378,7 +379,10 @@ def test_libraries_that_ignore_throttle_times_are_told_from_those_that_wait(
     from confluent_kafka import Producer
 
     quotas = [{"client-id": name, "producer_byte_rate": RATE} for name in ("rdkafka", "python")]
-    with sidecar(kafka.bootstrap, quotas, export={"directory": str(tmp_path), "interval_s": 1}) as proxy:
+    with (
+        precedence(),  # a mute whose end the sidecar is late for is not counted
+        sidecar(kafka.bootstrap, quotas, export={"directory": str(tmp_path), "interval_s": 1}) as proxy,
+    ):
         hasty = Producer({"bootstrap.servers": proxy.bootstrap, "client.id": "rdkafka", "linger.ms": 0})
         until_s = time.monotonic() + 8
         hasty.produce(topic, b"x" * 900_000)  # most of what the window of 10 s holds
@@ -400,6 +404,4 @@ def test_libraries_that_ignore_throttle_times_are_told_from_those_that_wait(
     assert libraries == {"rdkafka": "confluent-kafka-python", "python": "kafka-python"}, "as they call themselves"
     assert mutes["python"] > 1
     assert ignored["rdkafka"] > 0, mutes
-    # On a busy machine a request may be on its way when the throttle is told; that looks like one that did not wait.
-    shares = {name: ignored[name] / mutes[name] for name in ("python", "rdkafka")}
-    assert shares["python"] < 0.5 * shares["rdkafka"], (mutes, ignored)
+    assert ignored["python"] == 0, "it has one request under way, and waits for each response"

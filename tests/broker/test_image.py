@@ -25,7 +25,7 @@ import pytest
 import yaml
 
 from deploy.kafka import KafkaCluster
-from deploy.kafka.jars import cache_dir
+from deploy.kafka.cache import cache_dir
 from deploy.kafka.ports import free_ports
 from tests.support.chart_tools import configuration, documents, pod_specs, render_text, sidecar_of
 from tests.support.clients import Load, in_background, produce_kafka_python

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import signal
 import time
 import uuid
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import yaml
 from kio.serial import entity_reader, entity_writer
 
 from proxy.wire import topics as wire
@@ -355,16 +353,6 @@ def test_a_brokers_own_refusals_cost_nothing_here(request: pytest.FixtureRequest
 
 def test_setting_and_unsetting_the_quota(kafka: KafkaCluster) -> None:
     # E17, E18: no tokens before there is a quota; then those of the rate in force; none again without one
-    def put(entries: list[dict[str, Any]]) -> None:
-        config = yaml.safe_load(proxy.config.read_text())
-        before = proxy.log.read_text().count("configuration reloaded")
-        proxy.config.write_text(yaml.safe_dump(config | {"quotas": entries}))
-        proxy.process.send_signal(signal.SIGHUP)
-        deadline = time.monotonic() + 30
-        while proxy.log.read_text().count("configuration reloaded") == before:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-
     def limits() -> list[float]:
         return [one["limit"] for one in proxy.get("/quotas")["groups"] if one["kind"] == "mutation" and one["limit"]]
 
@@ -373,7 +361,7 @@ def test_setting_and_unsetting_the_quota(kafka: KafkaCluster) -> None:
         raw, (first, second) = Raw(proxy), pair()
         assert raw.ask(create(7, {first: 1})).throttle_time_ms == 0
         assert "kquota_quota_tokens" not in {line.split("{")[0] for line in proxy.metrics().splitlines()}
-        put([other, {"client-id": LIMITED, "controller_mutation_rate": 0.02}])
+        proxy.set_quotas([other, {"client-id": LIMITED, "controller_mutation_rate": 0.02}])
         assert errors(raw.ask(create(7, {first: 1, second: 3}))) == {first: EXISTS, second: 0}
         assert limits() == [0.02]
         deadline = time.monotonic() + 30
@@ -382,10 +370,10 @@ def test_setting_and_unsetting_the_quota(kafka: KafkaCluster) -> None:
             time.sleep(0.2)
         assert tokens == pytest.approx(-2.8, abs=1)  # 0.2 in hand, 3 used; 0.02 more in each second
         assert errors(raw.ask(delete(6, [second]))) == {second: THROTTLED}
-        put([other, {"client-id": LIMITED, "controller_mutation_rate": 4000}])
+        proxy.set_quotas([other, {"client-id": LIMITED, "controller_mutation_rate": 4000}])
         assert limits() == [4000]
         assert errors(raw.ask(delete(6, [second]))) == {second: 0}
-        put([other])
+        proxy.set_quotas([other])
         assert limits() == []
         assert errors(raw.ask(delete(6, [first]))) == {first: 0}
 

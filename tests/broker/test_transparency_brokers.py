@@ -20,7 +20,6 @@ import pytest
 
 from deploy.common.probe import ProbeError, brokers_seen_by
 from deploy.kafka import KafkaCluster, run_tool
-from deploy.kafka.ports import free_port_run
 from tests.corpus.connections import ConnectionWatch
 from tests.corpus.job import Job, wait_for
 from tests.corpus.records import Record, read_confluent, send_aiokafka, send_confluent, send_kafka_python
@@ -316,9 +315,7 @@ def test_controllers_take_no_ports_of_brokers(kafka3: KafkaCluster) -> None:
 
     Controllers were given ports as well once: they used up the range, and the next broker found none.
     """
-    first = free_port_run(3)
-    listen = {"broker_ports": f"{first}-{first + 2}"}
-    with sidecar(kafka3.bootstrap, listen=listen) as proxy:
+    with sidecar(kafka3.bootstrap, broker_ports=3) as proxy:
         told = run_tool(
             "org.apache.kafka.tools.MetadataQuorumCommand",
             ["--bootstrap-server", proxy.bootstrap, "describe", "--status"],
