@@ -30,7 +30,7 @@ AS_IMAGES := KQUOTA_PURE=0
 LOCK = $(BIN)/uv pip compile --quiet --no-config --generate-hashes --no-annotate --python-version 3.11 --python-platform linux \
 	--constraint deploy/constraints.txt --custom-compile-command 'make image-lock'
 
-.PHONY: help classes docs docs-serve docs-pictures compile accuracy evasion analysis demo test test-unit test-integration test-apiserver test-kubernetes test-kubernetes-short check audit bench load faults soak fuzz sanitize schema chart image-lock clean test-object-store report hooks release-check test-chart peer-suites coverage stream-kills
+.PHONY: help classes docs docs-serve docs-pictures compile accuracy evasion analysis demo test test-all test-long test-unit test-integration test-apiserver test-kubernetes test-kubernetes-short check audit bench load faults soak fuzz sanitize schema chart image-lock clean test-object-store report hooks release-check test-chart peer-suites coverage stream-kills
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -141,9 +141,15 @@ classes: $(VENV)/.dev
 	@$(BIN)/python -m tests.support.spark_archive
 
 # pytest's 5 says that PYTEST_ARGS chose none of its tests: an error only where they chose none of the others either.
-test: check classes ## check, then the unit tests, then every other test with real brokers and real clients
+test: check classes ## check, the unit tests, then every promise with real brokers and real clients (about 10 minutes)
 	@unit=0; $(UNIT) $(PYTEST_ARGS) || unit=$$?; [ $$unit = 0 ] || [ $$unit = 5 ] || exit $$unit; \
 		rest=0; $(REST) $(PYTEST_ARGS) || rest=$$?; [ $$rest = 0 ] || { [ $$rest = 5 ] && [ $$unit = 0 ]; }
+
+# Other Kafka versions, faults, soak, images, builds, Spark's clusters and streams.
+test-long: $(VENV)/.dev classes ## The tests that make test leaves out for their price (tests/README.md)
+	@$(LONG) $(PYTEST_ARGS)
+
+test-all: test test-long evasion fuzz sanitize faults soak peer-suites test-apiserver test-kubernetes test-object-store stream-kills ## Every test (hours; root, Go, cargo)
 
 test-unit: $(VENV)/.dev ## The unit tests alone: no processes, no network, no waiting (under a minute)
 	@$(UNIT) $(PYTEST_ARGS)
@@ -158,13 +164,15 @@ coverage: $(VENV)/.dev ## Lines and branches that tests reach, by package, and a
 	@$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage json -q -o $(VENV)/coverage/report.json
 	@$(BIN)/python -m tests.coverage_report $(VENV)/coverage/report.json --rooms "$(COVERAGE_ROOMS)"
 
-test-integration: $(VENV)/.dev classes ## All tests but the unit tests: sockets, processes, brokers, Spark
+test-integration: $(VENV)/.dev classes ## make test without check and the unit tests: sockets, processes, brokers, Spark
 	@$(REST) $(PYTEST_ARGS)
 
 # By folder, so that only those files are imported, and by marker as well, so that a file in PYTEST_ARGS runs once.
 UNIT = $(BIN)/python -m pytest -n 2 --dist worksteal -o testpaths=tests/unit -m unit
-REST = $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder -m 'not unit' \
+SIDE_BY_SIDE = $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder \
 	-o testpaths='tests/loopback tests/system tests/broker tests/spark'
+REST = $(SIDE_BY_SIDE) -m 'not unit and not long'
+LONG = $(SIDE_BY_SIDE) -m long
 
 test-chart: $(VENV)/.dev ## The chart and the webhook, without a cluster (a part of test-integration)
 	@$(BIN)/python -m pytest -n 2 tests/system/test_chart.py tests/system/test_chart_analysis.py tests/system/test_webhook.py $(PYTEST_ARGS)

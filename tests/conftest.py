@@ -33,12 +33,13 @@ HERE: Final = Path(__file__).parent
 
 ROOMS: Final = ("unit", "loopback", "system", "broker", "spark")
 
-LONG: Final = (
+BEGUN_FIRST: Final = (
     "test_analysis_plans",
-    "test_analysis_stream",
-    "test_soak",
-    "test_fleet",
+    "test_analysis_jobs",
     "test_analysis_cluster",
+    "test_soak",
+    "test_transparency",
+    "test_fleet",
     "test_mutations_clients",
     "test_quota_admin_kafka",
     "test_throttle_on_the_wire",
@@ -50,34 +51,20 @@ LONG: Final = (
     "test_demo",
     "test_sanitize",
     "test_project_tools",
-    "test_transparency",
     "test_export",
     "test_faults",
-    "test_faults_system",
     "test_cli_run",
-    "test_steady_rate",
     "test_transparent_kafka",
     "test_ui",
-    "test_transparency_brokers",
-    "test_request_time_on_the_wire",
     "test_benchmarks_tiny",
-    "test_analysis_cli",
-    "test_one_source",
-    "test_cli_hostile_files",
     "test_tls_brokers",
     "test_compiled_build",
-    "test_load_live",
 )
-"""Files that take longest, begun first (`--durations`): at the end no worker is left with one of them while the others
-have none. The first two bring all others of their groups along (tests/support/schedule.py)."""
+"""Files that take longest: no worker is left with one of them at the end while the others have none."""
 
 SPARK_LIMIT_S = 900
 """A test that is stopped while it waits for Java breaks all later ones of its worker: better late."""
 
-
-QUARANTINE: Final[dict[str, str]] = {}
-"""Tests that fail now and then, and why they may for now: node id without parameters -> reason. They run once like all
-others; that they failed is told at the end of the run, and does not fail it."""
 
 hypothesis.settings.register_profile("dev", deadline=None)
 # The same examples in every run: a change fails for what it changed, and not for what chance found in old code.
@@ -116,7 +103,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     (`pyspark.util._load_from_socket`), and so does kafka-python with its wake-up pair when no broker answers
     (`kafka.net.selector`). For tests with a session or with brokers, and only for them, that is no error.
     """
-    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+    items.sort(key=begun)
     for item in items:
         room = room_of(item.path)
         if room is not None:
@@ -125,9 +112,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
         if room == "spark" and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SPARK_LIMIT_S))
-        reason = quarantined(item.nodeid)
-        if reason is not None:
-            item.add_marker(pytest.mark.xfail(reason=reason, strict=False))
+
+
+def begun(item: pytest.Item) -> int:
+    """The place of a test's file in the order in which files begin."""
+    name = item.path.stem
+    return BEGUN_FIRST.index(name) if name in BEGUN_FIRST else len(BEGUN_FIRST)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -142,26 +132,6 @@ def pytest_collection_finish() -> None:
     """What is there before the first test stays: the collections of garbage between files need not look at it."""
     gc.collect()
     gc.freeze()
-
-
-def quarantined(nodeid: str) -> str | None:
-    """Why this test is in quarantine; None: it is not."""
-    return QUARANTINE.get(nodeid.partition("[")[0])
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many tests of this run are in quarantine, and which of them failed."""
-    reports = [
-        (outcome, report)
-        for outcome in ("passed", "failed", "xpassed", "xfailed")
-        for report in terminalreporter.stats.get(outcome, ())
-        if quarantined(report.nodeid) is not None
-    ]
-    failed = {report.nodeid for outcome, report in reports if outcome in ("failed", "xfailed")}
-    found = {report.nodeid for _, report in reports}
-    terminalreporter.write_line(f"tests in quarantine: {len(found)}, failed: {len(failed)}")
-    for nodeid in sorted(found):
-        terminalreporter.write_line(f"  {nodeid}{' (failed)' if nodeid in failed else ''}: {quarantined(nodeid)}")
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.suites import accuracy
 from deploy.kafka import KafkaCluster
+
+pytestmark = pytest.mark.long
 
 
 def test_a_short_run(kafka: KafkaCluster, tmp_path: Path) -> None:

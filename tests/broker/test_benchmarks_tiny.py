@@ -15,6 +15,8 @@ from benchmarks.rig.tls import CIPHER_SUITE
 from benchmarks.suites.plan import TINY
 from quota import compiled
 
+pytestmark = pytest.mark.long
+
 BY_TLS = (
     *("tls-broker-small", "tls-broker-together", "tls-broker-connects"),
     *("tls-client-small", "tls-client-together", "tls-client-full", "tls-client-resumed"),

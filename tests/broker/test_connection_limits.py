@@ -81,6 +81,7 @@ def test_a_client_above_the_cap_fails_with_a_reason_while_others_work(kafka: Kaf
         until(lambda: running.metric("kquota_user_connections", user="web") == 0)
 
 
+@pytest.mark.long
 def test_clients_over_the_rate_come_back_and_all_of_them_are_served(kafka: KafkaCluster) -> None:
     """Five connections a second for a user, ten clients at once: librdkafka backs off and tries again.
 

@@ -167,6 +167,7 @@ def test_kill_9_loses_at_most_one_interval_and_leaves_no_half_file(
     assert sum(1 for at_s in sent if at_s < last_s - 0.5) <= recorded <= len(sent)
 
 
+@pytest.mark.long
 def test_a_topic_that_takes_nothing_slows_no_client_and_gets_its_records_later(
     kafka: KafkaCluster, topic: str, tmp_path: Path
 ) -> None:
@@ -231,6 +232,7 @@ def test_a_full_disk_slows_no_client_and_the_loss_is_counted(kafka: KafkaCluster
     assert len(rows_of(full_disk)) <= 1, "what had room, and that whole"
 
 
+@pytest.mark.long
 def test_a_topic_whose_brokers_are_gone_is_an_error_in_bounded_time() -> None:
     (port,) = free_ports(1)
     sink = TopicSink("usage", "i", connector([f"127.0.0.1:{port}"]))
@@ -285,6 +287,7 @@ def use(ledger: Ledger, now_s: float) -> None:
 CONSTANTS = {"instance": "i", "kquota_version": "1"}
 
 
+@pytest.mark.long
 def test_a_clock_that_is_set_back_makes_intervals_overlap_and_nothing_else() -> None:
     times, memory, ledger = Times(), Memory(), Ledger(QuotaTable())
     worker = Worker("memory", memory, 10**6)
@@ -372,6 +375,7 @@ def test_where_records_come_from() -> None:
     assert Origin().instance != Origin().instance
 
 
+@pytest.mark.long
 def test_libraries_that_ignore_throttle_times_are_told_from_those_that_wait(
     kafka: KafkaCluster, topic: str, tmp_path: Path
 ) -> None:

@@ -30,6 +30,8 @@ from tests.support.fault_tools import (
 from tests.support.faults import FROM_TARGET, TO_TARGET, FaultyNetwork, Link
 from tests.support.sidecars import sidecar
 
+pytestmark = pytest.mark.long
+
 QUOTAS = [{"client-id": "<default>", "producer_byte_rate": 2_000_000, "consumer_byte_rate": 20_000_000}]
 """High enough for the traffic, so that what is tested is the fault; fetches reserve bytes under them all the same."""
 

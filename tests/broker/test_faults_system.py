@@ -9,6 +9,7 @@ from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 import yaml
 
 from tests.corpus.job import wait_for
@@ -25,6 +26,8 @@ from tests.support.faults import ANSWERING, FAILING, SILENT, UNKNOWN, names_from
 from tests.support.programs import program
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import get, sidecar
+
+pytestmark = pytest.mark.long
 
 if TYPE_CHECKING:
     from deploy.kafka import KafkaCluster

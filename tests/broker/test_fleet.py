@@ -154,6 +154,7 @@ def test_three_sidecars_share_one_limit(kafka: KafkaCluster, topic: str) -> None
                 load.stop()
 
 
+@pytest.mark.long
 def test_without_the_topic_each_has_the_limit_over_the_known_instances(kafka: KafkaCluster, topic: str) -> None:
     """And the log says the command that makes it; traffic goes on."""
     name = f"missing-{uuid.uuid4().hex}"
@@ -193,6 +194,7 @@ def test_what_is_no_record_changes_nothing_and_is_counted(kafka: KafkaCluster, t
         assert fleet[0].metric("kquota_requests_total") == 0
 
 
+@pytest.mark.long
 def test_what_an_instance_asks_of_the_brokers_is_bounded(kafka: KafkaCluster, topic: str) -> None:
     """docs/fleet.md: five fetches per second and broker, four records per interval and partition, and their bytes.
 
@@ -241,6 +243,7 @@ def test_what_an_instance_asks_of_the_brokers_is_bounded(kafka: KafkaCluster, to
         assert per_s["fetch"]["amount"] <= per_s["produce"]["amount"] + 5.5 * 150, per_s
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_topic_made_anew_with_fewer_partitions_gets_them_back(kafka: KafkaCluster, topic: str) -> None:
     """As by a broker that creates topics automatically: the fleet counts on the partitions that there were."""
@@ -275,6 +278,7 @@ def test_a_topic_made_anew_with_fewer_partitions_gets_them_back(kafka: KafkaClus
             admin.close()
 
 
+@pytest.mark.long
 def test_connection_rates_of_a_fleet_are_explained_and_measured(kafka: KafkaCluster) -> None:
     limits = [{"ip": "<default>", "connection_creation_rate": 20}]
     fleet = {"id": uuid.uuid4().hex, "default_scope": "fleet"}
@@ -297,6 +301,7 @@ def test_connection_rates_of_a_fleet_are_explained_and_measured(kafka: KafkaClus
         assert one.metric("kquota_fleet_connection_usage", scope="ip", entity="127.0.0.1") >= 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "OAUTHBEARER"])
 def test_the_topic_is_reached_by_tls_with_the_own_login(
     mechanism: str, kafka_secure: KafkaCluster, authority: Authority, tmp_path: Path

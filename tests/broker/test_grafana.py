@@ -64,6 +64,7 @@ def test_panels_explain_themselves_and_do_not_overlap() -> None:
                 assert taken.setdefault((name, x, y), panel["title"]) == panel["title"]
 
 
+@pytest.mark.long
 def test_every_query_finds_something_in_a_real_prometheus(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
     quotas = [
         {"client-id": "greedy", "producer_byte_rate": 20_000, "candidate": {"producer_byte_rate": 10_000}},

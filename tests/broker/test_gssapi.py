@@ -21,6 +21,8 @@ from tests.support.kerberos import Realm, realm
 from tests.support.raw_client import ClosedByPeerError, RawClient
 from tests.support.sidecars import Sidecar, sidecar
 
+pytestmark = pytest.mark.long
+
 SERVICE, CLIENT, FALLBACK = "kafka/localhost", "alice", "kerberos-users"
 RECORDS = [f"record {number}" for number in range(20)]
 

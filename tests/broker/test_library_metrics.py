@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 
+import pytest
 from confluent_kafka import Producer
 
 from deploy.kafka import KafkaCluster
@@ -12,6 +13,8 @@ from tests.corpus.job import wait_for
 from tests.support.clients import Load, in_background, produce_java_perf
 from tests.support.precedence import precedence
 from tests.support.sidecars import Sidecar, sidecar
+
+pytestmark = pytest.mark.long
 
 RATE = 50_000
 """Bytes/s. A record of 10 000 B takes 200 ms of it: a mute that is watched."""

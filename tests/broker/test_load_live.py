@@ -6,6 +6,8 @@ import pytest
 
 from benchmarks.suites.load import QUICK, run, table
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.timeout(300)
 def test_300_connections_are_held_and_share_fairly() -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from deploy.kafka import KafkaCluster
 from tests.corpus.job import wait_for
 from tests.support.hostile_names import CLIENT, CLIENT_SHOWN, harmless
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import sidecar
+
+pytestmark = pytest.mark.long
 
 
 def test_a_client_with_such_a_name_in_the_console_log_of_a_sidecar(kafka: KafkaCluster) -> None:

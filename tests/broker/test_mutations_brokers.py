@@ -185,6 +185,7 @@ def test_create(proxies: dict[str, Sidecar], broker: str, version: int) -> None:
     assert (errors(unlimited), unlimited.throttle_time_ms) == ({first: 0, second: 0}, 0)  # E13
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("broker", "version"), versions(DELETE_TOPICS))
 def test_delete(proxies: dict[str, Sidecar], broker: str, version: int) -> None:
     raw, (first, second) = Raw(proxies[broker]), pair()
@@ -208,6 +209,7 @@ def test_delete(proxies: dict[str, Sidecar], broker: str, version: int) -> None:
     settled(raw.proxy.bootstrap, {}, (first, second))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("broker", "version"), versions(CREATE_PARTITIONS))
 def test_partitions(proxies: dict[str, Sidecar], broker: str, version: int) -> None:
     raw, (first, second) = Raw(proxies[broker]), pair()
@@ -230,6 +232,7 @@ def test_partitions(proxies: dict[str, Sidecar], broker: str, version: int) -> N
     assert (errors(unlimited), unlimited.throttle_time_ms) == ({first: 0}, 0)  # E16
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("broker", BROKERS)
 def test_default_counts_and_what_the_broker_refuses(proxies: dict[str, Sidecar], broker: str) -> None:
     raw, (first, second) = Raw(proxies[broker]), pair()
@@ -247,6 +250,7 @@ def test_default_counts_and_what_the_broker_refuses(proxies: dict[str, Sidecar],
     assert charged(raw.proxy) == before + 2 * count
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("broker", BROKERS)
 def test_a_topic_is_deleted_by_its_id(proxies: dict[str, Sidecar], broker: str) -> None:
     raw, (first, second) = Raw(proxies[broker]), pair()
@@ -337,6 +341,7 @@ def test_refusals_are_a_brokers_own_to_the_byte(request: pytest.FixtureRequest, 
     settled(cluster.bootstrap[0], dict.fromkeys(names, 1), (*names, *new))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("broker", BROKERS)
 def test_a_brokers_own_refusals_cost_nothing_here(request: pytest.FixtureRequest, broker: str) -> None:
     cluster: KafkaCluster = request.getfixturevalue(broker)
@@ -378,6 +383,7 @@ def test_setting_and_unsetting_the_quota(kafka: KafkaCluster) -> None:
         assert errors(raw.ask(delete(6, [first]))) == {first: 0}
 
 
+@pytest.mark.long
 def test_windowed_bursts_on_the_wire(kafka: KafkaCluster) -> None:
     # Q = 0.05, S = 10 windows of W = 1 s: 0.5 in all. 5 partitions: 9 windows of 0.05 and one of 4.55, R = 0.5, so the
     # next is refused for (0.5 - 0.05) / 0.05 * 10 s = 90 s, less what has left the windows by then.
@@ -397,6 +403,7 @@ def test_windowed_bursts_on_the_wire(kafka: KafkaCluster) -> None:
             time.sleep(1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("broker", BROKERS)
 def test_changes_made_around_the_sidecar_count(request: pytest.FixtureRequest, broker: str) -> None:
     cluster: KafkaCluster = request.getfixturevalue(broker)

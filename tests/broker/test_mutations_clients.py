@@ -104,6 +104,7 @@ def test_kafka_python(proxy: Sidecar, names: list[str]) -> None:
 # ---- confluent-kafka (librdkafka): speaks old versions, so it is only slowed down ------------------------------------
 
 
+@pytest.mark.long
 def test_confluent_kafka(proxy: Sidecar, names: list[str]) -> None:
     from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
@@ -134,6 +135,7 @@ def set_rate(proxy: Sidecar, rate: float) -> None:
     proxy.set_quotas([limited | {"controller_mutation_rate": rate}, *others])
 
 
+@pytest.mark.long
 def test_kafka_topics(proxy: Sidecar, names: list[str], java_tool: JavaTool) -> None:
     # kafka-topics asks once and says that it was refused; the next one, when the tokens are back, does it.
     first, second, third = names
@@ -161,6 +163,7 @@ def test_kafka_topics(proxy: Sidecar, names: list[str], java_tool: JavaTool) -> 
     assert charged(proxy) == 9 + 7 + 1 + 3 + 1 + 12
 
 
+@pytest.mark.long
 def test_a_java_program_that_makes_its_topic_waits_by_itself(
     kafka: KafkaCluster, names: list[str], java_tool: JavaTool
 ) -> None:

@@ -12,6 +12,8 @@ from tests.support.prometheus_tools import prometheus, rules, value
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import get, sidecar
 
+pytestmark = pytest.mark.long
+
 
 def test_a_real_prometheus_scrapes_the_sidecar_and_evaluates_every_rule(
     kafka: KafkaCluster, topic: str, tmp_path: Path

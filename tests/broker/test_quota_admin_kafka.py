@@ -308,6 +308,7 @@ def test_kafka_configs_sets_describes_and_deletes(kafka: KafkaCluster, java_tool
     ]
 
 
+@pytest.mark.long
 def test_kafka_configs_is_told_where_quotas_are_managed(kafka: KafkaCluster, java_tool: JavaTool) -> None:
     with sidecar(kafka.bootstrap, quotas=[{"user": "alice", PRODUCE: 5}]) as proxy:
         configs = Tool(java_tool, proxy.bootstrap)
@@ -320,6 +321,7 @@ def test_kafka_configs_is_told_where_quotas_are_managed(kafka: KafkaCluster, jav
         assert proxy.metric("kquota_quota_alterations_total", outcome="denied") == 1
 
 
+@pytest.mark.long
 def test_kafka_configs_of_a_user_who_is_not_listed(kafka: KafkaCluster, java_tool: JavaTool, tmp_path: Path) -> None:
     quotas = applying(tmp_path) | {"alter_principals": ["admin"]}
     with sidecar(kafka.bootstrap, quotas=quotas) as proxy:
@@ -372,6 +374,7 @@ def test_the_clusters_quotas_are_enforced_as_they_change(kafka: KafkaCluster, ja
         )
 
 
+@pytest.mark.long
 def test_what_is_forwarded_comes_back_from_the_cluster_at_once(kafka: KafkaCluster, java_tool: JavaTool) -> None:
     quotas = {"source": "cluster", "poll_interval_s": "1h", "alter": "forward"}
     with quotas_removed_afterwards(kafka.bootstrap[0]) as broker, sidecar(kafka.bootstrap, quotas=quotas) as proxy:
@@ -383,6 +386,7 @@ def test_what_is_forwarded_comes_back_from_the_cluster_at_once(kafka: KafkaClust
         assert proxy.metric("kquota_quota_alterations_total", outcome="forwarded") == 2
 
 
+@pytest.mark.long
 def test_a_cluster_whose_acls_hide_its_quotas(java_tool: JavaTool) -> None:
     """Neither clients nor the sidecar see more than the cluster lets them."""
     from kafka import KafkaAdminClient
@@ -431,6 +435,7 @@ def producing(proxy: Sidecar, topic: str) -> Callable[[int], int]:
     return produce
 
 
+@pytest.mark.long
 def test_a_producer_is_throttled_at_once_and_still_after_a_restart(
     kafka: KafkaCluster, tmp_path: Path, topic: str
 ) -> None:
@@ -452,6 +457,7 @@ def test_a_producer_is_throttled_at_once_and_still_after_a_restart(
         assert describe(admin) == (0, {})
 
 
+@pytest.mark.long
 def test_administrators_at_the_same_time_all_get_what_they_set(kafka: KafkaCluster, tmp_path: Path) -> None:
     with sidecar(kafka.bootstrap, quotas=applying(tmp_path)) as proxy:
 
@@ -473,6 +479,7 @@ def test_administrators_at_the_same_time_all_get_what_they_set(kafka: KafkaClust
     assert len(load_overlay(tmp_path / "overlay.yaml")) == 100
 
 
+@pytest.mark.long
 def test_the_main_file_may_be_edited_and_the_overlay_stays(kafka: KafkaCluster, tmp_path: Path) -> None:
     entries = [{"user": "alice", PRODUCE: 10, FETCH: 20}]
     with sidecar(kafka.bootstrap, quotas=applying(tmp_path, entries)) as proxy, RawClient(proxy.bootstrap) as admin:
@@ -485,6 +492,7 @@ def test_the_main_file_may_be_edited_and_the_overlay_stays(kafka: KafkaCluster, 
         until(lambda: describe(admin)[1] == {alice: {PRODUCE: 11.0, TIME: 5.0}})
 
 
+@pytest.mark.long
 def test_no_moment_is_bad_for_a_crash(kafka: KafkaCluster, tmp_path: Path) -> None:
     """SIGKILL in the middle of alterations, again and again: what was acknowledged is there, or something newer."""
     overlay, last, acknowledged = tmp_path / "overlay.yaml", 0, 0
@@ -513,6 +521,7 @@ def test_no_moment_is_bad_for_a_crash(kafka: KafkaCluster, tmp_path: Path) -> No
     assert acknowledged > 4
 
 
+@pytest.mark.long
 def test_kafka_pythons_admin_client(kafka: KafkaCluster, tmp_path: Path) -> None:
     """It has no methods for quotas (3.0), but knows both messages, and finds broker and versions itself."""
     from kafka import KafkaAdminClient

@@ -104,6 +104,7 @@ def test_produce_is_throttled_too(limited: Sidecar, topic: str, version: int) ->
         ask_until(client, lambda: produce_message(version, where, [b"x" * 1000]), 100)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", [4, 12, 17])
 def test_fetch_is_throttled_too_and_brings_its_records(limited: Sidecar, topic: str, version: int) -> None:
     where = known_topic(limited, topic)
@@ -114,6 +115,7 @@ def test_fetch_is_throttled_too_and_brings_its_records(limited: Sidecar, topic: 
         assert answer.message.responses[0].partitions[0].records
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("message", [find_coordinator_message, api_versions_message], ids=lambda make: make.__name__)
 def test_other_requests_are_throttled_too(limited: Sidecar, message: Callable[[], Any]) -> None:
     with RawClient(limited.bootstrap, message.__name__) as client:
@@ -129,6 +131,7 @@ def test_a_large_quota_throttles_no_client(limited: Sidecar, topic: str) -> None
     assert throttles(limited, "unlimited") == {}
 
 
+@pytest.mark.long
 def test_of_two_levels_the_more_specific_one_counts(limited: Sidecar) -> None:
     """(user, client-id) allows 1000 %, the client-id alone 0.01 %."""
     with RawClient(limited.bootstrap, "two-levels") as client:
@@ -142,6 +145,7 @@ def test_of_two_levels_the_more_specific_one_counts(limited: Sidecar) -> None:
     assert kind["limit"] == 1000
 
 
+@pytest.mark.long
 def test_over_both_quotas_only_the_larger_is_named(limited: Sidecar, topic: str) -> None:
     """Cases C11 and C12: 1 B/s (more than 1000 B in ten seconds: 100 times that, 990 s) and 0.01 %, 1 ms in ten seconds
     (1 s at most)."""
@@ -167,6 +171,7 @@ def test_over_both_quotas_only_the_larger_is_named(limited: Sidecar, topic: str)
     assert after["request"] == middle["request"]
 
 
+@pytest.mark.long
 def test_clients_that_measure_it_see_delays_of_one_window_at_most(kafka: KafkaCluster, topic: str) -> None:
     """Case C8. Both have 0.0005 %, 0.05 ms in ten seconds: on a quick machine, too, that is less than what the first
     requests of a connection take, so that each of the others is held. The writer sends 10 batches."""
@@ -207,6 +212,7 @@ def test_a_consumer_that_waits_is_not_charged_for_waiting(kafka: KafkaCluster, t
     assert 0 < charged_s < 0.05 * waits_s
 
 
+@pytest.mark.long
 def test_the_estimate_is_within_the_stated_factor_of_the_brokers_own_figure() -> None:
     """A wait for a core is charged here and not by the broker (docs/request-time.md): all clients have a core."""
     chosen = [traffic for traffic in TRAFFICS if traffic.key in COMPARED]
@@ -217,6 +223,7 @@ def test_the_estimate_is_within_the_stated_factor_of_the_brokers_own_figure() ->
     assert [row for row in rows if not 1 / FACTOR <= row["ratio"] <= FACTOR] == []
 
 
+@pytest.mark.long
 def test_a_broker_that_cannot_be_asked_is_said_to_be_so(kafka: KafkaCluster) -> None:
     with pytest.raises(EmbeddedKafkaError, match="no local JMX connector"):
         attributes(kafka.nodes[0], "kafka.server:type=Request,*", "request-time")

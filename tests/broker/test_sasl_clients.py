@@ -244,6 +244,7 @@ AGAIN: dict[str, tuple[str, int, dict[str, Any]]] = {
 """Client: its user, records, settings."""
 
 
+@pytest.mark.long
 def test_logging_in_again_works_under_throttle(kafka_secure: KafkaCluster, topic: str) -> None:
     """Sessions of 8 s (connections.max.reauth.ms), and producers that have to wait for most of the time.
 

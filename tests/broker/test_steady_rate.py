@@ -14,7 +14,7 @@ from tests.support.clients import CONSUMERS, PRODUCERS, Client, Load, Timeline, 
 from tests.support.precedence import precedence
 from tests.support.sidecars import Sidecar, sidecar
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 
 RATE = 1_000_000
 CLIENTS = ("kafka-python", "aiokafka", "confluent-kafka", "java-console")

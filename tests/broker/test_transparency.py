@@ -28,7 +28,8 @@ from tests.support.sidecars import sidecar
 
 VERSIONS = {"kafka_391": "3.9.1", "kafka3": "4.2.0"}
 """Cluster -> its version: one broker, and three. (One broker of 4.2.0 is what most other tests have.)"""
-CLUSTERS = tuple(VERSIONS)
+LANES = {"kafka_391": [pytest.mark.long], "kafka3": []}
+CLUSTERS = [pytest.param(name, marks=marks) for name, marks in LANES.items()]
 MARK = "KQUOTA_TEST_CORPUS"
 LIMIT_S = 600.0
 pytestmark = pytest.mark.timeout(900)
@@ -73,7 +74,11 @@ def offered_items(version: str) -> list[str]:
     ]
 
 
-CASES = [(cluster, name) for cluster in CLUSTERS for name in offered_items(VERSIONS[cluster])]
+CASES = [
+    pytest.param(cluster, name, marks=marks)
+    for cluster, marks in LANES.items()
+    for name in offered_items(VERSIONS[cluster])
+]
 
 
 @dataclass

@@ -219,6 +219,7 @@ def move_leader(job: Job, topic: str, replicas: list[int]) -> None:
     wait_until_known(job, topic, {0: replicas})
 
 
+@pytest.mark.long
 def test_leaders_move_while_clients_produce(kafka3: KafkaCluster, proxy3: Sidecar) -> None:
     direct = job_for(kafka3)
     topics = [create_topic(direct, f"moves-{number}") for number in range(3)]
@@ -252,6 +253,7 @@ def test_leaders_move_while_clients_produce(kafka3: KafkaCluster, proxy3: Sideca
 # --- brokers come and change their address
 
 
+@pytest.mark.long
 def test_new_brokers_get_a_listener_and_a_moved_one_keeps_its_own() -> None:
     with KafkaCluster.start(1, progress=print) as cluster, sidecar(cluster.bootstrap) as proxy:
         (first,) = addresses(proxy).values()
@@ -284,6 +286,7 @@ def answers(address: tuple[str, int]) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_a_leader_that_dies_under_load_loses_nothing(kafka3: KafkaCluster, proxy3: Sidecar) -> None:
     """Leadership moves, then the leader is killed: what was acknowledged by all replicas in sync is there, once."""
     direct = job_for(kafka3)
@@ -310,6 +313,7 @@ def test_a_leader_that_dies_under_load_loses_nothing(kafka3: KafkaCluster, proxy
     check_promises(found, [producing], [consuming])
 
 
+@pytest.mark.long
 def test_controllers_take_no_ports_of_brokers(kafka3: KafkaCluster) -> None:
     """Three brokers, three ports: `kafka-metadata-quorum` shows the controllers where they are, all brokers work.
 

@@ -119,6 +119,7 @@ def answer(address: tuple[str, int], frame: bytes, mark: int = 0) -> bytes:
         return size + stream.read(*struct.unpack(">i", size))
 
 
+@pytest.mark.long
 def test_answers_are_the_brokers_own_to_the_byte(
     net: Network, cluster: KafkaCluster, rules: Callable[[str], None]
 ) -> None:
@@ -217,6 +218,7 @@ def everything_arrived(clients: Traffic) -> None:
         assert found["read"][name] == [f"{number:06d}" for number in range(count)], name
 
 
+@pytest.mark.long
 def test_brokers_come_move_and_go(net: Network, cluster: KafkaCluster, rules: Callable[[str], None]) -> None:
     rules(f"install {RULES}")
     with beside_the_application(net, []) as proxy, traffic(cluster, net) as (clients, topics, admin):
@@ -274,6 +276,7 @@ def goes_through(proxy: Sidecar) -> bool:
         return f"{host}:{port}" in {one["peer"] for one in proxy.get("/connections")["connections"]}
 
 
+@pytest.mark.long
 def test_a_sidecar_restarts_and_rules_fail_closed_or_open(
     net: Network, cluster: KafkaCluster, rules: Callable[[str], None]
 ) -> None:

@@ -68,6 +68,7 @@ def test_each_byte_is_put_to_trial_and_none_waits(trying: Sidecar, topic: str, l
     assert {kind["kind"]: kind["throttle_ms"] for kind in explained}["produce"] == 0
 
 
+@pytest.mark.long
 def test_invented_names_do_not_fill_the_sidecar(kafka: KafkaCluster) -> None:
     """2 000 names of 20 KB each, one after the other: 40 MB of names, of which a hundred clients are remembered."""
     quotas = [

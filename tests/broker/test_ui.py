@@ -113,6 +113,7 @@ def test_people_see_who_is_throttled_and_why(busy: Sidecar, browse: Browse) -> N
         assert [entry for entry in driver.get_log("browser") if entry["level"] != "INFO"] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 800, 1300])
 def test_it_can_be_read_in_any_light_and_width(busy: Sidecar, width: int, dark: bool, browse: Browse) -> None:
@@ -161,6 +162,7 @@ def test_it_can_be_read_in_any_light_and_width(busy: Sidecar, width: int, dark: 
             assert (bright + 0.05) / (dim + 0.05) >= 4.5, selector  # WCAG 2, AA
 
 
+@pytest.mark.long
 def test_it_works_by_keyboard(busy: Sidecar, browse: Browse) -> None:
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
@@ -196,6 +198,7 @@ def test_it_works_by_keyboard(busy: Sidecar, browse: Browse) -> None:
         wait_for("the explanation", lambda: "in force" in text(driver, "#explanation"))
 
 
+@pytest.mark.long
 def test_numbers_and_rows_do_not_flicker(busy: Sidecar, browse: Browse) -> None:
     with browse() as driver:
         driver.get(f"{busy.admin}/ui/")
@@ -220,6 +223,7 @@ def test_numbers_and_rows_do_not_flicker(busy: Sidecar, browse: Browse) -> None:
         assert all(re.match(r"(\d\.\d\d|\d\d\.\d|\d\d\d) (B|kB|MB)/s$", one) for one in shown), shown
 
 
+@pytest.mark.long
 def test_a_sidecar_that_is_gone_is_said_to_be(kafka: KafkaCluster, browse: Browse) -> None:
     with browse() as driver:
         with sidecar(kafka.bootstrap, []) as running:

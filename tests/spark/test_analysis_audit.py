@@ -7,9 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from analysis.audit import instances, without_repeats, words
+
+pytestmark = pytest.mark.long
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

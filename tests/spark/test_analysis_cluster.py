@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pyspark
+import pytest
 
 from analysis.java import find_java
 from config.load import load_bytes
@@ -19,6 +20,8 @@ from deploy.cli.check import summary_json
 from deploy.kafka.ports import free_ports
 from tests.support.spark_archive import quick_jvm
 from tests.support.spark_tools import record, table, write
+
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(pyspark.__file__).parent / "bin"

@@ -21,6 +21,8 @@ from analysis.store import STALE_MS, Store
 from tests.support.plan_tools import watched
 from tests.support.spark_tools import DAY_MS, T0_MS, record, table, write
 
+pytestmark = pytest.mark.long
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 

@@ -16,6 +16,8 @@ from config.table import entries, to_table
 from deploy.cli.check import summary_json
 from tests.support.spark_tools import Make, record, table
 
+pytestmark = pytest.mark.long
+
 if TYPE_CHECKING:
     from pathlib import Path
 

@@ -16,6 +16,8 @@ from config.table import to_table
 from deploy.cli.check import summary_json
 from quota.entity import Kind
 
+pytestmark = pytest.mark.long
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 

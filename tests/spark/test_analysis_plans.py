@@ -20,6 +20,8 @@ from benchmarks.suites.analysis_queries import QUERIES, differences, duckdb_aske
 from tests.support.plan_tools import Watched, scans, watched
 from tests.support.spark_tools import DAY_MS, table
 
+pytestmark = pytest.mark.long
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 

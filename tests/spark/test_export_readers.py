@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.sidecars import sidecar
 
+pytestmark = pytest.mark.long
+
 if TYPE_CHECKING:
     from pathlib import Path
 

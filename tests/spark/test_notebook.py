@@ -11,6 +11,8 @@ import pytest
 from quota.record import SCHEMA_VERSION
 from tests.support.spark_tools import record, write
 
+pytestmark = pytest.mark.long
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 

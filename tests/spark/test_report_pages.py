@@ -15,6 +15,8 @@ from tests.support.browser import Browse, accessible
 from tests.support.spark_tools import DAY_MS, T0_MS, record, write
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.long
+
 if TYPE_CHECKING:
     from pathlib import Path
 

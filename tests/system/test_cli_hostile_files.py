@@ -19,6 +19,8 @@ from tests.broker.test_cli_run import LIMIT_S, Run, running, text_of, until
 from tests.support.certificates import Authority
 from tests.support.hostile_files import KINDS, put, put_file
 
+pytestmark = pytest.mark.long
+
 END_S = 15.0
 """An idle sidecar ends within a tenth of a second after SIGTERM. Machines are busy."""
 SUCCESS = "kquota_config_last_reload_successful"

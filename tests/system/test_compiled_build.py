@@ -24,6 +24,8 @@ from deploy.cli.main import app
 from quota import compiled
 from tests.support.programs import program
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 BUILDER = Path(sys.prefix) / "build/bin/python"
 LIMIT_S = 240.0

@@ -35,6 +35,7 @@ def test_seeds_and_simple_mutations_of_them_break_no_invariant(name: str) -> Non
         one.run(blind.mutated(rng, inputs)[: one.max_bytes])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["header", "response_metadata"])
 def test_the_fuzzer_runs_and_counts(name: str, tmp_path: Path) -> None:
     done = run(name, tmp_path, runs=1000, seconds=150)
@@ -43,6 +44,7 @@ def test_the_fuzzer_runs_and_counts(name: str, tmp_path: Path) -> None:
     assert list((tmp_path / "corpus" / name).iterdir()), "no input has reached anything new"
 
 
+@pytest.mark.long
 def test_the_fuzzer_reports_a_finding(tmp_path: Path) -> None:
     """A target that breaks on purpose, in a process of its own as all others."""
     done = run("broken", tmp_path, runs=100_000, seconds=150)

@@ -50,6 +50,7 @@ def test_the_comparison_sees_a_small_difference() -> None:
     assert ours != run("1", "-c", code)
 
 
+@pytest.mark.long
 def test_the_arithmetics_tests_pass_with_the_python_code_too() -> None:
     names = (*(f"quota_{name}" for name in CORE), "session", "session_fetch")
     files = [f"tests/unit/test_{name}.py" for name in names]
@@ -60,6 +61,7 @@ def test_the_arithmetics_tests_pass_with_the_python_code_too() -> None:
 LOOPBACK = ("pairs", "proxy_cost", "proxy_mutes", "proxy_shell", "reactor", "sched_policy", "splice_order")
 
 
+@pytest.mark.long
 def test_the_loops_tests_pass_with_the_python_code_too() -> None:
     files = [f"tests/loopback/test_{name}.py" for name in LOOPBACK]
     plain = ["-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=--import-mode=importlib --strict-markers"]

@@ -14,6 +14,8 @@ import pytest
 from tests import release_check
 from tests.support import go_tools
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

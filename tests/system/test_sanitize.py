@@ -10,7 +10,7 @@ from tests import sanitize
 from tests.one_source import case
 from tests.support.programs import program
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 """Compiling takes minutes where the cache has nothing and the other core is busy."""
 
 

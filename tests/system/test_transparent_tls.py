@@ -25,6 +25,8 @@ from tests.support.scripted_broker import read_frame, until
 from tests.support.session_tools import produce, produce_response
 from tests.system.test_transparent import KAFKA, LISTEN, MARK, RULES, ask, connect
 
+pytestmark = pytest.mark.long
+
 LIMIT_S = 60
 BROKER = "10.77.0.11"
 RATE = 100_000
