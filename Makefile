@@ -191,9 +191,6 @@ test-kubernetes-short: $(VENV)/.dev ## A part of test-kubernetes: one pod is rea
 	@nice $(BIN)/python -m tests.kubernetes.image_store pause client kafka kquota
 	@$(BIN)/python -m pytest --timeout=600 tests/kubernetes/with_short.py $(PYTEST_ARGS)
 
-test-kernel-tls: $(VENV)/.dev ## Kernel TLS, in a virtual machine with Debian's kernel (root; qemu-system-x86, busybox-static, kmod)
-	@$(BIN)/python -m pytest --timeout=1500 tests/kernel_tls/with_machine.py $(PYTEST_ARGS)
-
 test-object-store: $(VENV)/.s3 ## Reports from and to an object store: an S3 server on this machine (fetches Hadoop's connector)
 	@$(BIN)/python -m pytest --timeout 1200 tests/s3_report.py
 

@@ -42,7 +42,6 @@ from proxy.interceptors.mutations import MUTATION_APIS, MutationQuota
 from proxy.interceptors.quota_admin import QuotaAdmin
 from proxy.listen.server import Proxy
 from proxy.settings import ProxySettings, SizeLimits, StallLimits, TransparentSettings
-from proxy.tls import kernel_tls
 from proxy.wire.apis import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
 from quota import compiled
 from quota.entity import Kind
@@ -98,13 +97,6 @@ def _transparent(config: Config) -> TransparentSettings:
     settings = config.transparent
     ports = tuple(range(ports.first, ports.last + 1) for ports in settings.ports)
     return TransparentSettings(settings.mark, tuple(settings.networks), ports, settings.tls_passthrough)
-
-
-def _kernel_tls(security: Security) -> dict[str, str]:
-    """For the log line at start, where connections have TLS: whether the kernel encrypts them, and if not, why."""
-    if security.listen_tls is None and security.upstream_tls is None:
-        return {}
-    return {"kernel_tls": kernel_tls.description()}
 
 
 def new_ledger(config: Config, table: QuotaTable) -> Ledger:
@@ -263,7 +255,6 @@ class Sidecar:
                 "kquota is up",
                 version=kquota_version(),
                 data_path=compiled.description(),
-                **_kernel_tls(self.security),
                 port=self.port,
                 admin=admin,
                 config=str(self.path),

@@ -20,10 +20,3 @@ cdef class Poller:
     cpdef int wait(self, double timeout_s) except -1
     cpdef int fd_of(self, int event) except -1
     cpdef unsigned int flags_of(self, int event) except? 0
-
-
-cdef class Ticker:
-    cdef public int fd
-
-    cpdef bint every(self, long period_ns) except -1
-    cpdef bint ticked(self) except -1

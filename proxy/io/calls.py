@@ -5,7 +5,6 @@ This is the pure Python version; `calls.pyx` makes the same calls in C. They bel
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import time
@@ -68,31 +67,3 @@ class Poller:
     def close(self) -> None:
         """Close the epoll instance."""
         self._epoll.close()
-
-
-class Ticker:
-    """A timer that a `Poller` can watch. `fd` is -1 if the kernel could not create one."""
-
-    __slots__ = ("_libc", "fd")
-
-    def __init__(self) -> None:
-        self._libc = ctypes.CDLL(None)
-        self.fd: int = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
-
-    def every(self, period_ns: int) -> bool:
-        """Tick with this period (below a second) from now on; 0: stop. False: the timer could not be set."""
-        period = (ctypes.c_long * 4)(0, period_ns, 0, period_ns)
-        return self.fd >= 0 and self._libc.timerfd_settime(self.fd, 0, period, None) == 0
-
-    def ticked(self) -> bool:
-        """Whether it has ticked since the last call. (The poller reports it again only after this call.)"""
-        try:
-            return bool(os.read(self.fd, 8))
-        except BlockingIOError:
-            return False
-
-    def close(self) -> None:
-        """Close the timer."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1

@@ -23,7 +23,6 @@ cdef extern from *:
     #include <fcntl.h>
     #include <sys/epoll.h>
     #include <sys/socket.h>
-    #include <sys/timerfd.h>
     #include <time.h>
     #include <unistd.h>
 
@@ -33,25 +32,14 @@ cdef extern from *:
     static inline int kq_event_fd(void *all, int i) { return ((struct epoll_event *)all)[i].data.fd; }
     static inline uint32_t kq_event_flags(void *all, int i) { return ((struct epoll_event *)all)[i].events; }
     #define KQ_EVENT_BYTES sizeof(struct epoll_event)
-
-    static inline int kq_tick(int timer, long every_ns) {
-        struct itimerspec every = {{0, every_ns}, {0, every_ns}};
-        return timerfd_settime(timer, 0, &every, NULL);
-    }
     """
     int kq_epoll_wait(int epoll, void *events, int most, int timeout_ms) nogil
     int kq_event_fd(void *all, int i) nogil
     uint32_t kq_event_flags(void *all, int i) nogil
     const size_t KQ_EVENT_BYTES
-    int kq_tick(int timer, long every_ns) nogil
-    int timerfd_create(int clock, int flags) nogil
-    int c_close "close"(int fd) nogil
-    ssize_t c_read "read"(int fd, void *buf, size_t count) nogil
     ssize_t c_recv "recv"(int fd, void *buf, size_t count, int flags) nogil
     ssize_t c_send "send"(int fd, const void *buf, size_t count, int flags) nogil
     ssize_t c_splice "splice"(int fd_in, void *off_in, int fd_out, void *off_out, size_t count, unsigned int flags) nogil
-    const int TFD_NONBLOCK
-    const int TFD_CLOEXEC
     const int MSG_MORE
     const int MSG_NOSIGNAL
     const int MSG_DONTWAIT
@@ -159,24 +147,3 @@ cdef class Poller:
 
     def close(self):
         self._epoll.close()
-
-
-cdef class Ticker:
-    def __cinit__(self):
-        self.fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)
-
-    def __dealloc__(self):
-        if self.fd >= 0:
-            c_close(self.fd)
-
-    cpdef bint every(self, long period_ns) except -1:
-        return self.fd >= 0 and kq_tick(self.fd, period_ns) == 0
-
-    cpdef bint ticked(self) except -1:
-        cdef uint64_t ticks
-        return c_read(self.fd, &ticks, sizeof(ticks)) > 0
-
-    def close(self):
-        if self.fd >= 0:
-            c_close(self.fd)
-            self.fd = -1

@@ -2,7 +2,6 @@ cimport cython
 
 from proxy.io cimport calls
 from proxy.io.endpoint cimport Endpoint
-from proxy.io.pairing cimport Pairing as PairingType
 from proxy.io.rounds cimport Clock as ClockType, Round as RoundType, Watch as WatchType
 from proxy.io.splice cimport Splice as SpliceType
 from proxy.session.state cimport SessionState as SessionStateType
@@ -21,14 +20,13 @@ cdef class ConnectionIO:
     cdef public bytes to_broker, to_client
     cdef public bint is_held, progress_wanted
     cdef public double last_activity_s
-    cdef public long _request_read_bytes, _response_read_bytes, _splice_up_min_bytes, _splice_down_min_bytes
+    cdef public long _request_read_bytes, _response_read_bytes, _splice_min_bytes
     cdef public ClockType _clock
     cdef public RoundType _round
     cdef public SessionStateType _state
     cdef public RequestHandlerType _requests
     cdef public ResponseHandlerType _responses
     cdef public SpliceType _splice_down, _splice_up
-    cdef public PairingType _pairing
 
     @cython.locals(state=SessionStateType, requests=RequestHandlerType, responses=ResponseHandlerType, watch=WatchType,
                    frames=FrameWalker, splice=SpliceType, broker=Endpoint, others_next=cython.bint, now_s=cython.double,
@@ -41,7 +39,6 @@ cdef class ConnectionIO:
     cpdef object _wait_for_room_at_broker(self)
     @cython.locals(splice=SpliceType, now_s=cython.double)
     cdef object _splice_request(self, Endpoint broker, long long count)
-    cpdef object _part(self)
     @cython.locals(responses=ResponseHandlerType, watch=WatchType, broker=Endpoint, frames=FrameWalker, splice=SpliceType,
                    skip=cython.longlong, wanted=cython.Py_ssize_t, most=cython.Py_ssize_t, received=cython.Py_ssize_t,
                    now_s=cython.double, took_s=cython.double, more=cython.bint, sent=cython.bint,

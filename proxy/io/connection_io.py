@@ -12,13 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-import structlog
-
 from proxy.errors import SessionError, broker_failed, client_failed
 from proxy.io.compliance import ThrottleComplianceProbe
 from proxy.io.endpoint import Endpoint
 from proxy.io.kernel import unread_bytes
-from proxy.io.pairing import Pairing
 from proxy.io.reactor import Reactor
 from proxy.io.rounds import AGAIN, NEVER, Again, Watch
 from proxy.io.sockets import SHARE_S, next_read_bytes
@@ -28,8 +25,6 @@ from proxy.session.session import Session
 from proxy.session.state import ClientState, Held
 from proxy.telemetry.close_log import CloseLogLimiter
 from proxy.telemetry.observer import Counters
-
-log = structlog.get_logger("kquota.connection")
 
 READS_BEFORE_CHECKPOINT: Final = 8
 """Reads in a row without waiting before other connections are served."""
@@ -74,7 +69,6 @@ class ConnectionIO:
         "_answers",
         "_buffer",
         "_clock",
-        "_pairing",
         "_request_read_bytes",
         "_requests",
         "_response_read_bytes",
@@ -82,9 +76,8 @@ class ConnectionIO:
         "_round",
         "_shared",
         "_splice_down",
-        "_splice_down_min_bytes",
+        "_splice_min_bytes",
         "_splice_up",
-        "_splice_up_min_bytes",
         "_state",
         "broker",
         "broker_watch",
@@ -115,12 +108,11 @@ class ConnectionIO:
         """Bytes that the broker's full socket did not take: they are sent first."""
         self.to_client = b""
         self._answers: list[Buffer] = []
-        self._splice_up_min_bytes = self._splice_down_min_bytes = 0
+        self._splice_min_bytes = 0
         """What is left of a body has to be as long for the kernel to move it; 0: it never does."""
         self._request_read_bytes = self._response_read_bytes = len(shared.buffer)
         self._splice_up = Splice(shared.pipes)
         self._splice_down = Splice(shared.pipes)
-        self._pairing: Pairing | None = None
         self.on_progress: Callable[[], None] | None = None
         """Called, if `progress_wanted`, when requests have been answered or an interceptor has decided."""
         self.progress_wanted = False
@@ -134,22 +126,15 @@ class ConnectionIO:
         """The broker connection is established."""
         self.broker, self.broker_watch = broker, watch
         self._state.connecting = False
-        if self.client.splices_from and broker.splices_into:
-            self._splice_up_min_bytes = self._shared.splice_min_bytes
-            self._splice_up.corks = broker.splices_from
-        if broker.splices_from and self.client.splices_into:
-            self._splice_down_min_bytes = self._shared.splice_min_bytes
-            self._splice_down.corks = self.client.splices_from
-        if self.client.splices_from and broker.splices_from:
-            self._pairing = Pairing(self.client.sock, self.client_watch, self._round)
+        if self.client.splices and broker.splices:
+            self._splice_min_bytes = self._shared.splice_min_bytes
 
     def close(self) -> None:
         """The connection has ended."""
-        self._part()
         self.unmute()
         self._splice_up.close()
         self._splice_down.close()
-        self._pairing = self.on_progress = self.broker_watch = None
+        self.on_progress = self.broker_watch = None
 
     # ---- client -> broker -------------------------------------------------------------------------------------------
 
@@ -169,22 +154,18 @@ class ConnectionIO:
             now_ms = now_s * 1000.0
             client_state = state.client_state(now_ms)
             if client_state >= _HELD and not splice.inside:
-                self._part()
                 return self._stay_muted(now_s)
             # No look at the client's compliance: now that the mute is over, those send as well that have waited.
             if self.compliance is not None or self.is_held:
                 self.unmute()
-            if state.draining:
-                self._part()
-                if requests.at_boundary:
-                    return StopReason.ENDED
+            if state.draining and requests.at_boundary:
+                return StopReason.ENDED
             # The walk stopped at something to wait for, or at the backlog; or a name is being looked up.
             stopped = frames.stopped or client_state == _LOGIN
             if stopped and _FULL <= client_state < _HELD:
-                self._part()
                 return StopReason.WAITS
             skip = frames.movable()
-            if broker is not None and ((watch.readable and skip >= self._splice_up_min_bytes > 0) or splice.inside):
+            if broker is not None and ((watch.readable and skip >= self._splice_min_bytes > 0) or splice.inside):
                 step = self._splice_request(broker, skip)
                 if step is Step.DONE or step is Step.SHARE:
                     continue
@@ -192,13 +173,11 @@ class ConnectionIO:
                     watch.readable = False
                     return None
                 if step is Step.FULL:
-                    broker.push()
                     self._wait_for_room_at_broker()
                     return None
                 if step is Step.ENDED:
                     return StopReason.ENDED
             if stopped and requests.has_backlog():
-                self._part()
                 out: list[Buffer] | None = requests.resume(now_ms)
                 taken = 0
             elif not watch.readable:
@@ -215,26 +194,19 @@ class ConnectionIO:
                 if received == 0:
                     return StopReason.ENDED
                 self.last_activity_s = now_s
-                if self.client.ends_soon:
-                    self._end_soon()
                 out = requests.take(self._buffer, received, now_ms)
                 taken = frames.taken
                 if received == wanted:
                     took_s = self._clock.now_s() - now_s
                     self._request_read_bytes = next_read_bytes(received, took_s, len(self._buffer))
                     others_next = took_s > SHARE_S
-                    if self._pairing is not None:
-                        self._pairing.note_part()
-                else:
-                    if not watch.over:
-                        watch.readable = False
-                    if self._pairing is not None:
-                        self._pairing.note_read(now_s, received, requests.ended_with_produce(), watch.over)
+                elif not watch.over:
+                    watch.readable = False
             if taken if out is None else out:
                 if broker is None:  # the broker is dialled when the first request arrives
                     self.to_broker = bytes(self._buffer[:taken]) if out is None else b"".join(out)
                     return self._connect()
-                more = watch.readable and frames.movable() >= self._splice_up_min_bytes > 0
+                more = watch.readable and frames.movable() >= self._splice_min_bytes > 0
                 self.to_broker = _send(broker, self._buffer, taken, out, more, broker_failed)
                 if self.to_broker and not self._flush_broker():
                     return None
@@ -276,18 +248,6 @@ class ConnectionIO:
             if splice.moved:
                 self.last_activity_s = now_s = self._clock.now_s()
                 self._requests.moved(splice.moved, now_s * 1000.0)
-
-    def _end_soon(self) -> None:
-        """A peer wants new TLS keys, which the kernel cannot take: end once what is in flight has been answered."""
-        if not self._state.draining:
-            self._state.draining = True
-            log.info("closing the connection soon: its peer asks for a TLS KeyUpdate, which kernel TLS cannot do")
-            self.client_watch.go_on_later()
-
-    def _part(self) -> None:
-        """Not a plain sequence of requests: report each one singly again (`proxy.io.pairing`)."""
-        if self._pairing is not None:
-            self._pairing.part()
 
     # ---- mute -------------------------------------------------------------------------------------------------------
 
@@ -348,7 +308,7 @@ class ConnectionIO:
             return None
         for _ in range(READS_BEFORE_CHECKPOINT):
             skip = frames.movable()
-            if (watch.readable and skip >= self._splice_down_min_bytes > 0) or splice.inside:
+            if (watch.readable and skip >= self._splice_min_bytes > 0) or splice.inside:
                 step = self._splice_response(broker, skip)
                 if step is Step.DONE:
                     self._rest_came(watch)
@@ -366,7 +326,6 @@ class ConnectionIO:
                     if step is Step.EMPTY:
                         watch.readable = False
                     else:
-                        self.client.push()
                         self.client_watch.room_for = watch
                     return None
             if not watch.readable:
@@ -374,7 +333,7 @@ class ConnectionIO:
             if watch.rest_s == NEVER:  # all of a large response has come, or there is no pipe left
                 self._rest_came(watch)
             wanted = most = self._response_read_bytes
-            if self._splice_down_min_bytes and not frames.skip and responses.fetched_bytes >= LARGE_FETCH_BYTES:
+            if self._splice_min_bytes and not frames.skip and responses.fetched_bytes >= LARGE_FETCH_BYTES:
                 wanted = min(most, HEAD_BYTES)
             try:
                 received = broker.receive(self._buffer, wanted)
@@ -386,8 +345,6 @@ class ConnectionIO:
             if received == 0:
                 return StopReason.ENDED
             self.last_activity_s = now_s = self._clock.now_s()
-            if broker.ends_soon:
-                self._end_soon()
             out = responses.take(self._buffer, received, now_s * 1000.0, self._round.since_ms)
             took_s = 0.0
             if received == most:
@@ -395,7 +352,7 @@ class ConnectionIO:
                 self._response_read_bytes = next_read_bytes(received, took_s, len(self._buffer))
             elif received < wanted and not watch.over:
                 watch.readable = False
-            more = watch.readable and frames.movable() >= self._splice_down_min_bytes > 0
+            more = watch.readable and frames.movable() >= self._splice_min_bytes > 0
             sent = self._send_client(frames.taken, out, more)
             if self.progress_wanted:
                 self._progress()

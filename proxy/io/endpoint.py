@@ -6,7 +6,7 @@ This version uses a socket object's own methods: for TLS, and for plain sockets 
 
 from __future__ import annotations
 
-from socket import IPPROTO_TCP, MSG_MORE, TCP_NODELAY, socket
+from socket import MSG_MORE, socket
 
 from proxy.session.framing import Buffer
 
@@ -14,19 +14,14 @@ from proxy.session.framing import Buffer
 class Endpoint:
     """A connected non-blocking socket. All methods raise OSError for a connection that has failed."""
 
-    __slots__ = ("ends_soon", "fd", "sock", "splices_from", "splices_into")
+    __slots__ = ("fd", "sock", "splices")
 
     def __init__(self, sock: socket, *, splices: bool) -> None:
         self.sock = sock
         """For everything that is not done on each read."""
         self.fd = sock.fileno()
-        self.splices_from = splices
-        """A plain socket: splice(2) can read from it."""
-        self.splices_into = splices
-        """splice(2) can write to it: a plain socket, or one for which the kernel encrypts (`proxy.tls.kernel_tls`)."""
-        self.ends_soon = False
-        """The connection can continue only for a while: the peer has asked for new TLS keys, and the kernel keeps its
-        own."""
+        self.splices = splices
+        """A plain socket: splice(2) can move its bytes, and the kernel reports how many are queued."""
 
     def receive(self, buffer: memoryview, count: int) -> int:
         """Read up to `count` bytes into the beginning of `buffer`. Returns how many; 0 at the end, -1 if it would
@@ -49,11 +44,6 @@ class Endpoint:
             return self.sock.send(memoryview(buffer)[start:end], MSG_MORE if more else 0)
         except BlockingIOError:
             return 0
-
-    def push(self) -> None:
-        """Have kernel TLS send what it holds back for more to come: each page of a pipe but the last counts as that."""
-        if self.splices_into and not self.splices_from:
-            self.sock.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
 
     def send_all(self, buffers: list[Buffer], more: bool) -> int:
         """As `send`, for several buffers in order."""

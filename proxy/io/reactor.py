@@ -34,7 +34,6 @@ import trio
 
 from proxy.io.rounds import AGAIN, Again, Clock, Round, Watch
 from proxy.io.sched_policy import SchedPolicy
-from proxy.io.time_slice import shorten_slice
 
 log = structlog.get_logger("kquota.reactor")
 
@@ -85,8 +84,6 @@ class Reactor(trio.abc.Instrument):
 
     def start(self, *, nested: bool = True) -> None:
         """Begin to serve, in the trio loop that the watches' tasks run in."""
-        short = shorten_slice()
-        log.debug("time slice of the event loop's thread", short=short)
         if nested:
             self._find_trio()
         if not self.nested:

@@ -11,7 +11,6 @@ cdef class TlsEndpoint(Endpoint):
     def __init__(self, sock, *, splices):
         Endpoint.__init__(self, sock, splices=splices)
         self.channel = sock.channel
-        self.splices_into = self.channel.kernel_sends
 
     cpdef Py_ssize_t receive(self, object buffer, Py_ssize_t count) except -2:
         cdef Py_buffer view
@@ -22,7 +21,6 @@ cdef class TlsEndpoint(Endpoint):
             return self.channel.read_into(<char *>view.buf, count)
         finally:
             PyBuffer_Release(&view)
-            self.ends_soon = self.channel.new_keys_wanted
 
     cpdef Py_ssize_t send(self, object buffer, Py_ssize_t start, Py_ssize_t end, bint more) except -2:
         cdef Py_buffer view

@@ -2,7 +2,6 @@ cimport cython
 
 from proxy.io cimport calls
 from proxy.io.sched_policy cimport SchedPolicy as SchedPolicyType
-from proxy.io.pairing cimport Pairing as PairingType
 
 
 cdef class Clock:
@@ -39,8 +38,6 @@ cdef class Round:
     cdef public double since_ms, told_s
     cdef public int trio_fd
     cdef long long _number
-    cdef calls.Ticker _ticker
-    cdef public set _paired
 
     cpdef object forget(self, int fd)
     cpdef object come_back(self, double at_s, Watch watch)
@@ -54,7 +51,3 @@ cdef class Round:
     cdef object _serve(self, Watch watch, unsigned int flags)
     @cython.locals(watch=Watch, at_s=cython.double, _=object)
     cdef object _call_back(self, double now_s)
-    cpdef bint pair(self, PairingType pairing) except -1
-    cpdef object part(self, PairingType pairing)
-    @cython.locals(pairing=PairingType, watch=Watch)
-    cdef object _tick(self)

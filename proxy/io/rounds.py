@@ -16,7 +16,6 @@ import outcome
 import trio
 
 from proxy.io import calls
-from proxy.io.pairing import TICK_NS, Pairing
 from proxy.io.sched_policy import QUIET_S, SchedPolicy
 
 WAITED_S: Final = 30e-6
@@ -144,8 +143,6 @@ class Round:
 
     __slots__ = (
         "_number",
-        "_paired",
-        "_ticker",
         "again",
         "clock",
         "force_wakeup",
@@ -185,13 +182,6 @@ class Round:
         the function that keeps it from blocking."""
         self.runq: Any = ()
         self.force_wakeup: Callable[[], None] | None = None
-        self._paired: set[Pairing] = set()
-        self._ticker = calls.Ticker()
-        if self._ticker.fd >= 0:
-            try:
-                self.poller.register(self._ticker.fd, select.EPOLLIN)
-            except OSError:  # no memory, too many watches: no pairing
-                self._ticker.close()
 
     # ---- watches ----------------------------------------------------------------------------------------------------
 
@@ -219,7 +209,6 @@ class Round:
 
     def close(self) -> None:
         """Close; watches that are left are dropped."""
-        self._ticker.close()
         self.poller.close()
         self.watches.clear()
         self.late.clear()
@@ -269,8 +258,6 @@ class Round:
             elif fd == self.trio_fd:
                 found = True
                 self.sched_policy.quick_s = now_s
-            elif fd == self._ticker.fd and self._ticker.ticked():
-                self._tick()
         while left:
             left -= 1
             again: Watch = self.again.popleft()
@@ -300,25 +287,3 @@ class Round:
                 watch.run()
             if not late or late[0][0] > now_s:
                 return
-
-    # ---- pairs of requests (`proxy.io.pairing`) ---------------------------------------------------------------------
-
-    def pair(self, pairing: Pairing) -> bool:
-        """Check this connection each `TICK_NS` from now on. False: there is no timer."""
-        if not self._paired and not self._ticker.every(TICK_NS):
-            return False
-        self._paired.add(pairing)
-        return True
-
-    def part(self, pairing: Pairing) -> None:
-        """Stop checking it."""
-        self._paired.discard(pairing)
-        if not self._paired:
-            self._ticker.every(0)
-
-    def _tick(self) -> None:
-        for pairing in tuple(self._paired):
-            if pairing.is_stuck():
-                watch: Watch = pairing.watch
-                watch.readable = True
-                watch.run()

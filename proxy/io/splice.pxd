@@ -19,7 +19,6 @@ cdef class Splice:
     cdef public Pipe _pipe
     cdef public PipePool _pool
     cdef public long long inside, moved
-    cdef public bint corks
 
     @cython.locals(pipe=Pipe, inside=cython.longlong, size=cython.longlong, got=cython.longlong, put=cython.longlong,
                    source_empty=cython.bint, _=cython.int)

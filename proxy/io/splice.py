@@ -90,14 +90,11 @@ class Step(enum.Enum):
 class Splice:
     """One direction of a connection pair. Holds a pipe only while there are bytes inside."""
 
-    __slots__ = ("_pipe", "_pool", "corks", "inside", "moved")
+    __slots__ = ("_pipe", "_pool", "inside", "moved")
 
     def __init__(self, pool: PipePool) -> None:
         self._pool = pool
         self._pipe: Pipe | None = None
-        self.corks = True
-        """The sink may hold back less than a packet until more comes (SPLICE_F_MORE). Not kernel TLS: where a record
-        has filled the socket, the kernel neither takes more nor sends what waits for it."""
         self.inside = 0
         """Bytes that were read and have not reached the sink yet: they go before anything read later."""
         self.moved = 0
@@ -133,7 +130,7 @@ class Splice:
                         inside += got
                 if inside:
                     try:
-                        put = calls.splice(pipe.read_fd, sink_fd, inside, self.corks and count > inside)
+                        put = calls.splice(pipe.read_fd, sink_fd, inside, count > inside)
                     except OSError as error:
                         raise SinkError from error
                     if put < 0:

@@ -23,15 +23,13 @@ cdef class RequestHandler(FrameInspector):
     cdef public bytearray _backlog
     cdef public dict _missed
     cdef public bint _raw, _saw_request, established
-    cdef public long long _charged_bytes, _produce_bytes, _max_frame_bytes, _max_header_bytes
+    cdef public long long _charged_bytes, _max_frame_bytes, _max_header_bytes
     cdef public double _now_ms
 
     cpdef object _charge_next_to(self, AccountType account)
     @cython.locals(account=AccountType)
     cpdef AccountType _client(self, int api_key, object client_id)
     cpdef bint has_backlog(self) except -1
-    @cython.locals(walker=FrameWalker, newest=InFlightRequestType)
-    cpdef long long ended_with_produce(self) except? -1
     @cython.locals(walked=object)
     cpdef list resume(self, double now_ms)
     cpdef object take(self, object view, Py_ssize_t end, double now_ms)

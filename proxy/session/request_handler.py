@@ -65,7 +65,6 @@ class RequestHandler(FrameInspector):
         "_max_header_bytes",
         "_missed",
         "_now_ms",
-        "_produce_bytes",
         "_raw",
         "_saw_request",
         "_shaper",
@@ -97,7 +96,6 @@ class RequestHandler(FrameInspector):
         """its size;"""
         self._charged_pending: InFlightRequest | None = None
         """its in-flight entry, None for acks=0."""
-        self._produce_bytes = 0
         """Size of the latest Produce request."""
         self._unsent: InFlightRequest | None = None
         """The request whose last byte is still to come."""
@@ -198,13 +196,6 @@ class RequestHandler(FrameInspector):
     def at_boundary(self) -> bool:
         """True between two requests, all of which have been inspected."""
         return self.walker.at_boundary() and self._state.waiting is None and not self.before.holds
-
-    def ended_with_produce(self) -> int:
-        """Size of the Produce request with which the last read ended; 0 if it ended otherwise."""
-        newest, walker = self._state.inflight.newest, self.walker
-        if newest is None or walker.skip or walker.held is not None or walker.stopped:
-            return 0
-        return self._produce_bytes if newest.api_key == _PRODUCE else 0
 
     def resume(self, now_ms: float) -> list[Buffer]:
         """Go on with the requests in the backlog. Returns the buffers to send to the broker, in order."""
@@ -338,7 +329,6 @@ class RequestHandler(FrameInspector):
                 walker.need = min(total, 2 * here)
                 return 0
             answered = acks != 0
-            self._produce_bytes = total
             if acks == ACKS_ALL:
                 pending.replicated_bytes = header.size
             self._charged, self._charged_bytes = account, header.size

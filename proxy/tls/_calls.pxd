@@ -15,7 +15,7 @@ cdef extern from *:
         X(int, SSL_write_ex, (kq_SSL *, const void *, size_t, size_t *)) \\
         X(int, SSL_get_error, (const kq_SSL *, int)) X(int, SSL_get_fd, (const kq_SSL *)) \\
         X(void *, SSL_get_SSL_CTX, (const kq_SSL *)) X(void, SSL_set_read_ahead, (kq_SSL *, int)) \\
-        X(void, ERR_clear_error, (void)) \\
+        X(void, SSL_set_bio, (kq_SSL *, kq_BIO *, kq_BIO *)) X(void, ERR_clear_error, (void)) \\
         X(unsigned long, ERR_peek_last_error, (void)) X(const char *, ERR_reason_error_string, (unsigned long)) \\
         X(kq_BIO *, BIO_new, (const kq_METHOD *)) X(int, BIO_free, (kq_BIO *)) X(int, BIO_up_ref, (kq_BIO *)) \\
         X(void, BIO_set_data, (kq_BIO *, void *)) X(void *, BIO_get_data, (kq_BIO *)) \\
@@ -24,10 +24,7 @@ cdef extern from *:
         X(kq_METHOD *, BIO_meth_new, (int, const char *)) \\
         X(int, BIO_meth_set_read_ex, (kq_METHOD *, int (*)(kq_BIO *, char *, size_t, size_t *))) \\
         X(int, BIO_meth_set_write_ex, (kq_METHOD *, int (*)(kq_BIO *, const char *, size_t, size_t *))) \\
-        X(int, BIO_meth_set_ctrl, (kq_METHOD *, long (*)(kq_BIO *, int, long, void *))) \\
-        X(void, SSL_set0_rbio, (kq_SSL *, kq_BIO *)) X(void, SSL_set0_wbio, (kq_SSL *, kq_BIO *)) \\
-        X(kq_BIO *, SSL_get_wbio, (const kq_SSL *)) X(long, BIO_ctrl, (kq_BIO *, int, long, void *)) \\
-        X(int, SSL_get_key_update_type, (const kq_SSL *))
+        X(int, BIO_meth_set_ctrl, (kq_METHOD *, long (*)(kq_BIO *, int, long, void *)))
     #define KQ_DECLARE(result, name, arguments) static result (*kq_##name) arguments;
     KQ_CALLS(KQ_DECLARE)
     #define KQ_FIND(result, name, arguments) \\
@@ -39,8 +36,7 @@ cdef extern from *:
         return 0;
     }
     enum { KQ_RETRY_READ = 0x01 | 0x08, KQ_RETRY_WRITE = 0x02 | 0x08, KQ_FLAGS = 0x0f,
-           KQ_CTRL_EOF = 2, KQ_CTRL_FLUSH = 11,
-           KQ_CTRL_KERNEL_SENDS = 73 /* BIO_CTRL_GET_KTLS_SEND */, KQ_TYPE = 0x0400 /* BIO_TYPE_SOURCE_SINK */ };
+           KQ_CTRL_EOF = 2, KQ_CTRL_FLUSH = 11, KQ_TYPE = 0x0400 /* BIO_TYPE_SOURCE_SINK */ };
     """
     ctypedef struct METHOD "kq_METHOD"
     const char *kq_find(const char *module)
@@ -50,11 +46,7 @@ cdef extern from *:
     int SSL_get_fd "kq_SSL_get_fd"(const SSL *)
     void *SSL_get_SSL_CTX "kq_SSL_get_SSL_CTX"(const SSL *)
     void SSL_set_read_ahead "kq_SSL_set_read_ahead"(SSL *, int)
-    void SSL_set0_rbio "kq_SSL_set0_rbio"(SSL *, BIO *)
-    void SSL_set0_wbio "kq_SSL_set0_wbio"(SSL *, BIO *)
-    BIO *SSL_get_wbio "kq_SSL_get_wbio"(const SSL *)
-    long BIO_ctrl "kq_BIO_ctrl"(BIO *, int, long, void *)
-    int SSL_get_key_update_type "kq_SSL_get_key_update_type"(const SSL *)
+    void SSL_set_bio "kq_SSL_set_bio"(SSL *, BIO *, BIO *)
     void ERR_clear_error "kq_ERR_clear_error"()
     unsigned long ERR_peek_last_error "kq_ERR_peek_last_error"()
     const char *ERR_reason_error_string "kq_ERR_reason_error_string"(unsigned long)
@@ -71,7 +63,7 @@ cdef extern from *:
     int BIO_meth_set_read_ex "kq_BIO_meth_set_read_ex"(METHOD *, int (*)(BIO *, char *, size_t, size_t *) noexcept)
     int BIO_meth_set_write_ex "kq_BIO_meth_set_write_ex"(METHOD *, int (*)(BIO *, const char *, size_t, size_t *) noexcept)
     int BIO_meth_set_ctrl "kq_BIO_meth_set_ctrl"(METHOD *, long (*)(BIO *, int, long, void *) noexcept)
-    const int KQ_RETRY_READ, KQ_RETRY_WRITE, KQ_FLAGS, KQ_CTRL_EOF, KQ_CTRL_FLUSH, KQ_CTRL_KERNEL_SENDS, KQ_TYPE
+    const int KQ_RETRY_READ, KQ_RETRY_WRITE, KQ_FLAGS, KQ_CTRL_EOF, KQ_CTRL_FLUSH, KQ_TYPE
     const int MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_RD
     ssize_t c_recv "recv"(int fd, void *buf, size_t count, int flags) noexcept
     ssize_t c_send "send"(int fd, const void *buf, size_t count, int flags) noexcept

@@ -16,7 +16,6 @@ cdef class Channel:
     cdef int fd, failed_by
     cdef bint busy  # one of the calls below is in progress and owns the shared buffers
     cdef bint drained, got_some, ended
-    cdef readonly bint kernel_sends, new_keys_wanted
     # Encrypted bytes read from the socket but not yet by OpenSSL: in INCOMING, between calls in `kept`.
     cdef const char *ahead
     cdef Py_ssize_t ahead_bytes, room_bytes

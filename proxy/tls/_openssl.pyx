@@ -15,12 +15,11 @@ import _ssl
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.string cimport memcpy
 from proxy.tls._calls cimport (
-    BIO_clear_flags, BIO_ctrl, BIO_free, BIO_get_data, BIO_get_new_index, BIO_meth_new, BIO_meth_set_ctrl,
-    BIO_meth_set_read_ex, BIO_meth_set_write_ex, BIO_new, BIO_set_data, BIO_set_flags, BIO_set_init, BIO_up_ref, c_recv,
-    c_send, c_shutdown, ERR_clear_error, ERR_peek_last_error, ERR_reason_error_string, KQ_CTRL_EOF, KQ_CTRL_FLUSH,
-    KQ_CTRL_KERNEL_SENDS, kq_find, KQ_FLAGS, KQ_RETRY_READ, KQ_RETRY_WRITE, KQ_TYPE, METHOD, MSG_DONTWAIT, MSG_NOSIGNAL,
-    SHUT_RD, SSL_get_error, SSL_get_fd, SSL_get_key_update_type, SSL_get_SSL_CTX, SSL_get_wbio, SSL_read_ex,
-    SSL_set0_rbio, SSL_set0_wbio, SSL_set_read_ahead, SSL_write_ex,
+    BIO_clear_flags, BIO_free, BIO_get_data, BIO_get_new_index, BIO_meth_new, BIO_meth_set_ctrl, BIO_meth_set_read_ex,
+    BIO_meth_set_write_ex, BIO_new, BIO_set_data, BIO_set_flags, BIO_set_init, BIO_up_ref, c_recv, c_send, c_shutdown,
+    ERR_clear_error, ERR_peek_last_error, ERR_reason_error_string, KQ_CTRL_EOF, KQ_CTRL_FLUSH, kq_find, KQ_FLAGS,
+    KQ_RETRY_READ, KQ_RETRY_WRITE, KQ_TYPE, METHOD, MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_RD, SSL_get_error, SSL_get_fd,
+    SSL_get_SSL_CTX, SSL_read_ex, SSL_set_bio, SSL_set_read_ahead, SSL_write_ex,
 )
 
 
@@ -33,7 +32,6 @@ cdef enum:
     MIN_BYTES = RECORD_BYTES + 1024  # least to ask of the kernel: a record
     ERROR_WANT_READ = 2
     ERROR_ZERO_RETURN = 6
-    NO_KEY_UPDATE = -1
 
 cdef char[BUFFER_BYTES] INCOMING
 cdef char[BUFFER_BYTES] OUTGOING
@@ -70,11 +68,8 @@ cdef class Channel:
     """Reads and writes for `proxy.tls.channel.TlsSocket`, once its handshake is done."""
 
     def __init__(self, sock):
-        """Take over what an `ssl.SSLSocket` reads, before its handshake or after it. Raises ValueError if that is
-        impossible.
-
-        Before it, OpenSSL cannot ask the kernel to decrypt, only to encrypt: reads stay here.
-        """
+        """Take over the connection of an `ssl.SSLSocket` whose handshake is done. Raises ValueError if that is
+        impossible."""
         if reason := why_not():
             raise ValueError(reason)
         inner = sock._sslobj
@@ -91,15 +86,8 @@ cdef class Channel:
         BIO_up_ref(self.bio)  # one reference belongs to OpenSSL
         BIO_set_data(self.bio, <void *>self)
         BIO_set_init(self.bio, 1)
-        SSL_set0_rbio(self.ssl, self.bio)
+        SSL_set_bio(self.ssl, self.bio, self.bio)
         SSL_set_read_ahead(self.ssl, 0)  # this class reads ahead itself
-
-    def established(self):
-        """The handshake is done: take over what is written, unless the kernel encrypts it (`proxy.tls.kernel_tls`)."""
-        self.kernel_sends = BIO_ctrl(SSL_get_wbio(self.ssl), KQ_CTRL_KERNEL_SENDS, 0, NULL) > 0
-        if not self.kernel_sends:
-            BIO_up_ref(self.bio)
-            SSL_set0_wbio(self.ssl, self.bio)
 
     def __dealloc__(self):
         if self.bio != NULL:
@@ -153,8 +141,6 @@ cdef class Channel:
                 self.flush()
             except OSError:
                 pass  # the next send meets it again; here, what was read counts
-        if self.kernel_sends and SSL_get_key_update_type(self.ssl) != NO_KEY_UPDATE:
-            self.new_keys_wanted = True
         if error == 0 or error == ERROR_WANT_READ:
             return got if got else -1
         if got:  # what came before the end goes first, and the kernel has to report the end again
@@ -170,8 +156,6 @@ cdef class Channel:
         cdef Py_ssize_t done = 0, chunk
         cdef size_t written = 0
         cdef int sent
-        if self.kernel_sends:
-            return self.send_now(data, count)
         while self.flush():
             done += self.encrypted_bytes
             self.encrypted_bytes = 0

@@ -39,8 +39,6 @@ def _why_not() -> str:
     return _openssl.why_not()
 
 
-ENABLE_KERNEL_TLS: Final = 1 << 3
-"""OpenSSL 3's SSL_OP_ENABLE_KTLS, an option of contexts (`proxy.tls.kernel_tls`); `ssl` has it from Python 3.12 on."""
 WHY_NOT: Final[str] = _why_not()
 """Why records are read and written by Python's `ssl`; empty where OpenSSL is called directly."""
 
@@ -53,30 +51,17 @@ class TlsSocket(ssl.SSLSocket):
     channel: Channel | None = None
     """Reads and writes by calling OpenSSL directly, once the handshake is done; None where impossible (`WHY_NOT`)."""
 
-    _reads: Channel | None = None
-    """The same during the handshake, where the kernel may be given keys: it would be asked to decrypt as well."""
-
-    def begins(self) -> None:
-        """The handshake begins."""
-        if not WHY_NOT and self.context.options & ENABLE_KERNEL_TLS:
-            from proxy.tls import _openssl
-
-            self._reads = _openssl.Channel(self)
-
     def established(self) -> None:
         """The handshake is done."""
         if not WHY_NOT:
             from proxy.tls import _openssl
 
-            channel = self._reads or _openssl.Channel(self)
-            channel.established()
-            self.channel = channel
+            self.channel = _openssl.Channel(self)
 
     def close(self) -> None:
         """Close, as any socket."""
-        for one in (self._reads, self.channel):
-            if one is not None:
-                one.close()
+        if self.channel is not None:
+            self.channel.close()
         super().close()
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:

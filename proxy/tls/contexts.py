@@ -14,9 +14,8 @@ from pathlib import Path
 from socket import socket
 from typing import Final, NoReturn
 
-from proxy.tls import kernel_tls
 from proxy.tls.certificates import CertificateError, in_pem, not_after_s, subject
-from proxy.tls.channel import ENABLE_KERNEL_TLS, TlsSocket
+from proxy.tls.channel import TlsSocket
 from quota.files import in_memory, read_file
 from quota.principal import PrincipalRules
 
@@ -75,8 +74,6 @@ class TlsSide:
         context = self._new_context()
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION  # of TLS 1.2: it makes reads write, at our expense mostly
-        if not kernel_tls.why_not():
-            context.options |= ENABLE_KERNEL_TLS
         context.sslsocket_class = TlsSocket
         if self._authorities is not None:
             self._trust(context, *self._authorities)
@@ -220,7 +217,6 @@ class ClientTls(TlsSide):
         """
         context = self._load(first=True)
         context.sslsocket_class = ssl.SSLSocket
-        context.options &= ~ENABLE_KERNEL_TLS
         return context
 
     def name_for(self, host: str) -> str:

@@ -137,7 +137,6 @@ def _wrapped(context: ssl.SSLContext, plain: socket.socket, server_name: str | N
         plain, server_side=server_name is None, server_hostname=server_name, do_handshake_on_connect=False
     )
     assert isinstance(wrapped, TlsSocket)
-    wrapped.begins()
     return wrapped
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from proxy.tls.channel import ENABLE_KERNEL_TLS, TlsSocket
+from proxy.tls.channel import TlsSocket
 from proxy.tls.contexts import ClientTls, KeyPair, ServerTls
 from tests.support.certificates import Authority, Issued
 
@@ -56,7 +56,6 @@ def contexts(authority: Authority, host: Issued) -> tuple[ssl.SSLContext, ssl.SS
     server = ServerTls(KeyPair(host.chain, host.key)).context
     client = ClientTls(authorities=authority.certificate).context
     client.sslsocket_class = ssl.SSLSocket
-    client.options &= ~ENABLE_KERNEL_TLS
     return server, client
 
 
@@ -89,7 +88,6 @@ def over_tcp(
     theirs = client.wrap_socket(far, server_hostname="localhost", do_handshake_on_connect=False)
     assert isinstance(ours, TlsSocket)
     with ours, theirs:
-        ours.begins()
         shake_hands(ours, theirs)
         ours.established()
         yield ours, theirs
