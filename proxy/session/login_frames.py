@@ -23,10 +23,13 @@ def inspect_request(
     pending: InFlightRequest,
     out: list[Buffer],
 ) -> int:
-    """A login request: read whole and passed on; only a name is kept of it. Returns as `inspect`."""
+    """A login request: read whole and passed on; only a name is kept of it. Returns as `inspect`.
+
+    Raises WireError for one that is too large.
+    """
     total = 4 + header.size
     if header.size > MAX_SASL_BYTES:
-        raise side.malformed(buf, start, start + here, too_large(header.size))
+        raise too_large(header.size)
     state, walker = side._state, side.walker
     logins = logins_of(state)
     logins.watch.begin()

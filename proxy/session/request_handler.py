@@ -274,21 +274,22 @@ class RequestHandler(FrameInspector):
 
     def inspect(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
         """Inspect the frame at `start`: a request, or during a login a raw message (see `FrameInspector.inspect`)."""
-        return (
-            login_frames.inspect_raw(self, buf, start, end, out) if self._raw else self._inspect(buf, start, end, out)
-        )
+        try:
+            if self._raw:
+                return login_frames.inspect_raw(self, buf, start, end, out)
+            return self._inspect(buf, start, end, out)
+        except WireError as error:
+            first = b"" if self._saw_request else bytes(buf[start : min(end, start + FIRST_BYTES)])
+            raise unreadable(error, first) from error
 
     def _inspect(self, buf: bytearray | memoryview, start: int, end: int, out: list[Buffer]) -> int:
-        """Inspect the request at `start`."""
+        """Inspect the request at `start`. Raises WireError if it is malformed."""
         walker, now_ms = self.walker, self._now_ms
-        try:
-            header = requests.parse_request_header(buf, start, end, self._max_frame_bytes)
-            if (end if header is None else header.body) - start > self._max_header_bytes:
-                raise header_too_large(start, end, header, self._sizes)
-            if header is not None and not self.established:
-                self.established = is_established(header, self._sizes)
-        except WireError as error:
-            raise self.malformed(buf, start, end, error) from error
+        header = requests.parse_request_header(buf, start, end, self._max_frame_bytes)
+        if (end if header is None else header.body) - start > self._max_header_bytes:
+            raise header_too_large(start, end, header, self._sizes)
+        if header is not None and not self.established:
+            self.established = is_established(header, self._sizes)
         here = end - start
         if header is None:
             walker.need = bytes_wanted(buf, start, here)
@@ -314,18 +315,10 @@ class RequestHandler(FrameInspector):
         pending = in_flight.new_in_flight(header.correlation_id, api_key, version, account, now_ms)
         answered = True
         if api_key == _PRODUCE:
-            try:
-                acks = requests.produce_acks(buf, header.body, start + here, version)
-            except WireError as error:
-                raise self.malformed(buf, start, end, error) from error
+            acks = requests.produce_acks(buf, header.body, start + here, version)
             if acks is None:
                 if here == total:
-                    raise self.malformed(
-                        buf,
-                        start,
-                        end,
-                        WireError("request_malformed", f"a Produce request of {total - 4} bytes has no acks"),
-                    )
+                    raise WireError("request_malformed", f"a Produce request of {total - 4} bytes has no acks")
                 walker.need = min(total, 2 * here)
                 return 0
             answered = acks != 0
@@ -357,7 +350,7 @@ class RequestHandler(FrameInspector):
         elif api_key in self._state.interceptors and header.known:
             if total > MAX_INTERCEPTED_BYTES:
                 text = f"{api_name(api_key)} request of {header.size} bytes; at most {MAX_INTERCEPTED_BYTES} are held"
-                raise self.malformed(buf, start, end, WireError("request_too_large", text))
+                raise WireError("request_too_large", text)
             if here < total:
                 walker.need = total
                 return 0
@@ -388,14 +381,10 @@ class RequestHandler(FrameInspector):
         """Decide a fetch before the broker works on it: answer it here if over the quota, or else lower it to fit."""
         state, now_ms, account = self._state, self._now_ms, pending.account
         version = header.api_version
-        try:
-            fields = requests.parse_fetch(buf, header.body, start + here, version)
-        except WireError as error:
-            raise self.malformed(buf, start, start + here, error) from error
+        fields = requests.parse_fetch(buf, header.body, start + here, version)
         if fields is None:
             if is_known(FETCH, version):
-                cut = WireError("request_malformed", f"a Fetch request of {total - 4} bytes has no topics")
-                raise self.malformed(buf, start, start + here, cut)
+                raise WireError("request_malformed", f"a Fetch request of {total - 4} bytes has no topics")
             if state.translate is not None:
                 raise SessionError(
                     CloseReason.UNSUPPORTED_VERSION,
@@ -466,10 +455,7 @@ class RequestHandler(FrameInspector):
         api_key, version = pending.api_key, pending.api_version
         body = bytes(buf[header.body : start + total])
         request = AdminRequest(api_key, version, self.user, header.client_id, pending.account, body)
-        try:
-            outcome = state.interceptors[api_key].request(request, self._now_ms)
-        except WireError as error:
-            raise self.malformed(buf, start, start + total, error) from error
+        outcome = state.interceptors[api_key].request(request, self._now_ms)
         self._act(outcome, bytes(buf[start + 4 : header.body]), body, pending, out)
         return -total
 
@@ -478,7 +464,3 @@ class RequestHandler(FrameInspector):
         self._state.wait_for_interceptor(head, body, pending)
         if not carry_out(self._state, outcome, head, body, pending, out, self._now_ms):
             self._state.take_waiting()
-
-    def malformed(self, buf: bytearray | memoryview, start: int, end: int, error: WireError) -> SessionError:
-        """The error for malformed bytes, naming the protocol if the connection's first bytes show it."""
-        return unreadable(error, b"" if self._saw_request else bytes(buf[start : min(end, start + FIRST_BYTES)]))

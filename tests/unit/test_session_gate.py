@@ -6,12 +6,14 @@ import struct
 
 import pytest
 
+from proxy.errors import CloseReason, SessionError
 from proxy.session.login import renewal_ms
 from quota.entity import Kind
 from quota.ledger import Ledger
 from tests.support.session_tools import (
     FETCH,
     METADATA,
+    PRODUCE,
     Cut,
     byte_by_byte,
     from_broker,
@@ -90,6 +92,24 @@ def test_a_new_connection_of_a_group_in_debt_waits_before_anything_is_forwarded(
     assert meter.held == 1
     assert meter.held_ms == pytest.approx(at_ms - 1000.0, abs=1)
     assert from_broker(new.one, produce_response(1), at_ms + 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "version", "reason"),
+    [
+        (b"", 99, CloseReason.UNSUPPORTED_VERSION),
+        (struct.pack(">h", -2), 7, CloseReason.CLIENT_MALFORMED),  # the transactional id's length
+        (b"\xff\xff\xff\xff\x7f", 9, CloseReason.CLIENT_MALFORMED),
+    ],
+)
+@pytest.mark.parametrize("cut", [whole, byte_by_byte])
+def test_bad_requests_of_a_group_in_debt_are_refused(
+    body: bytes, version: int, reason: CloseReason, cut: Cut
+) -> None:
+    for of in (indebted(), ledger(produce_rate=100 * KB)):
+        with pytest.raises(SessionError) as refused:
+            Fed(of).send(request(PRODUCE, version, 1, body), 1000.0, cut)
+        assert refused.value.reason is reason
 
 
 def test_what_comes_before_it_is_forwarded_and_what_comes_after_it_waits_too() -> None:
