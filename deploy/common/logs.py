@@ -1,6 +1,7 @@
 """Log lines: JSON for collectors, key=value for people. Names and sizes only, never a secret or a payload.
 
 Names come from clients: whatever they contain, a line stays one line, controls no terminal, and is not misleading.
+Lines come from clients, too, as many as they like to cause: values are cut, and each message has a budget of bytes.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
+from collections import Counter
 from collections.abc import MutableMapping
 from io import StringIO
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 import structlog
 
@@ -20,6 +23,12 @@ from quota.visible import visible
 LEVEL_VARIABLE = "KQUOTA_LOG_LEVEL"
 """Environment variable that overrides the file's `log.level`."""
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+INTERVAL_S: Final = 10.0
+MAX_MESSAGE_BYTES: Final = 256 * 1024
+"""Log lines with one message in an interval; further ones are counted in `left_out` of the next one that is written."""
+MAX_VALUE_CHARACTERS: Final = 2000
+MAX_TRACEBACK_CHARACTERS: Final = 8000
 
 
 def effective_level(configured: str) -> tuple[str, str | None]:
@@ -40,6 +49,7 @@ def configure(level: str, style: str = "auto", stream: TextIO | None = None) -> 
     if console:
         stamp = structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False)
         render = [
+            _short_values,
             _visible_values,
             structlog.dev.ConsoleRenderer(
                 colors=stream.isatty(), exception_formatter=_visible_traceback, sort_keys=False
@@ -50,15 +60,60 @@ def configure(level: str, style: str = "auto", stream: TextIO | None = None) -> 
         # Python's own text, without local variables: they may hold client data, passwords and tokens included.
         render = [
             structlog.processors.format_exc_info,
+            _short_values,
             _in_reading_order,
             structlog.processors.JSONRenderer(ascii_json, default=str),
         ]
     structlog.configure(
-        processors=[structlog.processors.add_log_level, stamp, structlog.processors.StackInfoRenderer(), *render],
+        processors=[
+            structlog.processors.add_log_level,
+            stamp,
+            structlog.processors.StackInfoRenderer(),
+            _Budget(render),
+        ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
         logger_factory=_Factory(stream),
         cache_logger_on_first_use=False,  # a reload may change the level
     )
+
+
+class _Budget:
+    """The last processor: renders a line, or drops it if its message has used up the interval's bytes."""
+
+    def __init__(self, render: list[Any]) -> None:
+        self._render = render
+        self._until_s = 0.0
+        self._used: Counter[str] = Counter()
+        self._left_out: Counter[str] = Counter()
+
+    def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> Any:
+        now_s, message = time.monotonic(), str(event["event"])
+        if now_s >= self._until_s:
+            self._until_s = now_s + INTERVAL_S
+            self._used.clear()
+        if self._used[message] >= MAX_MESSAGE_BYTES:
+            self._left_out[message] += 1
+            raise structlog.DropEvent
+        if left_out := self._left_out.pop(message, 0):
+            event["left_out"] = left_out
+        line: Any = event
+        for step in self._render:
+            line = step(logger, method, line)
+        self._used[message] += len(line)
+        return line
+
+
+def _short_values(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = _short(value, MAX_TRACEBACK_CHARACTERS if key == "exception" else MAX_VALUE_CHARACTERS)
+    return event
+
+
+def _short(text: str, most: int) -> str:
+    """The text, or its beginning and its end: of an error's chain, the last one was raised last."""
+    left_out = len(text) - most
+    return text if left_out <= 0 else f"{text[: most // 2]} [{left_out} characters left out] {text[-(most // 2) :]}"
 
 
 def _in_reading_order(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -106,7 +161,7 @@ def _value(value: Any) -> str:
 def _visible_traceback(out: TextIO, exc_info: Any) -> None:
     plain = StringIO()
     structlog.dev.plain_traceback(plain, exc_info)
-    out.write("\n" + _indented(plain.getvalue().strip("\n")))
+    out.write("\n" + _indented(_short(plain.getvalue().strip("\n"), MAX_TRACEBACK_CHARACTERS)))
 
 
 def _indented(text: str) -> str:

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from socket import SHUT_RD, socket
 
-import structlog
 import trio
 
 from proxy.errors import CloseReason, SessionError, UpstreamError, first_error
@@ -22,8 +21,6 @@ from proxy.io.rounds import Watch
 from proxy.io.sockets import close, endpoint_of
 from proxy.session.session import Session
 from proxy.telemetry.observer import ConnectionInfo
-
-log = structlog.get_logger("kquota.connection")
 
 
 class Connection:
@@ -125,7 +122,7 @@ class Connection:
         except* SessionError as group:
             reason = self._failed(first_error(group))
         except* Exception:
-            log.exception("connection closed by a bug of ours", peer=self.peer, broker=self.broker_name)
+            self._shared.close_log.failed(peer=self.peer, broker=self.broker_name)
         finally:
             self.ended = True
             self.session.close(trio.current_time() * 1000.0)

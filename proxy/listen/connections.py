@@ -151,6 +151,11 @@ class Connections:
                 return
         except HandshakeError:
             return
+        except Exception:
+            reason = CloseReason.INTERNAL_ERROR
+            self._shared.close_log.failed(peer=peer, broker=name)
+            secured.close()
+            return
         finally:
             self._securing -= 1
             if not admitted:

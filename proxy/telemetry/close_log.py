@@ -8,6 +8,8 @@ from typing import Any, Final
 import structlog
 import trio
 
+from proxy.errors import CloseReason
+
 log = structlog.get_logger("kquota.connection")
 
 INTERVAL_S: Final = 10.0
@@ -24,13 +26,21 @@ class CloseLogLimiter:
 
     def closed(self, reason: str, kind: str | None = None, **details: Any) -> None:
         """Log `connection closed`, unless many have been closed for the same reason lately."""
+        if self._may_log(reason, kind):
+            log.warning("connection closed", reason=reason, kind=kind, **details)
+
+    def failed(self, **details: Any) -> None:
+        """Log the exception that is being handled, a bug of ours: one connection ends because of it."""
+        if self._may_log(str(CloseReason.INTERNAL_ERROR), None):
+            log.exception("connection closed by a bug of ours", **details)
+
+    def _may_log(self, reason: str, kind: str | None) -> bool:
         now_s = trio.current_time()
         if now_s >= self._until_s:
             self.add_up()
             self._until_s = now_s + INTERVAL_S
         self._said[reason, kind] += 1
-        if self._said[reason, kind] <= MAX_LINES:
-            log.warning("connection closed", reason=reason, kind=kind, **details)
+        return self._said[reason, kind] <= MAX_LINES
 
     def add_up(self) -> None:
         """Log how many more there were, and start a new interval."""

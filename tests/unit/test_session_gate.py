@@ -103,9 +103,7 @@ def test_a_new_connection_of_a_group_in_debt_waits_before_anything_is_forwarded(
     ],
 )
 @pytest.mark.parametrize("cut", [whole, byte_by_byte])
-def test_bad_requests_of_a_group_in_debt_are_refused(
-    body: bytes, version: int, reason: CloseReason, cut: Cut
-) -> None:
+def test_bad_requests_of_a_group_in_debt_are_refused(body: bytes, version: int, reason: CloseReason, cut: Cut) -> None:
     for of in (indebted(), ledger(produce_rate=100 * KB)):
         with pytest.raises(SessionError) as refused:
             Fed(of).send(request(PRODUCE, version, 1, body), 1000.0, cut)

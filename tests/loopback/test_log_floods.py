@@ -1,0 +1,185 @@
+"""Clients cannot fill the log: every way to end a connection that is logged, a hundred times, with long names."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import structlog
+import trio
+
+from deploy.common import logs
+from proxy.auth.identity import IdentityPolicy
+from proxy.session.session import Session
+from proxy.tls.contexts import KeyPair, ServerTls
+from quota.connections import ConnectionEntry, ConnectionLimits, Scope
+from quota.entity import ANONYMOUS, DEFAULT, Kind
+from quota.ledger import Ledger
+from quota.table import Entry, QuotaTable
+from tests.support.certificates import Authority
+from tests.support.sasl_tools import (
+    SASL_AUTHENTICATE,
+    SASL_HANDSHAKE,
+    authenticate,
+    authenticate_response,
+    handshake,
+    handshake_response,
+)
+from tests.support.scripted_broker import Handler, answer, connect, frame_api, read_frame, through, until
+from tests.support.session_tools import FETCH, PRODUCE, produce, request
+
+CONNECTIONS = 100
+LONG = 30_000
+
+
+@dataclass
+class Flood:
+    """What each connection sends, and how it has to end."""
+
+    reason: str
+    send: Callable[[int], list[bytes]]
+    """The frames of one connection; the answer to each but the last is awaited."""
+    handler: Handler = answer
+    settings: dict[str, Any] = field(default_factory=dict)
+    entries: list[Entry | ConnectionEntry] = field(default_factory=list)
+    tls: bool = False
+
+
+async def garbage(stream: trio.SocketStream, _: bytes) -> None:
+    await stream.send_all(struct.pack(">ii", 4, -1))
+
+
+async def accepts_any_login(stream: trio.SocketStream, frame: bytes) -> None:
+    replies = {SASL_HANDSHAKE: handshake_response(), SASL_AUTHENTICATE: authenticate_response()}
+    await stream.send_all(replies[frame_api(frame)])
+
+
+def login(token: bytes) -> list[bytes]:
+    return [handshake("PLAIN"), authenticate(token)]
+
+
+FLOODS = {
+    "not a frame": Flood("client_malformed", lambda i: [b"\xff\xff\xff" + bytes([i]) + b"garbage"]),
+    "a long name": Flood("client_malformed", lambda i: [request(FETCH, 12, i, b"", "c" * LONG)]),
+    "a version that is unknown": Flood("unsupported_version", lambda i: [request(PRODUCE, 99, i, b"")]),
+    "the same of a group in debt": Flood(
+        "unsupported_version",
+        lambda i: [request(PRODUCE, 99, i, b"")],
+        entries=[Entry(client_id=DEFAULT, producer_byte_rate=1.0)],
+    ),
+    "TLS that is none": Flood("tls_handshake", lambda i: [b"GET / HTTP/1.1\r\n\r\n" + bytes([i])], tls=True),
+    "a login without a name": Flood(
+        "client_malformed", lambda i: login(b"\0" * i + b"\xff" * LONG), handler=accepts_any_login
+    ),
+    "a user that may not connect": Flood(
+        "user_max_connections",
+        lambda i: login(b"\0" + f"{i}".encode() + b"u" * LONG + b"\0secret"),
+        handler=accepts_any_login,
+        settings={"identity": IdentityPolicy(("sasl",))},
+        entries=[
+            ConnectionEntry(Scope.USER, DEFAULT, max_connections=0),
+            ConnectionEntry(Scope.USER, ANONYMOUS, max_connections=CONNECTIONS),
+        ],
+    ),
+    "an address that may not connect": Flood(
+        "ip_max_connections",
+        lambda i: [produce(i, 100)],
+        entries=[ConnectionEntry(Scope.IP, DEFAULT, max_connections=0)],
+    ),
+    "more connections than allowed": Flood("max_connections", lambda i: [produce(i, 100)]),
+    "no broker": Flood("upstream_unreachable", lambda i: [produce(i, 100)], settings={"reachable": False}),
+    "a broker's garbage": Flood("broker_malformed", lambda i: [produce(i, 100)], handler=garbage),
+    "a bug of ours": Flood("internal_error", lambda i: [produce(i, 100)]),
+}
+
+
+@pytest.fixture
+def written() -> Iterator[io.StringIO]:
+    """What is logged, as by `kquota run`."""
+    before = structlog.get_config()
+    out = io.StringIO()
+    logs.configure("info", "json", out)
+    yield out
+    structlog.configure(**before)
+
+
+@pytest.fixture(scope="module")
+def server_tls(tmp_path_factory: pytest.TempPathFactory) -> ServerTls:
+    host = Authority(tmp_path_factory.mktemp("issuer")).issue("host", "localhost")
+    return ServerTls(KeyPair(host.chain, host.key))
+
+
+async def one_client(port: int, frames: list[bytes]) -> None:
+    """Send the frames one by one, until the connection is closed."""
+    try:
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            for frame in frames[:-1]:
+                await stream.send_all(frame)
+                await read_frame(stream)
+            await stream.send_all(frames[-1])
+            while await stream.receive_some(65_536):
+                pass
+    except trio.BrokenResourceError:
+        pass
+
+
+@pytest.mark.parametrize("name", FLOODS)
+async def test_no_flood_of_connections_floods_the_log(
+    name: str, written: io.StringIO, server_tls: ServerTls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flood = FLOODS[name]
+    entries = [entry for entry in flood.entries if isinstance(entry, Entry)]
+    limits = [entry for entry in flood.entries if isinstance(entry, ConnectionEntry)]
+    ledger = Ledger(QuotaTable(entries, connections=ConnectionLimits(limits)))
+    ledger.charge(ledger.account("ANONYMOUS", "c"), Kind.PRODUCE, 1000, 0.0)
+    settings = {"max_connections": 1} if flood.reason == "max_connections" else dict(flood.settings)
+    if flood.tls:
+        settings["listen_tls"] = server_tls
+    async with through(flood.handler, ledger=ledger, **settings) as (proxy, _, nursery):
+        if flood.reason == "max_connections":
+            await connect(proxy)
+            await until(lambda: proxy.counters.connections_open == 1)
+        if flood.reason == "internal_error":
+
+            def broken(*_: Any) -> None:
+                raise RuntimeError("x" * LONG)
+
+            monkeypatch.setattr(Session, "when_decided", broken)
+        for number in range(CONNECTIONS):
+            nursery.start_soon(one_client, proxy.port, flood.send(number))
+        await until(lambda: proxy.counters.connections_closed[flood.reason] == CONNECTIONS)
+    lines = [json.loads(line) for line in written.getvalue().splitlines()]
+    told = [line for line in lines if line["level"] in ("warning", "error")]
+    assert told, "the first ones have to be logged"
+    # In ten seconds: 20 lines, and perhaps a new interval begins.
+    assert len(told) <= 45
+    assert max(len(json.dumps(line)) for line in lines) <= (9_000 if flood.reason == "internal_error" else 3_000)
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_no_message_takes_more_than_its_bytes(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is logged, by whom."""
+    before, out = structlog.get_config(), io.StringIO()
+    now_s = 1000.0
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now_s)
+    logs.configure("info", style, out)
+    try:
+        log = structlog.get_logger("kquota.test")
+        for _ in range(1000):
+            log.warning("one of many", name="n" * 100_000)
+        log.warning("another")
+        flood_bytes = len(out.getvalue())
+        assert flood_bytes <= logs.MAX_MESSAGE_BYTES + 3_000
+        assert "another" in out.getvalue()
+        now_s += logs.INTERVAL_S
+        log.warning("one of many", name="n")
+        last = out.getvalue()[flood_bytes:]
+        assert "left_out" in last
+        assert int("".join(filter(str.isdigit, last.split("left_out")[1]))[:3]) > 800
+    finally:
+        structlog.configure(**before)
