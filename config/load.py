@@ -7,7 +7,7 @@ import inspect
 import typing
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -21,15 +21,13 @@ from config.source import Source, parse
 from config.table import find_duplicates, has_limits, to_connection_entry, to_entry
 from config.transparent import Transparent
 from config.types import DEFAULT_WORD
-from quota.connections import ConnectionEntry
+from quota.connections import ConnectionEntry, canonical_address
 from quota.entity import ANONYMOUS, DEFAULT
 from quota.files import read_file
 from quota.pause import Pause, without_pause
 from quota.table import Entry
 
 _scope_of = attrgetter("reach")
-_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-_WILDCARDS = {"0.0.0.0", "::"}
 _PARSED_BY = {"model_type": "a mapping", "dict_type": "a mapping", "list_type": "a list"}
 
 
@@ -164,17 +162,59 @@ def _find_unasked(config: Config, source: Source) -> list[Problem]:
     return found
 
 
+_LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})
+_REACHED: Final = {
+    "localhost": _LOOPBACK,
+    "0.0.0.0": frozenset({"127.0.0.1"}),
+    "::": frozenset({"::1"}),
+}
+"""Where connections to these hosts end, on Linux."""
+
+
+def _address(host: str) -> str:
+    """A host in one spelling; a name is not resolved."""
+    try:
+        return canonical_address(host)
+    except ValueError:
+        return host.lower()
+
+
+def _bound(host: str, *, both: bool = False) -> frozenset[str]:
+    """Where a listener on this host is bound; `both`: on loopback in both families, as in transparent mode."""
+    address = _address(host)
+    address = "127.0.0.1" if address == "localhost" else address
+    return _LOOPBACK if both and address in _LOOPBACK else frozenset({address})
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether two listeners cannot have one port: ``0.0.0.0`` is all of IPv4, ``::`` is both families."""
+    pair = {one, other}
+    return len(pair) == 1 or "::" in pair or ("0.0.0.0" in pair and ":" not in one + other)
+
+
+def _accepts(listener: str, address: str) -> bool:
+    """Whether connections from this machine to an address end at a listener. Which of its other addresses a wildcard
+    covers is not known here."""
+    known = listener == address or address.startswith("127.") or address in _LOOPBACK
+    return known and _overlap(listener, address)
+
+
 def _find_clashes(config: Config, source: Source) -> list[Problem]:
     """Addresses that contradict each other: one port for two listeners, and a sidecar in front of itself."""
     listen, admin = config.listen, config.admin
     found: list[Problem] = []
-    same_host = admin is not None and (admin.host == listen.host or bool({admin.host, listen.host} & _WILDCARDS))
-    if admin is not None and same_host and admin.port == listen.port != 0:
+    bound = _bound(listen.host, both=config.mode == "transparent")
+    if (
+        admin is not None
+        and admin.port == listen.port != 0
+        and (any(_overlap(mine, other) for mine in bound for other in _bound(admin.host)))
+    ):
         text = "expected another port than listen.port"
         found.append(source.problem(("admin", "port"), text, admin.port))
-    here = {listen.host} | (_LOOPBACK if listen.host in _LOOPBACK | _WILDCARDS else set())
     for index, address in enumerate(config.upstream.bootstrap):
-        if address.host in here and address.port == listen.port:
+        host = _address(address.host)
+        reached = _REACHED.get(host, frozenset({host}))
+        if address.port == listen.port and any(_accepts(mine, end) for mine in bound for end in reached):
             text = "expected a broker, this is the sidecar's own listener"
             found.append(source.problem(("upstream", "bootstrap", index), text, str(address)))
     return found

@@ -376,8 +376,45 @@ admin: {port: 9092}
         "this is the sidecar's own listener",
         "q.yaml:3:15: admin.port: got 9092, expected another port than listen.port",
     ]
-    # listening on one address only, another one of the machine may well be a broker's
-    load_bytes("q.yaml", b'upstream: {bootstrap: ["localhost:9092"]}\nlisten: {host: 10.0.0.1}')
+
+
+@pytest.mark.parametrize(
+    ("listen", "own", "others"),
+    [
+        ("127.0.0.1", ["127.0.0.1", "localhost", "LOCALHOST", "0.0.0.0", "[::ffff:127.0.0.1]"], ["[::1]", "127.0.0.2"]),
+        ("localhost", ["127.0.0.1", "localhost", "0.0.0.0"], ["[::1]", "[::]"]),
+        ("::1", ["[::1]", "[0:0::1]", "localhost", "[::]"], ["127.0.0.1", "0.0.0.0", "127.0.0.2"]),
+        ("0.0.0.0", ["127.0.0.1", "localhost", "0.0.0.0", "127.0.0.2"], ["[::1]", "[::]", "10.0.0.1"]),
+        ("::", ["127.0.0.1", "localhost", "0.0.0.0", "127.0.0.2", "[::1]", "[::]"], ["10.0.0.1", "[2001:db8::1]"]),
+        ("10.0.0.1", ["10.0.0.1"], ["localhost", "127.0.0.1", "0.0.0.0", "10.0.0.2"]),
+        ("kafka", ["kafka", "Kafka"], ["localhost"]),
+    ],
+)
+def test_which_brokers_are_the_sidecars_own_listener(listen: str, own: list[str], others: list[str]) -> None:
+    named = ", ".join(f'"{host}:9092", "{host}:9093"' for host in [*own, *others])
+    text = f'upstream: {{bootstrap: [{named}]}}\nlisten: {{host: "{listen}", port: 9092}}'
+    assert [problem.value for problem in problems_of(text)] == [f'"{host}:9092"' for host in own]
+
+
+@pytest.mark.parametrize(
+    ("listen", "admin", "clash"),
+    [
+        ("127.0.0.1", "localhost", True),
+        ("0.0.0.0", "10.0.0.1", True),
+        ("::", "10.0.0.1", True),
+        ("::1", "::", True),
+        ("0.0.0.0", "::1", False),
+        ("127.0.0.1", "::1", False),
+        ("10.0.0.1", "127.0.0.1", False),
+    ],
+)
+def test_which_listeners_cannot_share_a_port(listen: str, admin: str, clash: bool) -> None:
+    text = f'upstream: {{bootstrap: ["kafka:9093"]}}\nlisten: {{host: "{listen}", port: 9092}}\n'
+    found = problems_of(text + f'admin: {{host: "{admin}", port: 9092}}') if clash else None
+    if found is None:
+        load_bytes("q.yaml", (text + f'admin: {{host: "{admin}", port: 9092}}').encode())
+    else:
+        assert ["expected another port than listen.port" in str(problem) for problem in found] == [True]
     load_bytes("q.yaml", b'upstream: {bootstrap: ["k:1"]}\nlisten: {port: 0}\nadmin: {port: 0}')
 
 
