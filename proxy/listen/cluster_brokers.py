@@ -11,6 +11,7 @@ import trio
 
 from proxy.errors import CloseReason, SessionError, UpstreamError
 from proxy.listen.addresses import AddressBook, BadAddressError, BrokerKey, NoFreePortError
+from proxy.listen.transparent import local_address
 from proxy.session.state import AddressTranslator
 from proxy.settings import ProxySettings
 from proxy.upstream.cluster import ClusterError, LoginWantedError, ask_brokers
@@ -70,7 +71,7 @@ class ClusterBrokers:
         if self._transparent:
             return None
         advertised = settings.advertised_host or (
-            client.getsockname()[0] if settings.listen_host in WILDCARDS else settings.listen_host
+            local_address(client).host if settings.listen_host in WILDCARDS else settings.listen_host
         )
         return lambda node_id, host, port, kind: (advertised, self._translate(kind, node_id, host, port))
 

@@ -245,6 +245,16 @@ async def test_more_brokers_than_ports_close_the_connection_instead_of_leaking_a
         await closed_reason(proxy, "no_broker_port")
 
 
+@pytest.mark.parametrize(
+    ("listen_host", "host"), [("::", "127.0.0.1"), ("::", "::1"), ("0.0.0.0", "127.0.0.1"), ("::1", "::1")]
+)
+async def test_clients_are_told_the_address_they_connect_to(listen_host: str, host: str) -> None:
+    async with through(answer, listen_host=listen_host) as (proxy, broker, _):
+        (node,) = await ask_brokers(host, proxy.port, 5.0)
+        assert (node.host, node.port) == (host, proxy.brokers()[0][3])
+        assert node.port != broker.node_port
+
+
 async def test_each_broker_has_its_port() -> None:
     async with through(answer) as (proxy, _, _):
         await until(lambda: proxy.cluster_reached)

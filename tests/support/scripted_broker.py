@@ -106,12 +106,13 @@ def proxy_before(
     *bootstrap: tuple[str, int],
     ledger: Ledger | None = None,
     interceptors: Interceptors = NO_INTERCEPTORS,
+    listen_host: str = "127.0.0.1",
     **settings: Any,
 ) -> Proxy:
     """A proxy on free ports, not served yet; without a ledger, one that limits nothing."""
     port, first = free_ports(2)
     return Proxy(
-        ProxySettings("127.0.0.1", port, range(first, first + 4), bootstrap, **settings),
+        ProxySettings(listen_host, port, range(first, first + 4), bootstrap, **settings),
         ledger or Ledger(QuotaTable()),
         interceptors=interceptors,
     )
