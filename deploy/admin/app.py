@@ -79,6 +79,10 @@ class ProxyView(Protocol):
         """Whether clients can connect."""
 
     @property
+    def full(self) -> str | None:
+        """Why there are no file descriptors for another connection; None when there are."""
+
+    @property
     def given_user(self) -> tuple[str, str]:
         """The user that a new connection gets, and its source."""
 
@@ -104,6 +108,8 @@ def not_ready(proxy: ProxyView, quotas: QuotasView | None = None) -> list[str]:
     reasons = []
     if not proxy.listeners_bound:
         reasons.append("the listener is not bound")
+    if proxy.full is not None:
+        reasons.append(proxy.full)
     if not proxy.cluster_reached:
         reasons.append(f"the cluster is not reached: {proxy.last_cluster_error or 'no answer yet'}")
     if quotas is not None and quotas.not_ready is not None:

@@ -41,6 +41,7 @@ from proxy.interceptors.intercept import Interceptors
 from proxy.interceptors.mutations import MUTATION_APIS, MutationQuota
 from proxy.interceptors.quota_admin import QuotaAdmin
 from proxy.listen.server import Proxy
+from proxy.listen.spare_fd import raise_limit
 from proxy.settings import ProxySettings, SizeLimits, StallLimits, TransparentSettings
 from proxy.wire.apis import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
 from quota import compiled
@@ -354,6 +355,8 @@ def main(path: Path) -> int:
     with uncollected():
         loaded = read(path)
     configure_logs(loaded[0])
+    if raised := raise_limit():
+        log.info("limit of open files raised", soft=raised[0], now=raised[1])
 
     async def go() -> Sidecar:
         return await run_sidecar(path, handle_signals=True, loaded=loaded, task_status=_SettleWhenUp())

@@ -12,7 +12,7 @@ import trio
 
 from proxy.errors import CloseReason
 from proxy.listen.admission import ConnectionAdmission
-from proxy.listen.spare_fd import SpareFd, most_connections
+from proxy.listen.spare_fd import SpareFd, descriptors, most_connections
 from proxy.telemetry.close_log import CloseLogLimiter
 from proxy.telemetry.observer import Counters
 from proxy.upstream.dial import Dial
@@ -44,7 +44,7 @@ class Acceptor:
         self._counters = counters
         self._close_log = close_log
         self._admission = admission
-        self._max_connections = most_connections(max_connections)
+        self._max_connections = max_connections
         self._open_connections = open_connections
         self._start = start
         self._spare_fd = SpareFd()
@@ -69,10 +69,31 @@ class Acceptor:
                     if error.errno in ACCEPT_CAPACITY_ERRNOS:
                         await self._no_descriptors(listener, error)
                     continue  # the client is gone before we accepted it (ECONNABORTED and the like)
-                if self._open_connections() >= self._max_connections:
-                    self._turn_away(client, address, CloseReason.MAX_CONNECTIONS, limit=self._max_connections)
+                allowed = most_connections(self._max_connections, len(self.listeners))
+                if self._open_connections() >= allowed:
+                    self._turn_away(client, address, CloseReason.MAX_CONNECTIONS, limit=allowed)
                 else:
                     self._start(client, address, name, dial)
+
+    @property
+    def full(self) -> str | None:
+        """Why the process's limit of open files allows no further connection; None when it does."""
+        count, allowed = self._open_connections(), most_connections(self._max_connections, len(self.listeners))
+        if count < allowed or allowed == self._max_connections:
+            return None
+        return (
+            f"no file descriptors for another connection: the limit of open files is {descriptors()}, and there are "
+            f"{len(self.listeners)} listeners and {count} connections"
+        )
+
+    def check_room(self) -> None:
+        """Raises OSError if one more listener would leave no descriptors for connections."""
+        if most_connections(1, len(self.listeners) + 1) == 0:
+            raise OSError(
+                errno.EMFILE,
+                f"no file descriptor for one more listener: there are {len(self.listeners)}, and the limit of open "
+                f"files is {descriptors()}",
+            )
 
     def ends_with(self, scope: trio.CancelScope) -> None:
         """Cancel `scope` when nothing is accepted any more."""

@@ -45,7 +45,8 @@ class AddressBook:
     """Brokers seen so far. A broker keeps its local port for the life of the sidecar, even if its address changes."""
 
     def __init__(self, ports: range, bind: Callable[[BrokerKey, int], bool]) -> None:
-        """`bind(key, port)` opens a listener at once; it returns False if another process has the port."""
+        """`bind(key, port)` opens a listener at once; it returns False if another process has the port, and raises
+        NoFreePortError where any other would fail, too."""
         self._ports = ports
         self._bind = bind
         self._by_key: dict[BrokerKey, BrokerAddress] = {}

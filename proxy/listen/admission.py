@@ -7,7 +7,6 @@ that its client cannot reconnect at once. The number of held connections is boun
 from __future__ import annotations
 
 import heapq
-import resource
 from contextlib import suppress
 from dataclasses import dataclass, field
 from socket import SHUT_WR, socket
@@ -17,6 +16,7 @@ import structlog
 import trio
 
 from proxy.errors import CloseReason, SessionError
+from proxy.listen.spare_fd import descriptors
 from proxy.telemetry.observer import Counters
 from quota.connections import Cause, ConnectionGate, Refusal, Ticket, canonical_address
 
@@ -57,8 +57,7 @@ class ConnectionAdmission:
     def __init__(self, gate: ConnectionGate, counters: Counters, max_held: int) -> None:
         self._gate = gate
         self._counters = counters
-        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._max_held = min(max_held, descriptors // HELD_SHARE)
+        self._max_held = min(max_held, descriptors() // HELD_SHARE)
         self._held: list[_Held] = []
         self._number = 0
         self._changed = trio.Event()

@@ -12,8 +12,8 @@ from proxy.interceptors.intercept import NO_INTERCEPTORS, Interceptors
 from proxy.io.connection_io import Shared
 from proxy.io.reactor import Reactor
 from proxy.io.splice import PipePool
-from proxy.listen.acceptor import Acceptor
-from proxy.listen.addresses import BrokerKey
+from proxy.listen.acceptor import ACCEPT_CAPACITY_ERRNOS, Acceptor
+from proxy.listen.addresses import BrokerKey, NoFreePortError
 from proxy.listen.admission import ConnectionAdmission
 from proxy.listen.cluster_brokers import ClusterBrokers
 from proxy.listen.connections import Connections
@@ -97,6 +97,11 @@ class Proxy:
     def listeners_bound(self) -> bool:
         """True while clients can connect."""
         return self.state == "serving" and bool(self._acceptor.listeners)
+
+    @property
+    def full(self) -> str | None:
+        """Why the process's limit of open files allows no further connection; None when it does."""
+        return self._acceptor.full
 
     @property
     def port(self) -> int:
@@ -187,8 +192,11 @@ class Proxy:
     def _bind_broker(self, key: BrokerKey, port: int) -> bool:
         assert self._nursery is not None
         try:
+            self._acceptor.check_room()
             listener: socket.socket = bind(self._settings.listen_host, port)
         except OSError as error:
+            if error.errno in ACCEPT_CAPACITY_ERRNOS:
+                raise NoFreePortError(str(error.strerror)) from error
             log.warning("broker port is taken, trying the next", port=port, node_id=key.node_id, error=str(error))
             return False
         self._acceptor.listeners.append(listener)

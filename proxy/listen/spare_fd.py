@@ -1,4 +1,6 @@
-"""A file descriptor kept in reserve, so that clients can be turned away when there is none left (ADR 0017).
+"""The process's file descriptors: how many there are, what they are for, and one in reserve (ADR 0017).
+
+The one in reserve lets clients be turned away when there is none left.
 
 Without it a client that cannot be accepted waits in the listener's backlog, and the listener stays readable all the
 time. With it the reserve is closed, the client accepted in its place and closed at once, so that it knows.
@@ -8,20 +10,42 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 from contextlib import suppress
 from socket import socket
 from typing import Final
 
 KEPT_FREE: Final = 64
-"""Descriptors for listeners, pipes, the admin port, files and the sidecar's own requests."""
+"""Descriptors for pipes, the admin port, files and the sidecar's own requests."""
 PER_CONNECTION: Final = 2
 """A connection has a socket to the client and one to the broker."""
 
 
-def most_connections(wanted: int) -> int:
-    """`wanted`, or as many as the process's limit of open files allows; at least one."""
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(min(wanted, (descriptors - KEPT_FREE) // PER_CONNECTION), 1)
+def raise_limit() -> tuple[int, int] | None:
+    """Raise the soft limit of open files to the hard one, as the JVM and Go do. Returns (before, now); None: it is as
+    high as it can be.
+
+    The soft limit is 1024 in many containers, for programs that use select(2); this one does not.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return None
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):  # a hard limit above fs.nr_open, which root can set
+        return None
+    return soft, hard
+
+
+def descriptors() -> int:
+    """How many file descriptors the process may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def most_connections(wanted: int, listeners: int) -> int:
+    """`wanted`, or as many connections as there are descriptors for beside this many listeners; 0: there are none."""
+    return max(min(wanted, (descriptors() - listeners - KEPT_FREE) // PER_CONNECTION), 0)
 
 
 class SpareFd:

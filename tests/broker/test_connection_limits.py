@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import trio
 
 from deploy.kafka import KafkaCluster
 from tests.support.precedence import precedence
-from tests.support.sidecars import Sidecar, sidecar
+from tests.support.sidecars import Sidecar, get, sidecar
 from tests.support.waiting import until
 
 API_VERSIONS_0 = struct.pack(">ihhih", 10, 18, 0, 99, -1)
@@ -28,6 +29,19 @@ def said(running: Sidecar, event: str) -> list[dict[str, Any]]:
     """Log lines of one event."""
     lines = (json.loads(line) for line in running.log.read_text().splitlines() if line.startswith("{"))
     return [line for line in lines if line["message"] == event]
+
+
+@contextmanager
+def served(running: Sidecar, wanted: int) -> Iterator[int]:
+    """How many of so many connections get an answer; all stay open."""
+    with ExitStack() as stack:
+        answered = 0
+        for _ in range(wanted):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", running.port), timeout=10))
+            client.sendall(API_VERSIONS_0)
+            with suppress(ConnectionError):
+                answered += len(client.recv(4)) == 4
+        yield answered
 
 
 @contextmanager
@@ -166,3 +180,32 @@ async def test_a_storm_is_held_to_the_rate_and_another_address_is_not_touched(ka
         assert 1 <= len(said(running, "connection refused")) <= 1 + took_s / 10
     finally:
         await trio.to_thread.run_sync(lambda: context.__exit__(None, None, None))
+
+
+def test_a_low_soft_limit_of_open_files_is_raised(kafka: KafkaCluster) -> None:
+    """1024 as in today's containers, and a hard limit above it."""
+    with sidecar(kafka.bootstrap, before=("prlimit", "--nofile=1024:20000")) as running:
+        (line,) = said(running, "limit of open files raised")
+        assert (line["soft"], line["now"]) == (1024, 20_000)
+        with served(running, 700) as answered:
+            assert answered == 700
+
+
+def test_a_sidecar_without_descriptors_is_not_ready(kafka: KafkaCluster) -> None:
+    """100, less 64 and two listeners: 17 connections of two each."""
+    with sidecar(kafka.bootstrap, before=("prlimit", "--nofile=100:100")) as running:
+        ready = running.admin + "/readyz"
+        with served(running, 20) as answered:
+            assert answered == 17
+            assert "no file descriptors for another connection" in get(ready).text
+            assert get(ready).status_code == 503
+        until(lambda: get(ready).status_code == 200)
+
+
+def test_listeners_leave_descriptors_for_connections(kafka: KafkaCluster) -> None:
+    """67, less 64 and the first listener: one more would leave none."""
+    with (
+        sidecar(kafka.bootstrap, before=("prlimit", "--nofile=67:67"), not_ready="one more listener") as running,
+        served(running, 2) as answered,
+    ):
+        assert answered == 1

@@ -40,6 +40,7 @@ class FakeProxy:
     cluster_reached: bool = True
     last_cluster_error: str | None = None
     listeners_bound: bool = True
+    full: str | None = None
     found: list[ConnectionInfo] = field(default_factory=list)
     given_user: tuple[str, str] = ("web", "static")
 

@@ -242,8 +242,10 @@ async def test_more_connections_than_allowed_are_closed_at_once(capsys: pytest.C
 
 def test_no_more_connections_than_descriptors_allow() -> None:
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert most_connections(2**31 - 1) == (descriptors - KEPT_FREE) // 2
-    assert most_connections(3) == 3
+    assert most_connections(2**31 - 1, listeners=0) == (descriptors - KEPT_FREE) // 2
+    assert most_connections(2**31 - 1, listeners=100) == (descriptors - KEPT_FREE - 100) // 2
+    assert most_connections(2**31 - 1, listeners=descriptors) == 0
+    assert most_connections(3, listeners=100) == 3
 
 
 @contextmanager

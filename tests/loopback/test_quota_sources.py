@@ -291,6 +291,7 @@ def cluster_source(*hosts: str, **quotas: Any) -> ClusterSource:
 class View:
     state = "serving"
     listeners_bound = cluster_reached = True
+    full = None
     last_cluster_error = None
 
     def connections(self) -> list[Any]:
