@@ -33,6 +33,9 @@ _OID: Final = 6
 _UTC_TIME: Final = 23
 _VERSION: Final = 0xA0
 _ESCAPED: Final = frozenset(',=+<>#;"\\')
+MAX_SUBJECT_BYTES: Final = 4096
+"""In DER. RFC 5280, appendix A.1: most attributes have at most 64 characters."""
+MAX_OID_BYTES: Final = 128
 _PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
@@ -88,7 +91,10 @@ def _to_be_signed(der: bytes) -> list[_Value]:
 def subject(der: bytes) -> str:
     """The subject of a certificate as Java's ``X500Principal.getName()`` prints it (RFC 2253), which is Kafka's name
     for the client before its mapping rules. Raises CertificateError."""
-    names = _inside(_to_be_signed(der)[4], _SEQUENCE)
+    whole = _to_be_signed(der)[4]
+    if len(whole.content) > MAX_SUBJECT_BYTES:
+        raise CertificateError(f"a subject of {len(whole.content)} bytes; at most {MAX_SUBJECT_BYTES} are read")
+    names = _inside(whole, _SEQUENCE)
     return ",".join("+".join(_attribute(pair) for pair in _inside(name, _SET)) for name in reversed(names))
 
 
@@ -120,8 +126,8 @@ def _dotted(content: bytes) -> str:
         if not byte & 0x80:
             numbers.append(number)
             number = 0
-    if not numbers:
-        raise CertificateError("a name without its type")
+    if not numbers or len(content) > MAX_OID_BYTES:
+        raise CertificateError("a name without a type that can be read")
     first = min(numbers[0] // 40, 2)
     return ".".join(map(str, (first, numbers[0] - 40 * first, *numbers[1:])))
 

@@ -16,8 +16,9 @@ from typing import Final, NoReturn
 
 from proxy.tls.certificates import CertificateError, in_pem, not_after_s, subject
 from proxy.tls.channel import TlsSocket
+from proxy.tls.cpu_limit import CpuLimitError, cpu_limit
 from quota.files import in_memory, read_file
-from quota.principal import PrincipalRules
+from quota.principal import NoRuleError, PrincipalRules
 
 CLIENT_AUTH: Final = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 """Kafka's ssl.client.auth."""
@@ -25,6 +26,9 @@ CLIENT_AUTH: Final = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "re
 
 MAX_PEM_BYTES: Final = 4 * 1024 * 1024
 """For a file with certificates or a key; all authorities that a system trusts are some 250 kB."""
+MAX_MAPPING_S: Final = 0.002
+"""CPU time for the mapping rules and one subject. Rules like those of Kafka's documentation take some 10 µs."""
+MAX_KNOWN_SUBJECTS: Final = 1024
 
 
 class TlsFilesError(OSError):
@@ -157,6 +161,8 @@ class ServerTls(TlsSide):
         """
         self._client_auth = CLIENT_AUTH[client_auth]
         self._rules = rules or PrincipalRules()
+        self._users: dict[str, tuple[str | None, str]] = {}
+        """What the rules made of each subject: what is slow is done once."""
         self.handshake_timeout_s = handshake_timeout_s
         authorities = None if client_authorities is None else ("client_ca_file", client_authorities)
         super().__init__(setting, pair, authorities)
@@ -173,7 +179,28 @@ class ServerTls(TlsSide):
         Raises NoRuleError and CertificateError.
         """
         der = sock.getpeercert(binary_form=True)
-        return None if der is None else self._rules.user(subject(der))
+        if der is None:
+            return None
+        name, users = subject(der), self._users
+        if name not in users:
+            if len(users) >= MAX_KNOWN_SUBJECTS:
+                users.clear()
+            users[name] = self._mapped(name)
+        user, why = users[name]
+        if user is None:
+            raise NoRuleError(why)
+        return user
+
+    def _mapped(self, name: str) -> tuple[str | None, str]:
+        """The user of a subject, or why it has none. A subject can make a rule backtrack for minutes."""
+        try:
+            with cpu_limit(MAX_MAPPING_S):
+                return self._rules.user(name), ""
+        except NoRuleError as error:
+            return None, str(error)
+        except CpuLimitError:
+            text = f"ssl.principal.mapping.rules need more than {MAX_MAPPING_S * 1000:g} ms for the subject {name!r}"
+            return None, text
 
 
 def _note_server_name(sock: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:

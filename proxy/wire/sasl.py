@@ -28,13 +28,17 @@ _FLEXIBLE_VERSION: Final = 2
 _LIFETIME_VERSION: Final = 1
 """From this version on SaslAuthenticate has the session's lifetime (KIP-368)."""
 
+MAX_CLAIMS_BYTES: Final = 65_536
+"""Of a token, in base64: parsing more would hold up other connections for more than some milliseconds."""
+
 _INT16: Final = Struct(">h")
 _INT32: Final = Struct(">i")
 _INT64: Final = Struct(">q")
 
-_NAME: Final = rb"(?:[\x01-\x2b\x2d-\x3c\x3e-\x7f]|=2C|=3D)+"
+# Possessive quantifiers (++, *+) keep nothing to backtrack to: messages may have half a megabyte.
+_NAME: Final = rb"(?:[\x01-\x2b\x2d-\x3c\x3e-\x7f]++|=2C|=3D)++"
 """RFC 5802 saslname as far as Kafka accepts it: no comma, `=` only as =3D and =2C, no byte above 7F."""
-_VALUE: Final = rb"[\x01-\x2b\x2d-\x7f]+"
+_VALUE: Final = rb"[\x01-\x2b\x2d-\x7f]++"
 _SCRAM_FIRST: Final = re.compile(
     rb"n,(?:a="
     + _NAME
@@ -42,12 +46,12 @@ _SCRAM_FIRST: Final = re.compile(
     + _VALUE
     + rb",)?n=("
     + _NAME
-    + rb"),r=[\x21-\x2b\x2d-\x7e]+((?:,[A-Za-z]+="
+    + rb"),r=[\x21-\x2b\x2d-\x7e]++((?:,[A-Za-z]++="
     + _VALUE
-    + rb")*)"
+    + rb")*+)"
 )
 """RFC 5802 client-first-message without channel binding (`n,`), the only one that Kafka accepts."""
-_OAUTH_FIRST: Final = re.compile(rb"n,(?:a=" + _NAME + rb")?,\x01((?:[A-Za-z]+=[\x21-\x7e \t\r\n]+\x01)*)\x01")
+_OAUTH_FIRST: Final = re.compile(rb"n,(?:a=" + _NAME + rb")?,(\x01(?:[A-Za-z]++=[\x21-\x7e \t\r\n]++\x01)*+)\x01")
 """RFC 7628 client-first-message: key/value pairs, one of which is `auth`."""
 _BLANKS: Final = "".join(map(chr, range(0x21)))
 """What Java's `String.trim` removes."""
@@ -58,7 +62,7 @@ _BEFORE_OBJECT: Final = b"\xef\xbb\xbf\xfe\xff\0 \t\r\n"
 _STANDARD: Final = bytes.maketrans(b"-_", b"+/")
 UNREADABLE: Final = "its message cannot be read"
 PLAIN_FAULT: Final = "its message is not as in RFC 4616, with a name in UTF-8"
-_BEARER: Final = re.compile(rb"bearer +([-_~+/.A-Za-z0-9]+=*)", re.IGNORECASE)
+_BEARER: Final = re.compile(rb"bearer ++([-_~+/.A-Za-z0-9]++=*+)", re.IGNORECASE)
 
 
 class SaslResponse(NamedTuple):
@@ -146,8 +150,7 @@ def scram_name(token: Buffer) -> tuple[str, bool] | None:
     if found is None:
         return None
     name = found[1].replace(b"=2C", b",").replace(b"=3D", b"=").decode("ascii")
-    extensions = dict(pair.split(b"=", 1) for pair in found[2].split(b",")[1:])  # of equal ones the last, as in Kafka
-    return name, extensions.get(b"tokenauth", b"").lower() == b"true"
+    return name, _last(found[2], b",", b"tokenauth").lower() == b"true"
 
 
 def oauth_name(token: Buffer, claim: str) -> str | None:
@@ -168,13 +171,14 @@ def oauth_claim(token: Buffer, claim: str) -> tuple[str | None, str | None]:
     found = _OAUTH_FIRST.fullmatch(bytes(token))
     if found is None:
         return None, "its first message is not as in RFC 7628"
-    pairs = dict(pair.split(b"=", 1) for pair in found[1].split(b"\1")[:-1])  # of equal ones the last, as in Kafka
-    bearer = _BEARER.fullmatch(pairs.get(b"auth", b""))
+    bearer = _BEARER.fullmatch(_last(found[1], b"\1", b"auth"))
     if bearer is None:
         return None, "its first message has no bearer token"
     parts = bearer[1].split(b".")
     if len(parts) != 3:
         return None, None  # opaque
+    if len(parts[1]) > MAX_CLAIMS_BYTES:
+        return None, f"the token's claims have more than {MAX_CLAIMS_BYTES} bytes"
     try:
         claims = json.loads(_base64(parts[1]).decode("utf-8"))
     except (ValueError, RecursionError):
@@ -192,6 +196,12 @@ def oauth_claim(token: Buffer, claim: str) -> tuple[str | None, str | None]:
     if not name:
         return None, f"the token's claim {claim} is blank"
     return (None, f"the token's claim {claim} has half a character") if _HALVES.search(name) else (name, None)
+
+
+def _last(pairs: bytes, separator: bytes, key: bytes) -> bytes:
+    """The value of the last pair with this key, as in Kafka; empty if there is none. A separator is before each."""
+    _, found, rest = pairs.rpartition(separator + key + b"=")
+    return rest.partition(separator)[0] if found else b""
 
 
 def _base64(part: bytes) -> bytes:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import trio
+from cryptography import x509
+from cryptography.x509.oid import NameOID
 
 from proxy.auth.identity import IdentityPolicy
 from proxy.listen.server import Proxy
@@ -221,6 +223,53 @@ async def test_what_is_refused_is_told_to_both_ends_and_harms_no_other_connectio
         "the client does not speak TLS here",
         "did not finish the TLS handshake within 2 s",
     ):
+        assert expected in said, expected
+
+
+EXAMPLE_RULE = "RULE:^CN=(.*?),OU=(.*?),O=(.*?),L=(.*?),ST=(.*?),C=(.*?)$/$1@$2/L,DEFAULT"
+"""Kafka's own (security, "Customizing SSL User Name")."""
+
+
+def repeated(groups: int) -> x509.Name:
+    """A subject that has everything that the rule wants except a C, many times."""
+    four = [NameOID.STATE_OR_PROVINCE_NAME, NameOID.LOCALITY_NAME, NameOID.ORGANIZATION_NAME]
+    kinds = [*four, NameOID.ORGANIZATIONAL_UNIT_NAME] * groups
+    return x509.Name([x509.NameAttribute(kind, "x" * 5) for kind in kinds] + [common_name("eve")])
+
+
+def common_name(name: str) -> x509.NameAttribute[str]:
+    return x509.NameAttribute(NameOID.COMMON_NAME, name)
+
+
+async def test_no_subject_makes_mapping_rules_hold_up_others(
+    issuer: Authority, host: Issued, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """60 groups took 1.9 s of the event loop, 90 of them 14.6 s."""
+    tls = ServerTls(
+        pair(host), client_auth="required", client_authorities=issuer.certificate, rules=PrincipalRules(EXAMPLE_RULE)
+    )
+    hostile = [
+        (repeated(60), "need more than 2 ms for the subject"),
+        (repeated(90), "at most 4096 are read"),
+    ]
+    parts = {"ST": "x", "L": "x", "O": "X", "OU": "Ops", "CN": "Alice"}
+    good = x509.Name([x509.NameAttribute(NameOID.COUNTRY_NAME, "DE"), *x509.Name.from_rfc4514_string(
+        ",".join(f"{kind}={value}" for kind, value in reversed(parts.items()))
+    )])  # fmt: skip
+    async with through(answer, listen_tls=tls) as (proxy, _, _):
+        for number, (name, _) in enumerate(hostile):
+            context = client_context(issuer, issuer.issue_subject(f"eve-{number}", name))
+            before = time.thread_time()
+            for _ in range(5):
+                await refused(proxy, context)
+            assert time.thread_time() - before < 0.5, "of this thread, which runs the proxy"
+        await until(lambda: proxy.counters.tls_handshake_failures["client", "principal"] == 10)
+        async with secured(proxy, client_context(issuer, issuer.issue_subject("alice", good))) as client:
+            await client.send_all(produce(5, 100))
+            assert await read_frame(client) == produce_response(5)
+            assert [one.user for one in proxy.connections()] == ["alice@ops"]
+    said = capsys.readouterr().out
+    for _, expected in hostile:
         assert expected in said, expected
 
 

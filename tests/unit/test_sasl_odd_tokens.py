@@ -7,7 +7,9 @@ broker has accepted it: otherwise a client could leave its own limit by a byte o
 
 from __future__ import annotations
 
+import base64
 import json
+import time
 from typing import Any
 
 import pytest
@@ -386,3 +388,32 @@ def test_any_name_by_plain(name: str) -> None:
 def test_any_name_by_scram(name: str) -> None:
     escaped = name.replace("=", "=3D").replace(",", "=2C").encode()
     assert wire.scram_name(b"n,,n=" + escaped + b",r=nonce") == (name, False)
+
+
+def _claims(text: bytes) -> bytes:
+    return base64.b64encode(text).rstrip(b"=")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"n,,n=" + b"a" * 500_000 + b",r=x",
+        b"n,,n=" + b"=2C" * 160_000 + b",r=x,",
+        b"n,,n=a,r=x" + b",a=b" * 125_000,
+        b"n,,n=a,r=x" + b",a=b" * 125_000 + b",",
+        b"n,,\1" + b"a=b\1" * 125_000 + b"\1",
+        b"n,,\1auth=bearer a." + _claims(b'{"a":[' + b"[]," * 120_000 + b"1]}") + b".c\1\1",
+        b"n,,\1auth=bearer a." + b"~" * 400_000 + b".c\1\1",
+        b"n,,\1auth=bearer " + b" " * 500_000 + b"\1\1",
+    ],
+    ids=lambda message: message[:24],
+)
+def test_the_largest_messages_are_read_in_milliseconds(message: bytes) -> None:
+    """With patterns that backtrack, the first took 160 ms of the event loop."""
+    took_s = []
+    for _ in range(3):
+        before = time.thread_time()
+        wire.scram_name(message)
+        wire.oauth_claim(message, "sub")
+        took_s.append(time.thread_time() - before)
+    assert min(took_s) < 0.02

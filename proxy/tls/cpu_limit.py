@@ -1,0 +1,44 @@
+"""A limit of CPU time for what nothing else interrupts: a regular expression that backtracks holds the GIL.
+
+The kernel's timer interrupts it: Python's `re` lets signal handlers run as it goes, in the main thread alone.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+CHECK_S: Final = 0.001
+"""Wall-clock time between two looks at the CPU time used: a process that is not scheduled is not at fault."""
+
+
+class CpuLimitError(Exception):
+    """The block took more CPU time than allowed."""
+
+
+@contextmanager
+def cpu_limit(limit_s: float) -> Iterator[None]:
+    """Raise CpuLimitError inside the block once it has used `limit_s` of CPU time. In the main thread only.
+
+    Uses SIGALRM and its timer, and leaves both as they were.
+    """
+    until_s = time.thread_time() + limit_s
+    running = True
+
+    def check(_number: int, _frame: FrameType | None) -> None:
+        if running and time.thread_time() >= until_s:
+            raise CpuLimitError
+
+    handler = signal.signal(signal.SIGALRM, check)
+    timer = signal.setitimer(signal.ITIMER_REAL, CHECK_S, CHECK_S)
+    try:
+        yield
+    finally:
+        running = False  # a signal that comes late must not raise where nobody expects it
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if handler is None else handler)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
