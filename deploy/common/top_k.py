@@ -32,10 +32,11 @@ T = TypeVar("T", bound=Hashable)
 
 
 def label(text: str) -> str:
-    """A name as a label value: valid UTF-8 and short (client ids may have 32 KB); a cut one ends in its hash."""
+    """A name as a label value: valid UTF-8, short (client ids may have 32 KB), and not `other`, which stands for all
+    that have none; a cut one ends in its hash, and one that really is `other` too."""
     if not text.isascii():
         text = text.encode("utf-8", "backslashreplace").decode()
-    if len(text) <= LONGEST_LABEL:
+    if len(text) <= LONGEST_LABEL and text != OTHER:
         return text
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return f"{text[: LONGEST_LABEL - 9]}~{digest}"
@@ -133,8 +134,7 @@ class TopKSeries(Generic[T]):
 
     def _dismiss(self, waiting: dict[Labels, tuple[T, Totals]], most: int) -> None:
         """Keep the `most` important of those waiting; the changes of the others go to `other`."""
-        named = (labels for labels in waiting if labels != (OTHER, OTHER))  # a client may really be called that
-        chosen = set(heapq.nlargest(most, named, key=lambda labels: self._weight(waiting[labels][1])))
+        chosen = set(heapq.nlargest(most, waiting, key=lambda labels: self._weight(waiting[labels][1])))
         for labels in [labels for labels in waiting if labels not in chosen]:
             _, gain = waiting.pop(labels)
             self.other = [value + more for value, more in zip(self.other, gain, strict=True)]

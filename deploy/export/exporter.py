@@ -50,6 +50,8 @@ class ExportState:
 
     sinks: dict[str, WorkerState]
     files_deleted: int
+    folded: int
+    """Clients, over all intervals, that had no record of their own."""
     failures: int
     """Intervals that could not be assembled: a bug of ours."""
 
@@ -92,6 +94,7 @@ class Exporter:
         return ExportState(
             sinks={worker.name: worker.state() for worker in self._workers},
             files_deleted=0 if self._files is None else self._files.deleted,
+            folded=self._sampler.folded,
             failures=self._failures,
         )
 

@@ -1,5 +1,8 @@
 """From the ledger's running totals to usage records: sampled once a second, one row per client and interval.
 
+Clients can invent names, so the rows of an interval are bounded. What other clients have used is added up by user, in
+rows with the client id `other`: every total is in one row.
+
 Nothing is done per request. A tick visits the clients that were active since the previous one, in steps between which
 traffic goes on. What a client does between two steps is counted with the next; what is charged to it while it waits for
 a slow answer, when it is active again. Totals are differences of running totals, so over time nothing is counted twice
@@ -9,9 +12,9 @@ or lost.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice, zip_longest
 from typing import Any, Final
 
 from deploy.common.top_k import OTHER, label
@@ -23,6 +26,10 @@ from quota.record import CAUSES, FAMILIES, Row, empty
 
 STEP: Final = 64
 """Clients visited in one step; an active one takes about 5 µs, its row 40 µs."""
+MAX_ROWS: Final = 1000
+"""Clients with a row of their own in an interval: a row has some 3.6 kB."""
+MAX_FOLDED_USERS: Final = 100
+"""Users with a row for their other clients; those of any further users are added up in one row."""
 SHORTEST_SAMPLE_MS: Final = 250.0
 """A shorter time gives no rate (a drain may end right after a tick)."""
 _PER_SECOND: Final = {Kind.PRODUCE: 1.0, Kind.FETCH: 1.0, Kind.REQUEST: 0.1, Kind.MUTATION: 1.0}
@@ -83,7 +90,7 @@ class _Seen:
     not have to visit: there are as many of these as clients.
     """
 
-    __slots__ = ("amounts", "interval", "rates", "requests", "ticked", "totals")
+    __slots__ = ("amounts", "has_row", "interval", "rates", "requests", "ticked", "totals")
 
     def __init__(self) -> None:
         self.interval = -1
@@ -96,6 +103,8 @@ class _Seen:
         """Amounts at the end of the last interval that has a row."""
         self.requests: dict[int, int] = {}
         self.totals = _NOTHING
+        self.has_row = False
+        """It had a row of its own in an earlier interval."""
 
 
 class Sampler:
@@ -113,7 +122,9 @@ class Sampler:
         self._watched: dict[Identity, None] = {account.identity: None for account in ledger.accounts()}
         self._peaks: dict[QuotaCounter, float] = {}
         self._trials: dict[QuotaCounter, _Trials] = {}
-        self._forgotten = _Use()
+        self._folded = _Folded()
+        self.folded = 0
+        """Clients without a row of their own, over all intervals."""
         ledger.awake = {}
         ledger.on_forget.append(self._forget_client)
         ledger.counters.on_forget.append(self._forget_group)
@@ -177,20 +188,50 @@ class Sampler:
             "samples": self._samples,
         }
         active, self._active = self._active, {}
-        forgotten, self._forgotten = self._forgotten, _Use()
+        folded, self._folded = self._folded, _Folded()
         peaks, self._peaks = self._peaks, {}
         samples, self._samples = self._samples, 0
         self._interval += 1
-        for identity in active:
+        chosen = yield from self._choose(active)
+        for identity in chosen:
             account = self._ledger.known(*identity)
             if account is not None and account.sampled is not None:
                 row = self._row(account, common, samples, peaks, news)
                 account = None  # no reference while other tasks run
                 yield row
-        if forgotten:
-            self._sequence += 1
-            names = {"sequence": self._sequence, "user": OTHER, "client_id": OTHER}
-            yield forgotten.put(common | names)
+        for index, identity in enumerate(active, 1):
+            account = None if identity in chosen else self._ledger.known(*identity)
+            if account is not None and account.sampled is not None:
+                folded.add(account, account.sampled)
+                account.connections_peak = account.connections
+                account.sampled.rates = None
+                _Use.told(account, account.sampled)
+            account = None
+            if index % STEP == 0:
+                yield None
+        self.folded += folded.clients
+        for user, use in folded.by_user.items():
+            if use:
+                self._sequence += 1
+                names = {"sequence": self._sequence, "user": OTHER if user is None else label(user)}
+                yield use.put(common | names | {"client_id": OTHER})
+
+    def _choose(self, active: dict[Identity, None]) -> Generator[None, None, dict[Identity, None]]:
+        """The clients that get a row: of each user in turn one more, those first that had one before. A user who
+        invents client ids takes no rows from the clients of others, nor from those that it had before."""
+        if len(active) <= MAX_ROWS:
+            return active
+        queues: dict[str, list[Identity]] = {}
+        for had_row in (True, False):
+            for index, identity in enumerate(active, 1):
+                account = self._ledger.known(*identity)
+                if account is not None and account.sampled is not None and account.sampled.has_row is had_row:
+                    queues.setdefault(identity[0], []).append(identity)
+                account = None
+                if index % STEP == 0:
+                    yield
+        turns = chain.from_iterable(zip_longest(*queues.values()))
+        return dict.fromkeys(islice((one for one in turns if one is not None), MAX_ROWS))
 
     def _look_at_trials(self, news: dict[QuotaCounter, _Trials]) -> Iterator[None]:
         """What limits on trial would have done since their last report; drops evicted groups."""
@@ -227,6 +268,7 @@ class Sampler:
         if not use:
             return None
         self._sequence += 1
+        seen.has_row = True
         row = use.put(dict(common))
         user, client_id = account.identity
         library, _, version = (account.software or "").partition("/")
@@ -244,10 +286,10 @@ class Sampler:
         return row
 
     def _forget_client(self, account: Account) -> None:
-        """The ledger evicts a client: what no row has reported yet goes into one row for all such clients."""
+        """The ledger evicts a client: what no row has reported yet goes into the row of its user's other clients."""
         for names in (self._active, self._watched, self._ledger.awake or {}):
             names.pop(account.identity, None)
-        self._forgotten.add(account, account.sampled or _Seen())
+        self._folded.add(account, account.sampled or _Seen())
 
     def _forget_group(self, group: QuotaCounter) -> None:
         self._peaks.pop(group, None)
@@ -333,6 +375,28 @@ class _Use:
             row[f"throttle_{kind}_held_count"] = held[2 * index]
             row[f"throttle_{kind}_held_seconds"] = held[2 * index + 1] / 1000.0
         return row
+
+
+class _Folded:
+    """Usage of clients without a row of their own, by user; None: of all further users."""
+
+    __slots__ = ("by_user", "clients")
+
+    def __init__(self) -> None:
+        self.by_user: dict[str | None, _Use] = {}
+        self.clients = 0
+
+    def add(self, account: Account, seen: _Seen) -> None:
+        """Add the client's changes since it was `seen`."""
+        use = _Use()
+        use.add(account, seen)
+        if not use:
+            return
+        self.clients += 1
+        user: str | None = account.identity[0]
+        if user not in self.by_user and len(self.by_user) >= MAX_FOLDED_USERS:
+            user = None
+        self.by_user.setdefault(user, _Use()).add(account, seen)
 
 
 def _totals(account: Account) -> tuple[int, ...]:

@@ -116,4 +116,9 @@ def export_families(state: ExportState) -> Iterator[Metric]:
             metric.add_metric([sink], worker.lag_s(now_s) if name == "lag_seconds" else getattr(worker, name))
         yield metric
     yield counter("kquota_export_files_deleted", "Complete files deleted because of keep_bytes.", state.files_deleted)
+    yield counter(
+        "kquota_export_folded_clients",
+        "Clients whose usage of an interval was added up under other, over all intervals.",
+        state.folded,
+    )
     yield counter("kquota_export_failures", "Failures to put an interval together.", state.failures)

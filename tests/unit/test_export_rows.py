@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from deploy.export.rows import FAMILY_OF, Interval, Sampler
+from deploy.export.rows import FAMILY_OF, MAX_FOLDED_USERS, MAX_ROWS, Interval, Sampler
 from proxy.wire.schema import API_NAMES
 from quota import record
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import CandidateLimits, Entry, QuotaTable
 
+INVENTED = 3000
 CONSTANTS = {"instance": "i", "kquota_version": "1", "pod": "p"}
 
 
@@ -26,8 +27,8 @@ class Watched:
         self.sampler = Sampler(self.ledger, CONSTANTS, 0.0)
         self.now_ms = self.start_ms = 0.0
 
-    def charge(self, client_id: str, kind: Kind, amount: float) -> None:
-        account = self.ledger.account("u", client_id)
+    def charge(self, client_id: str, kind: Kind, amount: float, user: str = "u") -> None:
+        account = self.ledger.account(user, client_id)
         self.ledger.wake(account)
         self.ledger.charge(account, kind, amount, self.now_ms)
 
@@ -254,11 +255,55 @@ def test_clients_that_are_forgotten_within_an_interval_are_told_of_together() ->
     rows = watched.close()
     assert sum(row["produce_bytes"] for row in rows) == 100 + 101 + 102 + 103 + 104
     assert sum(row["requests_produce"] for row in rows) == 5
-    assert told(rows[-1], "user", "client_id", "produce_bytes", "requests") == ["other", "other", 100 + 101 + 102, 3]
+    assert told(rows[-1], "user", "client_id", "produce_bytes", "requests") == ["u", "other", 100 + 101 + 102, 3]
+    assert watched.sampler.folded == 3
     assert [row["sequence"] for row in rows] == [1, 2, 3]
     watched.charge("c0", Kind.PRODUCE, 7)  # back again, a newcomer
     watched.tick()
     assert [told(row, "client_id", "produce_bytes") for row in watched.close()] == [["c0", 7]]
+
+
+def test_invented_client_ids_take_no_rows_from_others() -> None:
+    """Of one user: what was there keeps its rows, and so does every other user."""
+    watched = Watched()
+    for index in range(300):
+        watched.charge(f"old{index}", Kind.PRODUCE, 1)
+    watched.tick()
+    assert len(watched.close()) == 300
+    for interval in range(2):
+        for index in range(INVENTED):
+            watched.charge(f"new{interval}-{index}", Kind.PRODUCE, 10)
+        for index in range(300):
+            watched.charge(f"old{index}", Kind.PRODUCE, 1)
+        for user in ("x", "y", "other"):
+            watched.charge("late", Kind.FETCH, 2, user)
+        watched.charge("other", Kind.PRODUCE, 5, "y")
+        watched.tick()
+        rows = watched.close()
+        assert len(rows) == MAX_ROWS + 1
+        assert len(b"".join(map(record.to_line, rows))) < 5e6, "68 MB with a row for each"
+        assert sum(row["produce_bytes"] for row in rows) == INVENTED * 10 + 300 + 5
+        assert sum(row["fetch_bytes"] for row in rows) == 6
+        named = {(row["user"], row["client_id"]): row for row in rows}
+        assert len(named) == len(rows)
+        assert {("u", f"old{index}") for index in range(300)} <= named.keys()
+        # The rest of u's; and those who are really called other.
+        assert named["u", "other"]["produce_bytes"] == (INVENTED - (MAX_ROWS - 300 - 4)) * 10
+        assert {("x", "late"), ("y", "late"), ("other~d9298a10", "late"), ("y", "other~d9298a10")} <= named.keys()
+    assert watched.sampler.folded == 2 * (INVENTED - (MAX_ROWS - 300 - 4))
+    watched.tick()
+    assert watched.close() == []
+
+
+def test_users_that_are_invented_are_bounded_too() -> None:
+    watched = Watched()
+    for index in range(1500):
+        watched.charge("c", Kind.PRODUCE, 1, f"u{index}")
+    watched.tick()
+    rows = watched.close()
+    assert len(rows) == MAX_ROWS + MAX_FOLDED_USERS + 1
+    assert sum(row["produce_bytes"] for row in rows) == 1500
+    assert told(rows[-1], "user", "client_id", "produce_bytes") == ["other", "other", 1500 - len(rows) + 1]
 
 
 def test_a_sampler_between_two_steps_holds_up_no_thread() -> None:
