@@ -28,8 +28,8 @@ _FLEXIBLE_VERSION: Final = 2
 _LIFETIME_VERSION: Final = 1
 """From this version on SaslAuthenticate has the session's lifetime (KIP-368)."""
 
-MAX_CLAIMS_BYTES: Final = 65_536
-"""Of a token, in base64: parsing more would hold up other connections for more than some milliseconds."""
+MAX_OAUTH_BYTES: Final = 65_536
+"""An OAUTHBEARER message with its token: parsing more would hold up other connections for milliseconds."""
 
 _INT16: Final = Struct(">h")
 _INT32: Final = Struct(">i")
@@ -168,6 +168,8 @@ def oauth_claim(token: Buffer, claim: str) -> tuple[str | None, str | None]:
     Of two members with the same name the last one counts (as in Jackson; jose4j refuses them). Blanks around a name are
     not part of it (`ClaimValidationUtils`).
     """
+    if len(token) > MAX_OAUTH_BYTES:
+        return None, f"its first message has more than {MAX_OAUTH_BYTES} bytes"
     found = _OAUTH_FIRST.fullmatch(bytes(token))
     if found is None:
         return None, "its first message is not as in RFC 7628"
@@ -177,8 +179,6 @@ def oauth_claim(token: Buffer, claim: str) -> tuple[str | None, str | None]:
     parts = bearer[1].split(b".")
     if len(parts) != 3:
         return None, None  # opaque
-    if len(parts[1]) > MAX_CLAIMS_BYTES:
-        return None, f"the token's claims have more than {MAX_CLAIMS_BYTES} bytes"
     try:
         claims = json.loads(_base64(parts[1]).decode("utf-8"))
     except (ValueError, RecursionError):
