@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from config.types import choice, duration_ms, text, whole, wrong
+from config.types import ABSOLUTE_PATH, choice, duration_ms, text, whole, wrong
 
 SCOPES = ("instance", "fleet")
 Scope = Literal["instance", "fleet"]
@@ -22,6 +22,11 @@ class FleetSection(BaseModel):
     id: Annotated[str, text("a name", most=255)] = Field(
         default="default",
         description="Instances with the same id on the same topic are one fleet; others do not mix with it.",
+    )
+    key_file: Annotated[str, ABSOLUTE_PATH] | None = Field(
+        default=None,
+        description="File with the secret that authenticates the instances' records; required. One key a line, of at "
+        "least 32 characters: the first signs, all are accepted. Followed while the sidecar runs.",
     )
     default_scope: Annotated[Scope, choice("a scope", *SCOPES)] = Field(
         default="instance",

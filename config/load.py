@@ -34,7 +34,8 @@ _PARSED_BY = {"model_type": "a mapping", "dict_type": "a mapping", "list_type": 
 def load(path: str | Path, *, on_paper: bool = False) -> Config:
     """Load and validate a file. Raises ConfigError with every problem found.
 
-    `on_paper`: nothing will be connected to (explain, simulate), so a file may leave out `upstream` and `fleet`.
+    `on_paper`: nothing will be connected to (explain, simulate), so a file may leave out `upstream`, `fleet` and the
+    fleet's key.
     """
     try:
         data = read_file(path, MAX_FILE_BYTES)
@@ -75,6 +76,7 @@ def load_bytes(file: str, data: bytes, *, on_paper: bool = False, pause: Pause =
         + _find_unasked(config, source)
         + _find_half_a_tls(config, source)
         + _find_no_fleet(config, source)
+        + ([] if on_paper else _find_no_key(config, source))
     )
     if problems:
         raise ConfigError(first_of(_in_file_order(problems)))
@@ -145,6 +147,14 @@ def _find_no_fleet(config: Config, source: Source) -> list[Problem]:
         return []
     text = "expected a section fleet: without one no instance knows of another"
     return [source.problem(("quotas", scopes.index("fleet"), "scope"), text, "fleet")]
+
+
+def _find_no_key(config: Config, source: Source) -> list[Problem]:
+    """A fleet whose records anybody could write."""
+    if config.fleet is None or config.fleet.key_file is not None:
+        return []
+    text = "expected key_file in it: the file with the secret that all instances of the fleet have"
+    return [source.problem(("fleet",), text, at_key=True)]
 
 
 def _find_unasked(config: Config, source: Source) -> list[Problem]:

@@ -26,12 +26,12 @@ import yaml
 from benchmarks.rig.procstat import cpu_s
 from benchmarks.rig.rawclient import Wire, _drive, produce_frame
 from benchmarks.rig.topics import create_topics
-from benchmarks.suites.fleet_live import Sidecar
+from benchmarks.suites.fleet_live import KEY, Sidecar
 from config.load import load
 from config.table import to_table
 from deploy.kafka import KafkaCluster
 from quota.entity import ANONYMOUS, Kind
-from quota.fleet.record import GroupUse, Record, encode, fleet_hash, group_hash
+from quota.fleet.record import GroupUse, Record, Seal, encode, group_hash
 from quota.fleet.timing import Timing
 from quota.ledger import Ledger
 
@@ -93,7 +93,7 @@ class Crowd:
         from confluent_kafka import Producer
 
         producer = Producer({"bootstrap.servers": self._bootstrap, "linger.ms": 0, "log_level": 0})
-        begin, fleet = time.monotonic(), fleet_hash(FLEET)
+        begin, seal = time.monotonic(), Seal([KEY.encode()], TOPIC, FLEET)
         while not self._done.wait(TICK_S):
             now = time.monotonic() - begin
             for place, (member, partition, group, every_ms) in enumerate(self._writers):
@@ -103,8 +103,8 @@ class Crowd:
                 self.written += 1
                 uses = () if group is None else (GroupUse(group, 1e5, 0.04, 0.04, 0.04, 0.04),)
                 name = f"orders-7c9d8f6b5-{place:05}" if group is None else ""
-                data = encode(fleet, Record(member, self.written, every_ms, False, name, uses))
-                producer.produce(TOPIC, data, partition=partition)
+                record = Record(member, self.written, every_ms, False, name, uses, int(time.time() * 1000))
+                producer.produce(TOPIC, encode(seal, partition, record), partition=partition)
             producer.poll(0)
 
 
@@ -122,7 +122,7 @@ def run() -> dict[str, Any]:
         create_topics(kafka.bootstrap, {"cost": {}})
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="kquota-crowd-")))
         sidecars, wires = [], []
-        for number, fleet in enumerate((None, {"id": FLEET, "default_scope": "fleet", "partitions": PARTITIONS})):
+        for number, fleet in enumerate((None, {"id": FLEET, "default_scope": "fleet", "partitions": PARTITIONS, "key_file": str(folder / "key")})):
             one = Sidecar(number, kafka.bootstrap, folder)
             path = folder / f"{number}.yaml"
             config = yaml.safe_load(path.read_text())

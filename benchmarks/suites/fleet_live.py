@@ -31,6 +31,7 @@ from deploy.kafka import KafkaCluster
 from deploy.kafka.ports import free_ports
 
 LIMIT: Final = 2_000_000
+KEY: Final = "the key of the fleets of benchmarks"
 TOPIC: Final = "load"
 VALUE: Final = b"x" * 5000
 
@@ -45,13 +46,14 @@ class Sidecar:
         self._path = folder / f"{number}.yaml"
         self._log = folder / f"{number}.log"
         self._faults = folder / f"{number}.faults"
+        (folder / "key").write_text(KEY)
         self._path.write_text(
             yaml.safe_dump(
                 {
                     "listen": {"port": port, "broker_ports": f"{first}-{first + 5}"},
                     "upstream": {"bootstrap": list(bootstrap)},
                     "admin": {"port": admin},
-                    "fleet": {"default_scope": "fleet"},
+                    "fleet": {"default_scope": "fleet", "key_file": str(folder / "key")},
                     "quotas": [{"client-id": "etl", "producer_byte_rate": LIMIT}],
                     "log": {"format": "json"},
                     "drain_timeout_s": 3,

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from quota.fleet.core import Fleet
-from quota.fleet.record import GroupUse, Record, decode, encode, fleet_hash
+from quota.fleet.record import GroupUse, Record, Seal, decode, encode
 from quota.fleet.split import CAPACITY
 from quota.fleet.timing import Timing
 from quota.fleet.view import View
 
 TICK_MS: Final = 250
+SEAL: Final = Seal([b"benchmark"], "kquota-fleet", "f")
 OVERHEAD_BYTES: Final = 80
 """Of a record in a batch of its own, beside its value: 61 bytes of the batch, some 10 of the record, lengths."""
 LAGS: Final = (0, 1, 2, 4)
@@ -83,7 +84,6 @@ class Site:
         self.scenario = scenario
         self.chance = random.Random(seed)
         self.timing = Timing()
-        self.hash = fleet_hash("f")
         self.views = [View(self.timing) for _ in LAGS]
         self.members: dict[int, tuple[Fleet, int]] = {}
         self.groups_of: dict[int, list[int]] = {}
@@ -107,7 +107,7 @@ class Site:
         member = chance.getrandbits(64)
         lag = number % len(LAGS)
         fleet = Fleet(
-            "f", member, f"i{number}", self.now + chance.random() * 1000, timing=self.timing, view=self.views[lag]
+            SEAL, member, f"i{number}", self.now + chance.random() * 1000, timing=self.timing, view=self.views[lag]
         )
         fleet.connected(scenario.partitions, self.now)
         first = number * scenario.groups_each
@@ -155,7 +155,7 @@ class Site:
                     level = self.level[member, group] = 0.95 * self.level[member, group] + 0.05 * usage
                     fleet.sample(group, usage * 1e6, usage, level, want > share, self.now)
             for partition, data in fleet.tick(self.now):
-                self.queue.append((tick, partition, decode(self.hash, data), data))
+                self.queue.append((tick, partition, decode(SEAL, partition, data), data))
                 self.records += 1
                 self.bytes += len(data) + OVERHEAD_BYTES
                 self.load[partition] = self.load.get(partition, 0) + len(data) + OVERHEAD_BYTES
@@ -194,7 +194,7 @@ class Site:
     def _probe(self) -> Fleet:
         """One more instance with a view of its own, which reads bytes: its work is measured."""
         member = self.chance.getrandbits(64)
-        probe = Fleet("f", member, "probe", self.now, timing=self.timing)
+        probe = Fleet(SEAL, member, "probe", self.now, timing=self.timing)
         probe.connected(self.scenario.partitions, self.now)
         self.probe_groups = self.names[: self.scenario.groups_each]
         for group in self.probe_groups:
@@ -272,7 +272,7 @@ def cost_of_one(instances: int, groups: int, groups_each: int, partitions: int, 
     Groups are hashed evenly, so groups_each * instances / partitions instances write into a partition, or all of them.
     """
     timing, chance = Timing(), random.Random(1)
-    fleet = Fleet("f", chance.getrandbits(64), "probe", 0.0, timing=timing)
+    fleet = Fleet(SEAL, chance.getrandbits(64), "probe", 0.0, timing=timing)
     fleet.connected(partitions, 0.0)
     names = [number + 1 + partitions * 1000 for number in range(groups)]
     mine = names[:groups_each]
@@ -300,7 +300,8 @@ def cost_of_one(instances: int, groups: int, groups_each: int, partitions: int, 
                 seq += 1
                 uses = tuple(GroupUse(group, 1e5, 0.05, 0.05, 0.05, 0.05) for group in theirs)
                 name = "" if theirs else f"orders-7c9d8f6b5-{place:05}"
-                batch.append((partition, encode(fleet_hash("f"), Record(member, seq, interval_ms, False, name, uses))))
+                record = Record(member, seq, interval_ms, False, name, uses, int(now))
+                batch.append((partition, encode(SEAL, partition, record)))
         read += sum(len(data) + OVERHEAD_BYTES for _, data in batch)
         start = time.process_time()
         for partition, data in batch:

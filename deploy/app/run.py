@@ -40,6 +40,7 @@ from deploy.sources.watch import ReloadState, Watcher
 from proxy.interceptors.intercept import Interceptors
 from proxy.interceptors.mutations import MUTATION_APIS, MutationQuota
 from proxy.interceptors.quota_admin import QuotaAdmin
+from proxy.interceptors.reserved_topic import ReservedTopic
 from proxy.listen.server import Proxy
 from proxy.listen.spare_fd import raise_limit
 from proxy.settings import ProxySettings, SizeLimits, StallLimits, TransparentSettings
@@ -150,7 +151,12 @@ class Sidecar:
             ALTER_CLIENT_QUOTAS: quota_admin,
             **dict.fromkeys(MUTATION_APIS, MutationQuota(self.ledger)),
         }
-        self.proxy = Proxy(proxy_settings(config, self.security), self.ledger, interceptors=interceptors)
+        reserved = None if config.fleet is None else ReservedTopic(config.fleet.topic, interceptors)
+        self.proxy = Proxy(
+            proxy_settings(config, self.security),
+            self.ledger,
+            interceptors=interceptors if reserved is None else reserved.interceptors,
+        )
         self.history = History(self.ledger, self.proxy.counters)
         self.reloads = ReloadState()
         self.exporter = new_exporter(config, self.ledger, kquota_version(), security=self.security.producer_settings)
@@ -165,7 +171,7 @@ class Sidecar:
             export=None if self.exporter is None else self.exporter.state,
             held=lambda: held_families(self.proxy, self.ledger),
             security=lambda: security_families(self.security, self.proxy.counters),
-            fleet=lambda: fleet_families(self.member, config.metrics.max_groups),
+            fleet=lambda: fleet_families(self.member, reserved, config.metrics.max_groups),
         )
         self.watcher = Watcher(path, config, found, self.reloads, self._apply)
         self.admin_port: int | None = None

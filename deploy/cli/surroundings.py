@@ -57,6 +57,7 @@ def _files(config: Config) -> Iterator[tuple[Place, str]]:
         (("upstream", "tls"), config.upstream.tls, ("ca_file", "certificate_file", "key_file")),
         (("upstream", "sasl"), config.upstream.sasl, ("password_file", "token_file")),
         (("identity", "static"), config.identity.static, ("file", "directory")),
+        (("fleet",), config.fleet, ("key_file",)),
     )
     for place, setting, names in settings:
         for name in names:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,11 +43,11 @@ def kind_of(plan: DemoClient) -> str:
 
 
 def configuration(
-    plans: Sequence[DemoClient], upstream: Sequence[str], listen: int, admin: int, usage: Path | None = None
+    plans: Sequence[DemoClient], upstream: Sequence[str], listen: int, admin: int, key: Path, usage: Path | None = None
 ) -> dict[str, Any]:
     """The configuration file's content: rewrite mode on 127.0.0.1, and one entry for each client-id with a limit.
 
-    `usage` is the directory of usage records, if any are to be written.
+    `key` is the file with the fleet's key, `usage` the directory of usage records, if any are to be written.
     """
     quotas = {
         plan.client_id: {
@@ -63,7 +64,7 @@ def configuration(
         "listen": {"host": "127.0.0.1", "port": listen, "broker_ports": f"{listen + 1}-{listen + BROKER_PORTS}"},
         "upstream": {"bootstrap": list(upstream)},
         "quotas": list(quotas.values()),
-        "fleet": {"id": "demo"},
+        "fleet": {"id": "demo", "key_file": str(key)},
         "admin": {"host": "127.0.0.1", "port": admin},
         "drain_timeout_s": 1,
         **export,
@@ -78,12 +79,16 @@ class DemoSidecar:
     ) -> None:
         """Start it in front of `upstream`; `folder` gets its configuration and log, `usage` its usage records."""
         self._plans = [plan for plan in plans if plan.sidecar == number]
+        key = folder / "fleet-key"
+        if not key.exists():  # the first one makes it
+            key.write_text(secrets.token_urlsafe(32))
         folder = folder / f"sidecar-{number + 1}"
         folder.mkdir()
         listen, (self._admin,) = free_port_run(1 + BROKER_PORTS), free_ports(1)
         self.bootstrap = f"127.0.0.1:{listen}"
         config = folder / "kquota.yaml"
-        config.write_text(yaml.safe_dump(configuration(plans, upstream, listen, self._admin, usage), sort_keys=False))
+        content = configuration(plans, upstream, listen, self._admin, key, usage)
+        config.write_text(yaml.safe_dump(content, sort_keys=False))
         self._log = folder / "kquota.log"
         self._process = start_python(
             "deploy.cli.main", "run", "--config", str(config), log=self._log, talk=False, orphan_dir=folder

@@ -27,8 +27,11 @@ CLIENT_ID: Final = "kquota-fleet"
 POLL_INTERVAL_S: Final = 0.2
 """Records are sent and read this often, so there are at most five fetches per second from each broker."""
 STALE_S: Final = 2.0
-MAX_WAITING: Final = 20_000
-"""Records queued for the event loop; beyond it, the oldest are dropped."""
+MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
+"""Queued for the event loop, a kilobyte beside each record included; while there is more, nothing is read."""
+_RECORD_BYTES: Final = 1024
+MAX_FETCH_BYTES: Final = 4 * 1024 * 1024
+"""Of one broker's answer."""
 QUIET_INTERVALS: Final = 15
 """Every instance announces itself at least each tenth interval. When nothing is read for this many, connections are
 reopened: a client library does not report that a topic was deleted."""
@@ -41,6 +44,7 @@ TOPIC_CONFIG: Final[Mapping[str, str]] = {
     "segment.ms": str(RETENTION_MS),
     "segment.bytes": str(16 * 1024 * 1024),
     "max.message.bytes": str(MAX_BYTES + 1000),
+    "compression.type": "uncompressed",  # what anybody writes is as small in memory as max.message.bytes says
 }
 """Retention of the topic when it is created here: minutes of records are more than any reader needs."""
 
@@ -61,8 +65,6 @@ class ExchangeState:
     """Records that could not be sent in time."""
     received: int = 0
     received_bytes: int = 0
-    dropped: int = 0
-    """Records that the event loop did not take in time."""
     polls: int = 0
 
 
@@ -77,7 +79,9 @@ class Exchange:
         self._bootstrap = list(bootstrap)
         self._security = security
         self._outgoing: deque[tuple[float, int, bytes]] = deque(maxlen=1000)
-        self._received: deque[tuple[int, bytes]] = deque(maxlen=MAX_WAITING)
+        self._received: deque[tuple[int, bytes]] = deque()
+        self._queued_bytes = self._taken_bytes = 0
+        """In all; each is written by one side only."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._consumer: Any = None
@@ -104,7 +108,9 @@ class Exchange:
     def take(self) -> list[tuple[int, bytes]]:
         """The records read since the last call."""
         received = self._received
-        return [received.popleft() for _ in range(len(received))]
+        found = [received.popleft() for _ in range(len(received))]
+        self._taken_bytes += sum([len(data) + _RECORD_BYTES for _, data in found])
+        return found
 
     def stop(self) -> None:
         """Send what is queued, then end; does not wait for it."""
@@ -166,6 +172,7 @@ class Exchange:
             allow_auto_create_topics=False,
             fetch_max_wait_ms=200,  # a partition that becomes wanted is read at the latest after this time
             max_partition_fetch_bytes=512 * 1024,
+            fetch_max_bytes=MAX_FETCH_BYTES,
             metrics_enabled=False,
             **common,
         )
@@ -250,7 +257,7 @@ class Exchange:
             self._assign(self.wanted)
         self._send()
         start = time.monotonic()
-        if self._assigned:
+        if self._assigned and self._queued_bytes - self._taken_bytes < MAX_WAITING_BYTES:
             self._poll(POLL_INTERVAL_S)
             quiet_s = time.monotonic() - self._heard_s
             if quiet_s > QUIET_INTERVALS * self._settings.interval_s / 1000:
@@ -293,7 +300,7 @@ class Exchange:
                 value = record.value or b""
                 state.received += 1
                 state.received_bytes += len(value)
-                state.dropped += len(self._received) == MAX_WAITING
+                self._queued_bytes += len(value) + _RECORD_BYTES
                 self._received.append((partition.partition, value))
         if found:
             self._heard_s = time.monotonic()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -15,8 +17,10 @@ import trio.lowlevel
 from config.fleet import FleetSection as FleetSettings
 from config.model import Config
 from deploy.fleet.exchange import Exchange
+from deploy.sources.fleet_keys import FleetKeys
 from deploy.sources.security import Security
 from quota.fleet.core import Fleet
+from quota.fleet.record import Seal
 from quota.fleet.shares import Shares
 from quota.fleet.timing import Timing
 from quota.ledger import Ledger
@@ -25,31 +29,44 @@ log = structlog.get_logger("kquota.fleet")
 
 TICKS: Final = 4
 """Per interval."""
-AT_ONCE: Final = 200
-"""Records processed in one piece, about a millisecond, before traffic is served."""
+SLICE_MS: Final = 1.0
+"""Records are read for so long before traffic is served."""
 END_S: Final = 1.5
 """On a drain, how long the last record may take."""
+WARN_INTERVAL_MS: Final = 60_000
+"""Ignored records are logged no more often than this."""
 
 
 class Member:
     """Takes part in the fleet until it is stopped."""
 
     def __init__(
-        self, settings: FleetSettings, ledger: Ledger, exchange: Exchange, now_ms: Callable[[], float], name: str
+        self,
+        settings: FleetSettings,
+        ledger: Ledger,
+        exchange: Exchange,
+        keys: FleetKeys,
+        now_ms: Callable[[], float],
+        name: str,
     ) -> None:
         self.settings: Final = settings
         self.exchange: Final = exchange
+        self._keys = keys
+        self._used = keys.current
         self._now_ms = now_ms
         now = now_ms()
         kept = ledger.settings
         window_ms = (kept.num_samples - 1) * kept.window_ms
         timing = Timing(interval_ms=settings.interval_s, window_ms=window_ms)
         self.fleet: Final = Fleet(
-            settings.id, secrets.randbits(64), name, now, timing=timing, at_least=settings.instances
+            self._seal(), secrets.randbits(64), name, now, timing=timing, at_least=settings.instances
         )
         self.shares: Final = Shares(ledger, self.fleet, now)
         self._connected = False
         self._lost = False
+        self._renumbered = 0
+        self._warned: tuple[int, int, int] = (0, 0, 0)
+        self._warned_ms = -math.inf
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -61,18 +78,38 @@ class Member:
                 log.exception("the fleet's split cannot be computed")
             await trio.sleep(self.settings.interval_s / 1000 / TICKS)
 
+    def _seal(self) -> Seal:
+        return Seal(self._used, self.settings.topic, self.settings.id)
+
     async def _step(self) -> None:
         exchange, fleet = self.exchange, self.fleet
+        if self._keys.current is not self._used:
+            self._used = self._keys.current
+            fleet.seal = self._seal()
+        fleet.epoch_ms = time.time() * 1000 - self._now_ms()
         if exchange.partitions and not self._connected:
             self._connected = True
             fleet.connected(exchange.partitions, self._now_ms())
-        for count, (partition, data) in enumerate(exchange.take(), 1):
-            fleet.read(partition, data, self._now_ms())
-            if count % AT_ONCE == 0:
-                await trio.lowlevel.checkpoint()
+        await self._read()
         for partition, data in self.shares.step(self._now_ms()):
             exchange.publish(partition, data)
         exchange.wanted = fleet.wanted
+        self._report()
+
+    async def _read(self) -> None:
+        """Read what has come, in slices."""
+        fleet, slice_ends = self.fleet, self._now_ms() + SLICE_MS
+        for partition, data in self.exchange.take():
+            now = self._now_ms()
+            if now > slice_ends:
+                await trio.lowlevel.checkpoint()
+                now = self._now_ms()
+                slice_ends = now + SLICE_MS
+            fleet.read(partition, data, now)
+
+    def _report(self) -> None:
+        """Log what has changed."""
+        fleet = self.fleet
         if fleet.lost != self._lost:
             self._lost = fleet.lost
             if self._lost:
@@ -80,10 +117,26 @@ class Member:
                     "no contact with the fleet: this instance cannot read its own records back, so each fleet limit is "
                     "divided by the number of known instances",
                     instances=fleet.known,
-                    error=exchange.state.error,
+                    error=self.exchange.state.error,
                 )
             else:
                 log.info("contact with the fleet is restored", instances=fleet.known)
+        if fleet.renumbered != self._renumbered:
+            self._renumbered = fleet.renumbered
+            log.warning("another instance of the fleet used this one's number: it continues under a new one")
+        ignored = fleet.ignored
+        found = (ignored.bad_mac, ignored.outdated, ignored.other_version)
+        if found != self._warned and self._now_ms() >= self._warned_ms + WARN_INTERVAL_MS:
+            bad_mac, outdated, other_version = (now - was for now, was in zip(found, self._warned, strict=True))
+            self._warned, self._warned_ms = found, self._now_ms()
+            log.warning(
+                "records of the fleet's topic are ignored: of another key (is fleet.key_file the same everywhere?), "
+                "too old (do the clocks agree?), or of another version of kquota",
+                topic=self.settings.topic,
+                bad_mac=bad_mac,
+                outdated=outdated,
+                other_version=other_version,
+            )
 
     def leave(self) -> None:
         """Announce that this instance leaves: the others may use its share now."""
@@ -98,9 +151,9 @@ class Member:
 
 def new_member(config: Config, ledger: Ledger, security: Security, now_ms: Callable[[], float]) -> Member | None:
     """The member of the configured fleet; None without one."""
-    settings = config.fleet
-    if settings is None:
+    settings, keys = config.fleet, security.fleet_keys
+    if settings is None or keys is None:
         return None
     bootstrap = [f"{address.host}:{address.port}" for address in config.upstream.bootstrap]
     name = os.environ.get("KQUOTA_POD_NAME") or socket.gethostname()
-    return Member(settings, ledger, Exchange(settings, bootstrap, security.producer_settings), now_ms, name)
+    return Member(settings, ledger, Exchange(settings, bootstrap, security.producer_settings), keys, now_ms, name)

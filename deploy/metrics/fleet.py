@@ -9,14 +9,23 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from deploy.fleet.member import Member
 from deploy.metrics.families import by, counter, gauge
+from proxy.interceptors.reserved_topic import ReservedTopic
 from quota.fleet.shares import Shares
 
 
-def fleet_families(member: Member | None, most: int) -> Iterator[Metric]:
+def fleet_families(member: Member | None, reserved: ReservedTopic | None, most: int) -> Iterator[Metric]:
     """Whether the fleet can be heard, and the shares of up to `most` groups in use here. Nothing without a fleet."""
+    if reserved is not None:
+        yield by(
+            "kquota_fleet_refused_requests",
+            "Clients' requests that would have changed the fleet's topic, by API; answered TOPIC_AUTHORIZATION_FAILED.",
+            "api",
+            reserved.refused,
+        )
     if member is None:
         return
     fleet, state, shares = member.fleet, member.exchange.state, member.shares
+    ignored = fleet.ignored
     yield gauge("kquota_fleet_instances", "Instances of the fleet that are known, this one included.", fleet.known)
     yield gauge(
         "kquota_fleet_lost",
@@ -28,10 +37,13 @@ def fleet_families(member: Member | None, most: int) -> Iterator[Metric]:
         "sent": state.sent,
         "received": state.received,
         "stale": state.stale,
-        "dropped": state.dropped,
-        "malformed": fleet.malformed,
-        "other_fleet": fleet.other_fleets,
+        "malformed": ignored.malformed,
+        "other_version": ignored.other_version,
+        "other_fleet": ignored.other_fleet,
+        "bad_mac": ignored.bad_mac,
+        "outdated": ignored.outdated,
         "repeated": fleet.view.repeated,
+        "refused": fleet.view.refused,
     }
     yield by("kquota_fleet_records", "Records of the fleet's topic, by what became of them.", "outcome", records)
     yield counter("kquota_fleet_sent_bytes", "Bytes of records published to the fleet's topic.", state.sent_bytes)

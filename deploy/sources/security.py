@@ -1,4 +1,5 @@
-"""What a configuration keeps in other files: certificates and their keys, the static user. Loaded, then followed."""
+"""What a configuration keeps in other files: certificates and their keys, the static user, the fleet's keys. Loaded,
+then followed."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from config.identity import IdentitySection
 from config.model import Config
 from config.tls import ListenTls, UpstreamTls
 from deploy.sources.credentials import kafka_python_login, own_credentials
+from deploy.sources.fleet_keys import FleetKeys
 from deploy.sources.follow import Followed, Follower
 from deploy.sources.static_user import StaticUser
 from proxy.auth.identity import IdentityPolicy
@@ -28,6 +30,8 @@ class Security:
     follower: Follower
     credentials: Credentials | None = None
     """The sidecar's own login."""
+    fleet_keys: FleetKeys | None = None
+    """Of the fleet's records; None without a fleet."""
 
     def producer_settings(self) -> dict[str, Any]:
         """A kafka-python client's settings to reach the brokers in the same way, as of now."""
@@ -49,7 +53,11 @@ def load_security(config: Config) -> Security:
     upstream = None if config.upstream.tls is None else client_tls(config.upstream.tls)
     followed = [Followed(side.setting, side.paths, side.load) for side in (listen, upstream) if side and side.paths]
     identity = _identity(config.identity, followed)
-    return Security(listen, upstream, identity, Follower(followed), own_credentials(config))
+    keys = None
+    if config.fleet is not None and config.fleet.key_file is not None:
+        keys = FleetKeys(config.fleet.key_file)
+        followed.append(Followed(keys.setting, [keys.path], keys.load))
+    return Security(listen, upstream, identity, Follower(followed), own_credentials(config), keys)
 
 
 def server_tls(settings: ListenTls) -> ServerTls:

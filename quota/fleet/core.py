@@ -10,13 +10,25 @@ from typing import Final, NamedTuple
 
 from quota.fleet.appetite import Appetite
 from quota.fleet.claim import Claim, exact
-from quota.fleet.record import FleetRecordError, GroupUse, OtherFleetError, Record, decode, encode, fleet_hash
+from quota.fleet.record import (
+    MAC_BYTES,
+    BadMacError,
+    FleetRecordError,
+    GroupUse,
+    OtherFleetError,
+    OtherVersionError,
+    Record,
+    Seal,
+    decode,
+    encode,
+    next_member,
+)
 from quota.fleet.split import CAPACITY, floor_share, grant_of
 from quota.fleet.timing import Timing
 from quota.fleet.view import MOVED, LastUse, View
 
 LEARNING: Final = 1.25
-"""Intervals for which a partition is only read: every member that writes to it has then been heard."""
+"""Intervals for which a group is only read: every member that reports it has then been heard."""
 _WORTH: Final = 0.02
 """A grant that changes by less than this fraction of itself waits for the next interval."""
 
@@ -54,25 +66,55 @@ class FleetStatus(NamedTuple):
     """How full the fleet's window is, as a fraction of the limit's; at most 1."""
 
 
+class _Sent(NamedTuple):
+    at_ms: float
+    """When it was handed over to be published."""
+    mac: bytes
+
+
+@dataclass(slots=True)
+class Ignored:
+    """Records that were read and changed nothing, by reason."""
+
+    malformed: int = 0
+    """Malformed, or with impossible content."""
+    other_version: int = 0
+    other_fleet: int = 0
+    """Of other fleets on the same topic."""
+    bad_mac: int = 0
+    """Not written with one of the keys."""
+    outdated: int = 0
+    """Written too long ago, or in the future, by this host's clock."""
+
+
 class _Partition:
     __slots__ = ("heard_ms", "in_flight", "learned_from", "lost", "sent_ms", "since")
 
     def __init__(self, now: float) -> None:
         self.since = now
         self.sent_ms = float("-inf")
-        self.in_flight: dict[int, float] = {}
-        """Sequence numbers that were not read back yet, and when they were handed over."""
+        self.in_flight: dict[int, _Sent] = {}
+        """By sequence number, oldest first, our own records that were not read back yet."""
         self.heard_ms: float | None = None
         """When the newest of our own records that came back was handed over."""
         self.learned_from: float | None = None
         """When our first own record came back."""
         self.lost = False
 
+    @property
+    def oldest_ms(self) -> float | None:
+        """When the oldest of our own records that did not come back was handed over."""
+        for sent in self.in_flight.values():
+            return sent.at_ms
+        return None
+
 
 @dataclass(slots=True)
 class _Own:
     group: int
     partition: int
+    since: float
+    """From then on the others' reports of it are kept."""
     claim: Claim
     appetite: Appetite
     usage: float = 0.0
@@ -94,7 +136,7 @@ class Fleet:
 
     def __init__(
         self,
-        fleet_id: str,
+        seal: Seal,
         member: int,
         name: str,
         now: float,
@@ -107,8 +149,13 @@ class Fleet:
         same speed (simulations)."""
         self.timing: Final = timing or Timing()
         self.view: Final = view or View(self.timing)
-        self.member: Final = member
-        self._fleet = fleet_hash(fleet_id)
+        self.seal = seal
+        """Another one takes its place when the keys change."""
+        self.member = member
+        self.renumbered = 0
+        """How often another instance used our number, and a new one took its place."""
+        self.epoch_ms = 0.0
+        """What the wall clock shows less the time that is given as `now`; the caller keeps it current."""
         self._name = name
         self._at_least = at_least
         self._started = now
@@ -117,10 +164,7 @@ class Fleet:
         self._partitions: dict[int, _Partition] = {}
         self._own: dict[int, _Own] = {}
         self._left = False
-        self.malformed = 0
-        """Records that were malformed, or had impossible content."""
-        self.other_fleets = 0
-        """Records of other fleets on the same topic."""
+        self.ignored: Final = Ignored()
         self.known = max(at_least, 1)
         """The number of instances."""
 
@@ -144,13 +188,15 @@ class Fleet:
         if group in self._own:
             return
         partition = group % self._count if self._count else 0
-        self._own[group] = _Own(group, partition, Claim(), Appetite())
+        self._own[group] = _Own(group, partition, now, Claim(), Appetite())
+        self.view.follow(group)
         if self._count and partition not in self._partitions:
             self._partitions[partition] = _Partition(now)
 
     def part(self, group: int) -> None:
         """It no longer has. The others' reports of the group are forgotten."""
         own = self._own.pop(group, None)
+        self.view.unfollow(group)
         if own is not None and own.partition and not any(o.partition == own.partition for o in self._own.values()):
             self._partitions.pop(own.partition, None)
 
@@ -168,33 +214,54 @@ class Fleet:
         own.appetite.sample(fraction, short, share, CAPACITY / (1 + others))
 
     def read(self, partition: int, data: bytes, now: float) -> None:
-        """A record of the topic, in the order of its partition. A malformed one changes nothing."""
+        """A record of the topic, in the order of its partition. Only a record of this fleet changes anything."""
+        ignored = self.ignored
         try:
-            record = decode(self._fleet, data)
+            record = decode(self.seal, partition, data, self.view.followed)
         except OtherFleetError:
-            self.other_fleets += 1
-            return
+            ignored.other_fleet += 1
+        except OtherVersionError:
+            ignored.other_version += 1
+        except BadMacError:
+            ignored.bad_mac += 1
         except FleetRecordError:
-            self.malformed += 1
-            return
-        self.take(partition, record, now)
-
-    def take(self, partition: int, record: Record, now: float) -> None:
-        """The same for a decoded record."""
-        if record.member == self.member:
-            mine = self._partitions.get(partition)
-            if mine is None or record.seq not in mine.in_flight:
-                self.malformed += record.seq >= self._seq  # never published here
-                return
-            self.view.take(partition, record, now)
-            self.came_back(partition, record, now)
+            ignored.malformed += 1
         else:
-            self.view.take(partition, record, now)
+            if abs(now + self.epoch_ms - record.written_ms) > self.timing.max_age_ms:
+                ignored.outdated += 1
+            elif record.member != self.member:
+                self.view.take(partition, record, now)
+            elif self._is_own(partition, record, data[-MAC_BYTES:]):
+                self.view.take(partition, record, now)
+                self.came_back(partition, record, now)
+
+    def _is_own(self, partition: int, record: Record, mac: bytes) -> bool:
+        """Whether a record with our number is one of ours that has not come back yet."""
+        mine = self._partitions.get(partition)
+        sent = None if mine is None else mine.in_flight.get(record.seq)
+        if sent is not None and sent.mac == mac:
+            return True
+        if sent is None and record.seq < self._seq:
+            self.view.repeated += 1
+        else:
+            self._renumber(mac)
+        return False
+
+    def _renumber(self, mac: bytes) -> None:
+        """Another instance uses our number (a copied virtual machine): continue under a new one, from the floor. What
+        the old one holds is the other's."""
+        self.renumbered += 1
+        self.member = next_member(self.member, mac)
+        for partition in self._partitions.values():
+            partition.in_flight.clear()
+        for own in self._own.values():
+            own.claim, own.raising = Claim(), False
+        self._present_ms = float("-inf")
 
     def came_back(self, partition: int, record: Record, now: float) -> None:
         """One of our own records was read, and with it all earlier ones of its partition."""
         mine = self._partitions[partition]
-        sent_ms = mine.in_flight[record.seq]
+        sent_ms = mine.in_flight[record.seq].at_ms
         for seq in [seq for seq in mine.in_flight if seq <= record.seq]:
             del mine.in_flight[seq]
         mine.heard_ms = sent_ms
@@ -239,10 +306,7 @@ class Fleet:
         self._left = True
         found = []
         for number, partition in self._partitions.items():
-            record = Record(self.member, self._seq, self.timing.interval_ms, True, "", ())
-            partition.in_flight[self._seq] = now
-            self._seq += 1
-            found.append((number, encode(self._fleet, record)))
+            found.append(self._send(number, partition, self.timing.interval_ms, (), now, leaving=True))
         for own in self._own.values():
             own.claim.lower(0.0)
         return found
@@ -317,15 +381,15 @@ class Fleet:
 
     def _late(self, partition: _Partition, now: float) -> bool:
         """Whether our own records should have come back two intervals ago."""
-        interval_ms = self.timing.interval_ms
-        return bool(partition.in_flight) and now - min(partition.in_flight.values()) > 2 * interval_ms
+        oldest_ms = partition.oldest_ms
+        return oldest_ms is not None and now - oldest_ms > 2 * self.timing.interval_ms
 
     def _look_who_is_there(self, now: float) -> None:
         """Count the instances, and find out whether anything still comes back."""
         timing = self.timing
         for number, partition in self._partitions.items():
             interval_ms = timing.interval_of(self.view.writers(number, now))
-            unheard = min(partition.in_flight.values(), default=None)
+            unheard = partition.oldest_ms
             if unheard is None or now - unheard <= timing.hold * interval_ms:
                 partition.lost = False
             elif not partition.lost:
@@ -380,8 +444,8 @@ class Fleet:
             wanted = exact(min(target, max(room, claim.held)))
         else:
             wanted = claim.held
-        partition = self._partitions[own.partition]
-        if partition.learned_from is None or now - partition.learned_from < LEARNING * self.timing.interval_of(
+        learned_from = self._partitions[own.partition].learned_from
+        if learned_from is None or now - max(learned_from, own.since) < LEARNING * self.timing.interval_of(
             self.view.writers(own.partition, now)
         ):
             wanted = claim.held
@@ -391,13 +455,28 @@ class Fleet:
     def _publish(
         self, number: int, partition: _Partition, interval_ms: int, uses: list[GroupUse], now: float, name: str = ""
     ) -> Outgoing:
-        seq, self._seq = self._seq, self._seq + 1
         for use in uses:
-            self._own[use.group].claim.sent(seq, use.claim)
-        partition.in_flight[seq] = now
+            self._own[use.group].claim.sent(self._seq, use.claim)
         partition.sent_ms = now
-        record = Record(self.member, seq, interval_ms, False, name, tuple(uses))
-        return number, encode(self._fleet, record)
+        return self._send(number, partition, interval_ms, tuple(uses), now, name)
+
+    def _send(
+        self,
+        number: int,
+        partition: _Partition,
+        interval_ms: int,
+        uses: tuple[GroupUse, ...],
+        now: float,
+        name: str = "",
+        *,
+        leaving: bool = False,
+    ) -> Outgoing:
+        seq, self._seq = self._seq, self._seq + 1
+        written_ms = max(int(now + self.epoch_ms), 0)
+        record = Record(self.member, seq, interval_ms, leaving, name, uses, written_ms)
+        data = encode(self.seal, number, record)
+        partition.in_flight[seq] = _Sent(now, data[-MAC_BYTES:])
+        return number, data
 
     _present_ms = float("-inf")
     _count_ms = float("-inf")

@@ -32,6 +32,12 @@ class Timing:
     stay_ms: int = 60_000
     """A group not used here is no longer published after this time."""
 
+    far: int = 8
+    """Another instance's interval is believed up to this many times what it would be here."""
+    max_age_ms: int = 300_000
+    """A record counts if it was written this long ago at most, or ahead, by the reader's clock: what was captured is
+    worth nothing later. Clocks may differ by less than this."""
+
     def interval_of(self, instances: int) -> int:
         """The interval of each of `instances` that write to one partition: 250 -> 1 s, 1 000 -> 4 s, 10 000 -> 40 s."""
         return max(self.interval_ms, instances * 1000 // self.budget)

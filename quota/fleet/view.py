@@ -1,9 +1,10 @@
-"""What one instance has read: which instances exist, and each one's last report about each group.
+"""What one instance has read: which instances exist, and each one's last report about each group that it follows.
 
-Times are the reader's own: when a record arrived, never when it was written. So clocks need not agree.
+Times are the reader's own: when a record arrived, never when it was written. Memory and work are bounded whatever
+records say: only groups that are followed are kept, and no more members, reports and time than the limits below.
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from math import inf, nextafter
 from typing import Final
 
@@ -11,12 +12,17 @@ from quota.fleet.record import GroupUse, Record
 from quota.fleet.timing import Timing
 
 MAX_MEMBERS: Final = 50_000
-"""More members than any fleet has; further ones are ignored."""
+"""More members than any fleet has, those that are gone for some minutes included; further ones are ignored."""
+MAX_USES: Final = 200_000
+"""Members' reports about groups that are kept, some 70 MB; further ones are ignored. A thousand instances that share
+200 groups."""
 MISSED: Final = 3
 """Presence records that may be missing before an instance counts as gone."""
 MOVED: Final = 0.3
 """A demand that changed by more than this fraction of itself moves the split at once, not at the next interval."""
 _SWEEP_MS: Final = 1000
+_AT_ONCE: Final = 2000
+"""Reports that one sweep looks at, some tenths of a millisecond; the next one goes on from there."""
 
 
 class LastUse:
@@ -58,6 +64,9 @@ class View:
         self._timing = timing
         self.members: Final[dict[int, FleetPeer]] = {}
         self._groups: dict[int, dict[int, LastUse]] = {}
+        """The last reports about each group that is followed, by member."""
+        self._uses = 0
+        self._to_sweep: list[int] = []
         self._writers: dict[int, dict[int, float]] = {}
         """By partition, the members that report groups in it, and until when that counts."""
         self._next_sweep = 0.0
@@ -68,7 +77,21 @@ class View:
         self.repeated = 0
         """Records older than one already read: repeated, or overtaken."""
         self.refused = 0
-        """Records of members beyond the limit."""
+        """Records of members and reports of groups beyond the limits."""
+
+    @property
+    def followed(self) -> Container[int]:
+        """The groups whose reports are kept."""
+        return self._groups
+
+    def follow(self, group: int) -> None:
+        """Keep what members report about this group from now on."""
+        self._groups.setdefault(group, {})
+
+    def unfollow(self, group: int) -> None:
+        """Forget what they reported about it."""
+        self._uses -= len(self._groups.pop(group, ()))
+        self.moves.pop(group, None)
 
     def take(self, partition: int, record: Record, now: float) -> bool:
         """A record arrived. False: it is not newer than the member's last one, and changed nothing."""
@@ -88,20 +111,32 @@ class View:
         if record.leaving:
             self._forget(record.member, now)
             return True
-        ends = now + self._timing.forget * record.interval_ms
-        if record.groups:
+        timing = self._timing
+        far_ms = timing.far * timing.interval_of(len(self.members))
+        ends = now + timing.forget * min(record.interval_ms, far_ms)
+        if record.has_groups:
             self._writers.setdefault(partition, {})[record.member] = ends
         else:  # a probe whether anything comes back says nothing of its presence interval
-            often_ms = max(record.interval_ms, self._timing.presence * self._timing.interval_ms)
-            member.patience_ms = float(MISSED * often_ms)
+            own_ms = timing.presence * timing.interval_ms
+            member.patience_ms = float(MISSED * max(min(record.interval_ms, timing.presence * far_ms), own_ms))
         for use in record.groups:
-            group = self._groups.setdefault(use.group, {})
-            self._note_move(use, group.get(record.member))
-            if use.demand or use.held or use.claim or use.level:
-                group[record.member] = LastUse(use, ends)
-            else:
-                group.pop(record.member, None)
+            group = self._groups.get(use.group)
+            if group is not None:
+                self._take_use(group, record.member, use, ends)
         return True
+
+    def _take_use(self, group: dict[int, LastUse], member: int, use: GroupUse, ends: float) -> None:
+        before = group.get(member)
+        self._note_move(use, before)
+        if not (use.demand or use.held or use.claim or use.level):
+            self._uses -= group.pop(member, None) is not None
+        elif before is not None:
+            before.use, before.gone_ms = use, ends
+        elif self._uses < MAX_USES:
+            self._uses += 1
+            group[member] = LastUse(use, ends)
+        else:
+            self.refused += 1
 
     def group(self, group: int, now: float) -> Iterator[tuple[int, LastUse]]:
         """What members that are not forgotten report of a group."""
@@ -140,21 +175,25 @@ class View:
         return sum(1 for ends in self._writers.get(partition, {}).values() if ends >= now)
 
     def sweep(self, now: float) -> None:
-        """Drop what is forgotten; at most once a second."""
-        if now < self._next_sweep:
+        """Drop what is forgotten: all of it once a second, in pieces of bounded work."""
+        left = _AT_ONCE
+        while self._to_sweep and left > 0:
+            group = self._groups.get(self._to_sweep.pop(), {})
+            left -= 1 + len(group)
+            gone = [one for one, seen in group.items() if now > seen.gone_ms + self._timing.window_ms]
+            self._uses -= len(gone)
+            for member in gone:
+                del group[member]
+        if self._to_sweep or now < self._next_sweep:
             return
         self._next_sweep = now + _SWEEP_MS
-        timing = self._timing
-        for key, group in list(self._groups.items()):
-            for member in [one for one, seen in group.items() if now > seen.gone_ms + timing.window_ms]:
-                del group[member]
-            if not group:
-                del self._groups[key]
-                self.moves.pop(key, None)
+        self._to_sweep = list(self._groups)
         for writers in self._writers.values():
             for one in [one for one, ends in writers.items() if ends < now]:
                 del writers[one]
-        for one in [one for one, member in self.members.items() if now - member.at_ms > 2 * member.patience_ms]:
+        # As long as one of its records may still be young enough to count, so that none counts twice.
+        kept_ms = 2 * self._timing.max_age_ms
+        for one in [one for one, member in self.members.items() if now - member.at_ms > kept_ms + member.patience_ms]:
             del self.members[one]
 
     def _there(self, now: float) -> list[FleetPeer]:

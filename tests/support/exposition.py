@@ -18,6 +18,7 @@ from deploy.sources.follow import Followed, Follower
 from deploy.sources.security import Security
 from deploy.sources.watch import ReloadState
 from proxy.auth.identity import IdentityPolicy
+from proxy.interceptors.reserved_topic import ReservedTopic
 from proxy.listen.server import Proxy
 from proxy.settings import ProxySettings
 from proxy.telemetry.observer import Counters
@@ -57,7 +58,7 @@ async def everything() -> bytes:
         export=lambda: export,
         held=lambda: held_families(Proxy(ProxySettings("127.0.0.1", 0, range(0), ()), ledger, counters), ledger),
         security=lambda: security_families(security, counters),
-        fleet=lambda: fleet_families(_member(), 5),
+        fleet=lambda: fleet_families(_member(), ReservedTopic("kquota-fleet", {}), 5),
     )
     return await metrics.text(0)
 
@@ -67,7 +68,8 @@ def _member() -> Member:
     rates = ConnectionLimits([ConnectionEntry(Scope.IP, "10.0.0.1", 10.0, reach="fleet")])
     ledger = Ledger(QuotaTable([Entry("u", None, producer_byte_rate=10, reach="fleet")], connections=rates))
     settings = FleetSection()
-    member = Member(settings, ledger, Exchange(settings, []), lambda: 1000.0, "here")
+    keys: Any = SimpleNamespace(current=(b"k" * 32,))
+    member = Member(settings, ledger, Exchange(settings, []), keys, lambda: 1000.0, "here")
     ledger.charge(ledger.account("u", "c"), Kind.PRODUCE, 1, 1000)
     ledger.connections.admit("10.0.0.1", None, 1000.0)
     member.shares.step(2000.0)

@@ -28,6 +28,7 @@ from tests.support.waiting import until
 READY_LIMIT_S = 60.0
 STOP_LIMIT_S = 40.0
 BROKER_PORTS = 20
+FLEET_KEY = "the key that all sidecars of tests have"
 PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Never used: a client that is given no context first reads all authorities that the machine trusts (20 ms)."""
 
@@ -174,6 +175,10 @@ def sidecar(
             config[section]["tls"] = dict(tls)
     with TemporaryDirectory(prefix="kquota-test-") as directory:
         path = Path(directory, "kquota.yaml")
+        if "fleet" in config:
+            key = Path(directory, "fleet-key")
+            key.write_text(FLEET_KEY)
+            config["fleet"] = {"key_file": str(key)} | config["fleet"]
         path.write_text(yaml.safe_dump(config))
         log = Path(directory, "kquota.log")
         process = _start(before, path, log)

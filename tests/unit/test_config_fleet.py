@@ -8,6 +8,7 @@ from config.schema import json_schema
 from config.table import to_table
 
 START = 'upstream: {bootstrap: ["kafka:9092"]}\n'
+KEY = "key_file: /etc/kquota-fleet/key"
 
 
 def _shared(text: str) -> list[bool]:
@@ -19,7 +20,7 @@ def _shared(text: str) -> list[bool]:
 
 @pytest.mark.parametrize(
     ("fleet", "shared"),
-    [("{id: shop}", [True, False, False, False]), ("{default_scope: fleet}", [True, False, True, True])],
+    [("{id: shop, key_file: /k}", [True, False, False, False]), ("{default_scope: fleet, key_file: /k}", [True, False, True, True])],
     ids=["instance", "fleet"],
 )
 def test_an_entry_says_what_its_limits_are_limits_of(fleet: str, shared: list[bool]) -> None:
@@ -37,7 +38,7 @@ quotas:
 def test_many_ordinary_entries_keep_their_scope() -> None:
     """They are read without the parser (config.limit_sets)."""
     rows = "".join(f"  - user: u{number}\n    producer_byte_rate: 1M\n    scope: fleet\n" for number in range(50))
-    assert _shared(f"fleet: {{id: x}}\nquotas:\n{rows}") == [True] * 50
+    assert _shared(f"fleet: {{id: x, {KEY}}}\nquotas:\n{rows}") == [True] * 50
 
 
 @pytest.mark.parametrize(
@@ -52,12 +53,14 @@ def test_many_ordinary_entries_keep_their_scope() -> None:
             "expected a limit that a fleet can share: max_connections is always one of each instance",
         ),
         ("fleet: {id: x}\nquotas:\n  - {user: a, producer_byte_rate: 1M, scope: world}\n", "expected a scope: one of"),
+        ("fleet: {id: x}\n", "kquota.yaml:2:1: fleet: expected key_file in it: the file with the secret"),
+        ("fleet: {key_file: key}\n", 'fleet.key_file: got "key", expected the absolute path of a file'),
         ("fleet: {topic: a b}\n", 'fleet.topic: got "a b", expected a topic name: letters, digits, . _ -'),
         ("fleet: {interval_s: 100ms}\n", "fleet.interval_s"),
         ("fleet: {default_scope: all}\n", "fleet.default_scope"),
         ("fleet: {name: x}\n", "fleet.name: unknown key"),
     ],
-    ids=["no section", "cap", "scope", "topic", "interval", "default", "key"],
+    ids=["no section", "cap", "scope", "no key", "path", "topic", "interval", "default", "key"],
 )
 def test_mistakes_are_told_with_place_value_and_what_was_expected(text: str, complaint: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -71,7 +74,7 @@ def test_the_topic_needs_a_broker_to_begin_with() -> None:
 
 
 def test_a_fleet_without_limits_is_warned_of() -> None:
-    text = f"{START}fleet: {{id: x}}\nquotas:\n  - {{user: <default>, producer_byte_rate: 1M}}\n"
+    text = f"{START}fleet: {{{KEY}}}\nquotas:\n  - {{user: <default>, producer_byte_rate: 1M}}\n"
     assert "no limit has scope: fleet" in str(warnings_of(load_bytes("kquota.yaml", text.encode()))[-1])
 
 

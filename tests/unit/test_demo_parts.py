@@ -99,7 +99,7 @@ def replace_problem(track: Track, failed: int, problem: str) -> Track:
 
 def test_the_sidecars_configuration_is_a_good_one(tmp_path: Path) -> None:
     file = tmp_path / "kquota.yaml"
-    file.write_text(yaml.safe_dump(configuration(PLANS, ["127.0.0.1:20000"], 21000, 22000, tmp_path)))
+    file.write_text(yaml.safe_dump(configuration(PLANS, ["127.0.0.1:20000"], 21000, 22000, tmp_path / "key", tmp_path)))
     config = load(file)
     assert config.export is not None
     assert config.export.directory == str(tmp_path)

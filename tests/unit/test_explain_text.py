@@ -13,6 +13,7 @@ from quota.admin import Entity
 from quota.connections import ConnectionEntry, ConnectionLimits, Scope
 from quota.entity import DEFAULT, Kind
 from quota.fleet.core import Fleet
+from quota.fleet.record import Seal
 from quota.fleet.shares import Shares
 from quota.ledger import Ledger
 from quota.table import CandidateLimits, Entry, Mode, QuotaTable
@@ -229,7 +230,7 @@ def test_a_rate_that_refuses_connections_names_its_limit() -> None:
 def test_a_connection_rate_of_a_fleet_tells_its_share() -> None:
     limits = ConnectionLimits([ConnectionEntry(Scope.IP, "10.0.0.7", 2, reach="fleet")])
     ledger = Ledger(QuotaTable(connections=limits))
-    shares = Shares(ledger, Fleet("f", 1, "one", 0.0), 0.0)
+    shares = Shares(ledger, Fleet(Seal([b"key"], "topic", "f"), 1, "one", 0.0), 0.0)
     ledger.connections.admit("10.0.0.7", "web", 100.0)
     shares.step(1000.0)
     page = explained(ledger, "web", "etl")

@@ -5,6 +5,7 @@ import pytest
 from quota.connections import ConnectionEntry, ConnectionLimits, Refusal, Scope, Ticket
 from quota.entity import DEFAULT, CounterKey, Kind
 from quota.fleet.core import Fleet, ShareReason
+from quota.fleet.record import Seal
 from quota.fleet.shares import SOON_MS, Shares
 from quota.fleet.split import CAPACITY, RESERVE
 from quota.ledger import Ledger
@@ -20,7 +21,7 @@ class Site:
     def __init__(self, count: int, table: QuotaTable, **settings: object) -> None:
         self.now = 0.0
         self.ledgers = [Ledger(table, **settings) for _ in range(count)]  # type: ignore[arg-type]
-        fleets = [Fleet("f", number + 1, f"i{number}", 0.0) for number in range(count)]
+        fleets = [Fleet(Seal([b"key"], "topic", "f"), number + 1, f"i{number}", 0.0) for number in range(count)]
         self.shares = [Shares(ledger, fleet, 0.0) for ledger, fleet in zip(self.ledgers, fleets, strict=True)]
         for fleet in fleets:
             fleet.connected(4, 0.0)

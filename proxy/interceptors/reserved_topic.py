@@ -1,0 +1,73 @@
+"""One topic that clients may not change: the fleet's. Their requests that name it are answered here.
+
+Produce and Fetch are not inspected: their topics lie between records, which are never held. Records that the fleet did
+not write have no effect on it (`quota.fleet.record`).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final
+
+from proxy.interceptors.intercept import AdminRequest, Answer, Ask, Forward, Interceptor, Interceptors, Outcome
+from proxy.wire import topics as wire
+from proxy.wire.apis import METADATA, api_name
+from proxy.wire.topic_changes import TOPIC_CHANGES, Change, read_changes, refusal
+from proxy.wire.topics import DELETE_TOPICS
+
+_IDS_FROM: Final = 6
+"""The first version of DeleteTopics that may give topics by id."""
+
+
+class ReservedTopic:
+    """Refuses what would change the topic, and passes all else on to the next interceptor, if there is one."""
+
+    def __init__(self, topic: str, others: Interceptors) -> None:
+        self._topic = topic
+        self._raw = topic.encode()
+        self._others = others
+        self.refused: Counter[str] = Counter()
+        """Requests by the API's name."""
+
+    @property
+    def interceptors(self) -> Mapping[int, Interceptor]:
+        """The others, with this one before them."""
+        return {**self._others, **dict.fromkeys(TOPIC_CHANGES, self)}
+
+    def request(self, request: AdminRequest, now_ms: float) -> Outcome:
+        """See :meth:`proxy.interceptors.intercept.Interceptor.request`."""
+        api_key, version = request.api_key, request.api_version
+        by_id = api_key == DELETE_TOPICS and version >= _IDS_FROM
+        if self._raw not in request.body and not by_id:
+            return self._pass(request, now_ms)
+        changes = read_changes(api_key, version, request.body)
+        if any(change.topic == self._topic for change in changes):
+            return self._refuse(request, changes, None)
+        ids = list(dict.fromkeys(one.topic_id for one in changes if one.topic is None and one.topic_id is not None))
+        return self._ask(request, changes, ids) if by_id and ids else self._pass(request, now_ms)
+
+    def _ask(self, request: AdminRequest, changes: list[Change], ids: list[uuid.UUID]) -> Ask:
+        """Ask the broker which topics these ids are, as far as the client may know."""
+
+        def told(body: bytes, now_ms: float) -> Outcome:
+            for topic in wire.read_metadata(version, body):
+                if topic.name == self._topic:
+                    return self._refuse(request, changes, topic.topic_id)
+            return self._pass(request, now_ms)
+
+        version, question = wire.metadata_question([], ids, ids_wanted=True)
+        return Ask(METADATA, version, question, told)
+
+    def _refuse(self, request: AdminRequest, changes: list[Change], topic_id: uuid.UUID | None) -> Answer:
+        self.refused[api_name(request.api_key)] += 1
+        refused = [
+            change.topic == self._topic or (topic_id is not None and change.topic_id == topic_id) for change in changes
+        ]
+        text = f"topic {self._topic} belongs to kquota and cannot be changed through it"
+        return Answer(refusal(request.api_key, request.api_version, changes, refused, text))
+
+    def _pass(self, request: AdminRequest, now_ms: float) -> Outcome:
+        other = self._others.get(request.api_key)
+        return Forward() if other is None else other.request(request, now_ms)

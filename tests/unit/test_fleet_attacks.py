@@ -1,0 +1,262 @@
+"""What others write to the fleet's topic, captured or made up, changes nothing; work and memory stay bounded."""
+
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deploy.sources.fleet_keys import FleetKeys, FleetKeysError
+from quota.fleet import view
+from quota.fleet.core import Fleet
+from quota.fleet.record import GroupUse, Record, Seal, decode, encode
+from quota.fleet.split import CAPACITY, floor_share
+from quota.fleet.timing import Timing
+from quota.fleet.view import View
+
+OLD, NEW, STRANGE = b"old" * 12, b"new" * 12, b"strange" * 5
+TOPIC, ID, GROUP = "kquota-fleet", "shop", 12_344  # of partition 0 of 4
+SEAL, STRANGER = Seal([OLD], TOPIC, ID), Seal([STRANGE], TOPIC, ID)
+SEQ = 2**64 - 1
+ALL = GroupUse(GROUP, 1e9, 1.0, 1.0, 1.0, 1.0)
+
+
+class Site:
+    """Hungry instances around one topic of four partitions, which attackers write to as well."""
+
+    def __init__(self, count: int = 2, seals: list[Seal] | None = None) -> None:
+        self.now = 0.0
+        self.log: list[tuple[int, bytes]] = []
+        self.seals = seals or [SEAL] * count
+        self.fleets: list[Fleet] = []
+        self._numbers = itertools.count(1000)
+        self.read: list[int] = []
+        for seal in self.seals:
+            self.start(seal)
+
+    def start(self, seal: Seal = SEAL) -> Fleet:
+        fleet = Fleet(seal, next(self._numbers), "i", self.now)
+        fleet.connected(4, self.now)
+        fleet.join(GROUP, self.now)
+        self.fleets.append(fleet)
+        self.read.append(len(self.log))
+        return fleet
+
+    def run(self, seconds: float) -> None:
+        for _ in range(int(seconds * 4)):
+            self.now += 250.0
+            for at, fleet in enumerate(self.fleets):
+                for partition, data in self.log[self.read[at] :]:
+                    fleet.read(partition, data, self.now)
+                self.read[at] = len(self.log)
+                share = fleet.share(GROUP, self.now)
+                fleet.sample(GROUP, share * 1e6, share, share, True, self.now)
+                self.log += fleet.tick(self.now)
+
+    def shares(self) -> list[float]:
+        return [fleet.share(GROUP, self.now) for fleet in self.fleets]
+
+    def forge(self, record: Record, seal: Seal = STRANGER, partition: int = 0) -> None:
+        self.log.append((partition, encode(seal, partition, record._replace(written_ms=int(self.now)))))
+
+
+def _goodbyes(site: Site) -> None:
+    """Two forged goodbyes made each instance take all, for good."""
+    for fleet in site.fleets:
+        site.forge(Record(fleet.member, SEQ, 1000, True, "", ()))
+
+
+def _crowd(site: Site) -> None:
+    """1000 made-up members took what the others held, for ten hours."""
+    for member in range(1000):
+        site.forge(Record(member, 0, 600_000, False, "", (ALL,)))
+
+
+def _captured_goodbye(site: Site) -> None:
+    """A goodbye of the fleet's own, of an instance that ended, under every other number."""
+    third = site.start()
+    site.run(8)
+    (_, goodbye), *_ = found = third.leave(site.now)
+    site.log += found
+    site.fleets.remove(third)
+    for fleet in site.fleets:
+        data = goodbye[:12] + fleet.member.to_bytes(8, "big") + goodbye[20:]
+        site.log += [(partition, data) for partition in range(4)]
+
+
+def _other_partition(site: Site) -> None:
+    """Records of the other instance, copied to a partition where its sequence is behind."""
+    site.log += [(partition, data) for _, data in site.log[-8:] for partition in (1, 2, 3)]
+
+
+def _other_topic(site: Site) -> None:
+    """Records of a fleet with the same key and id on another topic, and of another fleet with the same key."""
+    for seal in (Seal([OLD], "staging-fleet", ID), Seal([OLD], TOPIC, "staging")):
+        site.forge(Record(site.fleets[0].member, SEQ, 1000, True, "", ()), seal)
+
+
+def _old(site: Site) -> None:
+    """All records of the last minutes once more, in their order."""
+    site.log += site.log[:400]
+
+
+@pytest.mark.parametrize("attack", [_goodbyes, _crowd, _captured_goodbye, _other_partition, _other_topic, _old])
+def test_shares_stay_as_they_were(attack: Callable[[Site], None]) -> None:
+    site = Site()
+    site.run(10)
+    attack(site)
+    site.run(20)
+    assert site.shares() == pytest.approx([0.5, 0.5], rel=0.02)
+    for fleet in site.fleets:
+        ignored = fleet.ignored
+        assert fleet.known == 2
+        assert ignored.bad_mac + ignored.other_fleet + fleet.view.repeated > 0
+
+
+def test_what_a_dead_instance_wrote_is_worth_nothing_later() -> None:
+    """To those that knew it, and after five minutes to newcomers too."""
+    site = Site(3)
+    site.run(8)
+    dead = site.fleets.pop()
+    captured = [one for one in site.log if decode(SEAL, *one).member == dead.member]
+    for minutes in (1, 4, 12):
+        site.run(minutes * 60 - site.now / 1000)
+        newcomer = site.start() if minutes == 12 else None
+        for record in captured:
+            site.log.append(record)
+            site.run(0.5)
+        for one in site.fleets:
+            assert dead.member not in {who for who, _ in one.view.group(GROUP, site.now)}
+        assert newcomer is None or newcomer.ignored.outdated == len(captured)
+
+
+def test_a_key_is_rotated_without_a_moment_of_two_fleets() -> None:
+    """One instance after the other: first both keys and the old one signs, then the new one signs, then it alone."""
+    site = Site(3)
+    site.run(8)
+    for keys in ([OLD, NEW], [NEW, OLD], [NEW]):
+        for fleet in site.fleets:
+            fleet.seal = Seal(keys, TOPIC, ID)
+            site.run(3)
+            assert sum(site.shares()) <= 1.0 + 1e-9
+            assert site.shares() == pytest.approx([1 / 3] * 3, rel=0.02)
+    assert sum(fleet.ignored.bad_mac for fleet in site.fleets) == 0
+
+
+def test_one_number_for_two_instances_becomes_two() -> None:
+    """A copied virtual machine: both go on with the same number and the same sequence."""
+    site = Site(3)
+    site.fleets[1].member = site.fleets[0].member
+    site.run(20)
+    assert len({fleet.member for fleet in site.fleets}) == 3
+    assert site.fleets[0].renumbered + site.fleets[1].renumbered >= 1
+    assert sum(site.shares()) <= 1.0 + 1e-9
+    assert site.shares() == pytest.approx([1 / 3] * 3, rel=0.02)
+
+
+def test_only_own_groups_are_kept() -> None:
+    """As many groups as a record holds, of as many members, were 500 000 entries in each instance."""
+    site = Site()
+    uses = tuple(ALL._replace(group=4 * number) for number in range(10_000))
+    start = time.thread_time()
+    for member in range(5):
+        site.forge(Record(member, 0, 600_000, False, "", uses), SEAL)
+    site.run(1)
+    took_s = time.thread_time() - start
+    assert [len(fleet.view._groups) for fleet in site.fleets] == [1, 1]
+    assert took_s / (2 * 5) < 0.1  # some 10 ms for a record of 280 kB, its writing included
+    fleet = site.fleets[0]
+    fleet.part(GROUP)
+    assert not fleet.view._groups
+
+
+def test_memory_is_bounded_whatever_the_fleet_itself_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view, "MAX_MEMBERS", 50)
+    monkeypatch.setattr(view, "MAX_USES", 60)
+    seen = View(Timing())
+    for group in range(4):
+        seen.follow(group)
+    for member in range(100):
+        uses = tuple(ALL._replace(group=group) for group in range(8))
+        seen.take(0, Record(member, 0, 1000, False, "", uses), 0.0)
+    assert (len(seen.members), sum(map(len, seen._groups.values()))) == (50, 60)
+    assert seen.refused == 50 + (50 * 4 - 60)
+    for second in range(10, 700):
+        seen.sweep(second * 1000.0)
+    assert (len(seen.members), seen._uses) == (0, 0)
+
+
+def test_an_interval_far_above_the_own_is_not_believed() -> None:
+    """An hour was, so that what a made-up member held was held for ten."""
+    site = Site()
+    site.run(10)
+    site.forge(Record(7, 0, 600_000, False, "", (ALL,)), SEAL)
+    site.run(5)
+    assert max(site.shares()) < 0.4
+    site.run(90)  # 10 * 8 * 1 s
+    assert site.shares() == pytest.approx([0.5, 0.5], rel=0.02)
+
+
+def test_a_sweep_looks_at_a_bounded_number_of_reports() -> None:
+    seen = View(Timing())
+    for group in range(400):
+        seen.follow(group)
+        for member in range(20):
+            seen.take(0, Record(member, group, 1000, False, "", (ALL._replace(group=group),)), 0.0)
+    seen.sweep(30_000.0)
+    sizes = []
+    for tick in range(12):
+        seen.sweep(30_000.0 + tick * 250)
+        sizes.append(seen._uses)
+    # 2000 reports at a time: 8000 of 400 groups take five sweeps.
+    assert sizes[0] == 8000 - 96 * 20
+    assert sizes[5:] == [0] * 7
+
+
+def test_a_forged_record_costs_microseconds() -> None:
+    """A flood is read by the event loop, in slices of one millisecond."""
+    site = Site()
+    forged = encode(STRANGER, 0, Record(7, 0, 1000, False, "", (ALL,)))
+    start = time.thread_time()
+    for _ in range(2000):
+        site.fleets[0].read(0, forged, 0.0)
+    assert (time.thread_time() - start) / 2000 < 100e-6
+    assert site.fleets[0].ignored.bad_mac == 2000
+
+
+def test_an_instance_without_the_key_is_alone() -> None:
+    """Its records and theirs do not meet: as with two fleets, each group of instances has the limit."""
+    site = Site(seals=[SEAL, SEAL, STRANGER])
+    site.run(15)
+    assert site.shares() == pytest.approx([0.5, 0.5, CAPACITY + floor_share(1)], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        ("", "got 0 keys, expected 1 to 4, one a line"),
+        ("\n".join(["k" * 32] * 5), "got 5 keys, expected 1 to 4, one a line"),
+        (f"{'k' * 32}\nsecret\n", "key 2 has 6 characters, expected at least 32 (openssl rand -base64 32)"),
+        ("k" * 5000, "at most 4096 are read"),
+    ],
+    ids=["missing", "empty", "many", "short", "large"],
+)
+def test_a_file_without_good_keys_is_refused(content: str | None, complaint: str, tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(FleetKeysError) as caught:
+        FleetKeys(str(path))
+    assert complaint in str(caught.value)
+    assert f"fleet.key_file {path}" in str(caught.value)
+
+
+def test_keys_are_lines_and_the_first_one_signs(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text(f"{NEW.decode()}\n\n  {OLD.decode()}\n")
+    keys = FleetKeys(str(path)).current
+    assert keys == (NEW, OLD)
+    record = Record(1, 2, 1000, False, "", ())
+    assert encode(Seal(keys, TOPIC, ID), 3, record) == encode(Seal([NEW], TOPIC, ID), 3, record)
