@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from deploy.kafka import KafkaCluster
+from quota.fleet.record import GroupUse, Record, Seal, encode
 from tests.support.certificates import Authority
 from tests.support.clients import record
 from tests.support.precedence import precedence
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.secure_tools import PASSWORDS, token
-from tests.support.sidecars import Sidecar, sidecar
+from tests.support.sidecars import FLEET_KEY, Sidecar, sidecar
 from tests.support.waiting import until
 
 LIMIT = 1_000_000
@@ -187,7 +188,7 @@ def test_what_is_no_record_changes_nothing_and_is_counted(kafka: KafkaCluster, t
         until(lambda: fleet[0].metric("kquota_fleet_records_total", outcome="malformed") == known + 4)
         assert fleet[0].metric("kquota_fleet_instances") == 2
         assert fleet[0].metric("kquota_fleet_lost") == 0
-        # Its own traffic is charged to no client and is small: in ten seconds some ten records of 130 bytes.
+        # Its own traffic is charged to no client and is small: in ten seconds some ten records of 150 bytes.
         before = fleet[0].metric("kquota_fleet_sent_bytes_total")
         time.sleep(10)
         assert fleet[0].metric("kquota_fleet_sent_bytes_total") - before < 10 * 500
@@ -235,15 +236,139 @@ def test_what_an_instance_asks_of_the_brokers_is_bounded(kafka: KafkaCluster, to
             kind: {of: (after[kind][of] - before[kind][of]) / seconds for of in ("charges", "amount")}
             for kind in ("produce", "fetch")
         }
-        # The load is steady, so there is a record each second and not four: of 49 + 20 * 28 = 609 bytes, with 200 at
+        # The load is steady, so there is a record each second and not four: of 73 + 20 * 28 = 633 bytes, with 200 at
         # most around it in a request. It is read back, and an empty answer to a fetch has some 100 bytes.
         assert 0.8 <= per_s["produce"]["charges"] <= 4, per_s
-        assert per_s["produce"]["amount"] <= per_s["produce"]["charges"] * (609 + 200), per_s
+        assert per_s["produce"]["amount"] <= per_s["produce"]["charges"] * (633 + 200), per_s
         assert per_s["fetch"]["charges"] <= 5.5, per_s
         assert per_s["fetch"]["amount"] <= per_s["produce"]["amount"] + 5.5 * 150, per_s
 
 
 @pytest.mark.long
+@pytest.mark.timeout(180)
+def test_a_client_behind_a_sidecar_cannot_break_the_split(kafka: KafkaCluster, topic: str) -> None:
+    """It may write to the topic, read it, and change topics, and it knows the fleet's id and the format of records."""
+    from kafka import KafkaConsumer, KafkaProducer
+    from kafka.errors import KafkaError
+
+    fleet_id = uuid.uuid4().hex
+    seal = Seal([b"what the attacker has for a key, 32"], "kquota-fleet", fleet_id)
+    uses = GroupUse(0, 1.0, 1.0, 1.0, 1.0, 1.0)
+
+    def forged(member: int, seq: int, *, leaving: bool = False, groups: int = 0, first: int = 0) -> bytes:
+        found = tuple(uses._replace(group=first + number) for number in range(groups))
+        return encode(seal, 0, Record(member, seq, 600_000, leaving, "", found, int(time.time() * 1000)))
+
+    with _fleet(kafka, 2, id=fleet_id) as fleet:
+        loads = [Load(one.bootstrap, topic) for one in fleet]
+        until(lambda: all(one.metric("kquota_fleet_instances") == 2 for one in fleet))
+        consumer = KafkaConsumer("kquota-fleet", bootstrap_servers=fleet[0].bootstrap, auto_offset_reset="earliest")
+        producer = KafkaProducer(bootstrap_servers=fleet[0].bootstrap, client_id="attacker", linger_ms=20)
+        try:
+            for load in loads:
+                load.on = True
+            until(lambda: min(_share(one) for one in fleet) > 0.45)
+            read = [record for part in consumer.poll(5000, max_records=5000).values() for record in part]
+            own = seal.fleet.to_bytes(8, "big")
+            captured = [(one.partition, one.value) for one in read if one.value[4:12] == own]
+            members = {int.from_bytes(data[12:20], "big") for _, data in captured}
+            assert len(members) == 2
+            rss = [_rss_mib(one) for one in fleet]
+            attack = [(0, forged(member, 2**64 - 1, leaving=True)) for member in members]
+            attack += [(0, forged(number, 0, groups=1)) for number in range(1000)]
+            attack += [(0, forged(number, 1, groups=10_000, first=number * 10_000)) for number in range(50)]
+            attack += captured  # and what the fleet itself said, once more, and to other partitions
+            attack += [((partition + 1) % 8, data) for partition, data in captured]
+            for partition, data in attack:
+                producer.send("kquota-fleet", data, partition=partition)
+            producer.flush()
+            outcomes = "kquota_fleet_records_total"
+            until(lambda: min(one.metric(outcomes, outcome="bad_mac") for one in fleet) >= 1052)
+            with precedence(os.getpid(), *(node.pid for node in kafka.nodes), *(one.pid for one in fleet)):
+                rates = _rates(fleet, 10.0)
+            assert [_share(one) for one in fleet] == pytest.approx([0.495, 0.495], abs=0.03)
+            assert sum(rates) == pytest.approx(1.0, abs=0.1)
+            assert max(_rss_mib(one) - before for one, before in zip(fleet, rss, strict=True)) < 60
+            assert [one.metric("kquota_fleet_instances") for one in fleet] == [2, 2]
+            assert [one.log.read_text().count("are ignored: of another key") for one in fleet] == [1, 1]
+            with pytest.raises(KafkaError, match="too large|TooLarge"):  # 1 kB on the wire, 40 MB in memory
+                small = KafkaProducer(
+                    bootstrap_servers=fleet[0].bootstrap, compression_type="gzip", max_request_size=50_000_000
+                )
+                small.send("kquota-fleet", bytes(40_000_000), partition=0).get(30)
+        finally:
+            for load in loads:
+                load.stop()
+            consumer.close()
+            producer.close()
+
+
+def test_a_client_behind_a_sidecar_cannot_change_the_topic(kafka: KafkaCluster, topic: str) -> None:
+    from kafka import KafkaAdminClient, TopicPartition
+    from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
+    from kafka.errors import KafkaError, TopicAuthorizationFailedError
+
+    name = f"guarded-{uuid.uuid4().hex}"
+    with _fleet(kafka, 1, topic=name, partitions=2) as (one,):
+        until(lambda: "the fleet's topic is read" in one.log.read_text())
+        direct, behind = (KafkaAdminClient(bootstrap_servers=there) for there in (kafka.bootstrap, one.bootstrap))
+        (known,) = direct.describe_topics([name])
+        topic_id = uuid.UUID(known["topic_id"])
+        config = ConfigResource(ConfigResourceType.TOPIC, name, {"retention.ms": "1"})
+        refused = [
+            lambda: behind.delete_topics([name]),
+            lambda: behind.delete_topics([topic_id]),
+            lambda: behind.create_topics([NewTopic(name, 1, 1)]),
+            lambda: behind.create_partitions({name: 9}),
+            lambda: behind.delete_records({TopicPartition(name, 0): -1}),
+            lambda: behind.alter_configs([config]),
+            lambda: behind.alter_configs([config], incremental=False),
+        ]
+        outcomes: list[object] = []
+        for ask in refused:
+            try:
+                outcomes.append(ask())
+            except KafkaError as error:
+                outcomes.append(error)
+        assert all("TopicAuthorizationFailed" in repr(outcome) for outcome in outcomes), outcomes
+        assert any(isinstance(outcome, TopicAuthorizationFailedError) for outcome in outcomes)
+        assert one.metric("kquota_fleet_refused_requests_total") == len(refused)
+        (now,) = direct.describe_topics([name])
+        assert (now["topic_id"], len(now["partitions"])) == (str(topic_id), 2)
+        behind.create_topics([NewTopic(topic, 1, 1)])
+        behind.create_partitions({topic: 2})
+        behind.delete_topics([topic])
+        for admin in (direct, behind):
+            admin.close()
+
+
+def test_keys_are_rotated_while_all_run(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
+    old, new = FLEET_KEY, "the key that comes after it, for all"
+    files = [tmp_path / f"key-{number}" for number in range(2)]
+    for file in files:
+        file.write_text(old)
+    limits = [{"client-id": "etl", "producer_byte_rate": LIMIT}]
+    common = {"id": uuid.uuid4().hex, "default_scope": "fleet", "interval_s": 0.5}
+    with (
+        sidecar(kafka.bootstrap, limits, fleet=common | {"key_file": str(files[0])}) as one,
+        sidecar(kafka.bootstrap, limits, fleet=common | {"key_file": str(files[1])}) as other,
+    ):
+        until(lambda: one.metric("kquota_fleet_instances") == other.metric("kquota_fleet_instances") == 2)
+        for count, keys in enumerate((f"{old}\n{new}", f"{new}\n{old}", new), 1):
+            for each, file in zip((one, other), files, strict=True):
+                file.write_text(keys)
+                until(lambda each=each, count=count: each.log.read_text().count('"fleet.key_file"') == count)
+        time.sleep(6)  # each says every five seconds that it is there
+        for each in (one, other):
+            assert each.metric("kquota_fleet_instances") == 2
+            assert each.metric("kquota_fleet_records_total", outcome="bad_mac") == 0
+
+
+def _rss_mib(one: Sidecar) -> float:
+    status = Path(f"/proc/{one.pid}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
+
+
 @pytest.mark.timeout(180)
 def test_a_topic_made_anew_with_fewer_partitions_gets_them_back(kafka: KafkaCluster, topic: str) -> None:
     """As by a broker that creates topics automatically: the fleet counts on the partitions that there were."""

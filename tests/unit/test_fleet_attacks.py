@@ -31,7 +31,7 @@ class Site:
         self.seals = seals or [SEAL] * count
         self.fleets: list[Fleet] = []
         self._numbers = itertools.count(1000)
-        self.read: list[int] = []
+        self.read: dict[Fleet, int] = {}
         for seal in self.seals:
             self.start(seal)
 
@@ -40,16 +40,16 @@ class Site:
         fleet.connected(4, self.now)
         fleet.join(GROUP, self.now)
         self.fleets.append(fleet)
-        self.read.append(len(self.log))
+        self.read[fleet] = len(self.log)
         return fleet
 
     def run(self, seconds: float) -> None:
         for _ in range(int(seconds * 4)):
             self.now += 250.0
-            for at, fleet in enumerate(self.fleets):
-                for partition, data in self.log[self.read[at] :]:
+            for fleet in self.fleets:
+                for partition, data in self.log[self.read[fleet] :]:
                     fleet.read(partition, data, self.now)
-                self.read[at] = len(self.log)
+                self.read[fleet] = len(self.log)
                 share = fleet.share(GROUP, self.now)
                 fleet.sample(GROUP, share * 1e6, share, share, True, self.now)
                 self.log += fleet.tick(self.now)
