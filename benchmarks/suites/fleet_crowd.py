@@ -122,7 +122,9 @@ def run() -> dict[str, Any]:
         create_topics(kafka.bootstrap, {"cost": {}})
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="kquota-crowd-")))
         sidecars, wires = [], []
-        for number, fleet in enumerate((None, {"id": FLEET, "default_scope": "fleet", "partitions": PARTITIONS, "key_file": str(folder / "key")})):
+        for number, fleet in enumerate(
+            (None, {"id": FLEET, "default_scope": "fleet", "partitions": PARTITIONS, "key_file": str(folder / "key")})
+        ):
             one = Sidecar(number, kafka.bootstrap, folder)
             path = folder / f"{number}.yaml"
             config = yaml.safe_load(path.read_text())

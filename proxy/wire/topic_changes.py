@@ -88,9 +88,7 @@ def refusal(api_key: int, version: int, changes: Sequence[Change], refused: Sequ
     """The body of an answer: TOPIC_AUTHORIZATION_FAILED with this text for the entries `refused`, and
     OPERATION_NOT_ATTEMPTED for the others, as Kafka has it where one part of a request stops all of it."""
     shape = _SHAPES[api_key]
-    errors = [
-        ErrorCode.topic_authorization_failed if no else ErrorCode.operation_not_attempted for no in refused
-    ]
+    errors = [ErrorCode.topic_authorization_failed if no else ErrorCode.operation_not_attempted for no in refused]
     if api_key == CREATE_TOPICS and version == 0:
         pairs = zip(changes, errors, strict=True)
         results = [string(change.topic or "") + INT16.pack(error.value) for change, error in pairs]

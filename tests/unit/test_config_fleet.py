@@ -20,7 +20,10 @@ def _shared(text: str) -> list[bool]:
 
 @pytest.mark.parametrize(
     ("fleet", "shared"),
-    [("{id: shop, key_file: /k}", [True, False, False, False]), ("{default_scope: fleet, key_file: /k}", [True, False, True, True])],
+    [
+        ("{id: shop, key_file: /k}", [True, False, False, False]),
+        ("{default_scope: fleet, key_file: /k}", [True, False, True, True]),
+    ],
     ids=["instance", "fleet"],
 )
 def test_an_entry_says_what_its_limits_are_limits_of(fleet: str, shared: list[bool]) -> None:

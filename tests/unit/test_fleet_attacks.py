@@ -32,6 +32,8 @@ class Site:
         self.fleets: list[Fleet] = []
         self._numbers = itertools.count(1000)
         self.read: dict[Fleet, int] = {}
+        self.ends: list[int] = []
+        self.lag = 0
         for seal in self.seals:
             self.start(seal)
 
@@ -46,10 +48,12 @@ class Site:
     def run(self, seconds: float) -> None:
         for _ in range(int(seconds * 4)):
             self.now += 250.0
-            for fleet in self.fleets:
-                for partition, data in self.log[self.read[fleet] :]:
+            self.ends.append(len(self.log))
+            for at, fleet in enumerate(self.fleets):
+                end = self.ends[-1 - self.lag] if self.lag and at == 0 else len(self.log)
+                for partition, data in self.log[self.read[fleet] : end]:
                     fleet.read(partition, data, self.now)
-                self.read[fleet] = len(self.log)
+                self.read[fleet] = max(end, self.read[fleet])
                 share = fleet.share(GROUP, self.now)
                 fleet.sample(GROUP, share * 1e6, share, share, True, self.now)
                 self.log += fleet.tick(self.now)
@@ -101,17 +105,27 @@ def _old(site: Site) -> None:
     site.log += site.log[:400]
 
 
-@pytest.mark.parametrize("attack", [_goodbyes, _crowd, _captured_goodbye, _other_partition, _other_topic, _old])
-def test_shares_stay_as_they_were(attack: Callable[[Site], None]) -> None:
+@pytest.mark.parametrize(
+    ("attack", "bad_mac"),
+    [
+        (_goodbyes, 2),
+        (_crowd, 1000),
+        (_captured_goodbye, 8),
+        (_other_partition, 24),
+        (_other_topic, 1),
+        (_old, 0),
+    ],
+)
+def test_shares_stay_as_they_were(attack: Callable[[Site], None], bad_mac: int) -> None:
     site = Site()
     site.run(10)
+    repeated = [fleet.view.repeated for fleet in site.fleets]
     attack(site)
     site.run(20)
     assert site.shares() == pytest.approx([0.5, 0.5], rel=0.02)
-    for fleet in site.fleets:
-        ignored = fleet.ignored
-        assert fleet.known == 2
-        assert ignored.bad_mac + ignored.other_fleet + fleet.view.repeated > 0
+    for fleet, before in zip(site.fleets, repeated, strict=True):
+        assert (fleet.known, fleet.ignored.bad_mac) == (2, bad_mac)
+        assert (fleet.view.repeated > before) == (attack is _old)
 
 
 def test_what_a_dead_instance_wrote_is_worth_nothing_later() -> None:
@@ -153,6 +167,42 @@ def test_one_number_for_two_instances_becomes_two() -> None:
     assert site.fleets[0].renumbered + site.fleets[1].renumbered >= 1
     assert sum(site.shares()) <= 1.0 + 1e-9
     assert site.shares() == pytest.approx([1 / 3] * 3, rel=0.02)
+
+
+def test_a_record_of_the_own_number_and_sequence_is_told_from_the_own() -> None:
+    site = Site()
+    one, other = site.fleets
+    other.member = one.member
+    for now, fleet in enumerate(site.fleets):
+        site.log += fleet.tick(float(now))
+    (partition, data), *_ = site.log
+    other.read(partition, data, 0.0)
+    one.read(partition, data, 0.0)
+    assert (one.renumbered, other.renumbered) == (0, 1)
+
+
+@pytest.mark.parametrize("ticks", range(80, 84))
+def test_one_that_begins_to_use_a_group_first_hears_what_others_hold(ticks: int) -> None:
+    """It has read the partition for long, but kept nothing of groups that were not its own."""
+    site = Site()
+    late = site.fleets.pop()
+    late.part(GROUP)
+    late.join(GROUP + 4, 0.0)
+    for _ in range(ticks):
+        site.run(0.25)
+        for partition, data in site.log[site.read[late] :]:
+            late.read(partition, data, site.now)
+        site.read[late] = len(site.log)
+        late.sample(GROUP + 4, 1.0, 0.1, 0.1, False, site.now)
+        site.log += late.tick(site.now)
+    assert site.shares()[0] > 0.98
+    late.join(GROUP, site.now)
+    site.fleets.append(late)
+    site.lag = 8  # ticks of 250 ms by which the holder reads later
+    for _ in range(60):
+        site.run(0.25)
+        assert sum(site.shares()) <= 1.0 + 1e-9
+    assert site.shares() == pytest.approx([0.5, 0.5], rel=0.02)
 
 
 def test_only_own_groups_are_kept() -> None:
