@@ -106,6 +106,10 @@ _OWN: Final[dict[str, Schema]] = {
     "extraEnv": {**_OBJECTS, "description": "More environment of the kquota container."},
     "extraVolumes": {**_OBJECTS, "description": "More volumes of the pod, for files that the configuration names."},
     "extraVolumeMounts": {**_OBJECTS, "description": "Where the kquota container finds them."},
+    "fleetKey": {
+        **_closed(secret=_TEXT, entry=_NAME),
+        "description": "The Secret with the key that authenticates a fleet's records; empty: the chart makes one.",
+    },
     "podIdentity": {
         **_closed(enabled=_BOOLEAN),
         "description": "Files about the pod under /etc/kquota-pod, written by the API server, for identity.static.",

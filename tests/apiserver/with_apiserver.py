@@ -523,3 +523,16 @@ def test_an_upgrade_keeps_the_certificate_that_helm_made(api: ApiServer) -> None
     before = certificate()
     install(api, "by-helm", GENERATED, *given, "--set", "webhook.replicas=3", what="upgrade")
     assert certificate() == before
+
+
+def test_an_upgrade_keeps_the_key_of_the_fleet(api: ApiServer) -> None:
+    """Instances with the old key and with the new one would not believe each other."""
+    api.namespace("gateway")
+
+    def key() -> str:
+        return str(api.get(path("Secret", "gateway") + "/shop-kquota-fleet")["data"]["key"])
+
+    install(api, "gateway", CHART / "ci/gateway-values.yaml")
+    before = key()
+    install(api, "gateway", CHART / "ci/gateway-values.yaml", "--set", "gateway.replicas=3", what="upgrade")
+    assert key() == before

@@ -206,8 +206,9 @@ def sidecar_of(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_secrets(text: str) -> str:
-    """A render without the certificates that Helm makes up each time."""
-    return re.sub(r"^( *(?:ca\.crt|tls\.crt|tls\.key|caBundle): ).+$", r"\1(generated)", text, flags=re.MULTILINE)
+    """A render without the certificates and keys that Helm makes up each time."""
+    secrets = r"^( *(?:ca\.crt|tls\.crt|tls\.key|caBundle|key(?=: [A-Za-z0-9+/=]{64}$)): ).+$"
+    return re.sub(secrets, r"\1(generated)", text, flags=re.MULTILINE)
 
 
 def golden() -> dict[Path, str]:
@@ -294,7 +295,11 @@ def plain() -> dict[Path, str]:
     }
     what = {
         "sidecar.yaml": ("A Job with a native sidecar (Kubernetes 1.29 and later): the pod completes.", demo),
-        "gateway.yaml": ("A gateway of its own: clients connect to the Service kquota:9092.", gateway),
+        "gateway.yaml": (
+            "A gateway of its own: clients connect to the Service kquota:9092. Its replicas need a common key first:\n"
+            "# kubectl create secret generic kquota-fleet --from-literal=key=$(openssl rand -base64 32)",
+            gateway,
+        ),
         "spark-pod-template.yaml": (
             "For spark.kubernetes.driver.podTemplateFile and spark.kubernetes.executor.podTemplateFile, beside the\n"
             "# ConfigMap in sidecar.yaml. Jobs use bootstrap servers 127.0.0.1:9092 and end as usual.",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import functools
+import json
 import re
 import shutil
 import subprocess
@@ -388,6 +390,54 @@ def test_files_that_the_configuration_names_are_mounted() -> None:
     assert {one["path"] for one in files["downwardAPI"]["items"]} == {"namespace", "pod", "labels"}
     assert token["serviceAccountToken"]["path"] == "token"
     assert token["serviceAccountToken"]["audience"] == "kquota.io/identity", "of no use to any service"
+
+
+FLEET = {"config": {"upstream": {"bootstrap": ["kafka:9092"]}, "fleet": {"id": "shop"}}}
+
+
+@pytest.mark.parametrize(
+    ("given", "made", "mounted"),
+    [
+        ({"mode": "gateway"}, f"{RELEASE}-kquota-fleet", f"{RELEASE}-kquota-fleet"),
+        ({"mode": "gateway", "fleetKey": {"secret": "own", "entry": "fleet"}}, None, "own"),
+        ({"mode": "gateway", "gateway": {"sharedLimits": False}}, None, None),
+        ({}, None, None),
+        (FLEET, f"{RELEASE}-kquota-fleet", f"{RELEASE}-kquota-fleet"),
+        ({"config": FLEET["config"] | {"fleet": {"key_file": "/etc/own/key"}}}, None, None),
+        (FLEET | {"webhook": {"enabled": True}, "fleetKey": {"secret": "own"}}, None, "own"),
+    ],
+    ids=["gateway", "own", "not shared", "sidecar", "fleet", "own file", "webhook"],
+)
+def test_a_fleet_gets_its_key_and_nothing_else_does(
+    given: dict[str, Any], made: str | None, mounted: str | None, values: Callable[..., Path]
+) -> None:
+    manifests = documents(render_text(values(**given)))
+    secrets = {one["metadata"]["name"]: one["data"] for one in of_kind(manifests, "Secret")}
+    assert list(secrets) == ([] if made is None else [made])
+    fleet = load_bytes("kquota.yaml", configuration(manifests).encode()).fleet
+    if "webhook" in given:
+        (injected,) = [one for one in of_kind(manifests, "ConfigMap") if "sidecar.json" in one["data"]]
+        template = json.loads(injected["data"]["sidecar.json"])
+        volumes, container = template["volumes"], template["container"]
+    else:
+        pod = pod_specs(unhooked(manifests) if given.get("mode") == "gateway" else manifests)
+        (spec,) = [one for where, one in pod.items() if not where.endswith("-check")]
+        volumes, container = spec["volumes"], sidecar_of(spec)
+    found = {one["name"]: one["secret"]["secretName"] for one in volumes if "secret" in one}
+    assert found.get("kquota-fleet") == mounted
+    if mounted is not None:
+        assert fleet is not None
+        (mount,) = [one for one in container["volumeMounts"] if one["name"] == "kquota-fleet"]
+        entry = given.get("fleetKey", {}).get("entry", "key")
+        assert (fleet.key_file, mount["readOnly"]) == (f"{mount['mountPath']}/{entry}", True)
+    for data in secrets.values():
+        assert len(base64.b64decode(data["key"])) == 48
+
+
+def test_the_key_of_injected_sidecars_is_in_each_namespace(values: Callable[..., Path]) -> None:
+    """No Secret is copied to them: who may write Secrets everywhere may become anybody."""
+    done = helm("template", RELEASE, CHART, "--values", values(**FLEET, webhook={"enabled": True}))
+    assert "fleetKey.secret is missing: with webhook.enabled and config.fleet" in done.stderr
 
 
 def test_the_native_sidecar_comes_first_and_lasts() -> None:

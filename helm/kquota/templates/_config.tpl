@@ -18,7 +18,21 @@
 {{- $fleet := dict "id" (printf "%s/%s" .Release.Namespace (include "kquota.fullname" .)) "default_scope" "fleet" -}}
 {{- $_ := set $config "fleet" (mergeOverwrite $fleet (default dict $config.fleet)) -}}
 {{- end -}}
+{{- if include "kquota.fleetSecret" . -}}
+{{- $_ := set $config.fleet "key_file" (printf "/etc/kquota-fleet/%s" .Values.fleetKey.entry) -}}
+{{- end -}}
 {{- toYaml (set $config "quotas" (default list .Values.quotas)) -}}
+{{- end -}}
+
+{{/* The Secret with the fleet's key; nothing without a fleet, or if config.fleet.key_file says where the key is. */}}
+{{- define "kquota.fleetSecret" -}}
+{{- $shared := and (eq .Values.mode "gateway") .Values.gateway.sharedLimits -}}
+{{- if and (or $shared (kindIs "map" .Values.config.fleet)) (not (default dict .Values.config.fleet).key_file) -}}
+{{- if and .Values.webhook.enabled (not .Values.fleetKey.secret) -}}
+{{- fail "fleetKey.secret is missing: with webhook.enabled and config.fleet, name a Secret with the fleet's key that is in each namespace whose pods get sidecars" -}}
+{{- end -}}
+{{- .Values.fleetKey.secret | default (printf "%s-fleet" (include "kquota.fullname" .)) -}}
+{{- end -}}
 {{- end -}}
 
 {{/* What a running sidecar cannot take over from a changed file: a checksum of everything but the live settings. */}}

@@ -43,6 +43,11 @@ volumeMounts:
     mountPath: /etc/kquota-pod
     readOnly: true
   {{- end }}
+  {{- if include "kquota.fleetSecret" . }}
+  - name: kquota-fleet
+    mountPath: /etc/kquota-fleet
+    readOnly: true
+  {{- end }}
   {{- with .Values.extraVolumeMounts }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -157,6 +162,11 @@ volumeMounts:
               fieldRef: {apiVersion: v1, fieldPath: metadata.labels}
       {{- /* No service accepts a token for this audience; its subject is what is read. */}}
       - serviceAccountToken: {path: token, audience: kquota.io/identity, expirationSeconds: 3600}
+{{- end }}
+{{- with include "kquota.fleetSecret" . }}
+- name: kquota-fleet
+  secret:
+    secretName: {{ . }}
 {{- end }}
 {{- with .Values.extraVolumes }}
 {{ toYaml . }}
