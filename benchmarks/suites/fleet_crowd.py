@@ -121,6 +121,7 @@ def run() -> dict[str, Any]:
         kafka = stack.enter_context(KafkaCluster.start(1, "4.2.0", progress=print))
         create_topics(kafka.bootstrap, {"cost": {}})
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="kquota-crowd-")))
+        (folder / "key").write_text(KEY)
         sidecars, wires = [], []
         for number, fleet in enumerate(
             (None, {"id": FLEET, "default_scope": "fleet", "partitions": PARTITIONS, "key_file": str(folder / "key")})

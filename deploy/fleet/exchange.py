@@ -194,6 +194,7 @@ class Exchange:
                 if found and found < self.partitions:
                     found = self._restore_partitions(admin)
                 if found:
+                    self._check_compression(admin)
                     return found
                 if not settings.create_topic:
                     raise TopicError(f"topic {settings.topic} is missing. {self._command()}")
@@ -240,6 +241,22 @@ class Exchange:
             ) from error
         log.info("the fleet's topic has its partitions back", topic=topic, partitions=wanted)
         return wanted
+
+    def _check_compression(self, admin: Any) -> None:
+        """Warn of a topic that takes compressed records: 300 kB of them may be 300 MB here."""
+        from kafka.admin import ConfigResource, ConfigResourceType
+
+        topic = self._settings.topic
+        with suppress(Exception):  # without the permission to ask, nothing can be said
+            resources = [ConfigResource(ConfigResourceType.TOPIC, topic)]
+            found = admin.describe_configs(resources, config_filter="all")["topic"][topic]
+            if found["compression.type"]["value"] != TOPIC_CONFIG["compression.type"]:
+                log.warning(
+                    "the fleet's topic takes compressed records",
+                    topic=topic,
+                    command=f"kafka-configs.sh --bootstrap-server {self._bootstrap[0]} --alter --topic {topic} "
+                    f"--add-config compression.type={TOPIC_CONFIG['compression.type']}",
+                )
 
     def _command(self) -> str:
         """The command that creates the topic."""

@@ -123,15 +123,14 @@ class Member:
                 log.info("contact with the fleet is restored", instances=fleet.known)
         if fleet.renumbered != self._renumbered:
             self._renumbered = fleet.renumbered
-            log.warning("another instance of the fleet used this one's number: it continues under a new one")
+            log.warning("another instance used this one's number in the fleet: it goes on under a new one")
         ignored = fleet.ignored
         found = (ignored.bad_mac, ignored.outdated, ignored.other_version)
         if found != self._warned and self._now_ms() >= self._warned_ms + WARN_INTERVAL_MS:
             bad_mac, outdated, other_version = (now - was for now, was in zip(found, self._warned, strict=True))
             self._warned, self._warned_ms = found, self._now_ms()
             log.warning(
-                "records of the fleet's topic are ignored: of another key (is fleet.key_file the same everywhere?), "
-                "too old (do the clocks agree?), or of another version of kquota",
+                "records on the fleet's topic are ignored",
                 topic=self.settings.topic,
                 bad_mac=bad_mac,
                 outdated=outdated,

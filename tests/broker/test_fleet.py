@@ -181,7 +181,7 @@ def test_what_is_no_record_changes_nothing_and_is_counted(kafka: KafkaCluster, t
         until(lambda: all(one.metric("kquota_fleet_instances") == 2 for one in fleet))
         producer = KafkaProducer(bootstrap_servers=kafka.bootstrap)
         known = fleet[0].metric("kquota_fleet_records_total", outcome="malformed")
-        for data in (b"", b"kq", b"kq\2" + b"\xff" * 60, b"x" * 2000):
+        for data in (b"", b"kq", b"kq\2" + b"\xff" * 50, b"x" * 2000):
             producer.send("kquota-fleet", data, partition=0)
         producer.flush()
         producer.close()
@@ -236,10 +236,10 @@ def test_what_an_instance_asks_of_the_brokers_is_bounded(kafka: KafkaCluster, to
             kind: {of: (after[kind][of] - before[kind][of]) / seconds for of in ("charges", "amount")}
             for kind in ("produce", "fetch")
         }
-        # The load is steady, so there is a record each second and not four: of 73 + 20 * 28 = 633 bytes, with 200 at
+        # The load is steady, so there is a record each second and not four: of 59 + 20 * 28 = 619 bytes, with 200 at
         # most around it in a request. It is read back, and an empty answer to a fetch has some 100 bytes.
         assert 0.8 <= per_s["produce"]["charges"] <= 4, per_s
-        assert per_s["produce"]["amount"] <= per_s["produce"]["charges"] * (633 + 200), per_s
+        assert per_s["produce"]["amount"] <= per_s["produce"]["charges"] * (619 + 200), per_s
         assert per_s["fetch"]["charges"] <= 5.5, per_s
         assert per_s["fetch"]["amount"] <= per_s["produce"]["amount"] + 5.5 * 150, per_s
 
@@ -290,7 +290,7 @@ def test_a_client_behind_a_sidecar_cannot_break_the_split(kafka: KafkaCluster, t
             assert sum(rates) == pytest.approx(1.0, abs=0.1)
             assert max(_rss_mib(one) - before for one, before in zip(fleet, rss, strict=True)) < 60
             assert [one.metric("kquota_fleet_instances") for one in fleet] == [2, 2]
-            assert [one.log.read_text().count("are ignored: of another key") for one in fleet] == [1, 1]
+            assert [one.log.read_text().count("records on the fleet's topic are ignored") for one in fleet] == [1, 1]
             with pytest.raises(KafkaError, match="too large|TooLarge"):  # 1 kB on the wire, 40 MB in memory
                 small = KafkaProducer(
                     bootstrap_servers=fleet[0].bootstrap, compression_type="gzip", max_request_size=50_000_000
@@ -348,12 +348,14 @@ def test_keys_are_rotated_while_all_run(kafka: KafkaCluster, topic: str, tmp_pat
     for file in files:
         file.write_text(old)
     limits = [{"client-id": "etl", "producer_byte_rate": LIMIT}]
-    common = {"id": uuid.uuid4().hex, "default_scope": "fleet", "interval_s": 0.5}
+    create_topics(kafka.bootstrap, {topic: 1})
+    common = {"id": uuid.uuid4().hex, "default_scope": "fleet", "interval_s": 0.5, "topic": topic}
     with (
         sidecar(kafka.bootstrap, limits, fleet=common | {"key_file": str(files[0])}) as one,
         sidecar(kafka.bootstrap, limits, fleet=common | {"key_file": str(files[1])}) as other,
     ):
         until(lambda: one.metric("kquota_fleet_instances") == other.metric("kquota_fleet_instances") == 2)
+        assert f"--topic {topic} --add-config compression.type=uncompressed" in one.log.read_text()
         for count, keys in enumerate((f"{old}\n{new}", f"{new}\n{old}", new), 1):
             for each, file in zip((one, other), files, strict=True):
                 file.write_text(keys)

@@ -46,6 +46,8 @@ async def everything() -> bytes:
     counters.tls_handshake_failures["client", "certificate"] = 1
     side: Any = SimpleNamespace(setting="listen.tls", expires_at_s=1.0)
     security = Security(side, None, IdentityPolicy(), Follower([Followed("listen.tls", [], list)]))
+    reserved = ReservedTopic("kquota-fleet", {})
+    reserved.refused["DeleteTopics"] = 1
     status = Status(ready=True, cluster_reached=True, draining=False)
     export = ExportState({"files": WorkerState(1, 1, 1, 1, 1.0, None)}, 1, 1, 1)
     metrics = Exposition(
@@ -58,7 +60,7 @@ async def everything() -> bytes:
         export=lambda: export,
         held=lambda: held_families(Proxy(ProxySettings("127.0.0.1", 0, range(0), ()), ledger, counters), ledger),
         security=lambda: security_families(security, counters),
-        fleet=lambda: fleet_families(_member(), ReservedTopic("kquota-fleet", {}), 5),
+        fleet=lambda: fleet_families(_member(), reserved, 5),
     )
     return await metrics.text(0)
 

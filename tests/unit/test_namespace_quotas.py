@@ -93,7 +93,7 @@ def test_lower_takes_what_limits_more(own: str) -> None:
 
 
 def test_a_fleets_limit_is_not_lowered_by_one_of_each_pod() -> None:
-    base = HEAD + "fleet: {id: shop}\nquotas: [{client-id: <default>, producer_byte_rate: 2M, scope: fleet}]\n"
+    base = HEAD + "fleet: {key_file: /k}\nquotas: [{client-id: <default>, producer_byte_rate: 2M, scope: fleet}]\n"
     with pytest.raises(RefusedError, match="1000000 for each pod, the chart's quotas have 2000000 for all of them"):
         merged("  - {client-id: etl, producer_byte_rate: 1M}\n", base=base)
     assert merged("  - {client-id: etl, producer_byte_rate: 1M, scope: fleet}\n", base=base)
