@@ -23,9 +23,11 @@ UNTAGGED: Final = frozenset({PLAIN, TEXT, "tag:yaml.org,2002:seq", "tag:yaml.org
 """Tags that say what is written anyhow. All others are refused."""
 MERGE_KEY: Final = "<<"
 
-_WORDS: Final = {word: None for word in ("", "null", "Null", "NULL")} | {
-    word: value for value in (True, False) for text in (str(value),) for word in (text, text.lower(), text.upper())
-}
+_WORDS: Final = (
+    dict.fromkeys(("", "null", "Null", "NULL"))
+    | dict.fromkeys(("true", "True", "TRUE"), True)
+    | dict.fromkeys(("false", "False", "FALSE"), False)
+)
 _WHOLE: Final = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _FRACTION: Final = re.compile(r"[-+]?((0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+)([eE][-+][0-9]+)?")
 NOT_ALWAYS_TEXT: Final = frozenset({"", *"nNtTfF~+-.0123456789"})
