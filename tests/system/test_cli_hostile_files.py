@@ -55,9 +55,7 @@ def test_brackets_are_exit_2_with_place_and_reason(command: tuple[str, ...], tmp
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_a_number_of_310_digits_is_exit_2_with_place(command: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "q.yaml"
-    path.write_text(
-        f"upstream: {{bootstrap: ['k:1']}}\nquotas:\n- {{user: u, producer_byte_rate: {'9' * 310}}}\n"
-    )
+    path.write_text(f"upstream: {{bootstrap: ['k:1']}}\nquotas:\n- {{user: u, producer_byte_rate: {'9' * 310}}}\n")
     done = kquota(*command, "--config", str(path))
     assert done.returncode == 2, done.stderr
     said = (done.stdout if "--json" in command else done.stderr).decode()

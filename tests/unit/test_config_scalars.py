@@ -30,7 +30,8 @@ SURPRISES = [
 """YAML 1.1 reads most of these as something else than text; YAML 1.2 some."""
 VALUES: list[tuple[str, Any]] = [
     ("0", 0), ("-17", -17), ("+5", 5), ("4000000", 4_000_000), ("9" * 310, int("9" * 310)), ("1.5", 1.5), ("-.5", -0.5),
-    ("2.", 2.0), ("1.0e+06", 1e6), ("1.0e+999", float("inf")), ("true", True), ("FALSE", False), ("null", None), ("", None),
+    ("2.", 2.0), ("1.0e+06", 1e6), ("1.0e+999", float("inf")), ("true", True), ("FALSE", False),
+    ("null", None), ("", None),
 ]  # fmt: skip
 
 
@@ -80,7 +81,8 @@ def test_tags_and_tildes_are_refused_with_place(written: str, said: str) -> None
 
 @pytest.mark.parametrize("name", SURPRISES)
 def test_surprises_are_names_of_clients(name: str) -> None:
-    for layout in ("quotas: [{{client-id: {0}, producer_byte_rate: 1M}}]", "quotas:\n" + "- client-id: {0}\n  producer_byte_rate: 1M\n"):  # fmt: skip
+    block = "quotas:\n- client-id: {0}\n  request_percentage: 5\n"
+    for layout in ("quotas: [{{client-id: {0}, request_percentage: 5}}]", block):
         (entry,) = load_bytes("q.yaml", (HEAD + layout.format(name)).encode()).quotas
         assert entry.client_id == name
     assert parse_overlay("o.yaml", f"quotas: [{{user: {name}, producer_byte_rate: 1}}]".encode()) == {
@@ -89,15 +91,21 @@ def test_surprises_are_names_of_clients(name: str) -> None:
 
 
 NO_RATE = [
-    "9" * 310, "-" + "9" * 310, "1e999", "1.0e+999", "-1", "-0.5", "NaN", ".nan", ".inf", "true", "no", "190:20:30", "0777",
-    "0o17", "0x1F", "2024-01-01", "~", "!!int 5", "[]", "=", "'" + "9" * 310 + "'", "'" + "9" * 100_000 + "'",
+    "9" * 310, "-" + "9" * 310, "1e999", "1.0e+999", "-1", "-0.5", "NaN", ".nan", ".inf", "true", "no", "190:20:30",
+    "0777", "0o17", "0x1F", "2024-01-01", "~", "!!int 5", "[]", "=", "'" + "9" * 310 + "'", "'" + "9" * 100_000 + "'",
 ]  # fmt: skip
-NAMES = ("producer_byte_rate", "request_percentage", "controller_mutation_rate", "connection_creation_rate", "max_connections")  # fmt: skip
+NAMES = (
+    "producer_byte_rate",
+    "request_percentage",
+    "controller_mutation_rate",
+    "connection_creation_rate",
+    "max_connections",
+)
 
 
 @pytest.mark.parametrize("written", NO_RATE)
 def test_numbers_that_are_none_are_refused_with_place(written: str) -> None:
-    """In a quota of each kind, in the form of rows too, in settings, in the overlay, and in what other programs wrote."""
+    """In a quota of each kind, in rows too, in settings, in the overlay, and in what other programs wrote."""
     for name in NAMES:
         for where in (f"- {{user: a, {name}: {written}}}\n", f"- user: a\n  {name}: {written}\n" * 3):
             refused(lambda where=where: load_bytes("q.yaml", f"{HEAD}quotas:\n{where}".encode()), f"quotas[0].{name}")  # type: ignore[misc]
@@ -146,7 +154,8 @@ def test_control_characters_are_in_no_name(name: str) -> None:
 def test_other_documents_of_manifests_may_say_anything() -> None:
     text = (
         "kind: Deployment\nspec: {defaultMode: 0644, a: ~, b: !!binary eA==, on: yes}\n---\n"
-        "kind: List\nitems:\n- kind: KafkaUser\n  metadata: {name: a, created: 2024-01-01}\n  spec: {quotas: {producerByteRate: 5}}\n"
+        "kind: List\nitems:\n- kind: KafkaUser\n  metadata: {name: a, created: 2024-01-01}\n"
+        "  spec: {quotas: {producerByteRate: 5}}\n"
     )
     assert list(strimzi_entries("q.yaml", text.encode())) == [{"user": "a", "producer_byte_rate": 5}]
 
