@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import math
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from analysis.errors import WrongUseError
 from analysis.yaml_files import read_yaml
+from config.scalars import number
 
 PAYERS = {
     "user": "the principal",
@@ -92,7 +92,6 @@ def _names(model: type) -> list[str]:
 
 
 def _number(file: str, place: str, value: Any, least: float) -> float:
-    fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= least
-    if not fine:
+    if (found := number(value)) is None or found < least:
         raise WrongUseError(f"{file}: {place}: got {value!r}, expected a number of at least {least}")
-    return float(value)
+    return float(found)

@@ -31,8 +31,6 @@ MAX_ALIASED_VALUES: Final = 200_000
 """What aliases may add to the values in the file: they can make a short file huge ("billion laughs")."""
 MAX_DIRECTIVES: Final = 100
 """Lines that begin with %: libyaml compares each with all before it."""
-MAX_NUMBER_CHARS: Final = 1000
-"""Length of values that are not text: YAML's base-60 numbers take time by the square of their length."""
 MAX_PROBLEMS: Final = 500
 """Problems reported per file: finding the place of each takes time."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from config.types import ABSOLUTE_PATH, choice, duration_ms, text, whole, wrong
+from config.types import ABSOLUTE_PATH, BOOLEAN, choice, duration_ms, text, whole, wrong
 
 SCOPES = ("instance", "fleet")
 Scope = Literal["instance", "fleet"]
@@ -35,7 +35,7 @@ class FleetSection(BaseModel):
     topic: Annotated[str, text("a topic name", most=249)] = Field(
         default="kquota-fleet", description="Topic of the cluster on which the instances tell what they use."
     )
-    create_topic: bool = Field(
+    create_topic: Annotated[bool, BOOLEAN] = Field(
         default=True,
         description="Make the topic where it is missing; false: an error in the log says the command that does.",
     )

@@ -13,13 +13,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from config.bounds import MAX_FILE_BYTES, first_of
 from config.load import validate
 from config.model import LIMIT_NAMES, Config
 from config.problems import ConfigError, Place, Problem
+from config.scalars import dump, number
 from config.source import parse
 from config.table import to_table
 from config.types import DEFAULT_WORD, Value, wrong
@@ -51,7 +51,6 @@ _HEADER: Final = """\
 """
 _LIMITS: Final = (*LIMIT_NAMES, CONNECTION_RATE)
 _ROWS_AT_ONCE: Final = 100
-_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def _name(value: Any) -> str | Default:
@@ -67,9 +66,9 @@ def _name(value: Any) -> str | Default:
 def _limit(value: Any) -> float | None:
     if value is None:
         return None
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    raise wrong("a number, or null for a limit that was removed")
+    if (found := number(value)) is not None:
+        return float(found)
+    raise wrong("a finite number, or null for a limit that was removed")
 
 
 _Limit = Annotated[float | None, Value(_limit, {})]
@@ -158,15 +157,8 @@ def overlay_bytes(overlay: Overlay) -> bytes:
         return (_HEADER + "quotas: []\n").encode()
     # libyaml holds the GIL until it is done: in small parts it does not block the event loop for long
     parts = (rows[start : start + _ROWS_AT_ONCE] for start in range(0, len(rows), _ROWS_AT_ONCE))
-    body = "".join(map(_dumped, parts))
+    body = "".join(map(dump, parts))
     return (_HEADER + "quotas:\n" + body).encode()
-
-
-def _dumped(rows: list[dict[str, Any]]) -> str:
-    text = yaml.dump(
-        rows, Dumper=_Dumper, allow_unicode=True, sort_keys=False, default_flow_style=None, width=1_000_000
-    )
-    return str(text)
 
 
 def table_in_force(config: Config) -> QuotaTable:

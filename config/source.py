@@ -6,7 +6,7 @@ file of quotas. So the file is composed into nodes, and the values are built her
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,6 @@ from yaml.events import (
 from config.bounds import (
     MAX_ALIASED_VALUES,
     MAX_DEPTH,
-    MAX_NUMBER_CHARS,
     MAX_PROBLEMS,
     MAX_VALUES,
     TooMuchError,
@@ -33,14 +32,8 @@ from config.bounds import (
 )
 from config.problems import MISSING, ConfigError, Missing, Place, Problem, place_text, value_text
 from config.rows import EntryOf, Rows
+from config.scalars import MERGE_KEY, NOT_ALWAYS_TEXT, PLAIN, TEXT, UNTAGGED, Loader, is_merge, unquoted
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml when the wheel has it: about ten times faster
-
-_TEXT = "tag:yaml.org,2002:str"
-_MERGE = "tag:yaml.org,2002:merge"
-_MERGE_KEY = "<<"
-_WHOLE_NUMBER = "tag:yaml.org,2002:int"
-_OCTAL = re.compile(r"[-+]?0[0-9_]+")
 _QUOTES = "\"'"
 _STEP = 200
 
@@ -128,18 +121,35 @@ def parse(file: str, data: bytes, entry_of: EntryOf | None = None) -> Source:
         try:
             source.values = plain_values(text, entry_of)
         except (_NotPlainError, TooMuchError, yaml.YAMLError, ValueError):
-            return _parse_nodes(source, text)
+            return next(_from_nodes(file, text, _only_node))
         source.text = text
-    except UnicodeDecodeError as error:
-        raise ConfigError([source.problem((), f"expected UTF-8 text: {error.reason} at byte {error.start}")]) from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line, column = (None, None) if mark is None else (mark.line + 1, mark.column + 1)
-        text = f"expected YAML: {_reason(error, text)}"
-        raise ConfigError([Problem(file, place_text(()), line, column, None, text)]) from error
-    except yaml.YAMLError as error:
-        raise ConfigError([source.problem((), f"expected YAML: {' '.join(str(error).split())}")]) from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise _no_yaml(file, data, error) from error
     return source
+
+
+def parse_documents(file: str, data: bytes) -> list[Source]:
+    """Each document of a file of several, such as Kubernetes manifests, with its values and their problems.
+
+    Raises ConfigError as :func:`parse` does.
+    """
+    try:
+        return list(_from_nodes(file, check_text(file, data), _each_node))
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise _no_yaml(file, data, error) from error
+
+
+def _no_yaml(file: str, data: bytes, error: UnicodeDecodeError | yaml.YAMLError) -> ConfigError:
+    line = column = None
+    if isinstance(error, UnicodeDecodeError):
+        said = f"expected UTF-8 text: {error.reason} at byte {error.start}"
+    elif not isinstance(error, yaml.MarkedYAMLError):
+        said = f"expected YAML: {' '.join(str(error).split())}"
+    else:
+        said = f"expected YAML: {_reason(error, data.decode('utf-8-sig'))}"
+        if (mark := error.problem_mark or error.context_mark) is not None:
+            line, column = mark.line + 1, mark.column + 1
+    return ConfigError([Problem(file, place_text(()), line, column, None, said)])
 
 
 _PLAIN_WORDS = (
@@ -168,22 +178,33 @@ def _reason(error: yaml.MarkedYAMLError, text: str) -> str:
     return reason if found is None else f"{found} ({reason})"
 
 
-def _parse_nodes(source: Source, text: str) -> Source:
-    """Values from nodes: for aliases, merge keys, tags, and for everything with a problem to report."""
-    written = _count(source.file, text)  # before the composer, which must not get too much
-    loader = _Loader(text)
+def _from_nodes(file: str, text: str, nodes: Callable[[Loader], Iterator[yaml.Node | None]]) -> Iterator[Source]:
+    """Values from nodes: for aliases, merge keys, several documents, and for everything with a problem to report."""
+    left = _count(file, text) + MAX_ALIASED_VALUES  # counted before the composer, which must not get too much
+    loader = Loader(text)
     try:
-        source._root = node = loader.get_single_node()
-        builder = _Builder(source, loader, written + MAX_ALIASED_VALUES)
-        source.values = None if node is None else builder.build(node, (), 0)
+        for node in nodes(loader):
+            source = Source(file, _root=node)
+            builder = _Builder(source, left)
+            source.values = None if node is None else builder.build(node, (), 0)
+            source.problems, source.more_problems = builder.problems, builder.more
+            left -= builder.count
+            yield source
     finally:
         loader.dispose()
-    source.problems, source.more_problems = builder.problems, builder.more
-    return source
+
+
+def _only_node(loader: Loader) -> Iterator[yaml.Node | None]:
+    yield loader.get_single_node()
+
+
+def _each_node(loader: Loader) -> Iterator[yaml.Node | None]:
+    while loader.check_node():
+        yield loader.get_node()
 
 
 def _count(file: str, text: str) -> int:
-    loader = _Loader(text)
+    loader = Loader(text)
     try:
         return count_values(file, loader.get_event)
     finally:
@@ -191,7 +212,7 @@ def _count(file: str, text: str) -> int:
 
 
 def _compose(text: str) -> yaml.Node | None:
-    loader = _Loader(text)
+    loader = Loader(text)
     try:
         node: yaml.Node | None = loader.get_single_node()
     finally:
@@ -206,11 +227,12 @@ class _NotPlainError(Exception):
 def plain_values(text: str, entry_of: EntryOf | None = None) -> Any:
     """The values of a file without anchors, aliases, tags and merge keys, straight from the parser's events: a third of
     the time that nodes take, and no garbage. Raises an exception for any other file, and for mistakes: these are for
-    :func:`_parse_nodes`, which returns the same values for plain files and knows positions."""
-    rows = Rows(text, _Plain(_Loader("")).written, entry_of)
-    loader = _Loader(rows.text)
+    :func:`_from_nodes`, which returns the same values for plain files and knows positions."""
+    scalars = _Scalars()
+    rows = Rows(text, scalars.written, entry_of)
+    loader = Loader(rows.text)
     try:
-        reader = _Plain(loader)
+        reader = _Plain(loader.get_event, scalars)
         next_event = loader.get_event
         next_event()  # the stream's start
         if type(next_event()) is not DocumentStartEvent:
@@ -228,19 +250,35 @@ def plain_values(text: str, entry_of: EntryOf | None = None) -> Any:
         loader.dispose()
 
 
+class _Scalars:
+    """Converts scalars, the same for rows and for the parser's events."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Any] = {}
+        """Values of unquoted text already converted; none of them is mutable."""
+
+    def written(self, text: str) -> Any:
+        """The value of a scalar as written; no escapes if it is quoted."""
+        return text[1:-1] if text[0] in _QUOTES else self.unquoted(text)
+
+    def unquoted(self, text: str) -> Any:
+        """The value of unquoted text. Raises ValueError."""
+        if text[:1] not in NOT_ALWAYS_TEXT:
+            return text
+        value = self._known.get(text, MISSING)
+        if isinstance(value, Missing):
+            value = self._known[text] = unquoted(text)
+        return value
+
+
 class _Plain:
     """Builds values from events. Called for each of many thousand entries, hence its loops."""
 
-    def __init__(self, loader: Any) -> None:
-        self.next_event = loader.get_event
-        self.loader = loader
-        self.special = loader.yaml_implicit_resolvers
-        """By first character: unquoted text that may not be a string."""
-        assert None not in self.special
+    def __init__(self, next_event: Callable[[], Any], scalars: _Scalars) -> None:
+        self.next_event = next_event
+        self.unquoted = scalars.unquoted
         self.left = MAX_VALUES - 1
         """How many more values are allowed."""
-        self.known: dict[str, Any] = {}
-        """Values of unquoted scalars already converted; none of them is mutable."""
 
     def value(self, event: Any, depth: int) -> Any:
         """The value that begins with an event."""
@@ -265,13 +303,13 @@ class _Plain:
 
     def _mapping(self, depth: int) -> dict[str, Any]:
         result: dict[str, Any] = {}
-        next_event, special, scalar = self.next_event, self.special, self.scalar
+        next_event, scalar = self.next_event, self.scalar
         while True:
             event = next_event()
             if type(event) is MappingEndEvent:
                 return result
             key = event.value if type(event) is ScalarEvent else None
-            if key is None or key in result or key == _MERGE_KEY or event.anchor is not None or event.tag is not None:
+            if key is None or key in result or key == MERGE_KEY or event.anchor is not None or event.tag is not None:
                 raise _NotPlainError
             self.left -= 2
             if self.left < 0:
@@ -279,39 +317,21 @@ class _Plain:
             event = next_event()
             if type(event) is not ScalarEvent or event.anchor is not None or event.tag is not None:
                 result[key] = self.value(event, depth + 1)
-            elif (text := event.value)[:1] not in special:
+            elif (text := event.value)[:1] not in NOT_ALWAYS_TEXT:
                 result[key] = text
             else:
                 result[key] = scalar(event)
 
     def scalar(self, event: Any) -> Any:
         """The value of a scalar: for unquoted text, a number, a date and so on if YAML sees one."""
-        text: str = event.value
-        return self.unquoted(text) if event.implicit[0] else text
-
-    def written(self, text: str) -> Any:
-        """The value of a scalar from its text; no escapes if it is quoted."""
-        first = text[0]
-        if first in _QUOTES:
-            return text[1:-1]
-        return self.unquoted(text) if first in self.special else text
-
-    def unquoted(self, text: str) -> Any:
-        """The value of unquoted text."""
-        value = self.known.get(text, MISSING)
-        if isinstance(value, Missing):
-            tag = self.loader.resolve(yaml.ScalarNode, text, (True, False))
-            value = text if tag == _TEXT else _constructed(self.loader, yaml.ScalarNode(tag, text))
-            self.known[text] = value
-        return value
+        return self.unquoted(event.value) if event.implicit[0] else event.value
 
 
 class _Builder:
     """Builds plain values from YAML nodes and records positions in the source."""
 
-    def __init__(self, source: Source, loader: Any, most_values: int) -> None:
+    def __init__(self, source: Source, most_values: int) -> None:
         self.source = source
-        self.loader = loader
         self.most_values = most_values
         self.problems: list[Problem] = []
         self.more = 0
@@ -329,38 +349,45 @@ class _Builder:
         self.count += 1
         if depth > MAX_DEPTH or self.count > self.most_values:
             raise yaml.YAMLError("the file nests too deeply or expands to too many values (aliases?)")
+        self._check_tag(node, place)
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, place, depth)
         if isinstance(node, yaml.SequenceNode):
             return [self.build(item, (*place, index), depth + 1) for index, item in enumerate(node.value)]
-        if node.tag == _TEXT:
+        if node.tag != PLAIN:
             return node.value
         try:
-            return _constructed(self.loader, node)
-        except ValueError as error:  # for instance the "date" 2024-13-45
+            return unquoted(node.value)
+        except ValueError as error:
             text = f"expected a value, or quotes around it: {error}"
             self._note(self._problem(place, node, text, node.value))
             return None
 
+    def _check_tag(self, node: yaml.Node, place: Place) -> None:
+        if node.tag not in UNTAGGED:
+            tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+            self._note(self._problem(place, node, f"expected a value without the tag {tag}; quote it if it is text"))
+
     def _mapping(self, node: yaml.MappingNode, place: Place, depth: int) -> dict[Any, Any]:
         result: dict[Any, Any] = {}
         for key_node, value_node in node.value:
-            if key_node.tag == _MERGE:
+            if is_merge(key_node):
                 self._merge(result, value_node, place, depth)
         own: dict[str, yaml.Node] = {}
         for key_node, value_node in node.value:
-            if key_node.tag == _MERGE:
+            if is_merge(key_node):
                 continue
             if not isinstance(key_node, yaml.ScalarNode):
                 self._note(self._problem(place, key_node, "expected plain names as keys"))
                 continue
             key = key_node.value
+            self._check_tag(key_node, (*place, key))
             if key in own:
                 text = f"expected each key once; it is already there at line {_position(own[key])[0]}"
                 self._note(self._problem((*place, key), key_node, text))
                 continue
             own[key] = key_node
-            if value_node.tag == _TEXT and isinstance(value_node, yaml.ScalarNode):  # most of a file of quotas
+            if value_node.tag == TEXT and isinstance(value_node, yaml.ScalarNode):  # most of a file of quotas
                 self.count += 1
                 result[key] = value_node.value
             else:
@@ -381,19 +408,6 @@ class _Builder:
         line, column = _position(node)
         shown = None if isinstance(value, Missing) else value_text(value)
         return Problem(self.source.file, place_text(place), line, column, shown, expected)
-
-
-def _constructed(loader: Any, node: yaml.Node) -> Any:
-    """The value of a scalar that is not text. Raises ValueError and YAMLError."""
-    if len(node.value) > MAX_NUMBER_CHARS:
-        raise ValueError(f"it has {len(node.value)} characters, at most {MAX_NUMBER_CHARS} are taken")
-    if node.tag == _WHOLE_NUMBER and _OCTAL.fullmatch(node.value):
-        meant = node.value.lstrip("+-0_") or "0"
-        raise ValueError(f"YAML reads {node.value} as an octal number; did you mean {meant}?")
-    try:
-        return loader.construct_object(node)
-    except (ArithmeticError, AttributeError, LookupError):  # PyYAML's, for !!bool maybe, !!timestamp soon, year 0
-        raise ValueError(f"it is no {node.tag.removeprefix('tag:yaml.org,2002:')}") from None
 
 
 def _position(node: yaml.Node) -> Position:
@@ -421,10 +435,10 @@ def _step(node: yaml.Node | None, part: str | int, depth: int) -> tuple[yaml.Nod
     if not isinstance(node, yaml.MappingNode) or depth > MAX_DEPTH:
         return None, None
     for key, value in node.value:
-        if isinstance(key, yaml.ScalarNode) and key.value == part and key.tag != _MERGE:
+        if isinstance(key, yaml.ScalarNode) and key.value == part and not is_merge(key):
             return key, value
     for key, value in node.value:
-        if key.tag == _MERGE:
+        if is_merge(key):
             for inner in _merged(value):
                 found = _step(inner, part, depth + 1)
                 if found[1] is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
 from config.problems import value_text
+from config.scalars import number
 from config.units import LONG_MAX, parse_duration_ms, parse_size, similar_size
 from quota.connections import canonical_address
 
@@ -18,7 +18,7 @@ DEFAULT_WORD = "<default>"
 """How the default entity is written, as in Kafka's own tools."""
 
 _SIZE_PATTERN = r"^\s*(0|[1-9][0-9_]*)(\.[0-9]+)?\s*([kKMGTP]?B?|[KMGTP]iB?)(/s)?\s*$"
-_DURATION_PATTERN = r"^\s*[0-9][0-9_]*(\.[0-9]+)?\s*(ms|s|m|min|h|d)?\s*$"
+_DURATION_PATTERN = r"^\s*(0|[1-9][0-9_]*)(\.[0-9]+)?\s*(ms|s|m|min|h|d)?\s*$"
 
 
 class Value:
@@ -47,15 +47,15 @@ def later(feature: str) -> PydanticCustomError:
     return PydanticCustomError("kquota_expected", "{expected}", {"expected": f"{feature} is not available yet"})
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+_NO_CONTROL = r"[^\x00-\x1f\x7f-\x9f]"
+"""A character of a name: NUL, line ends and the like would make two names look the same in a log."""
 
 
 def whole(least: int, most: int, what: str) -> Value:
     """An integer between two bounds, both allowed."""
 
     def check(value: Any) -> int:
-        if not _is_number(value) or value != int(value) or not least <= value <= most:
+        if number(value) is None or value != int(value) or not least <= value <= most:
             raise wrong(f"{what}, a whole number from {least} to {most}")
         return int(value)
 
@@ -72,7 +72,7 @@ def size(least: int, most: int, what: str) -> Value:
                 result = parse_size(value)
             except ValueError:
                 result = None
-        elif _is_number(value) and value == int(value):
+        elif number(value) is not None and value == int(value):
             result = int(value)
         if result is None or not least <= result <= most:
             upper = "" if most == LONG_MAX else f" and at most {most}"
@@ -92,7 +92,7 @@ def duration_ms(least_ms: int, most_ms: int, what: str, *, bare_unit: str | None
 
     def check(value: Any) -> int:
         result: int | None = None
-        if isinstance(value, str) or _is_number(value):
+        if isinstance(value, str) or number(value) is not None:
             try:
                 result = parse_duration_ms(str(value), bare_unit=bare_unit)
             except ValueError:
@@ -112,7 +112,7 @@ def rate(what: str) -> Value:
     def check(value: Any) -> float:
         if isinstance(value, str) and "percent" in what and re.fullmatch(r"\d+(\.\d+)?\s*%", value.strip()):
             value = float(value.strip()[:-1])
-        if not _is_number(value) or value <= 0:
+        if number(value) is None or value <= 0:
             raise wrong(f"{what}, a number above 0")
         return float(value)
 
@@ -120,10 +120,12 @@ def rate(what: str) -> Value:
 
 
 def text(what: str, *, most: int = 32_767) -> Value:
-    """Non-empty text. YAML turns `1234` and `yes` into other things, so these get a hint to quote them."""
+    """Non-empty text. YAML turns `1234` and `true` into other things, so these get a hint to quote them."""
 
     def check(value: Any) -> str:
         if isinstance(value, str) and 0 < len(value.encode("utf-8", "surrogatepass")) <= most:
+            if not re.fullmatch(f"{_NO_CONTROL}+", value):
+                raise wrong(f"{what}: text without control characters")
             return value
         if value is None or isinstance(value, str | dict | list):
             raise wrong(f"{what}: text that is not empty and at most {most} bytes long")
@@ -131,7 +133,8 @@ def text(what: str, *, most: int = 32_767) -> Value:
             f'{what} as text: write it in quotes, as "…" (without them YAML reads it as {type(value).__name__})'
         )
 
-    return Value(check, {"type": "string", "minLength": 1, "maxLength": most})
+    schema = {"type": "string", "minLength": 1, "maxLength": most, "pattern": f"^{_NO_CONTROL}+$"}
+    return Value(check, schema)
 
 
 def _address(value: Any) -> str:
@@ -249,7 +252,7 @@ def _overrides(value: Any) -> tuple[tuple[str, int], ...]:
             amount = parse_size(limit)
         except ValueError:
             amount = 0
-        if not colon or not name or not 1 <= amount <= LONG_MAX:
+        if not colon or not re.fullmatch(f"{_NO_CONTROL}+", name) or not 1 <= amount <= LONG_MAX:
             meant = similar_size(limit) if colon and name and not amount else None
             proposal = "" if meant is None else f"; did you mean {meant}?"
             raise wrong(f"{expected}; {value_text(part.strip())} is not one{proposal}")

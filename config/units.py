@@ -28,14 +28,21 @@ _LEADING_ZERO = re.compile(r"0[0_]*(?=[\d])", re.ASCII)
 _DURATION = re.compile(r"(?P<number>\d[\d_]*(?:\.\d+)?)\s*(?P<unit>[a-z]*)", re.ASCII)
 _DURATION_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
+_LONGEST = 64
+"""Characters of a size or duration: the arithmetic of much longer numbers takes long, or overflows."""
+
 LONG_MAX = 2**63 - 1
 """Java's largest long: the largest byte rate Kafka can express."""
+
+
+def _match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    return pattern.fullmatch(text.strip()) if len(text) <= _LONGEST else None
 
 
 @lru_cache(maxsize=1024)  # a file of thousands of quotas has few different sizes
 def parse_size(text: str) -> int:
     """``4M`` -> 4000000, ``2.5KiB`` -> 2560. Raises ValueError when it is not a size or not a whole number of bytes."""
-    match = _SIZE.fullmatch(text.strip())
+    match = _match(_SIZE, text)
     factor = _SIZE_UNITS.get(match["unit"]) if match else None
     if match is None or factor is None or _LEADING_ZERO.match(match["number"]):
         raise ValueError(f"{text!r} is not a size")
@@ -47,7 +54,7 @@ def parse_size(text: str) -> int:
 
 def similar_size(text: str) -> str | None:
     """A suggestion for text that is not a size: ``2m`` -> ``2M (megabytes) or 2Mi``. None: no suggestion."""
-    match = _SIZE.fullmatch(text.strip())
+    match = _match(_SIZE, text)
     if match is None:
         return None
     number, unit = match["number"], match["unit"]
@@ -71,8 +78,8 @@ def parse_duration_ms(text: str, *, bare_unit: str | None) -> int:
 
     Raises ValueError when it is not a duration, or finer than a millisecond.
     """
-    match = _DURATION.fullmatch(text.strip())
-    if match is None:
+    match = _match(_DURATION, text)
+    if match is None or _LEADING_ZERO.match(match["number"]):
         raise ValueError(f"{text!r} is not a duration")
     number = Decimal(match["number"].replace("_", ""))
     unit = match["unit"] or bare_unit or ("ms" if number == 0 else "")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from config.problems import ConfigError, Problem
+from config.problems import ConfigError, Place
 from deploy.common.text import json_text, say
 from quota.files import read_file
+
+if TYPE_CHECKING:
+    from config.source import Source
 
 FAILED, WRONG_USE = 1, 2
 
@@ -35,54 +38,60 @@ def strimzi_entries(file: str, data: bytes) -> Iterator[dict[str, Any]]:
 
     Raises ConfigError for text that is not YAML and for quotas that are not numbers above 0.
     """
-    for resource in _resources(file, data):
-        if not isinstance(resource, dict) or resource.get("kind") != "KafkaUser":
+    from config.source import parse_documents  # not needed to show the command's help
+
+    for source in parse_documents(file, data):
+        users = list(_users(source.values))
+        if users and source.problems:
+            raise ConfigError(source.problems)
+        for place, resource in users:
+            entry = _entry(source, place, resource)
+            if len(entry) > 1:
+                yield entry
+
+
+def _users(document: Any) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """The KafkaUser resources of a document, with their places in it."""
+    items = document.get("items") if isinstance(document, dict) else None
+    found = [((), document)] if not isinstance(items, list) else [(("items", at), one) for at, one in enumerate(items)]
+    for place, resource in found:
+        if isinstance(resource, dict) and resource.get("kind") == "KafkaUser":
+            yield place, resource
+
+
+def _entry(source: Source, place: Place, resource: dict[str, Any]) -> dict[str, Any]:
+    from config.scalars import number  # not needed to show the command's help
+
+    def section(values: dict[str, Any], *path: str) -> dict[str, Any]:
+        value = values.get(path[-1])
+        if value is not None and not isinstance(value, dict):
+            raise ConfigError([source.problem((*place, *path), "expected a mapping", value)])
+        return value or {}
+
+    name = section(resource, "metadata").get("name")
+    if not isinstance(name, str):
+        text = "expected the name of a KafkaUser as text"
+        raise ConfigError([source.problem((*place, "metadata", "name"), text, name)])
+    spec = section(resource, "spec")
+    quotas, kind = section(spec, "spec", "quotas"), section(spec, "spec", "authentication").get("type")
+    entry: dict[str, Any] = {"user": f"CN={name}" if kind in _BY_CERTIFICATE else name}
+    for theirs, ours in _LIMITS.items():
+        value = quotas.get(theirs)
+        if value is None:
             continue
-        name = (resource.get("metadata") or {}).get("name")
-        spec = resource.get("spec") or {}
-        quotas, kind = spec.get("quotas") or {}, (spec.get("authentication") or {}).get("type")
-        entry: dict[str, Any] = {"user": f"CN={name}" if kind in _BY_CERTIFICATE else name}
-        for theirs, ours in _LIMITS.items():
-            value = quotas.get(theirs)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-                place = f"KafkaUser {name}: spec.quotas.{theirs}"
-                raise ConfigError([Problem(file, place, None, None, repr(value), "expected a number above 0")])
-            entry[ours] = value
-        if len(entry) > 1:
-            yield entry
-
-
-def _resources(file: str, data: bytes) -> Iterator[Any]:
-    import yaml  # not needed to show the command's help
-
-    from config.bounds import check_text, count_values
-
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        text = check_text(file, data)
-        counting = loader(text)
-        try:
-            count_values(file, counting.get_event)
-        finally:
-            counting.dispose()
-        for document in yaml.load_all(text, Loader=loader):
-            if isinstance(document, dict) and isinstance(document.get("items"), list):
-                yield from document["items"]
-            else:
-                yield document
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError([Problem(file, "(the whole file)", None, None, None, f"expected YAML: {reason}")]) from error
+        found = number(value)
+        if found is None or found <= 0:
+            where = (*place, "spec", "quotas", theirs)
+            raise ConfigError([source.problem(where, f"expected a number above 0 (KafkaUser {name})", value)])
+        entry[ours] = found
+    return entry
 
 
 def entries_text(entries: list[dict[str, Any]]) -> str:
     """The entries as in a configuration file and in the chart's values."""
-    import yaml
+    from config.scalars import dump
 
-    body = yaml.safe_dump({"quotas": entries}, sort_keys=False, allow_unicode=True, default_flow_style=None, width=1000)
-    return str(body).rstrip("\n")
+    return dump({"quotas": entries}).rstrip("\n")
 
 
 @app.callback()

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import structlog
+
 from deploy.kubernetes import own_quotas
 from deploy.kubernetes.own_quotas import POLICIES, Policy, RefusedError
 
@@ -24,6 +26,7 @@ COPY_ANNOTATION: Final = "kquota.io/copy-of"
 FILE: Final = "kquota.yaml"
 
 Json = dict[str, Any]
+log = structlog.get_logger("kquota.webhook")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,27 +120,47 @@ comparing them with the chart's, may take seconds; they seldom change."""
 
 
 def plans(seen: Observed, told: Distribution, known: Known) -> Iterator[NamespacePlan]:
-    """For each namespace with the label, and for each that has a copy already: pods may run there."""
+    """For each namespace with the label, and for each that has a copy already: pods may run there.
+
+    Each is worked out when asked for, those with the least quotas first, so that nobody waits for one with many; an
+    exception of one is its own problem.
+    """
     ours = {where for where, one in seen.copies.items() if _annotations(one).get(COPY_ANNOTATION) == told.original}
-    for namespace, labels in sorted(seen.namespaces.items()):
-        chosen = labels.get(INJECTION_LABEL) == "enabled" and (not told.only or namespace in told.only)
+    for namespace in sorted(seen.namespaces, key=lambda one: (len(_own(seen, one) or ""), one)):
+        chosen = seen.namespaces[namespace].get(INJECTION_LABEL) == "enabled" and (
+            not told.only or namespace in told.only
+        )
         if namespace == told.namespace or not (chosen or namespace in ours):
             continue
         copy = seen.copies.get(namespace)
         if copy is not None and namespace not in ours:
             yield NamespacePlan(namespace, problem=f"there is another ConfigMap {told.name}, which is left alone")
             continue
-        yield _plan(namespace, copy, seen, told, known)
+        try:
+            plan = _plan(namespace, copy, seen, told, known)
+        except Exception as error:
+            log.exception("namespace configuration failed by a fault of kquota", namespace=namespace)
+            plan = NamespacePlan(namespace, problem=fault(error))
+        yield plan
+
+
+def fault(error: Exception) -> str:
+    """What people of a namespace are told of an exception that nobody expected."""
+    return f"a fault of kquota, please report it: {type(error).__name__}: {error}"
+
+
+def _own(seen: Observed, namespace: str) -> str | None:
+    """The text of a namespace's own quotas, None without any."""
+    return (seen.quotas.get(namespace, {}).get("data") or {}).get(own_quotas.KEY)
 
 
 def _plan(namespace: str, copy: Json | None, seen: Observed, told: Distribution, known: Known) -> NamespacePlan:
     wish = seen.namespaces[namespace].get(POLICY_LABEL)
     policy: Policy = next((one for one in POLICIES if one == wish), told.policy if wish is None else "none")
     file = f"ConfigMap {told.quotas_name}, {own_quotas.KEY}"
-    wanted = seen.quotas.get(namespace)
     text, accepted, refused = seen.base, None, None
-    if wanted is not None:
-        given = (wanted.get("data") or {}).get(own_quotas.KEY)
+    if namespace in seen.quotas:
+        given = _own(seen, namespace)
         before = ((copy or {}).get("data") or {}).get(own_quotas.KEY)
         if given is None:
             outcome = QuotasResult(None, f"{file}: there is no {own_quotas.KEY} in it")
@@ -153,12 +176,15 @@ def _plan(namespace: str, copy: Json | None, seen: Observed, told: Distribution,
 
 
 def _outcome(key: tuple[str, bool], base: str, own: str, policy: Policy, file: str, known: Known) -> QuotasResult:
-    digest = hashlib.sha256("\0".join((base, own, policy, file)).encode()).digest()
+    digest = hashlib.sha256("\0".join((base, own, policy, file)).encode("utf-8", "surrogatepass")).digest()
     if key not in known or known[key][0] != digest:
         try:
             found = QuotasResult(own_quotas.combined(base, own.encode(), policy, file), None)
         except RefusedError as error:
             found = QuotasResult(None, str(error))
+        except Exception as error:
+            log.exception("quotas of a namespace failed by a fault of kquota", namespace=key[0])
+            found = QuotasResult(None, f"{file}: {fault(error)}")
         known[key] = digest, found
     return known[key][1]
 

@@ -13,7 +13,17 @@ import structlog
 import trio
 
 from deploy.kubernetes.cluster import CONFIGURATIONS, ApiServerError, Cluster, owner_reference
-from deploy.kubernetes.distribution import FILE, INJECTION_LABEL, Distribution, Known, Observed, labels_of, plans
+from deploy.kubernetes.distribution import (
+    FILE,
+    INJECTION_LABEL,
+    Distribution,
+    Known,
+    NamespacePlan,
+    Observed,
+    fault,
+    labels_of,
+    plans,
+)
 
 EVERY_S: Final = 10.0
 MAX_MESSAGE: Final = 1000
@@ -48,6 +58,9 @@ class Distributor:
                 self._complain("", None)
             except ApiServerError as error:
                 self._complain("", str(error))
+            except Exception as error:  # pods are still admitted, and the next round may be better
+                if self._complain("", fault(error)):
+                    log.exception("no configuration is distributed")
             with trio.move_on_after(EVERY_S):
                 await self._wake.wait()
             self._wake = trio.Event()
@@ -59,19 +72,43 @@ class Distributor:
         self._served = set()
         for key in [one for one in self._known if one[0] not in seen.quotas]:
             del self._known[key]
-        for plan in await trio.to_thread.run_sync(lambda: list(plans(seen, self.told, self._known))):
+        found = plans(seen, self.told, self._known)
+        while (plan := await trio.to_thread.run_sync(next, found, None)) is not None:
+            await self._carry_out(plan)
+        for namespace in self._said.keys() - seen.namespaces.keys() - {""}:
+            del self._said[namespace]
+
+    async def _carry_out(self, plan: NamespacePlan) -> None:
+        """Write one namespace's copy, and say there what is wrong. No exception of one reaches another."""
+        namespace = plan.namespace
+        try:
             if plan.body is not None:
-                try:
-                    await self.cluster.apply(_config_map(plan.namespace, self.told.name), plan.body)
-                    log.info("configuration brought to namespace", namespace=plan.namespace)
-                except ApiServerError as error:
-                    plan.problem = str(error)
-            if plan.problem is None:
-                self._served.add(plan.namespace)
-            if plan.refused and self._complain(plan.namespace, plan.refused):
-                await self._event(plan.namespace, plan.refused)
-            elif not plan.refused:
-                self._complain(plan.namespace, plan.problem)
+                await self.cluster.apply(_config_map(namespace, self.told.name), plan.body)
+                log.info("configuration brought to namespace", namespace=namespace)
+        except ApiServerError as error:
+            plan.problem = str(error)
+        except Exception as error:
+            log.exception("namespace configuration failed by a fault of kquota", namespace=namespace)
+            plan.problem = fault(error)
+        if plan.problem is None:
+            self._served.add(namespace)
+        wrong = [f"The former quotas stay in force. {plan.refused}"] if plan.refused else []
+        wrong += [plan.problem] if plan.problem else []
+        if self._complain(namespace, " ".join(wrong) or None):
+            name, reason = (
+                (self.told.name, "NotDistributed") if plan.problem else (self.told.quotas_name, "QuotasRefused")
+            )
+            await self._event(namespace, name, reason, self._said[namespace])
+
+    def metrics(self) -> str:
+        """The state of the distribution for Prometheus."""
+        lines = [
+            "# HELP kquota_webhook_namespace_problem 1: a namespace's configuration (no name: all) is not up to date; "
+            "its events say why.",
+            "# TYPE kquota_webhook_namespace_problem gauge",
+            *(f'kquota_webhook_namespace_problem{{namespace="{name}"}} 1' for name in sorted(self._said)),
+        ]
+        return "\n".join(lines) + "\n"
 
     async def look(self) -> Observed:
         """The observed state. Raises ApiServerError."""
@@ -105,19 +142,17 @@ class Distributor:
         log.warning("namespace configuration is not up to date", namespace=namespace or None, error=what)
         return True
 
-    async def _event(self, namespace: str, message: str) -> None:
+    async def _event(self, namespace: str, name: str, reason: str, message: str) -> None:
         """Where users of the namespace look: `kubectl describe configmap`, `kubectl get events`."""
-        message = f"The former quotas stay in force. {message}"
         if len(message) > MAX_MESSAGE:
             message = message[: MAX_MESSAGE - 1] + "…"
-        about = {"apiVersion": "v1", "kind": "ConfigMap", "name": self.told.quotas_name, "namespace": namespace}
         body = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"generateName": f"{self.told.quotas_name}.", "namespace": namespace},
-            "involvedObject": about,
+            "metadata": {"generateName": f"{name}.", "namespace": namespace},
+            "involvedObject": {"apiVersion": "v1", "kind": "ConfigMap", "name": name, "namespace": namespace},
             "type": "Warning",
-            "reason": "QuotasRefused",
+            "reason": reason,
             "message": message,
             "source": {"component": "kquota-webhook"},
             "reportingComponent": "kquota.io/webhook",
@@ -125,8 +160,8 @@ class Distributor:
         }
         try:
             await self.cluster.ask("POST", f"/api/v1/namespaces/{namespace}/events", body)
-        except ApiServerError as error:
-            log.warning("cannot create an event about refused quotas", namespace=namespace, error=str(error))
+        except Exception as error:
+            log.warning("cannot create an event about a namespace's problem", namespace=namespace, error=str(error))
 
 
 def _config_map(namespace: str, name: str) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final, Literal, get_args
 
-import yaml
-
 from config.load import load_bytes
 from config.model import Config
 from config.problems import ConfigError
+from config.scalars import dump
+from config.source import parse
 from config.table import to_table
 from config.types import DEFAULT_WORD
 from quota.connections import ConnectionEntry, Scope
@@ -25,12 +25,12 @@ POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
 
 KEY: Final = "quotas.yaml"
 """The key in the namespace's ConfigMap: a file with `quotas` and nothing else."""
-MAX_PAIRS: Final = 100_000
-"""Users times client-ids compared for `lower`: about three seconds of a core."""
-_ANOTHER: Final = "\0another"
-"""Represents every name without an entry: no Kafka client can have it in a YAML file."""
-
-_loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+MAX_BYTES: Final = 256 * 1024
+"""Of a namespace's quotas. The copy has them twice beside the chart's, and a ConfigMap holds 1 MiB."""
+MAX_ENTRIES: Final = 4000
+"""Entries of a namespace, in which aliases may have multiplied what is written."""
+MAX_PAIRS: Final = 40_000
+"""Users times client-ids compared for `lower`."""
 
 
 class RefusedError(ValueError):
@@ -48,40 +48,48 @@ def combined(base: str, own: bytes, policy: Policy, file: str) -> str:
     """
     if policy == "none":
         raise RefusedError(f"{file}: this namespace may not set quotas (webhook.namespaceQuotas, or its label)")
-    _check_alone(file, own)
-    values = yaml.load(base, Loader=_loader)
+    try:
+        return _merged(base, own, policy, file)
+    except ConfigError as error:
+        raise RefusedError("\n".join(str(problem) for problem in error.problems)) from None
+
+
+def _merged(base: str, own: bytes, policy: Policy, file: str) -> str:
+    """Raises ConfigError and RefusedError."""
+    added = _entries(file, own)
+    values = parse("the chart's quotas", base.encode()).values
     quotas = values.get("quotas") or []
     settings = {"entries": quotas} if isinstance(quotas, list) else dict(quotas)
     if settings.get("source") == "cluster":
         raise RefusedError(f"{file}: the quotas are the cluster's own here (quotas.source: cluster)")
     entries = {_about(one): dict(one) for one in settings.get("entries") or []}
-    for one in yaml.load(own, Loader=_loader)["quotas"]:
+    for one in added:
         entries[_about(one)] = entries.get(_about(one), {}) | one
     settings["entries"] = list(entries.values())
     values["quotas"] = settings["entries"] if isinstance(quotas, list) else settings
-    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, default_flow_style=None, width=1000)
-    try:
-        config = load_bytes(f"{file}, with the chart's settings", text.encode())
-    except ConfigError as error:
-        raise RefusedError("\n".join(str(problem) for problem in error.problems)) from None
+    text = dump(values)
+    config = load_bytes(f"{file}, with the chart's settings", text.encode())
     if policy == "lower":
         for problem in raised(load_bytes("the chart's quotas", base.encode()), config):
             raise RefusedError(f"{file}: {problem} (webhook.namespaceQuotas: lower)")
-    return str(text)
+    return text
 
 
-def _check_alone(file: str, own: bytes) -> None:
-    """Check it alone, as its author would: `kquota check --on-paper --config FILE`."""
-    try:
-        load_bytes(file, own, on_paper=True)
-    except ConfigError as error:
-        raise RefusedError("\n".join(str(problem) for problem in error.problems)) from None
-    values = yaml.load(own, Loader=_loader)
+def _entries(file: str, own: bytes) -> list[dict[str, Any]]:
+    """The namespace's entries, checked alone as by `kquota check --on-paper --config FILE`."""
+    if len(own) > MAX_BYTES:
+        raise RefusedError(f"{file}: expected at most {MAX_BYTES} bytes, it has {len(own)}")
+    values = parse(file, own).values
+    found = values.get("quotas") if isinstance(values, dict) else None
+    if isinstance(found, list) and len(found) > MAX_ENTRIES:
+        raise RefusedError(f"{file}: quotas: expected at most {MAX_ENTRIES} entries, there are {len(found)}")
+    load_bytes(file, own, on_paper=True)
     more = sorted(str(key) for key in values.keys() - {"quotas"})
     if more:
         raise RefusedError(f"{file}: {more[0]}: a namespace sets quotas and nothing else")
-    if not isinstance(values.get("quotas"), list):
+    if not isinstance(found, list):
         raise RefusedError(f"{file}: quotas: expected a list of entries")
+    return found
 
 
 def _about(entry: dict[str, Any]) -> tuple[Any, Any, Any]:
@@ -98,12 +106,12 @@ def raised(before: Config, after: Config) -> Iterable[str]:
     if len(users) * len(clients) > MAX_PAIRS:
         yield f"{len(users)} users and {len(clients)} client-ids are more than can be compared ({MAX_PAIRS} pairs)"
         return
-    for user in users:
-        for client in clients:
-            for kind in Kind:
+    for kind in filter(old.records, Kind):
+        for user in users:
+            for client in clients:
                 problem = _raised(old, new, old.resolve(kind, user, client), new.resolve(kind, user, client))
                 if problem:
-                    yield f"{_words(user, client)} would get {RATE_FIELD[kind]} {problem}"
+                    yield f"{_words(users, user, clients, client)} would get {RATE_FIELD[kind]} {problem}"
     yield from _connections_raised(old, new)
 
 
@@ -129,7 +137,8 @@ def _raised(old: QuotaTable, new: QuotaTable, before: Resolution, after: Resolut
 def _connections_raised(old: QuotaTable, new: QuotaTable) -> Iterable[str]:
     for scope in Scope:
         entries = (entry for table in (old, new) for entry in table.connections.entries if entry.scope is scope)
-        for name in _names(entry.name for entry in entries):
+        names = _names(entry.name for entry in entries)
+        for name in names:
             for limit, find in (("connection_creation_rate", "rate"), ("max_connections", "cap")):
                 before: ConnectionEntry | None = getattr(old.connections, find)(scope, name)
                 after: ConnectionEntry | None = getattr(new.connections, find)(scope, name)
@@ -138,14 +147,19 @@ def _connections_raised(old: QuotaTable, new: QuotaTable) -> Iterable[str]:
                 had, has = getattr(before, limit), getattr(after, limit, None)
                 alone = limit == "connection_creation_rate" and old.of_fleet(before) and not new.of_fleet(after)
                 if after is None or has > had or after.mode != "enforce" or alone:
-                    said = DEFAULT_WORD if name == _ANOTHER else name
+                    said = DEFAULT_WORD if name == names[0] else name
                     yield f"{scope} {said} would get {limit} {has}, the chart's quotas have {had}"
 
 
 def _names(found: Iterable[Name]) -> list[str]:
-    return [*dict.fromkeys(name for name in found if isinstance(name, str)), _ANOTHER]
+    """Names with an entry, after one that has none: it stands for all others."""
+    names = {name: None for name in found if isinstance(name, str)}
+    another = "?"
+    while another in names:
+        another += "?"
+    return [another, *names]
 
 
-def _words(user: str, client: str) -> str:
-    said = ("any other" if user == _ANOTHER else user), ("any other" if client == _ANOTHER else client or "(empty)")
+def _words(users: list[str], user: str, clients: list[str], client: str) -> str:
+    said = ("any other" if user == users[0] else user), ("any other" if client == clients[0] else client or "(empty)")
     return f"user {said[0]}, client-id {said[1]}"

@@ -109,15 +109,20 @@ class _Https(HypercornConfig):
 
 
 class WebhookApp:
-    """/mutate for the API server, /healthz for the kubelet."""
+    """/mutate for the API server, /healthz for the kubelet, /metrics for Prometheus."""
 
-    def __init__(self, template: Path, pod_of: Callable[[str], None]) -> None:
+    def __init__(self, template: Path, pod_of: Callable[[str], None], metrics: Callable[[], str]) -> None:
         """`pod_of` is called with the namespace of each pod that gets a sidecar."""
         self._template = template
         self._pod_of = pod_of
+        self._metrics_text = metrics
         self._aside = Aside()
         self.asgi = Starlette(
-            routes=[Route("/mutate", self._mutate, methods=["POST"]), Route("/healthz", self._healthz)]
+            routes=[
+                Route("/mutate", self._mutate, methods=["POST"]),
+                Route("/healthz", self._healthz),
+                Route("/metrics", self._metrics),
+            ]
         )
 
     def read(self) -> Template:
@@ -130,6 +135,9 @@ class WebhookApp:
         except (OSError, TemplateError) as error:
             return PlainTextResponse(f"{error}\n", 503)
         return PlainTextResponse("ok\n")
+
+    async def _metrics(self, request: Request) -> Response:
+        return PlainTextResponse(self._metrics_text(), media_type="text/plain; version=0.0.4")
 
     async def _mutate(self, request: Request) -> Response:
         body = bytearray()
@@ -178,7 +186,7 @@ async def _serve(template: Path, files: tuple[Path, Path] | None, host: str, por
     told = Template.parse(read_file(template, MAX_TEMPLATE_BYTES)).distribution
     async with Cluster.of_this_pod(account) as cluster, trio.open_nursery() as nursery:
         distributor = Distributor(cluster, told)
-        app = WebhookApp(template, distributor.pod_of)
+        app = WebhookApp(template, distributor.pod_of, distributor.metrics)
 
         async def asked_to_end() -> None:
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:

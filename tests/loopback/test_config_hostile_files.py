@@ -226,7 +226,7 @@ def test_the_webhook(kind: str, tmp_path: Path, issued: Issued) -> None:
     path = tmp_path / "template"
     reason = put(kind, path)
     with pytest.raises(OSError, match="it has" if kind == "36 MB" else reason):
-        WebhookApp(path, lambda namespace: None).read()
+        WebhookApp(path, lambda namespace: None, str).read()
     cert = tmp_path / "cert"
     put_file(cert, issued.chain.read_bytes())
     certificate = Certificate(partial(of_files, cert, issued.key))

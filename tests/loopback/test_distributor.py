@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,102 @@ async def test_one_namespace_that_cannot_be_written_disturbs_no_other(api: Scrip
     (told,) = [line for line in lines if line["log_level"] == "warning"]
     assert told["namespace"] == "another"
     assert "scripted: 403" in told["error"]
+
+
+EVIL = {
+    "310 digits": "quotas: [{client-id: a, producer_byte_rate: %s}]" % ("9" * 310),
+    "no number": "quotas: [{client-id: a, producer_byte_rate: 190:20:30}]",
+    "a tag": "quotas: !!python/object/apply:os.system ['true']",
+    "a NUL": 'quotas: [{user: "\\0another", producer_byte_rate: 1}]',
+    "nesting": "quotas: " + "[" * 100_000,
+    "a megabyte": "quotas:\n" + "- {client-id: c, producer_byte_rate: 1M}\n" * 25_000,
+    "another alphabet": "\ud800",
+}
+
+
+def labelled(api: ScriptedApi, *namespaces: str) -> None:
+    for name in namespaces:
+        api.put(f"/api/v1/namespaces/{name}", metadata={"labels": {"kquota.io/injection": "enabled"}})
+
+
+def events(api: ScriptedApi) -> list[tuple[str, str]]:
+    return [
+        (one["metadata"]["namespace"], one["message"])
+        for path, one in sorted(api.objects.items())
+        if "/events/" in path
+    ]
+
+
+@pytest.mark.parametrize("case", EVIL)
+async def test_quotas_of_one_namespace_are_its_own_event(api: ScriptedApi, case: str) -> None:
+    """Another namespace, whose name comes later, gets its configuration all the same."""
+    labelled(api, "evil")
+    api.put("/api/v1/namespaces/evil/configmaps/kquota-quotas", data={"quotas.yaml": EVIL[case]})
+    api.put(QUOTAS, data={"quotas.yaml": "quotas: [{client-id: a, producer_byte_rate: 1M}]"})
+    with structlog.testing.capture_logs() as lines:
+        distributor = await rounds(api, 2)
+    assert "producer_byte_rate: 1M" in api.objects[COPY]["data"]["kquota.yaml"]
+    assert api.objects["/api/v1/namespaces/evil/configmaps/kquota"]["data"] == {"kquota.yaml": BASE}
+    ((namespace, message),) = events(api)
+    assert (namespace, message.split(", quotas.yaml")[0]) == (
+        "evil",
+        "The former quotas stay in force. ConfigMap kquota-quotas",
+    )
+    assert [line["namespace"] for line in lines if line["log_level"] == "warning"] == ["evil"]
+    assert distributor.metrics().splitlines()[2:] == ['kquota_webhook_namespace_problem{namespace="evil"} 1']
+
+
+@pytest.mark.parametrize(
+    "error", [OverflowError("int too large"), RecursionError("deep"), MemoryError(), KeyError("quotas")]
+)
+@pytest.mark.parametrize("place", ["own_quotas.combined", "distribution._copy", "distributor._config_map"])
+async def test_no_exception_of_one_namespace_reaches_another(
+    api: ScriptedApi, monkeypatch: pytest.MonkeyPatch, error: Exception, place: str
+) -> None:
+    """Whatever is thrown, wherever: in its quotas, in its copy, or when that is written."""
+    labelled(api, "evil")
+    evil = "quotas: [{client-id: evil, producer_byte_rate: 1M}]"
+    api.put("/api/v1/namespaces/evil/configmaps/kquota-quotas", data={"quotas.yaml": evil})
+    module, name = place.split(".")
+    usual = getattr(importlib.import_module(f"deploy.kubernetes.{module}"), name)
+
+    def throw(*given: Any) -> Any:
+        if "evil" in str(given):
+            raise error
+        return usual(*given)
+
+    monkeypatch.setattr(f"deploy.kubernetes.{place}", throw)
+    with structlog.testing.capture_logs() as lines:
+        distributor = await rounds(api, 2)
+        assert api.objects[COPY]["data"] == {"kquota.yaml": BASE}
+        ((namespace, message),) = events(api)
+        assert namespace == "evil"
+        assert f"a fault of kquota, please report it: {type(error).__name__}" in message
+        assert {line["namespace"] for line in lines if line["log_level"] in ("warning", "error")} == {"evil"}
+        monkeypatch.undo()
+        api.put("/api/v1/namespaces/evil/configmaps/kquota-quotas", data={"quotas.yaml": evil + "\n"})
+        async with Cluster(api.url, api.account) as cluster:
+            distributor.cluster = cluster
+            await distributor.round()
+    assert "evil" in api.objects["/api/v1/namespaces/evil/configmaps/kquota"]["data"]["kquota.yaml"]
+    assert "evil" not in distributor.metrics()
+
+
+async def test_a_round_that_fails_is_followed_by_others(api: ScriptedApi) -> None:
+    """The release's own ConfigMap lost its key: the process lives, says so, and goes on when it is back."""
+    original = api.objects["/api/v1/namespaces/platform/configmaps/kquota"]["data"]
+    text = original.pop("kquota.yaml")
+    with structlog.testing.capture_logs() as lines:
+        async with Cluster(api.url, api.account) as cluster, trio.open_nursery() as nursery:
+            distributor = Distributor(cluster, TOLD)
+            nursery.start_soon(distributor.run)
+            with trio.fail_after(8):
+                await until(lambda: 'namespace=""' in distributor.metrics())
+                original["kquota.yaml"] = text
+                distributor.pod_of("orders")
+                await until(lambda: COPY in api.objects)
+            nursery.cancel_scope.cancel()
+    assert "KeyError" in next(line["error"] for line in lines if line["log_level"] == "warning")
 
 
 async def test_a_pod_of_a_new_namespace_is_not_kept_waiting_for_ten_seconds(api: ScriptedApi) -> None:

@@ -167,7 +167,7 @@ def test_the_price_model_of_the_docs_is_right(tmp_path: Path) -> None:
     model = load_prices(tmp_path / "prices.yaml")
     assert (model.currency, model.payer, model.prices.request_hour) == ("EUR", "user", 0.1)
     (tmp_path / "prices.yaml").write_text("a: [")
-    with pytest.raises(WrongUseError, match="no YAML"):
+    with pytest.raises(WrongUseError, match="expected YAML"):
         load_prices(tmp_path / "prices.yaml")
 
 

@@ -52,6 +52,30 @@ def test_brackets_are_exit_2_with_place_and_reason(command: tuple[str, ...], tmp
         assert said == f"error: {path}:1:33: (the whole file): expected at most 32 levels of nesting\n"
 
 
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_number_of_310_digits_is_exit_2_with_place(command: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "q.yaml"
+    path.write_text(f"upstream: {{bootstrap: ['k:1']}}\nquotas:\n- {{user: u, producer_byte_rate: {'9' * 310}}}\n")
+    done = kquota(*command, "--config", str(path))
+    assert done.returncode == 2, done.stderr
+    said = (done.stdout if "--json" in command else done.stderr).decode()
+    assert "quotas[0].producer_byte_rate" in said
+    assert "--json" in command or said.startswith(f"error: {path}:3:33: quotas[0].producer_byte_rate: got 999999")
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_number_of_310_digits_leaves_a_running_sidecar(tmp_path: Path) -> None:
+    with running(tmp_path) as run:
+        good = run.config.read_text()
+        put_file(run.config, good.replace("1M}", f"{'9' * 310}}}"))
+        until(lambda: run.metric(SUCCESS) == 0)
+        (refused,) = run.logged("configuration refused, the last good one stays in force")
+        assert "producer_byte_rate: got 99999" in refused["problems"][0]
+        put_file(run.config, good)
+        until(lambda: run.metric(SUCCESS) == 1)
+        ends_in_time(run)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_no_file_is_exit_2_with_the_reason(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "q.yaml"

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from config.bounds import MAX_DEPTH, MAX_DIRECTIVES, MAX_FILE_BYTES, MAX_NUMBER_CHARS, MAX_PROBLEMS, MAX_VALUES
+from config.bounds import MAX_DEPTH, MAX_DIRECTIVES, MAX_FILE_BYTES, MAX_PROBLEMS, MAX_VALUES
 from config.identity import StaticIdentity
 from config.load import load, load_bytes
 from config.overlay import parse_overlay
 from config.problems import ConfigError
+from config.scalars import MAX_NUMBER_CHARS
 from config.source import parse
 from deploy.sources.static_user import StaticUser, StaticUserError
 from tests.support.examples import examples
@@ -194,26 +195,14 @@ def test_aliases_that_multiply(data: bytes) -> None:
     assert "nests too deeply or expands to too many values (aliases?)" in found
 
 
-@pytest.mark.parametrize("value", ["1:" * 1_000_000 + "1", "1:" * 1000 + "1.5", "9" * 5000, "0b" + "1" * 2000])
+@pytest.mark.parametrize(
+    "value", ["9" * 5000, "-" + "9" * 1_000_000, "0." + "1" * 1000, "1." + "0" * 990 + "e+99999999"]
+)
 def test_numbers_that_take_long(value: str) -> None:
     found = refused(f"a: {value}\n".encode())
     text = f"expected a value, or quotes around it: it has {len(value)} characters, at most {MAX_NUMBER_CHARS}"
     assert any(text in each for each in found)
     assert parse("q.yaml", f"a: '{value}'\n".encode()).values == {"a": value}
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("!!bool maybe", "it is no bool"),
-        ("!!timestamp soon", "it is no timestamp"),
-        ("1:" * 300 + "1.5", "it is no float"),
-        ("2024-13-45", "month must be in 1..12"),
-    ],
-)
-def test_scalars_that_are_not_what_they_say(value: str, expected: str) -> None:
-    (found,) = [each for each in refused(f"a: {value}\n".encode()) if each.startswith("q.yaml:1:4: a: ")]
-    assert f"expected a value, or quotes around it: {expected}" in found
 
 
 @pytest.mark.parametrize(

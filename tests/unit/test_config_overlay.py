@@ -77,9 +77,12 @@ def test_the_file_is_readable_and_says_who_writes_it() -> None:
             "quotas: [{user: {nam: a}, producer_byte_rate: 1}]",
             "quotas[0].user: got a mapping with nam, expected a name",
         ),
-        ("quotas: [{user: a, producer_byte_rate: yes}]", "producer_byte_rate: got true, expected a number, or null"),
+        (
+            "quotas: [{user: a, producer_byte_rate: yes}]",
+            'producer_byte_rate: got "yes", expected a finite number, or null',
+        ),
         ("quotas: [{user: a, producer_byte_rate: 0}]", "expected producer_byte_rate to be a finite number above 0"),
-        ("quotas: [{user: a, producer_byte_rate: .inf}]", "expected producer_byte_rate to be a finite number above 0"),
+        ("quotas: [{user: a, producer_byte_rate: -1}]", "expected producer_byte_rate to be a finite number above 0"),
         ("quotas: [{user: a, producer_byte_rate: 1.5}]", "expected producer_byte_rate to be a whole number, got 1.5"),
         ("quotas: [{user: a, producer_rate: 1}]", "quotas[0].producer_rate: unknown key, did you mean"),
         (

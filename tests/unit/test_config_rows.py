@@ -113,7 +113,7 @@ ELSEWHERE = {
     "the end of a document": "quotas:\n" + rows(3) + "...\n",
     "no YAML": "quotas:\n" + rows(3) + "   - a: b\n",
     "no YAML before": "quotas: [\n" + rows(3),
-    "no date": "quotas:\n" + rows(3, "  - user: 2024-13-4{0}\n"),
+    "a long number": "quotas:\n" + rows(3, "  - user: " + "9" * 1001 + "{0}\n"),
     "a mapping among them": "quotas:\n" + rows(3) + "  a: b\n",
     "something deeper": "quotas:\n" + rows(3) + "      a: b\n",
     "a text that goes on": "quotas:\n" + rows(3) + "      and on\n" + rows(3),

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import time
+from itertools import product
+from typing import Any
+
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from config.load import load_bytes
 from config.table import to_table
-from deploy.kubernetes.own_quotas import POLICIES, RefusedError, combined
-from quota.entity import Kind
+from deploy.kubernetes.own_quotas import MAX_BYTES, POLICIES, RefusedError, combined
+from quota.connections import Scope
+from quota.entity import Kind, bounded_name
+from quota.table import RATE_FIELD
+from tests.support.examples import examples
+
+Json = dict[str, Any]
 
 FILE = "ConfigMap kquota-quotas, quotas.yaml"
 HEAD = 'upstream: {bootstrap: ["kafka:9092"]}\n'
@@ -132,35 +142,124 @@ def test_the_clusters_own_quotas_are_not_mixed_with_a_namespaces() -> None:
         merged("  - {client-id: a, producer_byte_rate: 1}\n", base=HEAD + "quotas: {source: cluster}\n")
 
 
-NAMES = st.sampled_from([None, "<default>", "a", "b"])
-ENTRY = st.tuples(NAMES, NAMES, st.sampled_from([1, 2, 3]), st.sampled_from(["enforce", "shadow"])).filter(
-    lambda one: one[:2] != (None, None)
+@pytest.mark.parametrize("name", ["\\0another", "?", "??", "any other"])
+def test_no_name_stands_for_all_others(name: str) -> None:
+    """The name that represents all others once was one that YAML can write; an entry for it hid what others get."""
+    base = HEAD + "quotas: [{user: <default>, producer_byte_rate: 2M, max_connections: 50}]\n"
+    for limit in ("producer_byte_rate", "max_connections"):
+        own = f'  - {{user: <default>, {limit}: 99999999}}\n  - {{user: "{name}", {limit}: 1}}\n'
+        with pytest.raises(
+            RefusedError, match=r"control characters|would get (producer_byte_rate|max_connections) 9999"
+        ):
+            merged(own, base=base)
+
+
+LONG = "l" * 300
+FEW = ["<default>", "a", "?"]
+MANY = [*FEW, "any other", LONG, bounded_name(LONG)]
+WHO: list[Json] = [
+    *({"user": user, "client-id": client} for user, client in product(FEW, FEW)),
+    *({key: name} for key, name in product(("user", "client-id"), MANY)),
+    *({"ip": address} for address in ("<default>", "10.0.0.1")),
+]
+CONNECTIONS = [{name: most} for name, most in product(("connection_creation_rate", "max_connections"), (1, 2, 3))]
+RATES = [{name: limit} for name, limit in product(RATE_FIELD.values(), (1, 2, 3))]
+RATES += [one | two for one, two in product(RATES[:3], RATES[3:6])]
+BOTH = [one | two for one, two in product(RATES[:3], CONNECTIONS)]
+HOW: list[Json] = [{}, {}, {"mode": "shadow"}, {"scope": "fleet"}, {"scope": "instance"}]
+
+
+def about(who: Json) -> list[Json]:
+    """The entries that there may be for a user, client-id or address."""
+    limits = CONNECTIONS if "ip" in who else RATES if "client-id" in who else [*RATES, *CONNECTIONS, *BOTH]
+    return [who | one | how for one in limits for how in (HOW[:3] if "max_connections" in one else HOW)]
+
+
+ENTRIES = [st.sampled_from(about(who)) for who in WHO]
+
+
+@st.composite
+def quotas(draw: st.DrawFn) -> tuple[list[Json], list[Json]]:
+    """Those of a chart and of a namespace, about few users, client-ids and addresses, so that they meet."""
+    few = draw(st.sets(st.sampled_from(range(len(WHO))), min_size=1, max_size=3))
+    chart, own = ([draw(ENTRIES[who]) for who in sorted(few) if draw(st.integers(0, 3))] for _ in ("chart", "own"))
+    return chart, own
+
+
+SETTINGS = st.sampled_from(
+    [{}, {"empty_client_id": "kafka"}, {"fleet": {"default_scope": "fleet"}}, {"quota.producer.override": "b:1"}]
 )
-LISTS = st.lists(ENTRY, max_size=4, unique_by=lambda one: one[:2])
 
 
-@given(LISTS, LISTS)
-def test_after_lower_no_client_may_use_more(chart: list[tuple], own: list[tuple]) -> None:  # type: ignore[type-arg]
-    """For each user and client-id, named anywhere or not: the limit is at most what it was, and no counter is shared by
-    fewer."""
-
-    def text(found: list[tuple]) -> str:  # type: ignore[type-arg]
-        keys = "user", "client-id", "producer_byte_rate", "mode"
-        quotas = [{k: v for k, v in zip(keys, one, strict=True) if v is not None} for one in found]
-        return yaml.safe_dump({"quotas": quotas})
-
-    base = HEAD + text(chart)
+@given(quotas(), SETTINGS)
+@settings(max_examples=examples(300))
+def test_after_lower_no_client_may_use_more(found: tuple[list[Json], list[Json]], more: Json) -> None:
+    """For each user, client-id and address, named anywhere or not, and each kind of quota: the limit is at most what it
+    was, it is enforced, it is the fleet's if it was, and no counter is shared by fewer."""
+    chart, own = found
+    base = json.dumps({"upstream": {"bootstrap": ["kafka:9092"]}, "fleet": {}} | more | {"quotas": chart})
+    before = to_table(load_bytes("x", base.encode()))
     try:
-        after = to_table(load_bytes("x", combined(base, text(own).encode(), "lower", FILE).encode()))
+        text = combined(base, json.dumps({"quotas": own}).encode(), "lower", FILE)
     except RefusedError:
         return
-    before = to_table(load_bytes("x", base.encode()))
-    for user in ("a", "b", "c"):
-        for client in ("a", "b", "c", ""):
-            old, new = before.resolve(Kind.PRODUCE, user, client), after.resolve(Kind.PRODUCE, user, client)
-            if old.limit is not None and old.entry is not None and old.entry.mode == "enforce":
-                assert new.limit is not None
-                assert new.limit <= old.limit
-                assert new.entry is not None
-                assert new.entry.mode == "enforce"
-                assert {i for i in (0, 1) if new.key[i] is not None} <= {i for i in (0, 1) if old.key[i] is not None}
+    after = to_table(load_bytes("x", text.encode()))
+    names = ["a", "b", "c", "?", "any other", "\0another", LONG, bounded_name(LONG)]
+    for kind, user, client in product(Kind, names, [*names, ""]):
+        old, new = before.resolve(kind, user, client), after.resolve(kind, user, client)
+        if old.limit is not None and old.entry is not None and old.entry.mode == "enforce":
+            assert new.limit is not None
+            assert new.limit <= old.limit
+            assert new.entry is not None
+            assert new.entry.mode == "enforce"
+            assert after.of_fleet(new.entry) >= before.of_fleet(old.entry)
+            assert {i for i in (0, 1) if new.key[i] is not None} <= {i for i in (0, 1) if old.key[i] is not None}
+    for scope, limit in product(Scope, ("connection_creation_rate", "max_connections")):
+        for name in names if scope is Scope.USER else ("10.0.0.1", "10.0.0.9", "::1"):
+            had, has = (
+                (one.connections.cap if limit == "max_connections" else one.connections.rate)(scope, name)
+                for one in (before, after)
+            )
+            if had is not None and had.mode == "enforce":
+                assert has is not None
+                assert getattr(has, limit) <= getattr(had, limit)
+                assert has.mode == "enforce"
+                assert limit == "max_connections" or after.of_fleet(has) >= before.of_fleet(had)
+
+
+def filled(row: str, head: str = "quotas:\n") -> str:
+    return head + "".join(row.format(number) for number in range((MAX_BYTES - len(head)) // len(row)))
+
+
+MANY_KEYS = "quotas:\n- &a {" + ",".join(f"k{number}: 1" for number in range(200)) + "}\n"
+PAIR = "- {{client-id: c{0}, producer_byte_rate: 1M}}\n- {{user: u{0}, request_percentage: 1}}\n"
+COSTLY = {
+    "a megabyte": ("quotas:\n" + "- {client-id: c, mode: shadow}\n" * 35_000, "at most 262144 bytes, it has 10"),
+    "entries": (filled("- {{client-id: c{0}, x: 1}}\n"), "at most 4000 entries, there are"),
+    "entries by aliases": ("quotas:\n- &a {client-id: c}\n" + "- *a\n" * 4000, "at most 4000 entries, there are 4001"),
+    "values": (filled("1,", "quotas:\n- [") + "]", "a list of 13"),
+    "values by merge keys": (MANY_KEYS + "- {<<: *a}\n" * 900, "quotas[0].k0: unknown key"),
+    "pairs": (
+        "quotas:\n" + "".join(PAIR.format(number) for number in range(210)),
+        "211 users and 212 client-ids are more than can be compared (40000 pairs)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", COSTLY)
+def test_quotas_of_a_namespace_cost_little_time(case: str) -> None:
+    """Each about two seconds of a core or less; the first took seven."""
+    own, said = COSTLY[case]
+    began_s = time.thread_time()
+    with pytest.raises(RefusedError) as refused:
+        combined(BASE, own.encode(), "lower", FILE)
+    assert time.thread_time() - began_s < 8
+    assert said in str(refused.value)
+
+
+def test_as_many_quotas_as_a_namespace_may_have() -> None:
+    row = "- {{client-id: client-{0}, producer_byte_rate: 1M, consumer_byte_rate: 1M}}\n"
+    own = "quotas:\n" + "".join(row.format(number) for number in range(3500))
+    began_s = time.thread_time()
+    assert len(entries(combined(BASE, own.encode(), "lower", FILE))) == 3502
+    assert time.thread_time() - began_s < 8

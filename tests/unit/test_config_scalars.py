@@ -1,0 +1,173 @@
+"""Unquoted text in YAML: what is a number and what is not, the same in every file and however it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.errors import WrongUseError
+from analysis.owners import load_owners
+from analysis.prices import load_prices
+from config.load import load_bytes
+from config.overlay import parse_overlay
+from config.problems import ConfigError
+from config.scalars import dump
+from config.source import parse
+from deploy.cli.imports import strimzi_entries
+
+HEAD = 'upstream: {bootstrap: ["kafka:9092"]}\n'
+
+SURPRISES = [
+    "190:20:30", "1:30.5", "0777", "-012", "0o17", "0x1F", "0b101", "1_000", "1_0.5", "yes", "No", "ON", "off", "y",
+    "2024-01-01", "2024-01-01T10:00:00Z", "2024-13-45", "=", "<<", ".inf", "-.Inf", ".nan", "1e6", "1e999", "00.5",
+    "1:2:3:4:5:6:7:8", "1.2.3", "+", ".", "-.", "nULL",
+]  # fmt: skip
+"""YAML 1.1 reads most of these as something else than text; YAML 1.2 some."""
+VALUES: list[tuple[str, Any]] = [
+    ("0", 0), ("-17", -17), ("+5", 5), ("4000000", 4_000_000), ("9" * 310, int("9" * 310)), ("1.5", 1.5), ("-.5", -0.5),
+    ("2.", 2.0), ("1.0e+06", 1e6), ("1.0e+999", float("inf")), ("true", True), ("FALSE", False),
+    ("null", None), ("", None),
+]  # fmt: skip
+
+
+def readings(written: str) -> list[Any]:
+    """By the parser's events, by nodes (for an anchor elsewhere), and by rows without the parser."""
+    plain = parse("q.yaml", f"a: {written}\n".encode())
+    nodes = parse("q.yaml", f"a: {written}\nb: &x c\n".encode())
+    rows = parse("q.yaml", ("quotas:\n" + f"- user: {written}\n" * 3).encode())
+    assert (plain.problems, nodes.problems, rows.problems) == ([], [], [])
+    return [plain.values["a"], nodes.values["a"], *(one["user"] for one in rows.values["quotas"])]
+
+
+@pytest.mark.parametrize("written", SURPRISES)
+def test_surprises_of_yaml_are_text(written: str) -> None:
+    assert readings(written) == [written] * 5
+
+
+@pytest.mark.parametrize(("written", "value"), VALUES)
+def test_decimal_numbers_and_words_are_values(written: str, value: Any) -> None:
+    assert [(type(one), one) for one in readings(written)] == [(type(value), value)] * 5
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("~", '1:4: a: got "~", expected a value, or quotes around it: YAML reads ~ as null, which is written null'),
+        ("!!int 5", "1:4: a: expected a value without the tag !!int; quote it if it is text"),
+        ("!!bool maybe", "without the tag !!bool"),
+        ("!!float '.'", "without the tag !!float"),
+        ("!!timestamp 1-1-1", "without the tag !!timestamp"),
+        ("!!binary 'x'", "without the tag !!binary"),
+        ("!!set {a, b}", "without the tag !!set"),
+        ("!!omap [a: b]", "without the tag !!omap"),
+        ("!mine x", "without the tag !mine"),
+        ("!!python/object/apply:os.system ['true']", "without the tag !!python/object/apply:os.system"),
+        ("{!!int 5: x}", "1:5: a.5: expected a value without the tag !!int"),
+    ],
+)
+def test_tags_and_tildes_are_refused_with_place(written: str, said: str) -> None:
+    (problem,) = parse("q.yaml", f"a: {written}\n".encode()).problems
+    assert said in str(problem)
+    assert parse("q.yaml", b"a: !!str 5\nc: !!map {d: !!seq [1]}").values == {
+        "a": "5",
+        "c": {"d": [1]},
+    }
+
+
+@pytest.mark.parametrize("name", SURPRISES)
+def test_surprises_are_names_of_clients(name: str) -> None:
+    block = "quotas:\n- client-id: {0}\n  request_percentage: 5\n"
+    for layout in ("quotas: [{{client-id: {0}, request_percentage: 5}}]", block):
+        (entry,) = load_bytes("q.yaml", (HEAD + layout.format(name)).encode()).quotas
+        assert entry.client_id == name
+    assert parse_overlay("o.yaml", f"quotas: [{{user: {name}, producer_byte_rate: 1}}]".encode()) == {
+        (("user", name),): {"producer_byte_rate": 1.0}
+    }
+
+
+NO_RATE = [
+    "9" * 310, "-" + "9" * 310, "1e999", "1.0e+999", "-1", "-0.5", "NaN", ".nan", ".inf", "true", "no", "190:20:30",
+    "0777", "0o17", "0x1F", "2024-01-01", "~", "!!int 5", "[]", "=", "'" + "9" * 310 + "'", "'" + "9" * 100_000 + "'",
+]  # fmt: skip
+NAMES = (
+    "producer_byte_rate",
+    "request_percentage",
+    "controller_mutation_rate",
+    "connection_creation_rate",
+    "max_connections",
+)
+
+
+@pytest.mark.parametrize("written", NO_RATE)
+def test_numbers_that_are_none_are_refused_with_place(written: str) -> None:
+    """In a quota of each kind, in rows too, in settings, in the overlay, and in what other programs wrote."""
+    for name in NAMES:
+        for where in (f"- {{user: a, {name}: {written}}}\n", f"- user: a\n  {name}: {written}\n" * 3):
+            refused(lambda where=where: load_bytes("q.yaml", f"{HEAD}quotas:\n{where}".encode()), f"quotas[0].{name}")  # type: ignore[misc]
+    for setting in (
+        "max_mute",
+        "drain_timeout_s",
+        "quota.window.num",
+        "quota.producer.default",
+        "connections_max_idle_ms",
+    ):
+        refused(lambda setting=setting: load_bytes("q.yaml", f"{HEAD}{setting}: {written}\n".encode()), setting)  # type: ignore[misc]
+    overlay = f"quotas:\n- {{user: a, producer_byte_rate: {written}}}\n"
+    refused(lambda: parse_overlay("q.yaml", overlay.encode()), "q.yaml:2:33: quotas[0].producer_byte_rate")
+    user = f"kind: KafkaUser\nmetadata: {{name: a}}\nspec: {{quotas: {{producerByteRate: {written}}}}}\n"
+    refused(lambda: list(strimzi_entries("q.yaml", user.encode())), "q.yaml:3:35: spec.quotas.producerByteRate")
+
+
+def refused(read: Callable[[], object], place: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        read()
+    said = [str(problem) for problem in error.value.problems]
+    assert any(place in one and one.startswith("q.yaml:") for one in said), said
+
+
+@pytest.mark.parametrize("written", ["190:20:30", "9" * 310, "1.0e+999", "~", "0777", "!!float 1"])
+def test_reports_read_their_files_in_the_same_way(written: str, tmp_path: Path) -> None:
+    (path := tmp_path / "p.yaml").write_text(f"currency: EUR\nprices: {{produce_gb: {written}}}\n")
+    with pytest.raises(WrongUseError, match=r"p\.yaml.*prices\.produce_gb"):
+        load_prices(path)
+    path.write_text("owners:\n- {team: no, user: 0777}\n- {team: 2024-01-01, client-id: =}\n")
+    assert [(one.team, one.user or one.client_id) for one in load_owners(path).entries] == [
+        ("no", "0777"),
+        ("2024-01-01", "="),
+    ]
+
+
+@pytest.mark.parametrize("name", [r"a\0b", r"\0another", r"a\nb", r"\e[2J", r"\x7F", r"a\x85"])
+def test_control_characters_are_in_no_name(name: str) -> None:
+    for key in ("user", "client-id"):
+        with pytest.raises(ConfigError, match=rf"quotas\[0\]\.{key}: got .*, expected .*: text without control"):
+            load_bytes("q.yaml", f'{HEAD}quotas: [{{{key}: "{name}", producer_byte_rate: 1}}]'.encode())
+    with pytest.raises(ConfigError, match="expected client ids with sizes"):
+        load_bytes("q.yaml", f'{HEAD}quota.producer.override: "a{name}b:4M"'.encode())
+
+
+def test_other_documents_of_manifests_may_say_anything() -> None:
+    text = (
+        "kind: Deployment\nspec: {defaultMode: 0644, a: ~, b: !!binary eA==, on: yes}\n---\n"
+        "kind: List\nitems:\n- kind: KafkaUser\n  metadata: {name: a, created: 2024-01-01}\n"
+        "  spec: {quotas: {producerByteRate: 5}}\n"
+    )
+    assert list(strimzi_entries("q.yaml", text.encode())) == [{"user": "a", "producer_byte_rate": 5}]
+
+
+TEXTS = (
+    st.text(max_size=12) | st.text("0123456789+-.:_eExXobNnullyYtTrueofF~=<", max_size=8) | st.sampled_from(SURPRISES)
+)
+VALUE = TEXTS | st.booleans() | st.none() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(st.dictionaries(TEXTS, VALUE, max_size=4), max_size=3))
+def test_what_is_dumped_is_read_back(values: list[dict[str, Any]]) -> None:
+    found = parse("q.yaml", dump({"quotas": values}).encode("utf-8", "surrogatepass"))
+    assert found.problems == []
+    assert repr(found.values) == repr({"quotas": values})
