@@ -14,8 +14,7 @@ cdef class Clock:
 cdef class Watch:
     cdef Round _round
     cdef int _fd
-    cdef bint _queued
-    cdef public bint over, readable
+    cdef public bint over, queued, readable
     cdef public object task, callback
     cdef public Watch room_for
     cdef public double back_s, rest_s

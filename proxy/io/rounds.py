@@ -23,6 +23,9 @@ WAITED_S: Final = 30e-6
 LATE_AT_ONCE: Final = 16
 """Callbacks whose deadline has come, one after the other, before sockets are polled again. Mutes of many connections
 may end together; connections that are not muted must not wait for all of them."""
+AGAIN_AT_ONCE: Final = 2
+"""Callbacks that run again after AGAIN, one after the other, before sockets are polled again. Who had a share already
+waits for those that had none: each of these may use a millisecond, and there may be one for every connection."""
 NEVER: Final = float("inf")
 OVER: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 READABLE: Final = select.EPOLLIN | OVER
@@ -57,7 +60,7 @@ class Clock:
 class Watch:
     """One socket that is watched from `Reactor.watch` until `close`."""
 
-    __slots__ = ("_fd", "_queued", "_round", "back_s", "callback", "over", "readable", "rest_s", "room_for", "task")
+    __slots__ = ("_fd", "_round", "back_s", "callback", "over", "queued", "readable", "rest_s", "room_for", "task")
 
     def __init__(self, loop: Round, fd: int) -> None:
         self._round = loop
@@ -73,7 +76,8 @@ class Watch:
         """The watch whose callback found this socket full, to be run once it is writable."""
         self.task: Any = None
         """The task that waits for the callback's result."""
-        self._queued = False
+        self.queued = False
+        """It runs again after AGAIN, when the turn comes to it and not before."""
         self.back_s = NEVER
         """When to run the callback again if there is no event before (`trio.current_time`)."""
         self.rest_s = -NEVER
@@ -99,13 +103,13 @@ class Watch:
 
     def run_again(self) -> None:
         """Run the callback again after AGAIN."""
-        self._queued = False
+        self.queued = False
         self.run()
 
     def go_on_later(self) -> None:
         """Run the callback again after the others."""
-        if not self._queued:
-            self._queued = True
+        if not self.queued:
+            self.queued = True
             self._round.again.append(self)
 
     def come_back(self, at_s: float) -> None:
@@ -248,7 +252,7 @@ class Round:
         now_s = self.clock.now_s()
         self.since_ms = (now_s if now_s - asked_s > WAITED_S else self.told_s) * 1000.0
         self.told_s = now_s
-        left = len(self.again)
+        left = min(len(self.again), AGAIN_AT_ONCE)
         found = self.trio_fd < 0 and count > 0
         for event in range(count):
             fd = poller.fd_of(event)
@@ -271,12 +275,14 @@ class Round:
             self.sched_policy.quick_s = self.told_s
         if flags & ROOM and watch.room_for is not None:
             waiting, watch.room_for = watch.room_for, None
-            waiting.run()
+            if not waiting.queued:
+                waiting.run()
         if flags & READABLE:
             watch.readable = True
             if flags & OVER:
                 watch.over = True
-            watch.run()
+            if not watch.queued:
+                watch.run()
 
     def _call_back(self, now_s: float) -> None:
         late = self.late

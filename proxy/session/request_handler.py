@@ -38,6 +38,8 @@ FETCH_HEAD_BYTES: Final = 512
 MAX_TRACKED_CLIENT_IDS: Final = 8
 """Client ids remembered for /connections; a connection has one in practice."""
 ACKS_ALL: Final = -1
+HEADER_SHIFT: Final = 5
+"""32 bytes of a header count as one frame (`FrameWalker.left`): one with 1 000 tagged fields takes 0.7 ms."""
 # Compared for each request or response: C numbers in compiled code (see the .pxd).
 _PRODUCE: Final = PRODUCE
 _FETCH: Final = FETCH
@@ -45,6 +47,7 @@ _SHARE_FETCH: Final = SHARE_FETCH
 _API_VERSIONS: Final = API_VERSIONS
 _MAX_HELD_BYTES: Final = MAX_HELD_REQUEST_BYTES
 _FULL: Final = int(ClientState.FULL)
+_HEADER_SHIFT: Final = HEADER_SHIFT
 
 # Aliases of enum members: looking one up through the enum takes longer than what is done with it.
 PRODUCED: Final = Kind.PRODUCE
@@ -294,6 +297,7 @@ class RequestHandler(FrameInspector):
         if header is None:
             walker.need = bytes_wanted(buf, start, here)
             return 0
+        walker.left -= (header.body - start) >> _HEADER_SHIFT
         total = 4 + header.size
         if here > total:
             here = total

@@ -47,6 +47,7 @@ class ResponseHandler(FrameInspector):
     """Responses to one client connection. Knows nothing of sockets and clocks."""
 
     __slots__ = (
+        "_backlog",
         "_came_ms",
         "_latency",
         "_max_response_bytes",
@@ -66,6 +67,8 @@ class ResponseHandler(FrameInspector):
         self.walker = FrameWalker()
         self._now_ms = 0.0
         self._came_ms = 0.0
+        self._backlog: bytearray | None = None
+        """Responses read after the one at which the walk stopped."""
         self._raw = False
         """The walk began with a raw SASL message, which has no response header."""
         self._timed: InFlightRequest | None = None
@@ -78,16 +81,39 @@ class ResponseHandler(FrameInspector):
         """Process the first `end` bytes of a view, which were read from the broker and may have arrived as early as
         `arrived_ms`. Returns the buffers to send to the client, in order; None for all these bytes, unchanged."""
         self.bytes_total += end
+        return self._walk(view, end, now_ms, arrived_ms, None)
+
+    def has_backlog(self) -> bool:
+        """True if responses that were already read have to be inspected before more are read."""
+        return self._backlog is not None
+
+    def resume(self, now_ms: float) -> list[Buffer]:
+        """Go on with the responses in the backlog; as `take`."""
+        backlog, self._backlog = self._backlog, None
+        assert backlog is not None
+        view = memoryview(backlog)
+        out = self._walk(view, len(view), now_ms, self._came_ms, backlog)
+        return [view[: self.walker.taken]] if out is None else out
+
+    def _walk(
+        self, view: memoryview, end: int, now_ms: float, arrived_ms: float, backlog: bytearray | None
+    ) -> list[Buffer] | None:
+        """`backlog` holds the bytes of `view`, if they are in the backlog already."""
         self._now_ms = now_ms
         self._came_ms = arrived_ms
-        logins = self._state.logins
-        if logins is None or not logins.active:
-            self._raw = False
-            return self.walker.walk(self, view, end)
-        self._raw = self._raw_comes()
-        out = self.walker.walk(self, view, end)
-        out = copies([view[:end]] if out is None else out)
-        wipe(view[:end])
+        logins, walker = self._state.logins, self.walker
+        secret = logins is not None and logins.active
+        self._raw = secret and self._raw_comes()
+        out = walker.walk(self, view, end)
+        taken = walker.taken
+        if walker.stopped and walker.held is not None:
+            self._backlog, walker.held = walker.held + view[taken:end], None
+        elif taken < end:
+            self._backlog = bytearray(view[taken:end]) if taken or backlog is None else backlog
+        if secret:
+            out = copies([view[:taken]] if out is None else out)
+            if self._backlog is not backlog or backlog is None:
+                wipe(view[:end])
         return out
 
     def moved(self, count: int, now_ms: float) -> Sequence[Buffer]:
@@ -105,6 +131,7 @@ class ResponseHandler(FrameInspector):
         if missing and pending is not None and pending.api_key in (FETCH, SHARE_FETCH):
             self._state.ledger.refund(pending.account, FETCHED, missing, now_ms)
         self.walker.skip = 0
+        self._backlog = None
         self._time(None)
 
     def answer_due(self) -> bool:

@@ -38,7 +38,9 @@ class Session:
 
     The shell calls `requests.take` / `responses.take` with what it read and sends what is returned to the other side;
     while `client_skip` / `broker_skip` is positive it may move that many bytes itself (splice) and report them by
-    `moved`. `client_bytes` and the methods after it do the same for callers that want views.
+    `moved`. Each call does a bounded amount of work. What it left is in a backlog: the shell serves other connections,
+    then calls `resume`, and reads no more before. `client_bytes` and the methods after it do the same for callers that
+    want views.
     """
 
     __slots__ = (
@@ -77,7 +79,7 @@ class Session:
 
     def client_bytes(self, view: memoryview, now_ms: float) -> list[Buffer]:
         """Process bytes read from the client (a writable view, heads are patched in place). Returns the buffers to send
-        to the broker. Raises SessionError if the bytes are not Kafka's protocol."""
+        to the broker. Raises SessionError if the bytes are not Kafka's protocol. Check `has_backlog` afterwards."""
         out = self.requests.take(view, len(view), now_ms)
         taken = self.requests.walker.taken
         return out if out is not None else [view[:taken]] if taken else []
@@ -92,11 +94,15 @@ class Session:
 
     def broker_bytes(self, view: memoryview, now_ms: float, arrived_ms: float | None = None) -> list[Buffer]:
         """Process bytes read from the broker, which may have arrived as early as `arrived_ms` (None: just now). Returns
-        the buffers to send to the client. Raises SessionError if they match no request, or must be rewritten and cannot
-        be parsed."""
-        out = self.responses.take(view, len(view), now_ms, now_ms if arrived_ms is None else arrived_ms)
-        taken = self.responses.walker.taken
-        return out if out is not None else [view[:taken]] if taken else []
+        the buffers to send to the client, of the backlog as well. Raises SessionError if they match no request, or must
+        be rewritten and cannot be parsed."""
+        responses = self.responses
+        out = responses.take(view, len(view), now_ms, now_ms if arrived_ms is None else arrived_ms)
+        taken = responses.walker.taken
+        sent = out if out is not None else [view[:taken]] if taken else []
+        while responses.has_backlog():
+            sent += responses.resume(now_ms)
+        return sent
 
     def broker_moved(self, count: int, now_ms: float) -> list[Buffer]:
         """`count` bytes from the broker went to the client unseen. Returns answers as `ready_answers`."""
