@@ -6,7 +6,7 @@ The rules are those of a KRaft controller (``ClientQuotaControlManager``) and of
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -230,10 +230,8 @@ def check_value(entity: Entity, key: str, value: float) -> None:
 _EXACT, _DEFAULT, _ANY = 0, 1, 2
 
 
-def select(
-    quotas: Quotas, components: Sequence[Component], *, strict: bool
-) -> list[tuple[Entity, Mapping[str, float]]]:
-    """The quotas that a DescribeClientQuotas filter selects. Raises AdminError for an invalid filter.
+def selection(components: Sequence[Component], *, strict: bool) -> Callable[[Entity], bool]:
+    """Whether a DescribeClientQuotas filter selects an entity. Raises AdminError for an invalid filter.
 
     Every component must match. `strict`: the entity has no types besides those of the components, so that a strict
     filter without components finds nothing; without `strict` it finds everything.
@@ -244,13 +242,13 @@ def select(
         wanted[component.entity_type] = component
     if IP in wanted and len(wanted) > 1:
         raise AdminError(INVALID_REQUEST, f"an {IP} cannot be looked for together with a {USER} or a {CLIENT_ID}")
-    if strict and not wanted:
-        return []
-    return [
-        (entity, limits)
-        for entity, limits in quotas.items()
-        if (not strict or len(entity) == len(wanted)) and _matches(dict(entity), wanted)
-    ]
+
+    def selects(entity: Entity) -> bool:
+        if strict and (not wanted or len(entity) != len(wanted)):
+            return False
+        return _matches(dict(entity), wanted)
+
+    return selects
 
 
 def _check_component(component: Component, before: Mapping[str, Component]) -> None:

@@ -17,8 +17,8 @@ from typing import Final
 
 Buffer = bytes | bytearray | memoryview
 
-FRAMES_PER_WALK: Final = 64
-"""Frames of one walk; what is left waits while others are served. A frame takes 5 to 20 µs in pure Python, so a walk
+FRAMES_PER_WALK: Final = 48
+"""Frames of one walk; what is left waits while others are served. A frame takes 5 to 30 µs in pure Python, so a walk
 takes about a millisecond. A frame that takes longer counts as several (`FrameWalker.left`)."""
 _MOST: Final = FRAMES_PER_WALK
 _LEFT_AFTER_LITTLE: Final = FRAMES_PER_WALK - FRAMES_PER_WALK // 8

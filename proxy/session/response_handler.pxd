@@ -17,6 +17,7 @@ cdef class ResponseHandler(FrameInspector):
     cdef public HistogramType _latency
     cdef public InFlightRequestType _timed
     cdef public bytearray _backlog
+    cdef public object _work
     cdef public bint _raw
     cdef public double _came_ms, _now_ms
     cdef public long long _max_response_bytes, bytes_total, fetched_bytes

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from proxy.errors import CloseReason, SessionError
-from proxy.interceptors.intercept import MAX_INTERCEPTED_BYTES
+from proxy.interceptors.intercept import MAX_INTERCEPTED_BYTES, Reply, Work
 from proxy.session.framing import Buffer, FrameInspector, FrameWalker
 from proxy.session.in_flight import InFlightRequest
 from proxy.session.login import RAW, UNAUTHENTICATED, copies, wipe
@@ -55,6 +55,7 @@ class ResponseHandler(FrameInspector):
         "_raw",
         "_state",
         "_timed",
+        "_work",
         "bytes_total",
         "fetched_bytes",
         "walker",
@@ -71,6 +72,8 @@ class ResponseHandler(FrameInspector):
         """Responses read after the one at which the walk stopped."""
         self._raw = False
         """The walk began with a raw SASL message, which has no response header."""
+        self._work: Work[Reply] | None = None
+        """What the interceptor of the oldest request in flight still has to compute from its response."""
         self._timed: InFlightRequest | None = None
         """The latest request whose time has been charged; its response may be inspected again when more has arrived."""
         self.bytes_total = 0
@@ -131,7 +134,7 @@ class ResponseHandler(FrameInspector):
         if missing and pending is not None and pending.api_key in (FETCH, SHARE_FETCH):
             self._state.ledger.refund(pending.account, FETCHED, missing, now_ms)
         self.walker.skip = 0
-        self._backlog = None
+        self._backlog = self._work = None
         self._time(None)
 
     def answer_due(self) -> bool:
@@ -340,21 +343,21 @@ class ResponseHandler(FrameInspector):
         if here < total:
             self.walker.need = total
             return 0
-        state.inflight.popleft()
-        state.held_bytes -= pending.held_bytes
-        state.counters.upstream_latency.add(self._latency_ms(pending) / 1000.0)
+        self.walker.left = 0  # one in a walk
+        began_ms = state.cpu_ms()
         broker_throttle_ms = responses.read_throttle(buf, start, start + total, api_key, version)
-        if broker_throttle_ms > 0:
-            state.broker_throttled(pending, broker_throttle_ms, now_ms)
         try:
-            body = bytes(buf[responses.body_at(buf, start, start + total, api_key, version) : start + total])
-            if pending.asked is not None:
-                state.outcome = pending.asked(body, now_ms)
-                return -total
-            assert pending.on_response is not None
-            reply = pending.on_response(body, now_ms)
+            reply = self._reply(buf, start, total, pending, broker_throttle_ms)
         except WireError as error:
             raise SessionError(CloseReason.BROKER_MALFORMED, str(error), kind=error.reason) from error
+        state.charge_own(pending.account, began_ms, now_ms)
+        if reply is None:
+            self.walker.stopped = True
+            return 0
+        state.inflight.popleft()
+        state.held_bytes -= pending.held_bytes
+        if pending.asked is not None:
+            return -total
         if reply.delay_ms > 0:
             state.impose(pending, reply.kind, reply.delay_ms, now_ms)
         state.note(pending)
@@ -366,6 +369,31 @@ class ResponseHandler(FrameInspector):
         if throttle_ms > 0:
             responses.patch_throttle(buf, start, start + total, api_key, version, throttle_ms)
         return total
+
+    def _reply(
+        self, buf: bytearray | memoryview, start: int, total: int, pending: InFlightRequest, broker_throttle_ms: int
+    ) -> Reply | None:
+        """What the interceptor says to the response; None if it has more to compute: then the response stays where it
+        is, and the next walk comes back to it."""
+        state, now_ms = self._state, self._now_ms
+        reply: Reply | Work[Reply] | None = self._work
+        if reply is None:
+            state.counters.upstream_latency.add(self._latency_ms(pending) / 1000.0)
+            if broker_throttle_ms > 0:
+                state.broker_throttled(pending, broker_throttle_ms, now_ms)
+            at = responses.body_at(buf, start, start + total, pending.api_key, pending.api_version)
+            body = bytes(buf[at : start + total])
+            if pending.asked is not None:
+                state.outcome = pending.asked(body, now_ms)
+                return Reply()
+            assert pending.on_response is not None
+            reply = pending.on_response(body, now_ms)
+        self._work = None
+        if isinstance(reply, Work):
+            work, reply = reply, reply.advance(now_ms)
+            if reply is None:
+                self._work = work
+        return reply
 
     def _scrub_share_fetch(self, version: int, head: bytearray | memoryview, total: int, out: list[Buffer]) -> int:
         """Node endpoints come last in a share response, after all its records: remove them as it streams by."""

@@ -26,7 +26,7 @@ from proxy.interceptors.intercept import NO_INTERCEPTORS, Interceptors
 from proxy.session.framing import Buffer
 from proxy.session.request_handler import RequestHandler
 from proxy.session.response_handler import ResponseHandler
-from proxy.session.state import AddressTranslator, ClientState, SessionState
+from proxy.session.state import AddressTranslator, ClientState, SessionState, no_clock
 from proxy.settings import DEFAULT_SIZES, SizeLimits
 from proxy.telemetry.observer import Counters
 from quota.entity import Kind
@@ -62,14 +62,16 @@ class Session:
         interceptors: Interceptors = NO_INTERCEPTORS,
         login_expected: bool = False,
         claim: str = DEFAULT_CLAIM,
+        cpu_ms: Callable[[], float] = no_clock,
     ) -> None:
         """`translate(node_id, host, port, kind)` returns the address that clients see instead; None: rewrite nothing.
 
         `interceptors` inspect the requests of some APIs whole (`proxy.interceptors.intercept`). `login_expected`: the
         listener is known to need SASL, so what comes before the login is not charged (`proxy.session.before_login`).
-        `claim` is the claim of OAUTHBEARER tokens that names the principal.
+        `claim` is the claim of OAUTHBEARER tokens that names the principal. `cpu_ms()` is the CPU time of the thread,
+        which answers that are made here are charged by.
         """
-        state = SessionState(ledger, counters, translate, interceptors, max_in_flight)
+        state = SessionState(ledger, counters, translate, interceptors, max_in_flight, cpu_ms)
         self.state: Final = state
         self.requests: Final = RequestHandler(state, user, sizes, login_expected)
         state.claim = claim
@@ -79,10 +81,12 @@ class Session:
 
     def client_bytes(self, view: memoryview, now_ms: float) -> list[Buffer]:
         """Process bytes read from the client (a writable view, heads are patched in place). Returns the buffers to send
-        to the broker. Raises SessionError if the bytes are not Kafka's protocol. Check `has_backlog` afterwards."""
+        to the broker, up to where the client has to wait. Raises SessionError if the bytes are not Kafka's protocol."""
         out = self.requests.take(view, len(view), now_ms)
-        taken = self.requests.walker.taken
-        return out if out is not None else [view[:taken]] if taken else []
+        sent = _sent(out, view, self.requests.walker.taken)
+        while self.has_backlog and not self.client_state(now_ms).blocks:
+            sent += self.requests.resume(now_ms)
+        return sent
 
     def client_moved(self, count: int, now_ms: float) -> None:
         """`count` bytes from the client went to the broker unseen."""
@@ -98,8 +102,7 @@ class Session:
         be rewritten and cannot be parsed."""
         responses = self.responses
         out = responses.take(view, len(view), now_ms, now_ms if arrived_ms is None else arrived_ms)
-        taken = responses.walker.taken
-        sent = out if out is not None else [view[:taken]] if taken else []
+        sent = _sent(out, view, responses.walker.taken)
         while responses.has_backlog():
             sent += responses.resume(now_ms)
         return sent
@@ -246,3 +249,7 @@ class Session:
             if pending.admission is not None:
                 state.ledger.settle(pending.account, Kind.FETCH, pending.admission, 0, now_ms)
         state.inflight.clear()
+
+
+def _sent(out: list[Buffer] | None, view: memoryview, taken: int) -> list[Buffer]:
+    return out if out is not None else [view[:taken]] if taken else []
