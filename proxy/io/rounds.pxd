@@ -3,6 +3,8 @@ cimport cython
 from proxy.io cimport calls
 from proxy.io.sched_policy cimport SchedPolicy as SchedPolicyType
 
+cdef double LONG_S, MARK_S
+
 
 cdef class Clock:
     cdef object _source
@@ -36,6 +38,9 @@ cdef class Round:
     cdef public list late
     cdef public double since_ms, told_s
     cdef public int trio_fd
+    cdef public object turns
+    cdef int _served
+    cdef double _left_s, _marked_s
     cdef long long _number
 
     cpdef object forget(self, int fd)

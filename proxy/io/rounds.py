@@ -17,6 +17,8 @@ import trio
 
 from proxy.io import calls
 from proxy.io.sched_policy import QUIET_S, SchedPolicy
+from proxy.telemetry import long_turns
+from proxy.telemetry.long_turns import LongTurns
 
 WAITED_S: Final = 30e-6
 """A poll that does not block takes less (about 5 µs measured, 12 µs with 32 sockets ready)."""
@@ -27,6 +29,8 @@ AGAIN_AT_ONCE: Final = 2
 """Callbacks that run again after AGAIN, one after the other, before sockets are polled again. Who had a share already
 waits for those that had none: each of these may use a millisecond, and there may be one for every connection."""
 NEVER: Final = float("inf")
+LONG_S: Final = long_turns.LONG_S
+MARK_S: Final = long_turns.MARK_S
 OVER: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 READABLE: Final = select.EPOLLIN | OVER
 ROOM: Final = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
@@ -146,7 +150,10 @@ class Round:
     """All watched sockets of one event loop, served round by round."""
 
     __slots__ = (
+        "_left_s",
+        "_marked_s",
         "_number",
+        "_served",
         "again",
         "clock",
         "force_wakeup",
@@ -158,10 +165,18 @@ class Round:
         "since_ms",
         "told_s",
         "trio_fd",
+        "turns",
         "watches",
     )
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, turns: LongTurns | None = None) -> None:
+        self.turns = LongTurns() if turns is None else turns
+        self._marked_s = -NEVER
+        """When CPU time was read last."""
+        self._left_s = NEVER
+        """When trio went on with its tasks."""
+        self._served = 0
+        """Events of the latest turn."""
         self.poller = calls.Poller()
         self.clock = clock
         self.sched_policy = SchedPolicy()
@@ -222,8 +237,11 @@ class Round:
     def wait(self, timeout: float) -> None:
         """trio has nothing to run for `timeout` seconds, or (0) polls for I/O between running its tasks."""
         now_s = self.clock.now_s()
+        if now_s - self._left_s > LONG_S:
+            self.turns.look("tasks", self._left_s, now_s)
         if timeout <= 0.0:
             self.serve(0.0, now_s)
+            self._left_s = self.told_s
             return
         until_s = now_s + timeout
         while True:
@@ -231,7 +249,9 @@ class Round:
             if self.late:
                 wait_s = min(wait_s, max(0.0, self.next_s() - now_s))
             found = self.serve(wait_s, now_s)
-            now_s = self.clock.now_s()
+            self._left_s = now_s = self.clock.now_s()
+            if now_s - self.told_s > LONG_S:
+                self.turns.look("connections", self.told_s, now_s, self._served)
             if found or self.runq or now_s >= until_s:
                 # trio must not block now: not for all of `timeout` again, and not for an event that it was to find,
                 # which a callback may have used up in the meantime (a writable socket). Our sockets would be left
@@ -252,6 +272,10 @@ class Round:
         now_s = self.clock.now_s()
         self.since_ms = (now_s if now_s - asked_s > WAITED_S else self.told_s) * 1000.0
         self.told_s = now_s
+        if now_s - self._marked_s >= MARK_S:
+            self._marked_s = now_s
+            self.turns.mark()
+        self._served = count
         left = min(len(self.again), AGAIN_AT_ONCE)
         found = self.trio_fd < 0 and count > 0
         for event in range(count):

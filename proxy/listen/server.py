@@ -56,7 +56,7 @@ class Proxy:
             pipes=PipePool(),
             buffer=memoryview(bytearray(settings.buffer_bytes)),
             splice_min_bytes=settings.splice_min_bytes,
-            reactor=Reactor(),
+            reactor=Reactor(counters.long_turns),
             close_log=CloseLogLimiter(),
         )
         handshakes = Handshakes(counters)

@@ -6,6 +6,7 @@ from proxy.interceptors.intercept import Answer, Ask, Forward, Outcome, Wait, Wo
 from proxy.session.framing import Buffer
 from proxy.session.in_flight import InFlightRequest, new_in_flight
 from proxy.session.state import SessionState
+from proxy.wire.apis import api_name
 from proxy.wire.messages import framed, request_header, response_frame
 
 
@@ -22,6 +23,7 @@ def carry_out(
     request first. Returns whether it still waits for its interceptor."""
     began_ms = state.cpu_ms()
     if isinstance(outcome, Work):
+        state.counters.long_turns.begin(api_name(pending.api_key), now_ms / 1000.0)
         decided = outcome.advance(now_ms)
         if decided is None:
             state.charge_own(pending.account, began_ms, now_ms)

@@ -376,6 +376,7 @@ class ResponseHandler(FrameInspector):
         """What the interceptor says to the response; None if it has more to compute: then the response stays where it
         is, and the next walk comes back to it."""
         state, now_ms = self._state, self._now_ms
+        state.counters.long_turns.begin(api_name(pending.api_key), now_ms / 1000.0)
         reply: Reply | Work[Reply] | None = self._work
         if reply is None:
             state.counters.upstream_latency.add(self._latency_ms(pending) / 1000.0)

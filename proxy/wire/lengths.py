@@ -43,7 +43,7 @@ MAX_REQUEST_ELEMENTS: Final = 200_000
 """Elements of arrays and tagged fields in one request. KRaft controllers make no more than 10 000 records of one."""
 MAX_RESPONSE_ELEMENTS: Final = 2_000_000
 """The same for a broker's answer to our request: 10 000 topics of 20 partitions with ten replicas each, and so on."""
-MAX_TAGS: Final = 1000
+MAX_TAGS: Final = 100
 """Tagged fields of one structure, which are visited in one slice. As in a request's header."""
 SLICE: Final = 100
 """Elements of one slice. With all its fields one takes 2 to 8 µs in pure Python, and a slice less than a millisecond."""

@@ -92,8 +92,8 @@ def out_of(out: list[Buffer] | None, part: bytearray, taken: int) -> bytes:
 
 def header_of_tags() -> bytes:
     """A Metadata request with as many tagged fields in its header as may be."""
-    tags = b"".join((bytes((i,)) if i < 128 else bytes((i & 127 | 128, i >> 7))) + b"\0" for i in range(1000))
-    return framed(struct.pack(">hhih", 3, 9, 1, 1) + b"c" + b"\xe8\x07" + tags + b"\1\0\0\0")
+    tags = b"".join(bytes((i, 0)) for i in range(100))
+    return framed(struct.pack(">hhih", 3, 9, 1, 1) + b"c" + b"\x64" + tags + b"\1\0\0\0")
 
 
 TINY = {
@@ -102,7 +102,7 @@ TINY = {
     "DescribeClientQuotas": request(48, 0, 1, struct.pack(">ib", 0, 0)),
     "Produce without acks": produce(1, 60, acks=0),
     "an unknown API": request(999, 0, 1, b""),
-    "headers of a thousand tagged fields": header_of_tags(),
+    "headers of a hundred tagged fields": header_of_tags(),
     "Fetch": request(FETCH, 12, 1, fetch_body(12)),
 }
 
@@ -116,7 +116,7 @@ def test_a_pipeline_of_tiny_requests_goes_in_slices(what: str, limit: float | No
     data = frame * (2 * READ_BYTES // len(frame))
     sent = client_sends(one, data, watch)
     assert len(sent) == (0 if "answered here" in what else len(data))
-    if "thousand" not in what:
+    if "hundred" not in what:
         assert len(watch.took) >= data.count(frame) // FRAMES_PER_WALK
     watch.check()
 
@@ -227,7 +227,7 @@ def delete_topics(count: int) -> bytes:
 ALTERING = {
     "one entry of many operations": of_entries([entry("alice", MANY)]),
     "many entries": of_entries([entry(f"u{number}", 1) for number in range(MANY // 3)]),
-    "an entry of many tagged fields": of_entries([entry("alice", 1)])[:-1] + uvarint(999) + b"\1\0" * 999,
+    "an entry of many tagged fields": of_entries([entry("alice", 1)])[:-1] + uvarint(99) + b"\1\0" * 99,
 }
 
 
