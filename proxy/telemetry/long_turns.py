@@ -24,7 +24,7 @@ LOG_INTERVAL_S: Final = 10.0
 
 
 class LongTurns:
-    """The turns of one event loop that took too long. Times are of the loop's clock, in seconds, unless they say CPU."""
+    """The turns of one event loop that took too long. Times are of the loop's clock in seconds, unless named CPU."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()

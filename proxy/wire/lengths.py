@@ -46,7 +46,7 @@ MAX_RESPONSE_ELEMENTS: Final = 2_000_000
 MAX_TAGS: Final = 100
 """Tagged fields of one structure, which are visited in one slice. As in a request's header."""
 SLICE: Final = 100
-"""Elements of one slice. With all its fields one takes 2 to 8 µs in pure Python, and a slice less than a millisecond."""
+"""Elements of one slice. With its fields one takes 2 to 8 µs in pure Python, and a slice less than a millisecond."""
 
 T = TypeVar("T")
 Item = TypeVar("Item")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -44,8 +44,8 @@ class FakeProxy:
     found: list[ConnectionInfo] = field(default_factory=list)
     given_user: tuple[str, str] = ("web", "static")
 
-    def connections(self) -> list[ConnectionInfo]:
-        return self.found
+    def each_connection(self) -> Iterator[ConnectionInfo]:
+        return iter(self.found)
 
 
 @dataclass
