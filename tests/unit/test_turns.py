@@ -132,6 +132,17 @@ def test_a_pipeline_of_tiny_responses_goes_in_slices() -> None:
     watch.check()
 
 
+def test_a_pipeline_of_responses_that_are_rewritten_goes_in_slices() -> None:
+    one, watch = session(ledger(), max_in_flight=1_000_000), Watch()
+    count = 200
+    client_sends(one, request(API_VERSIONS, 0, 1, b"") * count, Watch())
+    apis = b"".join(struct.pack(">hhh", key, 0, 20) for key in range(80))
+    told = broker_sends(one, response(API_VERSIONS, 0, 1, struct.pack(">hi", 0, 80) + apis) * count, watch)
+    assert len(told) > 300 * count
+    assert not one.inflight
+    watch.check()
+
+
 def test_a_response_cut_behind_a_backlog_is_whole() -> None:
     one = session(ledger(), max_in_flight=1_000_000)
     count = 3 * FRAMES_PER_WALK
