@@ -39,6 +39,9 @@ from tests.support.session_tools import (
 )
 
 TURN_MS = 2.0
+BUSY = 2.5
+"""By how much the CPU time of the same code grows while other processes use the caches and the other thread of a core.
+Without slices these calls take 20 ms to 3 s."""
 READ_BYTES = 65_536
 Result = TypeVar("Result")
 
@@ -58,7 +61,7 @@ class Watch:
     def check(self, most_ms: float = TURN_MS) -> None:
         """All but one, and one in a hundred: those the interpreter may have used for itself (a collection)."""
         self.took.sort()
-        assert self.took[max(0, len(self.took) - 2 - len(self.took) // 100)] < most_ms, self.took[-5:]
+        assert self.took[max(0, len(self.took) - 2 - len(self.took) // 100)] < BUSY * most_ms, self.took[-5:]
 
 
 def in_reads(data: bytes) -> list[bytearray]:
