@@ -27,7 +27,7 @@ class LongTurns:
     """The turns of one event loop that took too long. Times are of the loop's clock in seconds, unless named CPU."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter(connections=0, tasks=0)
         """By what was done: an API, an HTTP path, `metrics`, `sweep`; or `connections`, or `tasks` of other kinds."""
         self.longest_cpu_s = 0.0
         self._what = ""
