@@ -189,16 +189,21 @@ def validate(alterations: Sequence[tuple[Entity, Sequence[Op]]]) -> list[Validat
     """
     verdicts: dict[Entity, Validated] = {}
     for entity, ops in alterations:
-        before = verdicts.get(entity)
-        if before is not None:
-            error = AdminError(INVALID_REQUEST, f"{entity_text(entity)} is in this request more than once")
-            verdicts[entity] = Validated(entity, before.changes, error)
-            continue
-        try:
-            verdicts[entity] = Validated(entity, _validated(entity, ops))
-        except AdminError as error:
-            verdicts[entity] = Validated(entity, {}, error)
+        validate_one(verdicts, entity, ops)
     return list(verdicts.values())
+
+
+def validate_one(verdicts: dict[Entity, Validated], entity: Entity, ops: Sequence[Op]) -> None:
+    """The next alteration of the request whose verdicts so far these are (see `validate`)."""
+    before = verdicts.get(entity)
+    if before is not None:
+        error = AdminError(INVALID_REQUEST, f"{entity_text(entity)} is in this request more than once")
+        verdicts[entity] = Validated(entity, before.changes, error)
+        return
+    try:
+        verdicts[entity] = Validated(entity, _validated(entity, ops))
+    except AdminError as error:
+        verdicts[entity] = Validated(entity, {}, error)
 
 
 def _validated(entity: Entity, ops: Sequence[Op]) -> dict[str, float | None]:

@@ -31,6 +31,7 @@ from proxy.wire.lengths import (
     check_lengths,
     check_part,
     place,
+    portions,
     read_int16,
     walk,
 )
@@ -49,7 +50,7 @@ from quota.admin import (
     Validated,
     entity_of,
     selection,
-    validate,
+    validate_one,
 )
 
 AlterRule = Literal["deny", "forward", "apply"]
@@ -62,9 +63,9 @@ MAX_ANSWERS: Final = 16
 """DescribeClientQuotas answers, kept until the limits change."""
 MAX_COMPONENTS: Final = 4
 """Components of a filter that are read: there are three types, and each may occur once."""
-MAX_ALTERED: Final = 100
-"""Entries of one AlterClientQuotas request that are validated. Decoding, validating and answering one takes 10 µs
-together, which is not cut into slices."""
+MAX_ALTERED: Final = 1000
+"""Entries of one AlterClientQuotas request that are validated. They are decoded and validated in slices; the answer is
+made at once, in up to 5 µs for each."""
 MAX_OPS: Final = 10
 """Operations of one such entry. Each key may occur once, and there are five."""
 _TOO_LARGE: Final = AdminError(
@@ -190,20 +191,24 @@ class QuotaAdmin:
             count = array_count(body, 0, cls.__flexible__)
             if refusal is None and count > len(entries):
                 refusal, outcome = _TOO_LARGE, "invalid"
+            verdicts: dict[Entity, Validated] = {}
+            for part in portions(entries) if refusal is None else ():
+                for entry in part:
+                    validate_one(verdicts, *_alteration(module.EntryData, entry))
+                if len(part) == SLICE:
+                    yield
             if refusal is None:
-                alterations = [_alteration(module.EntryData, entry) for entry in entries]
                 validate_only = body[starts[1]] != 0
                 if body[starts[2] :] not in (b"", b"\0"):  # something else might be meant than what is read here
                     raise ValueError("unknown tagged fields")
         if refusal is not None:
             self.requests[outcome] += 1
             return Answer((yield from _refused(version, entities, refusal)))
-        verdicts = validate(alterations)
-        changes = {one.entity: one.changes for one in verdicts if one.changes}
+        changes = {one.entity: one.changes for one in verdicts.values() if one.changes}
         if validate_only or not changes:
             self.requests["validated" if validate_only else "invalid"] += 1
-            return Answer(alter_response(version, verdicts))
-        return Wait(partial(self._apply, request.user, changes, verdicts, version))
+            return Answer(alter_response(version, verdicts.values()))
+        return Wait(partial(self._apply, request.user, changes, list(verdicts.values()), version))
 
     def _refusal(self, user: str) -> tuple[AdminError | None, str]:
         """Why this user may alter nothing, and the outcome that is counted."""

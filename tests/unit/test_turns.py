@@ -335,3 +335,14 @@ def test_a_hostile_brokers_results_are_read_in_slices() -> None:
     watch = Watch()
     assert broker_sends(one, told, watch) == told
     watch.check(5.0)  # the response of 3 MB is copied in one piece
+
+
+def test_as_many_entries_as_are_validated_in_slices() -> None:
+    authority = Authority()
+    authority.rule = "apply"
+    one, _ = administered(None, authority)
+    watch = Watch()
+    validated = array([entry(f"u{number}", 1) for number in range(MAX_ALTERED)]) + b"\1\0"  # validate_only
+    client_sends(one, request(ALTER, 1, 1, validated), watch)
+    assert answers(one).count(b"\5user") == MAX_ALTERED
+    watch.check(5.0)  # the answer is made at once
