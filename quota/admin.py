@@ -6,7 +6,7 @@ The rules are those of a KRaft controller (``ClientQuotaControlManager``) and of
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -128,21 +128,54 @@ def _canonical(kind: str, name: str | None) -> str | None:
         return name
 
 
-def enforced(table: QuotaTable) -> dict[Entity, dict[str, float]]:
+class Enforced(Mapping[Entity, Mapping[str, float]]):
+    """`enforced` of a table, computed while it is iterated: that may be done in steps, as a table does not change."""
+
+    def __init__(self, table: QuotaTable) -> None:
+        self._table = table
+
+    def __iter__(self) -> Iterator[Entity]:
+        return (entity for entity, _ in _each_enforced(self._table))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __getitem__(self, entity: Entity) -> Mapping[str, float]:
+        return enforced(self._table)[entity]
+
+    def items(self) -> ItemsView[Entity, Mapping[str, float]]:
+        """All of them, one by one."""
+        return _EnforcedItems(self)
+
+    def each(self) -> Iterator[tuple[Entity, Mapping[str, float]]]:
+        """As `items`, once."""
+        return _each_enforced(self._table)
+
+
+class _EnforcedItems(ItemsView[Entity, Mapping[str, float]]):
+    _mapping: Enforced
+
+    def __iter__(self) -> Iterator[tuple[Entity, Mapping[str, float]]]:
+        return self._mapping.each()
+
+
+def enforced(table: QuotaTable) -> dict[Entity, Mapping[str, float]]:
     """The limits in force, as DescribeClientQuotas shows them; shadow limits are not in force and not included.
 
     Of the connection limits only the rate of an address is a Kafka client quota.
     """
-    shown: dict[Entity, dict[str, float]] = {}
+    return dict(_each_enforced(table))
+
+
+def _each_enforced(table: QuotaTable) -> Iterator[tuple[Entity, Mapping[str, float]]]:
     for entry in table.entries:
         limits = {key: limit for key in RATE_FIELD.values() if (limit := getattr(entry, key)) is not None}
         if limits and entry.mode == "enforce":
-            shown[entity_of_entry(entry)] = limits
+            yield entity_of_entry(entry), limits
     for one in table.connections.entries:
         rate = one.connection_creation_rate
         if one.scope is Scope.IP and rate is not None and one.mode == "enforce":
-            shown[((IP, None if one.name is DEFAULT else str(one.name)),)] = {CONNECTION_RATE: rate}
-    return shown
+            yield ((IP, None if one.name is DEFAULT else str(one.name)),), {CONNECTION_RATE: rate}
 
 
 # ---- AlterClientQuotas ----------------------------------------------------------------------------------------------
@@ -156,16 +189,21 @@ def validate(alterations: Sequence[tuple[Entity, Sequence[Op]]]) -> list[Validat
     """
     verdicts: dict[Entity, Validated] = {}
     for entity, ops in alterations:
-        before = verdicts.get(entity)
-        if before is not None:
-            error = AdminError(INVALID_REQUEST, f"{entity_text(entity)} is in this request more than once")
-            verdicts[entity] = Validated(entity, before.changes, error)
-            continue
-        try:
-            verdicts[entity] = Validated(entity, _validated(entity, ops))
-        except AdminError as error:
-            verdicts[entity] = Validated(entity, {}, error)
+        validate_one(verdicts, entity, ops)
     return list(verdicts.values())
+
+
+def validate_one(verdicts: dict[Entity, Validated], entity: Entity, ops: Sequence[Op]) -> None:
+    """The next alteration of the request whose verdicts so far these are (see `validate`)."""
+    before = verdicts.get(entity)
+    if before is not None:
+        error = AdminError(INVALID_REQUEST, f"{entity_text(entity)} is in this request more than once")
+        verdicts[entity] = Validated(entity, before.changes, error)
+        return
+    try:
+        verdicts[entity] = Validated(entity, _validated(entity, ops))
+    except AdminError as error:
+        verdicts[entity] = Validated(entity, {}, error)
 
 
 def _validated(entity: Entity, ops: Sequence[Op]) -> dict[str, float | None]:
@@ -230,10 +268,8 @@ def check_value(entity: Entity, key: str, value: float) -> None:
 _EXACT, _DEFAULT, _ANY = 0, 1, 2
 
 
-def select(
-    quotas: Quotas, components: Sequence[Component], *, strict: bool
-) -> list[tuple[Entity, Mapping[str, float]]]:
-    """The quotas that a DescribeClientQuotas filter selects. Raises AdminError for an invalid filter.
+def selection(components: Sequence[Component], *, strict: bool) -> Callable[[Entity], bool]:
+    """Whether a DescribeClientQuotas filter selects an entity. Raises AdminError for an invalid filter.
 
     Every component must match. `strict`: the entity has no types besides those of the components, so that a strict
     filter without components finds nothing; without `strict` it finds everything.
@@ -244,13 +280,13 @@ def select(
         wanted[component.entity_type] = component
     if IP in wanted and len(wanted) > 1:
         raise AdminError(INVALID_REQUEST, f"an {IP} cannot be looked for together with a {USER} or a {CLIENT_ID}")
-    if strict and not wanted:
-        return []
-    return [
-        (entity, limits)
-        for entity, limits in quotas.items()
-        if (not strict or len(entity) == len(wanted)) and _matches(dict(entity), wanted)
-    ]
+
+    def selects(entity: Entity) -> bool:
+        if strict and (not wanted or len(entity) != len(wanted)):
+            return False
+        return _matches(dict(entity), wanted)
+
+    return selects
 
 
 def _check_component(component: Component, before: Mapping[str, Component]) -> None:

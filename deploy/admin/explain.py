@@ -294,29 +294,26 @@ def addresses_of(found: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(canonical_address(peer.rpartition(":")[0]) for peer in found))[:MAX_ADDRESSES]
 
 
-def throttled_json(
-    groups: Iterable[QuotaCounter], ledger: Ledger, at: Moment, origin: Origin | None = None
-) -> dict[str, Any]:
-    """The answer of `/throttled`: the counters that throttle clients now, longest first, and the last decisions."""
-    rows: list[dict[str, Any]] = [
-        {
-            "kind": group.kind.value,
-            "user": group.key.user,
-            "client_id": group.key.client_id,
-            "setting": RATE_FIELD[Kind(group.kind)],
-            "limit": group.limit,
-            "level": None if group.level is None else group.level.label,
-            "entity": None if group.entry is None else _entity(group.entry),
-            "set_in": _set_in(group.entry, group.kind, origin),
-            "observed": group.observed(int(at.now_ms)),
-            "now": standing_json(group, at, ledger),
-        }
-        for group in groups
-    ]
-    rows.sort(key=lambda row: (row["now"]["muted_ms"], row["now"]["wait_ms"]), reverse=True)
+def throttled_row(group: QuotaCounter, ledger: Ledger, at: Moment, origin: Origin | None = None) -> dict[str, Any]:
+    """A counter that throttles clients now."""
+    return {
+        "kind": group.kind.value,
+        "user": group.key.user,
+        "client_id": group.key.client_id,
+        "setting": RATE_FIELD[Kind(group.kind)],
+        "limit": group.limit,
+        "level": None if group.level is None else group.level.label,
+        "entity": None if group.entry is None else _entity(group.entry),
+        "set_in": _set_in(group.entry, group.kind, origin),
+        "observed": group.observed(int(at.now_ms)),
+        "now": standing_json(group, at, ledger),
+    }
+
+
+def throttled_json(ledger: Ledger, at: Moment) -> dict[str, Any]:
+    """The answer of `/throttled` beside its rows: the last decisions."""
     return {
         "at": at.iso(),
-        "throttled": rows,
         "decisions": [decision_json(one, at) for one in ledger.decisions.latest(MAX_DECISIONS)],
         "refused": [refused_json(one, at) for one in ledger.connections.refusals(MAX_DECISIONS)],
     }

@@ -65,7 +65,7 @@ class History:
         """Take one sample, step by step."""
         now = int(now_ms)
         found: list[tuple[float, int, QuotaCounter]] = []
-        for index, group in enumerate(list(self._ledger.groups())):
+        for index, group in enumerate(self._ledger.groups()):
             if group.limit is not None and group.last_ms > now - USED_WITHIN_MS:
                 found.append((group.utilisation(now) or 0.0, index, group))
             if index % STEP == 0:
@@ -76,8 +76,11 @@ class History:
         self._muted.append(self._counters.connections_muted)
         self._waiting.append(self._counters.connections_waiting)
         self._open.append(self._counters.connections_open)
+        largest = heapq.nlargest(MAX_COUNTERS, found)
+        yield
         seen = {(group.kind, group.key): (use, group) for use, _, group in found}
-        for use, _, group in heapq.nlargest(MAX_COUNTERS, found):
+        yield
+        for use, _, group in largest:
             place = (group.kind, group.key)
             if place not in self._series and (len(self._series) < MAX_COUNTERS or self._forget_one(use)):
                 self._series[place] = _Series(looks, group.usage.throttle_ms)

@@ -15,6 +15,8 @@ from quota.trial import Trial
 
 BYTES = (Kind.PRODUCE, Kind.FETCH)
 KINDS = tuple(Kind)
+SERIES_STEP = 10
+"""Series for which samples are made before other tasks run: one has some 20 samples."""
 EACH = 5
 """Totals of a client for each kind: amount, throttled requests and their delay, and those of held ones."""
 
@@ -44,8 +46,8 @@ class ClientSeries:
         self._count_capped(group)
         return _group_totals(group)
 
-    def families(self, now_ms: float) -> Iterator[Metric]:
-        """The totals as of the last refresh; limits as they are now."""
+    def families(self, now_ms: float) -> Iterator[Metric | None]:
+        """The totals as of the last refresh; limits as they are now. None: other tasks may run."""
         yield from self._client_families()
         yield from self._group_families(int(now_ms))
         yield gauge("kquota_clients_folded", "Clients counted as `other` in this exposition.", self._clients.folded)
@@ -63,7 +65,7 @@ class ClientSeries:
             self._capped[group.kind] += group.capped - self._capped_seen.get(group, 0)
             self._capped_seen[group] = group.capped
 
-    def _client_families(self) -> Iterator[Metric]:
+    def _client_families(self) -> Iterator[Metric | None]:
         names = ["user", "client_id"]
         moved = CounterMetricFamily("kquota_bytes", "Bytes produced and fetched.", labels=["kind", *names])
         throttled = CounterMetricFamily(
@@ -90,7 +92,9 @@ class ClientSeries:
         waits = CounterMetricFamily(
             "kquota_broker_throttle_seconds", "Delay that brokers imposed by quotas of their own.", labels=names
         )
-        for labels, totals in self._clients.series():
+        for number, (labels, totals) in enumerate(list(self._clients.series()), 1):
+            if number % SERIES_STEP == 0:
+                yield None
             count, delay_ms = totals[-2:]
             if count:
                 told.add_metric(labels, count)
@@ -111,7 +115,7 @@ class ClientSeries:
                     held_seconds.add_metric([kind.value, *labels], held_ms / 1000)
         yield from (moved, throttled, seconds, held, held_seconds, busy, mutations, told, waits)
 
-    def _group_families(self, now: int) -> Iterator[Metric]:
+    def _group_families(self, now: int) -> Iterator[Metric | None]:
         names = ["kind", "user", "client_id"]
         limit = GaugeMetricFamily(
             "kquota_quota_limit",
@@ -138,7 +142,11 @@ class ClientSeries:
             "Connections whose next request waits until the group has paid what it owes.",
             labels=names,
         )
-        for kind, labels, group in self._limited_groups():
+        limited = list(self._limited_groups())
+        yield None
+        for number, (kind, labels, group) in enumerate(limited, 1):
+            if number % SERIES_STEP == 0:
+                yield None
             mode = [kind.value, *labels, "shadow" if group.shadow else "enforce"]
             limit.add_metric(mode, group.limit or 0.0)
             (tokens if kind is Kind.MUTATION else observed).add_metric(mode, group.observed(now))
@@ -162,7 +170,7 @@ class ClientSeries:
             capped.add_metric([kind.value], self._capped[kind])
         yield capped
 
-    def _trial_families(self, names: list[str]) -> Iterator[Metric]:
+    def _trial_families(self, names: list[str]) -> Iterator[Metric | None]:
         """Limits that are measured, not applied."""
         requests = CounterMetricFamily(
             "kquota_would_throttle_requests",
@@ -175,7 +183,8 @@ class ClientSeries:
             labels=[*names, "limit"],
         )
         for kind, fold in self._groups.items():
-            for labels, (_, *totals) in fold.series():
+            yield None
+            for labels, (_, *totals) in list(fold.series()):
                 for name, (count, delay_ms) in zip(("shadow", "candidate"), (totals[:2], totals[2:]), strict=True):
                     if count:
                         requests.add_metric([kind.value, *labels, name], count)

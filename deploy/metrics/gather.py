@@ -58,6 +58,8 @@ class Exposition:
         self._clients = ClientSeries(ledger, max_groups)
         self.libraries = counters.libraries
         """Throttle compliance by client library; read only."""
+        self.long_turns = counters.long_turns
+        """Turns of the event loop that took too long."""
         self._libraries = LibrarySeries(counters.libraries)
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
@@ -73,10 +75,11 @@ class Exposition:
             if self._text is None or now_ms - self._text_ms >= SHORTEST_INTERVAL_MS:
                 await self._look(now_ms)
                 parts = []
-                for family in self.families(now_ms):
-                    for part in written(family):
+                for family in self._families(now_ms):
+                    for part in () if family is None else written(family):
                         parts.append(part)
-                        await trio.lowlevel.checkpoint()
+                        await self._others()
+                    await self._others()
                 parts.append(generate_latest(self._process))
                 self._text, self._text_ms = b"".join(parts), now_ms
             return self._text
@@ -86,12 +89,17 @@ class Exposition:
         forgotten = 0
         for count in self._ledger.sweep(now_ms):
             forgotten += count
-            await trio.lowlevel.checkpoint()
+            await self._others("sweep")
         return forgotten
 
     async def _look(self, now_ms: float) -> None:
         for _ in self.look(now_ms):
-            await trio.lowlevel.checkpoint()
+            await self._others()
+
+    async def _others(self, what: str = "metrics") -> None:
+        """Let other tasks run before the next step."""
+        await trio.lowlevel.checkpoint()
+        self.long_turns.begin(what, trio.current_time())
 
     def look(self, now_ms: float) -> Iterator[None]:
         """Take over the ledger's totals, step by step."""
@@ -100,6 +108,9 @@ class Exposition:
 
     def families(self, now_ms: float) -> Iterator[Metric]:
         """Every metric as of the last refresh."""
+        return (family for family in self._families(now_ms) if family is not None)
+
+    def _families(self, now_ms: float) -> Iterator[Metric | None]:
         yield from self._clients.families(now_ms)
         yield from self._libraries.families()
         yield from traffic_families(self._counters, self._ledger.connections, self._max_groups)

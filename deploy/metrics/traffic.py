@@ -78,6 +78,9 @@ def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Ite
     )
     passed = {kind: counters.passthrough_bytes[kind] for kind in ("produce", "fetch")}
     yield by("kquota_passthrough_bytes", "Bytes of TLS passed through unread.", "kind", passed)
+    turns = counters.long_turns
+    yield by("kquota_long_turns", "Turns of the event loop that used the CPU for more than 5 ms.", "what", turns.counts)
+    yield gauge("kquota_longest_turn_seconds", "CPU time of the longest of these.", turns.longest_cpu_s)
     yield counter("kquota_accept_failures", "Connections the system could not accept.", counters.accept_failures)
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from config.model import Config
 from proxy.interceptors.quota_admin import AlterRule
-from quota.admin import Changes, Entity, Quotas, enforced
+from quota.admin import Changes, Enforced, Entity, Quotas
 from quota.table import QuotaTable
 
 MAX_LOGGED: Final = 20
@@ -106,7 +106,7 @@ class QuotaSource(ABC):
     def quotas(self) -> Quotas:
         """The limits in force, as DescribeClientQuotas shows them."""
         if self._shown is None:
-            self._shown = enforced(self._table)
+            self._shown = Enforced(self._table)
         return self._shown
 
     def may_alter(self, user: str) -> bool:

@@ -8,14 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
+from proxy.wire.lengths import Slices
 from quota.entity import Kind
 from quota.ledger import Account
 
 MAX_INTERCEPTED_BYTES: Final = 16 * 1024 * 1024
 """Such requests and their responses are held up to this size; larger ones end the connection. (A CreateTopics request
 with 100 000 topics has about 4 MB.)"""
+
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Work(Generic[T]):
+    """What has to be computed before the decision, in slices: others are served between two of them."""
+
+    steps: Slices[T]
+    """May raise WireError, as what returns the work."""
+    begun: bool = False
+
+    def advance(self, now_ms: float) -> T | None:
+        """Do one slice; the result after the last one, None before."""
+        try:
+            if self.begun:
+                self.steps.send(now_ms)
+            else:
+                self.begun = True
+                next(self.steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +69,7 @@ class Reply:
     """The quota that causes `delay_ms`."""
 
 
-OnResponse: TypeAlias = Callable[[bytes, float], Reply]
+OnResponse: TypeAlias = Callable[[bytes, float], "Reply | Work[Reply]"]
 """on_response(body after the response header, now_ms). May raise WireError: the connection ends, blaming the broker."""
 
 
@@ -100,7 +126,8 @@ class Wait:
     later. If the connection has ended by then, the decision is ignored."""
 
 
-Outcome: TypeAlias = Forward | Answer | Ask | Wait
+Decision: TypeAlias = Forward | Answer | Ask | Wait
+Outcome: TypeAlias = Decision | Work[Decision]
 
 
 class Interceptor(Protocol):

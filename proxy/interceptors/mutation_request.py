@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from proxy.interceptors.intercept import AdminRequest, Answer, Forward, Reply
+from proxy.interceptors.intercept import AdminRequest, Answer, Forward, Reply, Work
 from proxy.wire import topics as wire
 from proxy.wire.frames import WireError
-from proxy.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, Described, NamedTopic, TopicResult
+from proxy.wire.lengths import SLICE, Slices, portions
+from proxy.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, Described, NamedTopic, TopicResult
 from quota.entity import Kind
 from quota.ledger import Ledger
 
@@ -25,7 +26,8 @@ EXISTS: Final = frozenset({_NONE, _LEADER_NOT_AVAILABLE})
 """Errors in Metadata of topics that exist."""
 _UNKNOWN: Final = frozenset({_UNKNOWN_TOPIC, _UNKNOWN_TOPIC_ID})
 _MAYBE_DONE: Final = frozenset({_TIMED_OUT, _UNKNOWN_SERVER_ERROR})
-"""Errors after which the change may have happened, or will happen, all the same: the charge stays, as in Kafka."""
+"""Errors after which the change may have happened, or will happen, all the same: the charge stays, as in Kafka. So it
+does after an error that is newer than we are."""
 
 TopicKey: TypeAlias = str | uuid.UUID
 
@@ -105,27 +107,36 @@ class Wanted:
 
 
 class MutationRequest:
-    """A CreateTopics, DeleteTopics or CreatePartitions request. Raises WireError if its body cannot be read."""
+    """A CreateTopics, DeleteTopics or CreatePartitions request whose body has been read (`read`)."""
 
-    def __init__(self, knowledge: Knowledge, request: AdminRequest) -> None:
+    def __init__(self, knowledge: Knowledge, request: AdminRequest, topics: wire.Topics) -> None:
         self._knowledge = knowledge
         self.request = request
-        self.validate_only = False
-        self.wanted: list[Wanted]
-        version, body = request.api_version, request.body
-        if request.api_key == CREATE_TOPICS:
-            created, self.validate_only = wire.read_create_topics(version, body)
-            self.wanted = [Wanted(name, None, count, count) for name, count in created]
-            for topic in self.wanted:
-                topic.counts = topic.said is None or topic.said > 0
-        elif request.api_key == DELETE_TOPICS:
-            self.wanted = [Wanted(name, topic_id) for name, topic_id in wire.read_delete_topics(version, body)]
-        else:
-            extended, self.validate_only = wire.read_create_partitions(version, body)
-            self.wanted = [Wanted(name, None, count) for name, count in extended]
-        repeated = Counter(topic.key for topic in self.wanted)
-        for topic in self.wanted:
-            topic.counts = topic.counts and repeated[topic.key] == 1  # Kafka: INVALID_REQUEST for each repeated name
+        self._topics = topics
+        self.wanted: list[Wanted] = []
+        """Empty before `prepare`."""
+        self._refused: list[bytes] = []
+        """The refused topics, as elements of the response."""
+
+    def prepare(self, now_ms: float) -> Slices[float]:
+        """Make the list of what is wanted. Returns the time."""
+        creates = self.request.api_key == CREATE_TOPICS
+        repeated: Counter[TopicKey | None] = Counter()
+        for part in portions(self._topics.found):
+            for one in part:
+                topic = Wanted(one.name, one.topic_id, one.partitions, one.partitions if creates else None)
+                self.wanted.append(topic)
+                repeated[topic.key] += 1
+            if len(part) == SLICE:
+                now_ms = yield
+        for parts in portions(self.wanted):
+            for topic in parts:
+                topic.counts = repeated[topic.key] == 1  # Kafka: INVALID_REQUEST for each repeated name
+                if creates and topic.said is not None and topic.said <= 0:
+                    topic.counts = False
+            if len(parts) == SLICE:
+                now_ms = yield
+        return now_ms
 
     @property
     def strict(self) -> bool:
@@ -135,7 +146,13 @@ class MutationRequest:
     @property
     def is_free(self) -> bool:
         """No change results, whatever the broker answers."""
-        return self.validate_only or not self.wanted
+        return self._topics.validate_only or not self.wanted
+
+    @property
+    def too_many(self) -> Answer | None:
+        """The answer to a request with more topics than are judged, as a KRaft controller refuses it."""
+        refused = self._topics.refusals
+        return Answer(wire.only_refusals(self.request.api_key, self.request.api_version, refused)) if refused else None
 
     def names(self) -> list[str]:
         """The topics given by name, each once."""
@@ -145,30 +162,51 @@ class MutationRequest:
         """The topics given by id, each once."""
         return list(dict.fromkeys(t.topic_id for t in self.wanted if t.name is None and t.topic_id is not None))
 
-    def look_up(self, described: Iterable[Described], now_ms: float) -> None:
-        """Take over what a broker reports: names, ids, and partitions as the cost. Unknown topics do not count."""
+    def look_up(self, described: Sequence[Described], now_ms: float) -> Slices[float]:
+        """Take over what a broker reports: names, ids, and partitions as the cost. Unknown topics do not count.
+        Returns the time."""
         found: dict[TopicKey | None, Described] = {}
-        for one in described:
-            found[one.name] = found[one.topic_id] = one
-        for topic in self.wanted:
-            known = found.get(topic.key)
-            recent = self._knowledge.recent.get(topic.key, now_ms)
-            if known is not None and known.error in EXISTS:
-                topic.name, topic.topic_id = known.name or topic.name, known.topic_id or topic.topic_id
-                topic.cost = known.partitions
-                if recent is not None and recent.topic_id is not None and recent.topic_id == known.topic_id:
-                    topic.cost = max(topic.cost, recent.partitions)  # the same topic, and topics only grow
-            elif known is not None and known.error in _UNKNOWN and recent is not None:
-                topic.cost = recent.partitions
-            else:
-                topic.cost, topic.counts = None, False
+        for part in portions(described):
+            for one in part:
+                found[one.name] = found[one.topic_id] = one
+            if len(part) == SLICE:
+                now_ms = yield
+        extends = self.request.api_key == CREATE_PARTITIONS
+        repeated: Counter[uuid.UUID | None] = Counter()
+        for parts in portions(self.wanted):
+            for topic in parts:
+                self._look_at(topic, found.get(topic.key), now_ms)
+                repeated[topic.topic_id] += 1
+                if extends and topic.cost is not None:
+                    topic.cost = (topic.said or 0) - topic.cost
+                    topic.counts = topic.counts and topic.cost > 0
+            if len(parts) == SLICE:
+                now_ms = yield
+        for parts in () if extends else portions(self.wanted):
+            for topic in parts:  # by name, and once more by id
+                topic.counts = topic.counts and (topic.topic_id is None or repeated[topic.topic_id] == 1)
+            if len(parts) == SLICE:
+                now_ms = yield
+        return now_ms
+
+    def _look_at(self, topic: Wanted, known: Described | None, now_ms: float) -> None:
+        recent = self._knowledge.recent.get(topic.key, now_ms)
+        if known is not None and known.error in EXISTS:
+            topic.name, topic.topic_id = known.name or topic.name, known.topic_id or topic.topic_id
+            topic.cost = known.partitions
+            if recent is not None and recent.topic_id is not None and recent.topic_id == known.topic_id:
+                topic.cost = max(topic.cost, recent.partitions)  # the same topic, and topics only grow
+        elif known is not None and known.error in _UNKNOWN and recent is not None:
+            topic.cost = recent.partitions
+        else:
+            topic.cost, topic.counts = None, False
 
     def may_refuse(self, now_ms: float) -> bool:
         """Whether there are too few tokens to accept every topic: they must not be below zero before the last one."""
         costs = [topic.cost or 0 for topic in self.wanted if topic.counts]
         return self._knowledge.ledger.observed(self.request.account, Kind.MUTATION, now_ms) < sum(costs[:-1])
 
-    def decide(self, now_ms: float) -> Forward | Answer:
+    def decide(self, now_ms: float) -> Slices[Forward | Answer]:
         """Charge what is known, and refuse topics where the tokens do not suffice."""
         ledger, account = self._knowledge.ledger, self.request.account
         countable = [topic for topic in self.wanted if topic.counts and topic.cost]
@@ -180,53 +218,70 @@ class MutationRequest:
                 ledger.charge_no_throttle(account, Kind.MUTATION, total, now_ms)
             return Forward(on_response=self.settle)  # which finds out the delay, when it is known what was done
         delay_ms = 0
-        for topic in countable:
-            if delay_ms > 0:  # no token comes while we look: what follows is refused as well
-                topic.refused = True
-                continue
-            overdrawn = ledger.observed(account, Kind.MUTATION, now_ms) < 0
-            outcome = ledger.charge_mutation(account, topic.cost or 0, True, now_ms)
-            if outcome.accepted:
-                topic.exempt = overdrawn
-                topic.charged = 0 if overdrawn else topic.cost or 0
-            else:
-                topic.refused = True
-                delay_ms = outcome.throttle_ms
+        for part in portions(countable):
+            for topic in part:
+                if delay_ms > 0:  # what follows is refused as well, as if no time had passed
+                    topic.refused = True
+                    continue
+                overdrawn = ledger.observed(account, Kind.MUTATION, now_ms) < 0
+                outcome = ledger.charge_mutation(account, topic.cost or 0, True, now_ms)
+                if outcome.accepted:
+                    topic.exempt = overdrawn
+                    topic.charged = 0 if overdrawn else topic.cost or 0
+                else:
+                    topic.refused = True
+                    delay_ms = outcome.throttle_ms
+            if len(part) == SLICE:
+                now_ms = yield
         key, version = self.request.api_key, self.request.api_version
-        if all(topic.refused for topic in self.wanted):
-            return Answer(wire.only_refusals(self._refusals()), delay_ms)
-        body = None
-        if any(topic.refused for topic in self.wanted):
-            body = wire.keep_topics(key, version, self.request.body, [not topic.refused for topic in self.wanted])
-        return Forward(body, self.settle, delay_ms)
+        if not delay_ms:
+            return Forward(None, self.settle)
+        self._refused = yield from self._refusals()
+        kept = [not topic.refused for topic in self.wanted]
+        if not any(kept):
+            return Answer(wire.only_refusals(key, version, self._refused), delay_ms)
+        return Forward(wire.keep_topics(self.request.body, self._topics, kept), self.settle, delay_ms)
 
-    def settle(self, body: bytes, now_ms: float) -> Reply:
+    def settle(self, body: bytes, now_ms: float) -> Work[Reply]:
         """The broker has answered: correct the charges, insert the refused topics, compute old clients' delay."""
-        ledger, request = self._knowledge.ledger, self.request
-        key, version = request.api_key, request.api_version
-        refused = self._refusals()
+        return Work(self._settle(body, now_ms))
+
+    def _settle(self, body: bytes, now_ms: float) -> Slices[Reply]:
+        ledger, request, refused = self._knowledge.ledger, self.request, self._refused
         try:
-            results = wire.read_results(key, version, body)
+            results, end, now_ms = yield from wire.read_results(request.api_key, request.api_version, body, now_ms)
         except WireError:
             if refused:
                 raise
-            results = []  # an error code newer than we are, perhaps: the client may know it, and the charge stays
+            results, end = [], 0  # the client may understand it, and the charge stays
         by_key: dict[TopicKey | None, Wanted] = {}
-        for topic in reversed(self.wanted):  # of repeated ones the first counts, should a broker accept it
-            by_key[topic.name] = by_key[topic.topic_id] = topic
+        for part in portions(self.wanted):
+            for topic in part:  # of repeated ones the first counts, should a broker accept it
+                by_key.setdefault(topic.name, topic)
+                by_key.setdefault(topic.topic_id, topic)
+            if len(part) == SLICE:
+                now_ms = yield
         by_key.pop(None, None)
-        for result in results:
-            found = by_key.get(result.topic_id) or by_key.get(result.name)
-            if found is not None and not found.refused and not found.exempt:
-                self._put_right(found, result, now_ms)
+        for parts in portions(results):
+            for result in parts:
+                found = by_key.get(result.topic_id) or by_key.get(result.name)
+                if found is not None and not found.refused and not found.exempt:
+                    self._put_right(found, result, now_ms)
+            if len(parts) == SLICE:
+                now_ms = yield
         delay_ms = 0
         if not self.strict and any(topic.charged for topic in self.wanted):
             delay_ms = ledger.check(request.account, Kind.MUTATION, now_ms)
-        return Reply(wire.with_refusals(key, version, body, refused) if refused else None, delay_ms)
+        return Reply(wire.with_refusals(body, end, refused) if refused else None, delay_ms)
 
-    def _refusals(self) -> list[bytes]:
-        topics = [NamedTopic(topic.name, topic.topic_id) for topic in self.wanted if topic.refused]
-        return wire.refusals(self.request.api_key, self.request.api_version, topics) if topics else []
+    def _refusals(self) -> Slices[list[bytes]]:
+        found: list[bytes] = []
+        for part in portions(self.wanted):
+            topics = [NamedTopic(topic.name, topic.topic_id) for topic in part if topic.refused]
+            found += wire.refusals(self.request.api_key, self.request.api_version, topics)
+            if len(part) == SLICE:
+                yield
+        return found
 
     def _put_right(self, topic: Wanted, result: TopicResult, now_ms: float) -> None:
         ledger, account = self._knowledge.ledger, self.request.account
@@ -234,7 +289,7 @@ class MutationRequest:
         if result.error == _NONE:
             actual = result.partitions or max(topic.cost or 0, 1)  # at least one, or there was nothing to do
             self._remember(topic, result, actual, now_ms)
-        elif result.error in _MAYBE_DONE:
+        elif result.error in _MAYBE_DONE or not wire.is_known_error(result.error):
             actual = topic.charged
         if actual > topic.charged:
             ledger.charge_no_throttle(account, Kind.MUTATION, actual - topic.charged, now_ms)

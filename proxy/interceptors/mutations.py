@@ -10,15 +10,16 @@ request itself then corrects the charge. Why not a cache: docs/adr/0008.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from proxy.interceptors.intercept import AdminRequest, Ask, Forward, Outcome
+from proxy.interceptors.intercept import AdminRequest, Ask, Decision, Forward, Outcome, Work
 from proxy.interceptors.mutation_request import EXISTS, MutationRequest, RecentChanges
 from proxy.wire import topics as wire
 from proxy.wire.apis import METADATA
 from proxy.wire.frames import WireError
+from proxy.wire.lengths import SLICE, Slices, portions
 from proxy.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
 from quota.entity import Kind
 from quota.ledger import Ledger
@@ -42,86 +43,97 @@ class MutationQuota:
 
     def request(self, request: AdminRequest, now_ms: float) -> Outcome:
         """See :meth:`proxy.interceptors.intercept.Interceptor.request`."""
-        if self.ledger.table.resolve(Kind.MUTATION, *request.account.identity).limit is None:
-            self._count(request, now_ms)
-            return Forward()
-        work = MutationRequest(self, request)
-        if work.is_free:
-            return Forward()
-        if request.api_key == CREATE_TOPICS:
-            return self._create(work, now_ms)
-        return self._delete(work) if request.api_key == DELETE_TOPICS else self._extend(work)
+        return Work(self._judge(request, now_ms))
 
     def learn_default(self, partitions: int, now_ms: float) -> None:
         """A new topic that left the count to the broker has got this many partitions."""
         self.default_count, self._default_since_ms = partitions, now_ms
 
-    def _count(self, request: AdminRequest, now_ms: float) -> None:
+    def _judge(self, request: AdminRequest, now_ms: float) -> Slices[Decision]:
+        limited = self.ledger.table.resolve(Kind.MUTATION, *request.account.identity).limit is not None
+        try:
+            topics, now_ms = yield from wire.read_request(request.api_key, request.api_version, request.body, now_ms)
+        except WireError:
+            if limited:
+                raise
+            return Forward()  # the broker may refuse it
+        work = MutationRequest(self, request, topics)
+        now_ms = yield from work.prepare(now_ms)
+        if not limited:
+            self._count(work, now_ms)
+            return Forward()
+        if work.too_many is not None:
+            return work.too_many
+        if work.is_free:
+            return Forward()
+        if request.api_key == CREATE_TOPICS:
+            return (yield from self._create(work, now_ms))
+        return (yield from self._look_up(work, now_ms))
+
+    def _count(self, work: MutationRequest, now_ms: float) -> None:
         """Without a limit, the totals count what the request itself says, and 1 for each count that it does not
         give."""
-        try:
-            work = MutationRequest(self, request)
-        except WireError:
-            return  # the broker may refuse it
         if not work.is_free:
-            fallback = self.default_count or 1 if request.api_key == CREATE_TOPICS else 1
+            fallback = self.default_count or 1 if work.request.api_key == CREATE_TOPICS else 1
             total = sum(topic.cost or fallback for topic in work.wanted if topic.counts)
-            self.ledger.charge_no_throttle(request.account, Kind.MUTATION, total, now_ms)
+            self.ledger.charge_no_throttle(work.request.account, Kind.MUTATION, total, now_ms)
 
-    def _create(self, work: MutationRequest, now_ms: float) -> Outcome:
+    def _create(self, work: MutationRequest, now_ms: float) -> Slices[Decision]:
         unsaid = [str(topic.name) for topic in work.wanted if topic.said is None and topic.counts]
         fresh = self.default_count is not None and now_ms - self._default_since_ms <= DEFAULT_COUNT_MS
         if not unsaid or fresh:
-            return self._create_counted(work, now_ms)
+            return (yield from self._create_counted(work, now_ms))
 
-        def told(body: bytes, now_ms: float) -> Outcome:
-            with suppress(WireError):  # an error newer than we are, perhaps: the answer to the request itself will tell
-                for result in wire.read_results(CREATE_TOPICS, version, body):
+        def told(body: bytes, now_ms: float) -> Slices[Decision]:
+            with suppress(WireError):  # the answer to the request itself will tell
+                results, _, now_ms = yield from wire.read_results(CREATE_TOPICS, version, body, now_ms)
+                for result in results[:MAX_ASKED]:
                     if result.partitions:
                         self.learn_default(result.partitions, now_ms)
-            return self._create_counted(work, now_ms)
+            return (yield from self._create_counted(work, now_ms))
 
         version, question = wire.default_count_question(unsaid[:MAX_ASKED])
-        return Ask(CREATE_TOPICS, version, question, told)
+        return Ask(CREATE_TOPICS, version, question, _in_slices(told))
 
-    def _create_counted(self, work: MutationRequest, now_ms: float) -> Outcome:
-        for topic in work.wanted:
-            if topic.said is None:
-                topic.cost = self.default_count or 1
+    def _create_counted(self, work: MutationRequest, now_ms: float) -> Slices[Decision]:
+        for part in portions(work.wanted):
+            for topic in part:
+                if topic.said is None:
+                    topic.cost = self.default_count or 1
+            if len(part) == SLICE:
+                now_ms = yield
         if not work.strict or not work.may_refuse(now_ms):
-            return work.decide(now_ms)
+            return (yield from work.decide(now_ms))
 
-        def told(body: bytes, now_ms: float) -> Outcome:
-            existing = {topic.name for topic in wire.read_metadata(version, body) if topic.error in EXISTS}
-            for topic in work.wanted:
-                topic.counts = topic.counts and topic.name not in existing
-            return work.decide(now_ms)
+        def told(body: bytes, now_ms: float) -> Slices[Decision]:
+            described, now_ms = yield from wire.read_metadata(version, body, now_ms)
+            existing = {topic.name for topic in described if topic.error in EXISTS}
+            for part in portions(work.wanted):
+                for topic in part:
+                    topic.counts = topic.counts and topic.name not in existing
+                if len(part) == SLICE:
+                    now_ms = yield
+            return (yield from work.decide(now_ms))
 
         # There are too few tokens for all. Topics that already exist must not use up what is left, nor be told to come
         # back later: programs that create topics "if missing" ask for them again at every start.
-        version, question = wire.metadata_question(work.names(), [], ids_wanted=False)
-        return Ask(METADATA, version, question, told)
+        version, question, _ = yield from wire.metadata_question(work.names(), [], ids_wanted=False, now_ms=now_ms)
+        return Ask(METADATA, version, question, _in_slices(told))
 
-    def _delete(self, work: MutationRequest) -> Outcome:
-        def told(body: bytes, now_ms: float) -> Outcome:
-            work.look_up(wire.read_metadata(version, body), now_ms)
-            repeated = Counter(topic.topic_id for topic in work.wanted)  # by name, and once more by id
-            for topic in work.wanted:
-                topic.counts = topic.counts and (topic.topic_id is None or repeated[topic.topic_id] == 1)
-            return work.decide(now_ms)
+    def _look_up(self, work: MutationRequest, now_ms: float) -> Slices[Decision]:
+        """Topics are deleted or grow: how many partitions they have is asked first."""
 
-        with_ids = work.request.api_version >= 6
-        version, question = wire.metadata_question(work.names(), work.ids(), ids_wanted=with_ids)
-        return Ask(METADATA, version, question, told)
+        def told(body: bytes, now_ms: float) -> Slices[Decision]:
+            described, now_ms = yield from wire.read_metadata(version, body, now_ms)
+            now_ms = yield from work.look_up(described, now_ms)
+            return (yield from work.decide(now_ms))
 
-    def _extend(self, work: MutationRequest) -> Outcome:
-        def told(body: bytes, now_ms: float) -> Outcome:
-            work.look_up(wire.read_metadata(version, body), now_ms)
-            for topic in work.wanted:
-                if topic.cost is not None:
-                    topic.cost = (topic.said or 0) - topic.cost
-                    topic.counts = topic.counts and topic.cost > 0
-            return work.decide(now_ms)
+        with_ids = work.request.api_key == DELETE_TOPICS and work.request.api_version >= 6
+        version, question, _ = yield from wire.metadata_question(
+            work.names(), work.ids(), ids_wanted=with_ids, now_ms=now_ms
+        )
+        return Ask(METADATA, version, question, _in_slices(told))
 
-        version, question = wire.metadata_question(work.names(), [], ids_wanted=False)
-        return Ask(METADATA, version, question, told)
+
+def _in_slices(told: Callable[[bytes, float], Slices[Decision]]) -> Callable[[bytes, float], Outcome]:
+    return lambda body, now_ms: Work(told(body, now_ms))

@@ -20,7 +20,7 @@ cdef class ConnectionIO:
     cdef public bytes to_broker, to_client
     cdef public bint is_held, progress_wanted
     cdef public double last_activity_s
-    cdef public long _request_read_bytes, _response_read_bytes, _splice_min_bytes
+    cdef public long _read_bytes, _splice_min_bytes
     cdef public ClockType _clock
     cdef public RoundType _round
     cdef public SessionStateType _state
@@ -29,10 +29,9 @@ cdef class ConnectionIO:
     cdef public SpliceType _splice_down, _splice_up
 
     @cython.locals(state=SessionStateType, requests=RequestHandlerType, responses=ResponseHandlerType, watch=WatchType,
-                   frames=FrameWalker, splice=SpliceType, broker=Endpoint, others_next=cython.bint, now_s=cython.double,
+                   frames=FrameWalker, splice=SpliceType, broker=Endpoint, now_s=cython.double,
                    now_ms=cython.double, stopped=cython.bint, client_state=cython.int, skip=cython.longlong, taken=cython.Py_ssize_t,
-                   wanted=cython.Py_ssize_t, received=cython.Py_ssize_t, took_s=cython.double, more=cython.bint,
-                   _=cython.int)
+                   wanted=cython.Py_ssize_t, received=cython.Py_ssize_t, more=cython.bint, _=cython.int)
     cpdef object on_client_readable(self)
     cpdef object _connect(self)
     cpdef bint _flush_broker(self) except -1
@@ -40,8 +39,8 @@ cdef class ConnectionIO:
     @cython.locals(splice=SpliceType, now_s=cython.double)
     cdef object _splice_request(self, Endpoint broker, long long count)
     @cython.locals(responses=ResponseHandlerType, watch=WatchType, broker=Endpoint, frames=FrameWalker, splice=SpliceType,
-                   skip=cython.longlong, wanted=cython.Py_ssize_t, most=cython.Py_ssize_t, received=cython.Py_ssize_t,
-                   now_s=cython.double, took_s=cython.double, more=cython.bint, sent=cython.bint,
+                   skip=cython.longlong, wanted=cython.Py_ssize_t, received=cython.Py_ssize_t,
+                   now_s=cython.double, more=cython.bint, sent=cython.bint,
                    _=cython.int)
     cpdef object on_broker_readable(self)
     cpdef bint _send_client(self, Py_ssize_t taken, object out, bint more) except -1

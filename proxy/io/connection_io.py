@@ -18,7 +18,6 @@ from proxy.io.endpoint import Endpoint
 from proxy.io.kernel import unread_bytes
 from proxy.io.reactor import Reactor
 from proxy.io.rounds import AGAIN, NEVER, Again, Watch
-from proxy.io.sockets import SHARE_S, next_read_bytes
 from proxy.io.splice import PipePool, SinkError, SourceError, Splice, Step
 from proxy.session.framing import Buffer
 from proxy.session.session import Session
@@ -27,7 +26,8 @@ from proxy.telemetry.close_log import CloseLogLimiter
 from proxy.telemetry.observer import Counters
 
 READS_BEFORE_CHECKPOINT: Final = 8
-"""Reads in a row without waiting before other connections are served."""
+"""Reads in a row without waiting before other connections are served. One after which the session has a backlog is the
+last."""
 LARGE_FETCH_BYTES: Final = 262_144
 HEAD_BYTES: Final = 4096
 """After a fetch response larger than the former, no more than the latter is read of the next one at first: it is
@@ -69,9 +69,8 @@ class ConnectionIO:
         "_answers",
         "_buffer",
         "_clock",
-        "_request_read_bytes",
+        "_read_bytes",
         "_requests",
-        "_response_read_bytes",
         "_responses",
         "_round",
         "_shared",
@@ -110,7 +109,7 @@ class ConnectionIO:
         self._answers: list[Buffer] = []
         self._splice_min_bytes = 0
         """What is left of a body has to be as long for the kernel to move it; 0: it never does."""
-        self._request_read_bytes = self._response_read_bytes = len(shared.buffer)
+        self._read_bytes = len(shared.buffer)
         self._splice_up = Splice(shared.pipes)
         self._splice_down = Splice(shared.pipes)
         self.on_progress: Callable[[], None] | None = None
@@ -148,7 +147,6 @@ class ConnectionIO:
             return None if broker is not None else self._connect()
         if responses.answer_due():
             self._answer()
-        others_next = False
         for _ in range(READS_BEFORE_CHECKPOINT):
             now_s = self._clock.now_s()
             now_ms = now_s * 1000.0
@@ -183,7 +181,7 @@ class ConnectionIO:
             elif not watch.readable:
                 return None
             else:
-                wanted = self._request_read_bytes
+                wanted = self._read_bytes
                 try:
                     received = self.client.receive(self._buffer, wanted)
                 except OSError as error:
@@ -196,11 +194,7 @@ class ConnectionIO:
                 self.last_activity_s = now_s
                 out = requests.take(self._buffer, received, now_ms)
                 taken = frames.taken
-                if received == wanted:
-                    took_s = self._clock.now_s() - now_s
-                    self._request_read_bytes = next_read_bytes(received, took_s, len(self._buffer))
-                    others_next = took_s > SHARE_S
-                elif not watch.over:
+                if received < wanted and not watch.over:
                     watch.readable = False
             if taken if out is None else out:
                 if broker is None:  # the broker is dialled when the first request arrives
@@ -214,7 +208,7 @@ class ConnectionIO:
                 self._answer()
             if not (watch.readable or frames.skip or frames.stopped or state.draining):
                 return None  # the next round would find no more
-            if others_next:
+            if not frames.did_little():
                 break
         return AGAIN
 
@@ -307,6 +301,11 @@ class ConnectionIO:
         if self.to_client and not self._flush_client():
             return None
         for _ in range(READS_BEFORE_CHECKPOINT):
+            if responses.has_backlog():
+                sent = self._send_client(0, responses.resume(self._clock.now_s() * 1000.0), False)
+                if self.progress_wanted:
+                    self._progress()
+                return AGAIN if sent else None
             skip = frames.movable()
             if (watch.readable and skip >= self._splice_min_bytes > 0) or splice.inside:
                 step = self._splice_response(broker, skip)
@@ -332,9 +331,9 @@ class ConnectionIO:
                 return None
             if watch.rest_s == NEVER:  # all of a large response has come, or there is no pipe left
                 self._rest_came(watch)
-            wanted = most = self._response_read_bytes
+            wanted = self._read_bytes
             if self._splice_min_bytes and not frames.skip and responses.fetched_bytes >= LARGE_FETCH_BYTES:
-                wanted = min(most, HEAD_BYTES)
+                wanted = HEAD_BYTES
             try:
                 received = broker.receive(self._buffer, wanted)
             except OSError as error:
@@ -346,11 +345,7 @@ class ConnectionIO:
                 return StopReason.ENDED
             self.last_activity_s = now_s = self._clock.now_s()
             out = responses.take(self._buffer, received, now_s * 1000.0, self._round.since_ms)
-            took_s = 0.0
-            if received == most:
-                took_s = self._clock.now_s() - now_s
-                self._response_read_bytes = next_read_bytes(received, took_s, len(self._buffer))
-            elif received < wanted and not watch.over:
+            if received < wanted and not watch.over:
                 watch.readable = False
             more = watch.readable and frames.movable() >= self._splice_min_bytes > 0
             sent = self._send_client(frames.taken, out, more)
@@ -358,9 +353,9 @@ class ConnectionIO:
                 self._progress()
             if not sent:
                 return None
-            if not (watch.readable or frames.skip):
+            if not (watch.readable or frames.skip or frames.stopped):
                 return None  # the next round would find no more
-            if took_s > SHARE_S:
+            if not frames.did_little():
                 break
         return AGAIN
 

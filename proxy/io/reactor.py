@@ -34,6 +34,7 @@ import trio
 
 from proxy.io.rounds import AGAIN, Again, Clock, Round, Watch
 from proxy.io.sched_policy import SchedPolicy
+from proxy.telemetry.long_turns import LongTurns
 
 log = structlog.get_logger("kquota.reactor")
 
@@ -67,8 +68,9 @@ async def take(watch: Watch, callback: Callable[[], Result | Again | None]) -> R
 class Reactor(trio.abc.Instrument):
     """All watched sockets of one event loop. `start` and `stop` must be called in that loop."""
 
-    def __init__(self) -> None:
-        self.round = Round(Clock(trio.current_time))
+    def __init__(self, turns: LongTurns | None = None) -> None:
+        """`turns` records those that take too long."""
+        self.round = Round(Clock(trio.current_time), turns)
         self._nap: trio.CancelScope | None = None
         """Set while `run` waits."""
 

@@ -3,6 +3,8 @@ cimport cython
 from proxy.io cimport calls
 from proxy.io.sched_policy cimport SchedPolicy as SchedPolicyType
 
+cdef double LONG_S, MARK_S
+
 
 cdef class Clock:
     cdef object _source
@@ -14,8 +16,7 @@ cdef class Clock:
 cdef class Watch:
     cdef Round _round
     cdef int _fd
-    cdef bint _queued
-    cdef public bint over, readable
+    cdef public bint over, queued, readable
     cdef public object task, callback
     cdef public Watch room_for
     cdef public double back_s, rest_s
@@ -37,6 +38,9 @@ cdef class Round:
     cdef public list late
     cdef public double since_ms, told_s
     cdef public int trio_fd
+    cdef public object turns
+    cdef int _served
+    cdef double _left_s, _marked_s
     cdef long long _number
 
     cpdef object forget(self, int fd)

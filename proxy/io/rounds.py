@@ -17,13 +17,20 @@ import trio
 
 from proxy.io import calls
 from proxy.io.sched_policy import QUIET_S, SchedPolicy
+from proxy.telemetry import long_turns
+from proxy.telemetry.long_turns import LongTurns
 
 WAITED_S: Final = 30e-6
 """A poll that does not block takes less (about 5 µs measured, 12 µs with 32 sockets ready)."""
 LATE_AT_ONCE: Final = 16
 """Callbacks whose deadline has come, one after the other, before sockets are polled again. Mutes of many connections
 may end together; connections that are not muted must not wait for all of them."""
+AGAIN_AT_ONCE: Final = 2
+"""Callbacks that run again after AGAIN, one after the other, before sockets are polled again. Who had a share already
+waits for those that had none: each of these may use a millisecond, and there may be one for every connection."""
 NEVER: Final = float("inf")
+LONG_S: Final = long_turns.LONG_S
+MARK_S: Final = long_turns.MARK_S
 OVER: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 READABLE: Final = select.EPOLLIN | OVER
 ROOM: Final = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
@@ -57,7 +64,7 @@ class Clock:
 class Watch:
     """One socket that is watched from `Reactor.watch` until `close`."""
 
-    __slots__ = ("_fd", "_queued", "_round", "back_s", "callback", "over", "readable", "rest_s", "room_for", "task")
+    __slots__ = ("_fd", "_round", "back_s", "callback", "over", "queued", "readable", "rest_s", "room_for", "task")
 
     def __init__(self, loop: Round, fd: int) -> None:
         self._round = loop
@@ -73,7 +80,8 @@ class Watch:
         """The watch whose callback found this socket full, to be run once it is writable."""
         self.task: Any = None
         """The task that waits for the callback's result."""
-        self._queued = False
+        self.queued = False
+        """It runs again after AGAIN, when the turn comes to it and not before."""
         self.back_s = NEVER
         """When to run the callback again if there is no event before (`trio.current_time`)."""
         self.rest_s = -NEVER
@@ -99,13 +107,13 @@ class Watch:
 
     def run_again(self) -> None:
         """Run the callback again after AGAIN."""
-        self._queued = False
+        self.queued = False
         self.run()
 
     def go_on_later(self) -> None:
         """Run the callback again after the others."""
-        if not self._queued:
-            self._queued = True
+        if not self.queued:
+            self.queued = True
             self._round.again.append(self)
 
     def come_back(self, at_s: float) -> None:
@@ -142,7 +150,10 @@ class Round:
     """All watched sockets of one event loop, served round by round."""
 
     __slots__ = (
+        "_left_s",
+        "_marked_s",
         "_number",
+        "_served",
         "again",
         "clock",
         "force_wakeup",
@@ -154,10 +165,18 @@ class Round:
         "since_ms",
         "told_s",
         "trio_fd",
+        "turns",
         "watches",
     )
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, turns: LongTurns | None = None) -> None:
+        self.turns = LongTurns() if turns is None else turns
+        self._marked_s = -NEVER
+        """When CPU time was read last."""
+        self._left_s = NEVER
+        """When trio went on with its tasks."""
+        self._served = 0
+        """Events of the latest turn."""
         self.poller = calls.Poller()
         self.clock = clock
         self.sched_policy = SchedPolicy()
@@ -218,8 +237,11 @@ class Round:
     def wait(self, timeout: float) -> None:
         """trio has nothing to run for `timeout` seconds, or (0) polls for I/O between running its tasks."""
         now_s = self.clock.now_s()
+        if now_s - self._left_s > LONG_S:
+            self.turns.look("tasks", self._left_s, now_s)
         if timeout <= 0.0:
             self.serve(0.0, now_s)
+            self._left_s = self.told_s
             return
         until_s = now_s + timeout
         while True:
@@ -227,7 +249,9 @@ class Round:
             if self.late:
                 wait_s = min(wait_s, max(0.0, self.next_s() - now_s))
             found = self.serve(wait_s, now_s)
-            now_s = self.clock.now_s()
+            self._left_s = now_s = self.clock.now_s()
+            if now_s - self.told_s > LONG_S:
+                self.turns.look("connections", self.told_s, now_s, self._served)
             if found or self.runq or now_s >= until_s:
                 # trio must not block now: not for all of `timeout` again, and not for an event that it was to find,
                 # which a callback may have used up in the meantime (a writable socket). Our sockets would be left
@@ -248,7 +272,11 @@ class Round:
         now_s = self.clock.now_s()
         self.since_ms = (now_s if now_s - asked_s > WAITED_S else self.told_s) * 1000.0
         self.told_s = now_s
-        left = len(self.again)
+        if now_s - self._marked_s >= MARK_S:
+            self._marked_s = now_s
+            self.turns.mark()
+        self._served = count
+        left = min(len(self.again), AGAIN_AT_ONCE)
         found = self.trio_fd < 0 and count > 0
         for event in range(count):
             fd = poller.fd_of(event)
@@ -271,12 +299,14 @@ class Round:
             self.sched_policy.quick_s = self.told_s
         if flags & ROOM and watch.room_for is not None:
             waiting, watch.room_for = watch.room_for, None
-            waiting.run()
+            if not waiting.queued:
+                waiting.run()
         if flags & READABLE:
             watch.readable = True
             if flags & OVER:
                 watch.over = True
-            watch.run()
+            if not watch.queued:
+                watch.run()
 
     def _call_back(self, now_s: float) -> None:
         late = self.late

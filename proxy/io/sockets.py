@@ -1,11 +1,10 @@
-"""The endpoint for a non-blocking socket, how much to read at once from it, how to send on, and how to close it."""
+"""The endpoint for a non-blocking socket, how to send on, and how to close it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from socket import SHUT_WR, socket
-from typing import Final
 
 import trio
 
@@ -14,17 +13,6 @@ from proxy.io import calls, records
 from proxy.io.endpoint import Endpoint
 from proxy.session.framing import Buffer
 from proxy.tls.channel import TlsSocket
-
-SHARE_S: Final = 0.002
-"""A callback runs for no longer than about this: 64 KB may be one request or two thousand, and others wait."""
-MIN_READ_BYTES: Final = 2048
-
-
-def next_read_bytes(last_bytes: int, took_s: float, most_bytes: int) -> int:
-    """How much to read at once, after a read of `last_bytes` that took `took_s` to process."""
-    if took_s > SHARE_S:
-        return max(last_bytes // 2, MIN_READ_BYTES)
-    return min(last_bytes * 2, most_bytes) if took_s < SHARE_S / 4 else last_bytes
 
 
 def send_now(

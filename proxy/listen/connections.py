@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from contextlib import suppress
 from functools import partial
 
@@ -27,6 +28,11 @@ from quota.connections import Ticket
 from quota.ledger import Ledger
 
 log = structlog.get_logger("kquota.proxy")
+
+
+def _cpu_ms() -> float:
+    """The CPU time of the event loop's thread."""
+    return time.thread_time() * 1000.0
 
 
 class Connections:
@@ -188,6 +194,7 @@ class Connections:
             interceptors=self._interceptors,
             login_expected=self._identification.login_expected,
             claim=settings.oauth_claim,
+            cpu_ms=_cpu_ms,
         )
         arguments = (client, peer, name, dial, session, self._shared, source)
         connection = Connection(*arguments) if plain is None else TransparentConnection(self._ledger, plain, *arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from typing import Final
 
 import structlog
@@ -56,7 +57,7 @@ class Proxy:
             pipes=PipePool(),
             buffer=memoryview(bytearray(settings.buffer_bytes)),
             splice_min_bytes=settings.splice_min_bytes,
-            reactor=Reactor(),
+            reactor=Reactor(counters.long_turns),
             close_log=CloseLogLimiter(),
         )
         handshakes = Handshakes(counters)
@@ -131,7 +132,11 @@ class Proxy:
 
     def connections(self) -> list[ConnectionInfo]:
         """All open connections."""
-        return [connection.info() for connection in self._connections.open]
+        return list(self.each_connection())
+
+    def each_connection(self) -> Iterator[ConnectionInfo]:
+        """All open connections, one by one: other tasks may run, and connections end, between two of them."""
+        return (connection.info() for connection in list(self._connections.open) if not connection.ended)
 
     def brokers(self) -> list[tuple[int, str, int, int]]:
         """(node id, host, port, local port) of the brokers seen; in transparent mode the local port is their own."""

@@ -10,7 +10,7 @@ from quota.accounts cimport Account as AccountType
 from quota.counter cimport FetchAdmission as FetchAdmissionType
 
 cdef int _API_VERSIONS, _FETCH, _PRODUCE, _SHARE_FETCH
-cdef int _FULL
+cdef int _FULL, _HEADER_SHIFT
 cdef long long _MAX_HELD_BYTES
 
 

@@ -16,11 +16,17 @@ cdef class ResponseHandler(FrameInspector):
     cdef public FrameWalker walker
     cdef public HistogramType _latency
     cdef public InFlightRequestType _timed
+    cdef public bytearray _backlog
+    cdef public object _work
     cdef public bint _raw
     cdef public double _came_ms, _now_ms
     cdef public long long _max_response_bytes, bytes_total, fetched_bytes
 
     cpdef object take(self, object view, Py_ssize_t end, double now_ms, double arrived_ms)
+    cpdef bint has_backlog(self) except -1
+    cpdef list resume(self, double now_ms)
+    @cython.locals(walker=FrameWalker, taken=cython.Py_ssize_t, secret=cython.bint)
+    cpdef object _walk(self, object view, Py_ssize_t end, double now_ms, double arrived_ms, bytearray backlog)
     cpdef object moved(self, long long count, double now_ms)
     @cython.locals(oldest=InFlightRequestType)
     cpdef bint answer_due(self) except -1

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from proxy.errors import CloseReason, SessionError
-from proxy.interceptors.intercept import MAX_INTERCEPTED_BYTES
+from proxy.interceptors.intercept import MAX_INTERCEPTED_BYTES, Reply, Work
 from proxy.session.framing import Buffer, FrameInspector, FrameWalker
 from proxy.session.in_flight import InFlightRequest
 from proxy.session.login import RAW, UNAUTHENTICATED, copies, wipe
@@ -26,6 +26,8 @@ WAITING_APIS: Final = frozenset({FETCH, JOIN_GROUP, SYNC_GROUP, SHARE_FETCH})
 MAX_HELD_RESPONSE_BYTES: Final = 4 * 1024 * 1024
 """Responses that must be rewritten (addresses) are held up to this size; ordinary ones are never held. (The head of a
 Metadata response for 10 000 brokers has 600 KB, a Produce response for 50 000 partitions 2.5 MB.)"""
+REWRITE_SHIFT: Final = 3
+"""8 bytes of a response that is rewritten count as one frame: the 500 of an ApiVersions response take 0.3 ms."""
 THROTTLE_HEAD_BYTES: Final = 16
 """Enough of a response to contain a throttle field that comes first."""
 # Compared for each request or response: C numbers in compiled code (see the .pxd).
@@ -47,6 +49,7 @@ class ResponseHandler(FrameInspector):
     """Responses to one client connection. Knows nothing of sockets and clocks."""
 
     __slots__ = (
+        "_backlog",
         "_came_ms",
         "_latency",
         "_max_response_bytes",
@@ -54,6 +57,7 @@ class ResponseHandler(FrameInspector):
         "_raw",
         "_state",
         "_timed",
+        "_work",
         "bytes_total",
         "fetched_bytes",
         "walker",
@@ -66,8 +70,12 @@ class ResponseHandler(FrameInspector):
         self.walker = FrameWalker()
         self._now_ms = 0.0
         self._came_ms = 0.0
+        self._backlog: bytearray | None = None
+        """Responses read after the one at which the walk stopped."""
         self._raw = False
         """The walk began with a raw SASL message, which has no response header."""
+        self._work: Work[Reply] | None = None
+        """What the interceptor of the oldest request in flight still has to compute from its response."""
         self._timed: InFlightRequest | None = None
         """The latest request whose time has been charged; its response may be inspected again when more has arrived."""
         self.bytes_total = 0
@@ -78,16 +86,39 @@ class ResponseHandler(FrameInspector):
         """Process the first `end` bytes of a view, which were read from the broker and may have arrived as early as
         `arrived_ms`. Returns the buffers to send to the client, in order; None for all these bytes, unchanged."""
         self.bytes_total += end
+        return self._walk(view, end, now_ms, arrived_ms, None)
+
+    def has_backlog(self) -> bool:
+        """True if responses that were already read have to be inspected before more are read."""
+        return self._backlog is not None
+
+    def resume(self, now_ms: float) -> list[Buffer]:
+        """Go on with the responses in the backlog; as `take`."""
+        backlog, self._backlog = self._backlog, None
+        assert backlog is not None
+        view = memoryview(backlog)
+        out = self._walk(view, len(view), now_ms, self._came_ms, backlog)
+        return [view[: self.walker.taken]] if out is None else out
+
+    def _walk(
+        self, view: memoryview, end: int, now_ms: float, arrived_ms: float, backlog: bytearray | None
+    ) -> list[Buffer] | None:
+        """`backlog` holds the bytes of `view`, if they are in the backlog already."""
         self._now_ms = now_ms
         self._came_ms = arrived_ms
-        logins = self._state.logins
-        if logins is None or not logins.active:
-            self._raw = False
-            return self.walker.walk(self, view, end)
-        self._raw = self._raw_comes()
-        out = self.walker.walk(self, view, end)
-        out = copies([view[:end]] if out is None else out)
-        wipe(view[:end])
+        logins, walker = self._state.logins, self.walker
+        secret = logins is not None and logins.active
+        self._raw = secret and self._raw_comes()
+        out = walker.walk(self, view, end)
+        taken = walker.taken
+        if walker.stopped and walker.held is not None:
+            self._backlog, walker.held = walker.held + view[taken:end], None
+        elif taken < end:
+            self._backlog = bytearray(view[taken:end]) if taken or backlog is None else backlog
+        if secret:
+            out = copies([view[:taken]] if out is None else out)
+            if self._backlog is not backlog or backlog is None:
+                wipe(view[:end])
         return out
 
     def moved(self, count: int, now_ms: float) -> Sequence[Buffer]:
@@ -105,6 +136,7 @@ class ResponseHandler(FrameInspector):
         if missing and pending is not None and pending.api_key in (FETCH, SHARE_FETCH):
             self._state.ledger.refund(pending.account, FETCHED, missing, now_ms)
         self.walker.skip = 0
+        self._backlog = self._work = None
         self._time(None)
 
     def answer_due(self) -> bool:
@@ -313,21 +345,21 @@ class ResponseHandler(FrameInspector):
         if here < total:
             self.walker.need = total
             return 0
-        state.inflight.popleft()
-        state.held_bytes -= pending.held_bytes
-        state.counters.upstream_latency.add(self._latency_ms(pending) / 1000.0)
+        self.walker.left = 0  # one in a walk
+        began_ms = state.cpu_ms()
         broker_throttle_ms = responses.read_throttle(buf, start, start + total, api_key, version)
-        if broker_throttle_ms > 0:
-            state.broker_throttled(pending, broker_throttle_ms, now_ms)
         try:
-            body = bytes(buf[responses.body_at(buf, start, start + total, api_key, version) : start + total])
-            if pending.asked is not None:
-                state.outcome = pending.asked(body, now_ms)
-                return -total
-            assert pending.on_response is not None
-            reply = pending.on_response(body, now_ms)
+            reply = self._reply(buf, start, total, pending, broker_throttle_ms)
         except WireError as error:
             raise SessionError(CloseReason.BROKER_MALFORMED, str(error), kind=error.reason) from error
+        state.charge_own(pending.account, began_ms, now_ms)
+        if reply is None:
+            self.walker.stopped = True
+            return 0
+        state.inflight.popleft()
+        state.held_bytes -= pending.held_bytes
+        if pending.asked is not None:
+            return -total
         if reply.delay_ms > 0:
             state.impose(pending, reply.kind, reply.delay_ms, now_ms)
         state.note(pending)
@@ -339,6 +371,32 @@ class ResponseHandler(FrameInspector):
         if throttle_ms > 0:
             responses.patch_throttle(buf, start, start + total, api_key, version, throttle_ms)
         return total
+
+    def _reply(
+        self, buf: bytearray | memoryview, start: int, total: int, pending: InFlightRequest, broker_throttle_ms: int
+    ) -> Reply | None:
+        """What the interceptor says to the response; None if it has more to compute: then the response stays where it
+        is, and the next walk comes back to it."""
+        state, now_ms = self._state, self._now_ms
+        state.counters.long_turns.begin(api_name(pending.api_key), now_ms / 1000.0)
+        reply: Reply | Work[Reply] | None = self._work
+        if reply is None:
+            state.counters.upstream_latency.add(self._latency_ms(pending) / 1000.0)
+            if broker_throttle_ms > 0:
+                state.broker_throttled(pending, broker_throttle_ms, now_ms)
+            at = responses.body_at(buf, start, start + total, pending.api_key, pending.api_version)
+            body = bytes(buf[at : start + total])
+            if pending.asked is not None:
+                state.outcome = pending.asked(body, now_ms)
+                return Reply()
+            assert pending.on_response is not None
+            reply = pending.on_response(body, now_ms)
+        self._work = None
+        if isinstance(reply, Work):
+            work, reply = reply, reply.advance(now_ms)
+            if reply is None:
+                self._work = work
+        return reply
 
     def _scrub_share_fetch(self, version: int, head: bytearray | memoryview, total: int, out: list[Buffer]) -> int:
         """Node endpoints come last in a share response, after all its records: remove them as it streams by."""
@@ -392,6 +450,7 @@ class ResponseHandler(FrameInspector):
             # Not just what is missing next: inspecting it again for every few bytes would take quadratic time.
             self.walker.need = min(total, max(done.wanted, here * 2), MAX_HELD_RESPONSE_BYTES)
             return 0
+        self.walker.left -= here >> REWRITE_SHIFT
         if done is None:  # nothing to replace
             return here
         state.counters.addresses_rewritten += 1

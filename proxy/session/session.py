@@ -26,7 +26,7 @@ from proxy.interceptors.intercept import NO_INTERCEPTORS, Interceptors
 from proxy.session.framing import Buffer
 from proxy.session.request_handler import RequestHandler
 from proxy.session.response_handler import ResponseHandler
-from proxy.session.state import AddressTranslator, ClientState, SessionState
+from proxy.session.state import AddressTranslator, ClientState, SessionState, no_clock
 from proxy.settings import DEFAULT_SIZES, SizeLimits
 from proxy.telemetry.observer import Counters
 from quota.entity import Kind
@@ -38,7 +38,9 @@ class Session:
 
     The shell calls `requests.take` / `responses.take` with what it read and sends what is returned to the other side;
     while `client_skip` / `broker_skip` is positive it may move that many bytes itself (splice) and report them by
-    `moved`. `client_bytes` and the methods after it do the same for callers that want views.
+    `moved`. Each call does a bounded amount of work. What it left is in a backlog: the shell serves other connections,
+    then calls `resume`, and reads no more before. `client_bytes` and the methods after it do the same for callers that
+    want views.
     """
 
     __slots__ = (
@@ -60,14 +62,16 @@ class Session:
         interceptors: Interceptors = NO_INTERCEPTORS,
         login_expected: bool = False,
         claim: str = DEFAULT_CLAIM,
+        cpu_ms: Callable[[], float] = no_clock,
     ) -> None:
         """`translate(node_id, host, port, kind)` returns the address that clients see instead; None: rewrite nothing.
 
         `interceptors` inspect the requests of some APIs whole (`proxy.interceptors.intercept`). `login_expected`: the
         listener is known to need SASL, so what comes before the login is not charged (`proxy.session.before_login`).
-        `claim` is the claim of OAUTHBEARER tokens that names the principal.
+        `claim` is the claim of OAUTHBEARER tokens that names the principal. `cpu_ms()` is the CPU time of the thread,
+        which answers that are made here are charged by.
         """
-        state = SessionState(ledger, counters, translate, interceptors, max_in_flight)
+        state = SessionState(ledger, counters, translate, interceptors, max_in_flight, cpu_ms)
         self.state: Final = state
         self.requests: Final = RequestHandler(state, user, sizes, login_expected)
         state.claim = claim
@@ -77,10 +81,12 @@ class Session:
 
     def client_bytes(self, view: memoryview, now_ms: float) -> list[Buffer]:
         """Process bytes read from the client (a writable view, heads are patched in place). Returns the buffers to send
-        to the broker. Raises SessionError if the bytes are not Kafka's protocol."""
+        to the broker, up to where the client has to wait. Raises SessionError if the bytes are not Kafka's protocol."""
         out = self.requests.take(view, len(view), now_ms)
-        taken = self.requests.walker.taken
-        return out if out is not None else [view[:taken]] if taken else []
+        sent = _sent(out, view, self.requests.walker.taken)
+        while self.has_backlog and not self.client_state(now_ms).blocks:
+            sent += self.requests.resume(now_ms)
+        return sent
 
     def client_moved(self, count: int, now_ms: float) -> None:
         """`count` bytes from the client went to the broker unseen."""
@@ -92,11 +98,14 @@ class Session:
 
     def broker_bytes(self, view: memoryview, now_ms: float, arrived_ms: float | None = None) -> list[Buffer]:
         """Process bytes read from the broker, which may have arrived as early as `arrived_ms` (None: just now). Returns
-        the buffers to send to the client. Raises SessionError if they match no request, or must be rewritten and cannot
-        be parsed."""
-        out = self.responses.take(view, len(view), now_ms, now_ms if arrived_ms is None else arrived_ms)
-        taken = self.responses.walker.taken
-        return out if out is not None else [view[:taken]] if taken else []
+        the buffers to send to the client, of the backlog as well. Raises SessionError if they match no request, or must
+        be rewritten and cannot be parsed."""
+        responses = self.responses
+        out = responses.take(view, len(view), now_ms, now_ms if arrived_ms is None else arrived_ms)
+        sent = _sent(out, view, responses.walker.taken)
+        while responses.has_backlog():
+            sent += responses.resume(now_ms)
+        return sent
 
     def broker_moved(self, count: int, now_ms: float) -> list[Buffer]:
         """`count` bytes from the broker went to the client unseen. Returns answers as `ready_answers`."""
@@ -240,3 +249,7 @@ class Session:
             if pending.admission is not None:
                 state.ledger.settle(pending.account, Kind.FETCH, pending.admission, 0, now_ms)
         state.inflight.clear()
+
+
+def _sent(out: list[Buffer] | None, view: memoryview, taken: int) -> list[Buffer]:
+    return out if out is not None else [view[:taken]] if taken else []

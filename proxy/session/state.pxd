@@ -17,7 +17,7 @@ cdef class SessionState:
     cdef public RequestTimeType request_time
     cdef public InFlightQueueType inflight
     cdef public RequestCounts _counted
-    cdef public object authenticated, claim, counters, held, interceptors, logins, outcome, promised
+    cdef public object authenticated, claim, counters, cpu_ms, held, interceptors, logins, outcome, promised
     cdef public object translate, waiting, wake
     cdef public bint _passes_again, client_waits, connecting, draining
     cdef public Py_ssize_t max_in_flight

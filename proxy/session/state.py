@@ -11,8 +11,8 @@ from typing import Final
 from proxy.auth.sasl import DEFAULT_CLAIM, Login
 from proxy.interceptors.intercept import NO_INTERCEPTORS, Interceptors, Outcome
 from proxy.session.in_flight import InFlightQueue, InFlightRequest
-from proxy.session.login import Logins
-from proxy.session.request_time import RequestTime
+from proxy.session.login import UNAUTHENTICATED, Logins
+from proxy.session.request_time import MIN_MS, RequestTime
 from proxy.session.sizes import MAX_HELD_IN_FLIGHT_BYTES
 from proxy.telemetry.observer import Counters
 from proxy.wire.apis import FETCH, PRODUCE
@@ -21,6 +21,12 @@ from quota.counter import QuotaCounter
 from quota.entity import Kind
 from quota.ledger import Account, Ledger
 
+
+def no_clock() -> float:
+    """Default of `cpu_ms`: what is computed here is charged as the cheapest request."""
+    return 0.0
+
+
 AddressTranslator = Callable[[int, str, int, str], tuple[str, int]]
 """(node id, host, port, "broker" or "controller") -> the (host, port) that clients see instead."""
 
@@ -28,6 +34,7 @@ AddressTranslator = Callable[[int, str, int, str], tuple[str, int]]
 # Compared for each request or response: C numbers in compiled code (see the .pxd).
 _PRODUCE: Final = PRODUCE
 _FETCH: Final = FETCH
+BUSY: Final = Kind.REQUEST  # an alias, as looking it up in the enum takes longer
 MAX_PASSING_BYTES: Final = 16 * 1024 * 1024
 """Bytes that may pass unmuted before a client logs in again, twice (`SessionState._may_pass`): more than the socket
 buffers between it and us hold. Without a bound, a client that never logs in again would be unlimited for that long."""
@@ -111,6 +118,7 @@ class SessionState:
         "client_waits",
         "connecting",
         "counters",
+        "cpu_ms",
         "draining",
         "expire_ms",
         "held",
@@ -138,8 +146,11 @@ class SessionState:
         translate: AddressTranslator | None,
         interceptors: Interceptors = NO_INTERCEPTORS,
         max_in_flight: int = 1024,
+        cpu_ms: Callable[[], float] = no_clock,
     ) -> None:
         self.ledger = ledger
+        self.cpu_ms = cpu_ms
+        """The CPU time of the thread, to charge what is computed here."""
         self.counters = counters
         self._counted = counters.counted
         self.translate = translate
@@ -255,6 +266,24 @@ class SessionState:
             pending.cause = kind
             pending.charged = charged
         self._hold(until_ms, now_ms)
+
+    def charge_own(self, account: Account, began_ms: float, now_ms: float) -> None:
+        """Charge what was computed here since `cpu_ms` said `began_ms`, as request time. Unthrottled: the rest of the
+        request is yet to be charged."""
+        spent_ms = self.cpu_ms() - began_ms
+        if spent_ms > 0 and account is not UNAUTHENTICATED:
+            self.ledger.charge_no_throttle(account, BUSY, spent_ms, now_ms)
+
+    def answered_here(self, pending: InFlightRequest, began_ms: float, now_ms: float) -> int:
+        """Charge an answer that is made here, as `charge_own` and at least as the cheapest request at a broker. Returns
+        the throttle in ms that the answer has to tell."""
+        if pending.account is UNAUTHENTICATED:
+            return 0
+        spent_ms = max(self.cpu_ms() - began_ms, MIN_MS)
+        delay_ms = self.ledger.charge(pending.account, BUSY, spent_ms, now_ms)
+        if delay_ms > 0:
+            self.impose(pending, BUSY, delay_ms, now_ms, spent_ms)
+        return delay_ms
 
     def _hold(self, until_ms: float, now_ms: float) -> None:
         if until_ms > self.renew_ms and now_ms < self.expire_ms and (now_ms < self.renew_ms or self._may_pass(now_ms)):

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from proxy.telemetry.libraries import Libraries
+from proxy.telemetry.long_turns import LongTurns
 from quota.activity import RequestCounts
 
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -85,6 +86,8 @@ class Counters:
         """All of these so far."""
         self.passthrough_bytes: Counter[str] = Counter()
         """Bytes moved on them, by the kind of quota charged: produce (to the broker), fetch."""
+        self.long_turns = LongTurns()
+        """Turns of the event loop that took too long."""
         self.accept_failures = 0
         """accept() failures: out of file descriptors or memory."""
 

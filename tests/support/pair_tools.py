@@ -197,8 +197,7 @@ class Driven:
             "responses": answers.bytes_total,
             "time": (time.free_ms, time.recent, time._at, time.baseline_ms),
             "turns": (
-                turns.to_broker, turns.to_client, turns._answers, turns._request_read_bytes,
-                turns._response_read_bytes, turns.last_activity_s, turns.compliance is not None,
+                turns.to_broker, turns.to_client, turns._answers, turns.last_activity_s, turns.compliance is not None,
             ),
             "counters": (
                 counters.requests, counters.upstream_latency.counts, counters.upstream_latency.sum_s,

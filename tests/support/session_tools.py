@@ -12,6 +12,7 @@ from typing import Any
 
 from kio.serial import entity_reader, entity_writer
 
+from proxy.interceptors.intercept import Work
 from proxy.session.session import Session
 from proxy.telemetry.observer import Counters
 from proxy.wire.apis import is_flexible
@@ -200,6 +201,14 @@ def from_broker(of: Session, data: bytes, now_ms: float = 0.0, cut: Cut = whole)
     return b"".join(
         bytes(buffer) for part in cut(data) for buffer in of.broker_bytes(memoryview(bytearray(part)), now_ms)
     )
+
+
+def finished(result: Any, now_ms: float = 0.0) -> Any:
+    """An interceptor's result, once all slices of its work are done."""
+    while isinstance(result, Work):
+        done = result.advance(now_ms)
+        result = result if done is None else done
+    return result
 
 
 def answers(of: Session) -> bytes:

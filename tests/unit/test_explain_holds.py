@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deploy.admin.app import _connection_json, _group_json
-from deploy.admin.explain import Moment, explanation_json, identity_of_connections, throttled_json
+from deploy.admin.explain import Moment, explanation_json, identity_of_connections
 from deploy.admin.explain_text import explanation_text, throttled_text
 from deploy.app.throttle_log import QUIET_MS, ThrottleLog
 from deploy.cli.top import chosen, page, rows
@@ -16,6 +16,7 @@ from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.status import counter_status
 from quota.table import Entry, QuotaTable
+from tests.support.throttled import throttled_json
 
 AT = Moment(now_ms=4000.0, wall_s=1_790_000_000.0)
 LIMITS = Entry(client_id=DEFAULT, producer_byte_rate=1000, request_percentage=10, controller_mutation_rate=5)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from deploy.admin.explain import Moment, addresses_of, explanation_json, identity_of_connections, throttled_json
+from deploy.admin.explain import Moment, addresses_of, explanation_json, identity_of_connections
 from deploy.admin.explain_text import _clock, _span, explanation_text, throttled_text
 from proxy.telemetry.observer import ConnectionInfo
 from quota.admin import Entity
@@ -17,6 +17,7 @@ from quota.fleet.record import Seal
 from quota.fleet.shares import Shares
 from quota.ledger import Ledger
 from quota.table import CandidateLimits, Entry, Mode, QuotaTable
+from tests.support.throttled import throttled_json
 
 TABLE = QuotaTable(
     [

@@ -14,7 +14,7 @@ from tests.support.exposition import everything
 TEXT = Path(__file__, "../../../docs/metrics.md").resolve().read_text()
 LABEL = (
     r"\b(kind|cause|user|client_id|mode|limit|reason|api|version|python|ip|scope|outcome|sink|library|peer|setting|entity|"
-    r"data_path)\b"
+    r"data_path|what)\b"
 )
 
 

@@ -29,6 +29,7 @@ from tests.support.mutation_tools import (
     INVALID_REQUEST,
     METADATA,
     PARTITIONS_VERSIONS,
+    POLICY_VIOLATION,
     THROTTLED,
     UNKNOWN_ID,
     UNKNOWN_TOPIC,
@@ -40,6 +41,7 @@ from tests.support.mutation_tools import (
     encoded,
     partitions,
 )
+from tests.support.session_tools import finished
 
 STRICT_CREATE = [v for v in CREATE_VERSIONS if v >= STRICT_FROM[CREATE_TOPICS]]
 LENIENT_CREATE = [v for v in CREATE_VERSIONS if v < STRICT_FROM[CREATE_TOPICS]]
@@ -128,7 +130,7 @@ def test_without_a_quota_nothing_is_asked_and_nothing_held() -> None:
         seen = len(client.cluster.seen)
         body = encoded(message)
         request = AdminRequest(message.API_KEY, message.API_VERSION, "u", "c", client.account, body)
-        assert client.quota.request(request, 0) == Forward()
+        assert client.judge(request) == Forward()
         assert len(client.cluster.seen) == seen
     # Totals have what the requests tell: 30 + 1, and one for each topic whose count they do not tell.
     assert client.charged == 31 + 1 + 2
@@ -453,19 +455,19 @@ def test_cut_requests_are_malformed(message: object) -> None:
     for cut in (b"", body[:3], body[:-3]):
         request = AdminRequest(message.API_KEY, message.API_VERSION, "u", "c", client.account, cut)  # type: ignore[attr-defined]
         with pytest.raises(WireError, match="cannot be read") as caught:
-            client.quota.request(request, 0)
+            client.judge(request)
         assert caught.value.reason == "request_malformed"
         unlimited = Client(None)
         request = AdminRequest(message.API_KEY, message.API_VERSION, "u", "c", unlimited.account, cut)  # type: ignore[attr-defined]
-        assert unlimited.quota.request(request, 0) == Forward()  # the broker may judge it
+        assert unlimited.judge(request) == Forward()  # the broker may judge it
 
 
-def test_unknown_tagged_fields_cannot_be_judged() -> None:
+def test_unknown_tagged_fields_are_the_brokers_to_judge() -> None:
     client = Client(2)
-    body = encoded(create(7, {"a": 1}))[:-1] + b"\1\x63\2ab"  # tag 99, two bytes
-    with pytest.raises(WireError, match="99") as caught:
-        client.quota.request(AdminRequest(CREATE_TOPICS, 7, "u", "c", client.account, body), 0)
-    assert caught.value.reason == "request_malformed"
+    body = encoded(create(7, {"a": 5}))[:-1] + b"\1\x63\2ab"  # tag 99, two bytes
+    outcome = client.judge(AdminRequest(CREATE_TOPICS, 7, "u", "c", client.account, body))
+    assert isinstance(outcome, Forward)
+    assert (outcome.body, client.charged) == (None, 5)
 
 
 def test_a_default_count_that_cannot_be_read_is_one() -> None:
@@ -475,17 +477,21 @@ def test_a_default_count_that_cannot_be_read_is_one() -> None:
     assert client.charged == 1  # what became of it cannot be read either, so the charge stays
 
 
-@pytest.mark.parametrize("message", [create(4, {}), create(7, {}), delete(3, []), delete(5, []), partitions(3, {})])
-def test_more_topics_than_can_be_judged_at_once(message: Any) -> None:
+EVERY_VERSION = [
+    *((create, version) for version in CREATE_VERSIONS),
+    *((delete, version) for version in DELETE_VERSIONS),
+    *((partitions, version) for version in PARTITIONS_VERSIONS),
+]
+
+
+@pytest.mark.parametrize("of", EVERY_VERSION)
+def test_more_topics_than_are_judged_are_refused_as_by_kraft(of: tuple[Any, int]) -> None:
+    make, version = of
+    names = [f"t{number}" for number in range(MAX_TOPICS + 1)]
     client = Client(2)
-    count = MAX_TOPICS + 1
-    flexible = encoded(message)[:1] == b"\1"
-    body = bytes([count + 1 & 0x7F | 0x80, (count + 1 >> 7) & 0x7F | 0x80, count + 1 >> 14]) if flexible else None
-    body = body or count.to_bytes(4)
-    request = AdminRequest(message.API_KEY, message.API_VERSION, "u", "c", client.account, body + bytes(99))
-    with pytest.raises(WireError, match="names 10001 topics, expected at most 10000") as caught:
-        client.quota.request(request, 0)
-    assert caught.value.reason == "request_malformed"
+    done = client.send(make(version, names if make is delete else dict.fromkeys(names, 1)))
+    assert done.errors == dict.fromkeys(names, POLICY_VIOLATION)
+    assert (done.delay_ms, client.charged, client.cluster.seen) == (0, 0, [])
 
 
 def test_topics_that_the_client_may_not_see_are_the_brokers_to_refuse() -> None:
@@ -502,10 +508,10 @@ def test_topics_that_the_client_may_not_see_are_the_brokers_to_refuse() -> None:
 def test_an_answer_that_cannot_be_read_passes_if_it_need_not_be_changed() -> None:
     client = Client(2)
     request = AdminRequest(CREATE_TOPICS, 7, "u", "c", client.account, encoded(create(7, {"a": 5})))
-    outcome = client.quota.request(request, 0)
+    outcome = client.judge(request)
     assert isinstance(outcome, Forward)
     assert outcome.on_response is not None
-    reply = outcome.on_response(b"\0\0\0\0\x02\x02a" + bytes(16) + b"\x03\xe7", 0)  # error 999
+    reply = finished(outcome.on_response(b"\0\0\0\0\x02\x02a" + bytes(16) + b"\x03\xe7", 0))  # cut
     assert (reply.body, reply.delay_ms, client.charged) == (None, 0, 5)
 
 

@@ -17,12 +17,13 @@ from quota.admin import (
     Component,
     Entity,
     Op,
+    Quotas,
     enforced,
     entity_of,
     entity_of_entry,
     entity_text,
     names_of,
-    select,
+    selection,
     validate,
 )
 from quota.connections import ConnectionEntry, ConnectionLimits, Scope
@@ -48,6 +49,12 @@ def entity(user: str | None = "-", client_id: str | None = "-", ip: str | None =
 
 def change(entity: Entity, **values: float | None) -> tuple[Entity, list[Op]]:
     return entity, [Op(key, value) for key, value in values.items()]
+
+
+def select(quotas: Quotas, components: Sequence[Component], *, strict: bool) -> list[tuple[Entity, object]]:
+    """What a filter finds."""
+    selects = selection(components, strict=strict)
+    return [(entity, limits) for entity, limits in quotas.items() if selects(entity)]
 
 
 def code(*alterations: tuple[Entity, list[Op]]) -> list[int]:

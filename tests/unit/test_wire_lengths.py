@@ -12,11 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kio.serial import entity_reader, entity_writer
 
+from proxy.interceptors.intercept import Work
 from proxy.session.fetch import FetchShaper
 from proxy.wire.frames import WireError
 from proxy.wire.lengths import check_lengths
-from proxy.wire.topics import read_create_topics
-from tests.support.session_tools import kio_message
+from proxy.wire.topics import CREATE_TOPICS, read_request
+from tests.support.session_tools import finished, kio_message
 from tests.support.wire_tools import sample
 
 MESSAGES = [
@@ -77,4 +78,4 @@ def test_a_fetch_with_a_huge_claim_is_left_to_the_broker(claim: str, version: in
 def test_a_huge_claim_inside_a_topic_ends_the_connection_only(claim: str) -> None:
     topic = b"\x02t" + b"\0\0\0\1" + b"\0\1"  # name, partitions, replication factor; then assignments
     with pytest.raises(WireError, match="cannot be read"):
-        read_create_topics(7, b"\x02" + topic + bytes.fromhex(claim) + b"\0" * 9)
+        finished(Work(read_request(CREATE_TOPICS, 7, b"\x02" + topic + bytes.fromhex(claim) + b"\0" * 9, 0.0)))

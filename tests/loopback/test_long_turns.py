@@ -1,0 +1,71 @@
+"""The watchdog: turns of the event loop that use the CPU for long are counted by what they did."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import trio
+
+from proxy.io.reactor import Reactor, take
+from proxy.telemetry.long_turns import LONG_S, LongTurns
+
+
+def compute() -> None:
+    """Use the CPU for four times as long as a turn may."""
+    until_s = time.thread_time() + 4 * LONG_S
+    while time.thread_time() < until_s:
+        pass
+
+
+async def turns_of(work: Callable[[LongTurns], None], *, in_callback: bool) -> dict[str, int]:
+    """What is recorded when this is done in a callback, or else in a task."""
+    turns = LongTurns()
+    reactor = Reactor(turns)
+    reactor.start()
+    assert reactor.nested
+    one, other = socket.socketpair()
+    one.setblocking(False)
+    watch = reactor.watch(one)
+
+    def read() -> int | None:
+        with suppress(BlockingIOError):
+            if one.recv(1):
+                if in_callback:
+                    work(turns)
+                return 1
+        watch.readable = False
+        return None
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take, watch, read)
+            await trio.sleep(0.02)
+            other.send(b"x")
+            await trio.sleep(0.02)
+        if not in_callback:
+            work(turns)
+        await trio.sleep(0.02)
+    finally:
+        watch.close()
+        reactor.stop()
+        one.close()
+        other.close()
+    return {what: count for what, count in turns.counts.items() if count}
+
+
+async def test_a_long_turn_is_counted_by_what_it_did() -> None:
+    def named(turns: LongTurns) -> None:
+        turns.begin("AlterClientQuotas", trio.current_time())
+        compute()
+
+    assert await turns_of(lambda _: compute(), in_callback=True) == {"connections": 1}
+    assert await turns_of(lambda _: compute(), in_callback=False) == {"tasks": 1}
+    assert await turns_of(named, in_callback=True) == {"AlterClientQuotas": 1}
+    assert await turns_of(named, in_callback=False) == {"AlterClientQuotas": 1}
+
+
+async def test_a_turn_without_the_cpu_is_not_long() -> None:
+    assert await turns_of(lambda _: time.sleep(4 * LONG_S), in_callback=True) == {}

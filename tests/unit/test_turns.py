@@ -1,0 +1,348 @@
+"""No call of the session takes long, whatever a peer sends: what is left of it waits while others are served.
+
+Bounds are CPU time of this thread, so that what else the machine does changes nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+import uuid
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import pytest
+
+from proxy.interceptors.mutations import MUTATION_APIS, MutationQuota
+from proxy.interceptors.quota_admin import MAX_ALTERED, QuotaAdmin
+from proxy.session.framing import FRAMES_PER_WALK, Buffer
+from proxy.session.session import Session
+from proxy.wire.messages import framed
+from proxy.wire.primitives import compact_string, uvarint
+from proxy.wire.topics import CREATE_TOPICS, DELETE_TOPICS, MAX_TOPICS
+from quota.admin import Changes, Entity, Quotas
+from quota.entity import DEFAULT, Kind
+from quota.ledger import Ledger
+from quota.table import Entry, QuotaTable
+from tests.support.session_tools import (
+    API_VERSIONS,
+    FETCH,
+    answers,
+    fetch_body,
+    ledger,
+    produce,
+    produce_response,
+    request,
+    response,
+    session,
+)
+
+TURN_MS = 2.0
+BUSY = 2.5
+"""By how much the CPU time of the same code grows while other processes use the caches and the other thread of a core.
+Without slices these calls take 20 ms to 3 s."""
+READ_BYTES = 65_536
+Result = TypeVar("Result")
+
+
+class Watch:
+    """The CPU time of each call that it makes, in ms."""
+
+    def __init__(self) -> None:
+        self.took: list[float] = []
+
+    def __call__(self, call: Callable[[], Result]) -> Result:
+        began = time.thread_time()
+        result = call()
+        self.took.append((time.thread_time() - began) * 1000.0)
+        return result
+
+    def check(self, most_ms: float = TURN_MS) -> None:
+        """All but one, and one in a hundred: those the interpreter may have used for itself (a collection)."""
+        self.took.sort()
+        assert self.took[max(0, len(self.took) - 2 - len(self.took) // 100)] < BUSY * most_ms, self.took[-5:]
+
+
+def in_reads(data: bytes) -> list[bytearray]:
+    return [bytearray(data[at : at + READ_BYTES]) for at in range(0, len(data), READ_BYTES)]
+
+
+def client_sends(one: Session, data: bytes, watch: Watch, now_ms: float = 0.0) -> bytes:
+    """As the shell does; what goes to the broker."""
+    requests, sent = one.requests, bytearray()
+    for part in in_reads(data):
+        sent += out_of(watch(partial(requests.take, memoryview(part), len(part), now_ms)), part, requests.walker.taken)
+        while one.has_backlog and not one.must_wait:
+            sent += b"".join(watch(partial(requests.resume, now_ms)))
+    return bytes(sent)
+
+
+def broker_sends(one: Session, data: bytes, watch: Watch, now_ms: float = 1.0) -> bytes:
+    """As the shell does; what goes to the client."""
+    responses, sent = one.responses, bytearray()
+    for part in in_reads(data):
+        took = watch(partial(responses.take, memoryview(part), len(part), now_ms, now_ms))
+        sent += out_of(took, part, responses.walker.taken)
+        while responses.has_backlog():
+            sent += b"".join(watch(partial(responses.resume, now_ms)))
+    return bytes(sent)
+
+
+def out_of(out: list[Buffer] | None, part: bytearray, taken: int) -> bytes:
+    return bytes(part[:taken]) if out is None else b"".join(out)
+
+
+def header_of_tags() -> bytes:
+    """A Metadata request with as many tagged fields in its header as may be."""
+    tags = b"".join(bytes((i, 0)) for i in range(100))
+    return framed(struct.pack(">hhih", 3, 9, 1, 1) + b"c" + b"\x64" + tags + b"\1\0\0\0")
+
+
+TINY = {
+    "ApiVersions": request(API_VERSIONS, 0, 1, b"", client_id=""),
+    "ApiVersions that is answered here": request(API_VERSIONS, 99, 1, b"", client_id=""),
+    "DescribeClientQuotas": request(48, 0, 1, struct.pack(">ib", 0, 0)),
+    "Produce without acks": produce(1, 60, acks=0),
+    "an unknown API": request(999, 0, 1, b""),
+    "headers of a hundred tagged fields": header_of_tags(),
+    "Fetch": request(FETCH, 12, 1, fetch_body(12)),
+}
+
+
+@pytest.mark.parametrize("what", TINY)
+@pytest.mark.parametrize("limit", [None, 1e12], ids=["no limit", "a limit"])
+def test_a_pipeline_of_tiny_requests_goes_in_slices(what: str, limit: float | None) -> None:
+    of = ledger(produce_rate=limit, fetch_rate=limit, request_percentage=limit)
+    one, watch = session(of, max_in_flight=1_000_000), Watch()
+    frame = TINY[what]
+    data = frame * (2 * READ_BYTES // len(frame))
+    sent = client_sends(one, data, watch)
+    assert len(sent) == (0 if "answered here" in what else len(data))
+    if "hundred" not in what:
+        assert len(watch.took) >= data.count(frame) // FRAMES_PER_WALK
+    watch.check()
+
+
+def test_a_pipeline_of_tiny_responses_goes_in_slices() -> None:
+    one, watch = session(ledger(), max_in_flight=1_000_000), Watch()
+    count = 3000
+    client_sends(one, produce(1, 60) * count, Watch())
+    told = broker_sends(one, produce_response(1) * count, watch)
+    assert told == produce_response(1) * count
+    assert len(watch.took) >= count // FRAMES_PER_WALK
+    assert not one.inflight
+    watch.check()
+
+
+def test_a_pipeline_of_responses_that_are_rewritten_goes_in_slices() -> None:
+    one, watch = session(ledger(), max_in_flight=1_000_000), Watch()
+    count = 200
+    client_sends(one, request(API_VERSIONS, 0, 1, b"") * count, Watch())
+    apis = b"".join(struct.pack(">hhh", key, 0, 20) for key in range(80))
+    told = broker_sends(one, response(API_VERSIONS, 0, 1, struct.pack(">hi", 0, 80) + apis) * count, watch)
+    assert len(told) > 300 * count
+    assert not one.inflight
+    watch.check()
+
+
+def test_a_response_cut_behind_a_backlog_is_whole() -> None:
+    one = session(ledger(), max_in_flight=1_000_000)
+    count = 3 * FRAMES_PER_WALK
+    client_sends(one, produce(1, 60) * count, Watch())
+    told = bytearray()
+    data = produce_response(1) * count
+    for at in range(0, len(data), 1001):
+        told += broker_sends(one, data[at : at + 1001], Watch())
+    assert bytes(told) == data
+
+
+# ---- administrators' requests ---------------------------------------------------------------------------------------
+
+DESCRIBE, ALTER, METADATA = 48, 49, 3
+MANY = 195_000
+"""Elements of one request, just below what is refused as malformed."""
+NO_ID = bytes(16)
+
+
+class Authority:
+    """Refuses all alterations."""
+
+    rule = "deny"
+    managed = "elsewhere"
+
+    def __init__(self, entities: int = 0) -> None:
+        self.shown: dict[Entity, dict[str, float]] = {
+            (("client-id", f"client {number}"),): {"producer_byte_rate": 1e6} for number in range(entities)
+        }
+
+    def quotas(self) -> Quotas:
+        return self.shown
+
+    def may_alter(self, user: str) -> bool:
+        return self.rule == "apply"
+
+    def apply(self, user: str, changes: Changes, done: Callable[[str | None], None]) -> None:
+        raise AssertionError("nothing may be applied")
+
+    def altered_at_the_broker(self) -> None: ...
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported() -> None:
+    """The schemas of all these messages, which are imported when the first one comes."""
+    one, _ = administered(1.0)
+    for data in (
+        create_topics(of_topics("t", 1)),
+        delete_topics(MAX_TOPICS + 1),
+        request(ALTER, 1, 1, of_entries([entry("u", 1)])),
+        request(DESCRIBE, 1, 1, array([]) + b"\0\0"),
+    ):
+        client_sends(one, data, Watch())
+
+
+def array(elements: list[bytes]) -> bytes:
+    return uvarint(len(elements) + 1) + b"".join(elements)
+
+
+def entry(name: str, ops: int) -> bytes:
+    """An entry of an AlterClientQuotas request: one user, the same operation again and again."""
+    op = compact_string("producer_byte_rate") + struct.pack(">d?", 1.0, False) + b"\0"
+    return array([compact_string("user") + compact_string(name) + b"\0"]) + array([op] * ops) + b"\0"
+
+
+def of_entries(entries: list[bytes]) -> bytes:
+    return array(entries) + b"\0\0"  # validate_only, tagged fields
+
+
+def of_topics(name: str, partitions: int, configs: int = 0) -> bytes:
+    """A topic of a CreateTopics request."""
+    config = compact_string("k") + compact_string("v") + b"\0"
+    return compact_string(name) + struct.pack(">ih", partitions, 1) + b"\1" + array([config] * configs) + b"\0"
+
+
+def administered(limit: float | None, authority: Authority | None = None) -> tuple[Session, Ledger]:
+    of = Ledger(QuotaTable([Entry(client_id=DEFAULT, controller_mutation_rate=limit)] if limit else []))
+    admin = QuotaAdmin(authority or Authority())
+    handlers = dict.fromkeys(MUTATION_APIS, MutationQuota(of)) | {DESCRIBE: admin, ALTER: admin}
+    cpu_ms = lambda: time.thread_time() * 1000.0  # noqa: E731
+    return session(of, interceptors=handlers, cpu_ms=cpu_ms), of  # type: ignore[arg-type]
+
+
+def create_topics(*topics: bytes) -> bytes:
+    return request(CREATE_TOPICS, 7, 1, array(list(topics)) + struct.pack(">i?", 1000, False) + b"\0")
+
+
+def delete_topics(count: int) -> bytes:
+    names = [compact_string(f"t{number}") + NO_ID + b"\0" for number in range(count)]
+    return request(DELETE_TOPICS, 6, 1, array(names) + struct.pack(">i", 1000) + b"\0")
+
+
+ALTERING = {
+    "one entry of many operations": of_entries([entry("alice", MANY)]),
+    "many entries": of_entries([entry(f"u{number}", 1) for number in range(MANY // 3)]),
+    "an entry of many tagged fields": of_entries([entry("alice", 1)])[:-1] + uvarint(99) + b"\1\0" * 99,
+}
+
+
+@pytest.mark.parametrize("rule", ["deny", "apply"])
+@pytest.mark.parametrize("what", ALTERING)
+def test_a_huge_alteration_is_refused_in_slices_and_charged(what: str, rule: str) -> None:
+    authority = Authority()
+    authority.rule = rule
+    one, of = administered(None, authority)
+    if rule == "apply" and "tagged" in what:
+        return  # malformed: something else may be meant
+    watch = Watch()
+    assert client_sends(one, request(ALTER, 1, 1, ALTERING[what]), watch) == b""
+    answer = answers(one)
+    code = struct.pack(">h", 44 if rule == "deny" else 42)
+    assert answer.count(code) >= (MANY // 3 if what == "many entries" else 1)
+    assert answer.count(b"altered" if rule == "deny" else b"split it") <= MAX_ALTERED
+    charged_ms = of.account("ANONYMOUS", "c").meters[Kind.REQUEST].amount
+    assert charged_ms > 0.3 * sum(watch.took), "reading and copying aside, what it took is charged"
+    watch.check()
+
+
+def test_a_filter_of_many_components_costs_as_much_as_one_of_four() -> None:
+    one, _ = administered(None)
+    component = compact_string("user") + b"\2\0\0"
+    watch = Watch()
+    data = request(DESCRIBE, 1, 1, array([component] * MANY) + b"\0\0")
+    sent = client_sends(one, data, watch)
+    assert len(sent) < 100, "the broker is asked for nothing"
+    nothing = response(DESCRIBE, 1, 1, struct.pack(">ih", 0, 0) + b"\1\1\0")
+    assert b"expected each entity type once" in broker_sends(one, nothing, watch)
+    watch.check()
+
+
+def test_many_limits_are_described_in_slices() -> None:
+    authority = Authority(20_000)
+    one, _ = administered(None, authority)
+    watch = Watch()
+    client_sends(one, request(DESCRIBE, 1, 1, array([]) + b"\0\0"), watch)
+    told = broker_sends(one, response(DESCRIBE, 1, 1, struct.pack(">ih", 0, 0) + b"\1\1\0"), watch)
+    assert told.count(b"producer_byte_rate") == 20_000
+    watch.check(5.0)  # the answer of 1 MB is put together and copied in one piece
+
+
+@pytest.mark.parametrize("limit", [None, 1e9, 1.0])
+def test_many_configurations_are_read_in_slices(limit: float | None) -> None:
+    one, of = administered(limit)
+    watch = Watch()
+    data = create_topics(of_topics("t", 3, MANY))
+    assert client_sends(one, data, watch) == data
+    assert of.account("ANONYMOUS", "c").meters[Kind.MUTATION].amount == 3
+    watch.check()
+
+
+def test_more_topics_than_a_controller_deletes_are_answered() -> None:
+    one, _ = administered(1.0)
+    watch = Watch()
+    assert client_sends(one, delete_topics(MAX_TOPICS + 1), watch) == b""
+    assert answers(one).count(b"excessively large") == MAX_TOPICS + 1
+    watch.check()
+
+
+def test_as_many_topics_as_a_controller_deletes_in_slices() -> None:
+    one, of = administered(1e9)
+    watch = Watch()
+    data = delete_topics(MAX_TOPICS)
+    question = client_sends(one, data, watch)
+    assert struct.unpack_from(">h", question, 4)[0] == METADATA
+    topics = [
+        struct.pack(">h", 0) + compact_string(f"t{number}") + uuid.UUID(int=number + 1).bytes + b"\0" + array(
+            [struct.pack(">hiii", 0, 0, 1, 0) + b"\1\1\1\0"] * 2
+        ) + struct.pack(">i", 0) + b"\0"
+        for number in range(MAX_TOPICS)
+    ]  # fmt: skip
+    head = struct.pack(">i", 0) + b"\1" + b"\0" + struct.pack(">i", 1)
+    told = response(METADATA, 10, 1, head + array(topics) + struct.pack(">i", 0) + b"\0")
+    assert broker_sends(one, told, watch) == b""
+    sent = bytearray()
+    while one.has_backlog and not one.must_wait:
+        sent += b"".join(watch(partial(one.requests.resume, 2.0)))
+    assert bytes(sent) == data
+    assert of.account("ANONYMOUS", "c").meters[Kind.MUTATION].amount == 2 * MAX_TOPICS
+    watch.check(5.0)
+
+
+def test_a_hostile_brokers_results_are_read_in_slices() -> None:
+    one, _ = administered(1e9)
+    client_sends(one, create_topics(of_topics("t", 3)), Watch())
+    result = compact_string("x") + NO_ID + struct.pack(">h", 0) + b"\0" + struct.pack(">ih", 3, 1) + b"\1\0"
+    told = response(CREATE_TOPICS, 7, 1, struct.pack(">i", 0) + array([result] * 100_000) + b"\0")
+    watch = Watch()
+    assert broker_sends(one, told, watch) == told
+    watch.check(5.0)  # the response of 3 MB is copied in one piece
+
+
+def test_as_many_entries_as_are_validated_in_slices() -> None:
+    authority = Authority()
+    authority.rule = "apply"
+    one, _ = administered(None, authority)
+    watch = Watch()
+    validated = array([entry(f"u{number}", 1) for number in range(MAX_ALTERED)]) + b"\1\0"  # validate_only
+    client_sends(one, request(ALTER, 1, 1, validated), watch)
+    assert answers(one).count(b"\5user") == MAX_ALTERED
+    watch.check(5.0)  # the answer is made at once
