@@ -116,6 +116,40 @@ def test_incremental_fetch_over_quota_keeps_the_session_and_tells_the_broker_lat
     assert sent_request(ask(6, 1, 12_003), version).session_epoch == 1
 
 
+@pytest.mark.parametrize(("first", "second"), [(7, 9), (9, 7), (8, 12), (12, 11), (13, 17), (17, 13)])
+def test_a_session_may_change_its_version(first: int, second: int) -> None:
+    """What version `first` said is told to the broker in `second`, which may have other fields."""
+    _, one = over_quota()
+    asked = fetch_body(first, session_id=77, epoch=3, partitions={0: 10}, forget=(2,))
+    assert from_client(one, request(FETCH, first, 1, asked)) == b""
+    answers(one)
+    asked = fetch_body(second, session_id=77, epoch=4, partitions={1: 20})
+    carried = sent_request(from_client(one, request(FETCH, second, 2, asked), 12_000), second)
+    assert carried.session_epoch == 3
+    assert {p.partition: p.fetch_offset for p in carried.topics[0].partitions} == {0: 10, 1: 20}
+    assert carried.forgotten_topics_data[0].partitions == (2,)
+
+
+@pytest.mark.parametrize(("first", "second"), [(7, 13), (12, 13), (12, 17), (13, 12), (17, 7)])
+def test_a_session_that_changes_names_for_ids_is_refused(first: int, second: int) -> None:
+    """A broker answers FETCH_SESSION_TOPIC_ID_ERROR and keeps its epoch; over the quota, that no session exists."""
+    _, one = over_quota()
+    before = request(FETCH, first, 1, fetch_body(first, session_id=77, epoch=3, partitions={0: 10}))
+    changed = request(FETCH, second, 2, fetch_body(second, session_id=77, epoch=4, partitions={1: 20}))
+    assert from_client(one, before) == b""
+    assert answer(answers(one), first).session_id == 77
+    assert from_client(one, changed, 2000) == b""
+    refused = answer(answers(one), second)
+    assert (refused.error_code.value, refused.session_id) == (0, 0)
+    to_broker = sent_request(from_client(one, changed, 12_000), second)
+    assert (to_broker.session_epoch, [p.partition for p in to_broker.topics[0].partitions]) == (3, [1])
+    # The broker has counted no epoch for it. A client that goes on as before is understood.
+    again = request(FETCH, first, 3, fetch_body(first, session_id=77, epoch=4, partitions={3: 30}))
+    carried = sent_request(from_client(one, again, 12_001), first)
+    assert carried.session_epoch == 3
+    assert {p.partition: p.fetch_offset for p in carried.topics[0].partitions} == {0: 10, 3: 30}
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_fetch_near_the_quota_is_made_smaller_and_nothing_else_changes(version: int) -> None:
     book = ledger(fetch_rate=1000, smooth=False)
