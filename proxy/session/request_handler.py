@@ -397,7 +397,8 @@ class RequestHandler(FrameInspector):
             self._forward_fetch(pending, total - here)
             return here
         wanted = fields.max_bytes if fields.max_bytes is not None else gate.MAX_INT32
-        admission = state.ledger.admit(account, FETCHED, wanted, now_ms)
+        head_bytes = requests.empty_fetch_bytes(buf, fields, start + here, start + total - fields.rest, version)
+        admission = state.ledger.admit(account, FETCHED, wanted, now_ms, head_bytes)
         if admission.throttle_ms > 0:
             body = buf[header.body : start + here] if here == total <= _MAX_HELD_BYTES else None
             session_id = self._shaper.take_over(fields, body, version)

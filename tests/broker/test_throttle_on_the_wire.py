@@ -184,7 +184,7 @@ def test_a_session_that_changes_names_for_ids(
     """The sidecar has answered a request of the session itself. What follows has the errors that a broker gives."""
     where = fill(limited, topic, 2, 230_000)
     errors = []
-    for bootstrap in (kafka.bootstrap, limited.bootstrap):
+    for bootstrap in (kafka.bootstrap[0], limited.bootstrap):
         with RawClient(bootstrap, f"changes-{first}-{topic}") as client:
             session_id = client.ask(fetch_message(first, where, session=(0, 0))).message.session_id
             client.ask(fetch_message(first, where, offset=1, session=(session_id, 1)))

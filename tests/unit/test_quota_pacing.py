@@ -409,6 +409,62 @@ def test_fetchers_that_went_away_do_not_lengthen_the_queue_for_ever() -> None:
     assert ledger.admit(account, FETCH, 10 * MB, 45_000).throttle_ms == 0
 
 
+def read_partitions(log: Log, max_bytes: int) -> tuple[int, int]:
+    """As `Log.read`, from partitions that all have records: each fills `PARTITION_BYTES` of the response, cut off."""
+    size, whole = log.read(min(max_bytes, PARTITION_BYTES))
+    while max_bytes - size >= PARTITION_BYTES:
+        more, useful = log.read(PARTITION_BYTES)
+        size, whole = size + more, whole + useful
+    return size, whole
+
+
+def read_all(limit: float, batch: int, head: int, *, smooth: bool, until_ms: float = 120_000) -> Run:
+    """One consumer whose responses have `head` bytes besides records, of batches of all sizes.
+
+    Not `smooth`: at a broker's own quota. It lowers ``max_bytes`` to what the quota lets pass in a window (KIP-74), and
+    replaces a response that violates the quota by an empty one, which is not charged (`KafkaApis.handleFetchRequest`).
+    """
+    ledger, run, log, t = ledger_of(limit, smooth), Run(limit, 1), Log(batch, True, 1), 0.0
+    account = ledger.account("u", "c")
+    while t < until_ms:
+        admission = ledger.admit(account, FETCH, 50 * MB, t, head) if smooth else None
+        begun, delay = log._next, 0
+        if admission is None:
+            size, useful = read_partitions(log, min(50 * MB, int(10 * limit)))
+            delay = ledger.charge(account, FETCH, head + size, t)
+            if delay > 0:
+                ledger.refund(account, FETCH, head + size, t)
+                log._next = begun
+        elif (delay := admission.throttle_ms) == 0:
+            size, useful = read_partitions(log, admission.max_bytes or 1)
+            ledger.settle(account, FETCH, admission, head + size, t)
+        if delay > 0:
+            run.refused += 1
+        else:
+            run.passed.append((t, head + size, 0))
+            run.useful.append((t, useful, 0))
+            t += (head + size) / LINK_BYTES_PER_MS
+        t += delay + 1
+    return run
+
+
+@pytest.mark.parametrize("batch", [1000, 16_384, 100_000])
+@pytest.mark.parametrize(
+    ("limit", "partitions"),
+    [(20_000, n) for n in (1, 30, 100, 300, 1000)]
+    + [(n, m) for n in (100_000, 1 * MB) for m in (1, 100, 300, 1000, 3000)],
+)
+def test_many_partitions_bring_more_than_at_a_broker(limit: float, partitions: int, batch: int) -> None:
+    """A response names each partition that a client without a session asks for, in 42 bytes."""
+    head = 60 + 42 * partitions
+    ours, broker = (read_all(limit, batch, head, smooth=smooth) for smooth in (True, False))
+    for end_ms in (30_000, 60_000, 120_000):
+        assert ours.payload(0, end_ms) >= broker.payload(0, end_ms)
+    assert ours.achieved(0, 120_000) <= 1.05
+    if 8 * head <= 5 * limit:  # otherwise heads are more than an eighth of the largest responses
+        assert ours.payload(0, 120_000) >= 0.6
+
+
 def _tables() -> None:
     print(
         "| limit | request | connections | Kafka: busiest s | quietest s | smooth: busiest s | quietest s | achieved |"
