@@ -13,7 +13,8 @@ request adds nothing to what the broker has missed, and goes to the broker with 
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, field, fields as fields_of, replace
+from dataclasses import dataclass, field, replace
+from dataclasses import fields as fields_of
 from functools import cache
 from importlib import import_module
 from struct import Struct
@@ -78,9 +79,9 @@ class FetchShaper:
         """Answer this request here instead of forwarding it.
 
         `body` is the whole request body, None if it has not arrived whole. Returns the session id for the empty
-        response: 0 for sessionless and full fetches (so that no session is created) and for those of the other kind of
-        topics than their session's, the session's own for incremental ones (as in the broker, FetchSession.scala). None:
-        it must be forwarded, as its content could not be carried over.
+        response, as in the broker (FetchSession.scala): the session's own for incremental fetches; 0 for sessionless
+        and full ones (so that no session is created), and where topics have ids and the session's have names, or the
+        other way round. None: it must be forwarded, as its content could not be carried over.
         """
         if version < FIRST_SESSION_VERSION or fields.session_epoch <= 0 or fields.session_id == 0:
             self.missed.pop(fields.session_id, None)

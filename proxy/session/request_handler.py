@@ -408,8 +408,9 @@ class RequestHandler(FrameInspector):
                 return 0
             delay_ms = admission.throttle_ms
             self._forward_fetch(pending, total - here)
-            pending.local_answer = responses.empty_fetch_response(version, header.correlation_id, delay_ms, session_id)
             state.impose(pending, FETCHED, delay_ms, now_ms)
+            told_ms = delay_ms if pending.told_until_ms else 0
+            pending.local_answer = responses.empty_fetch_response(version, header.correlation_id, told_ms, session_id)
             state.counters.fetches_answered += 1
             self.walker.dropping = True
             return here

@@ -175,7 +175,7 @@ class ResponseHandler(FrameInspector):
             self._charge_time(pending)
         if pending.on_response is not None or pending.asked is not None:
             return self._hand_over(buf, start, here, total, pending, out)
-        throttle_ms = self._throttle_ms(pending) if pending.throttle_until_ms else 0
+        throttle_ms = self._throttle_ms(pending) if pending.told_until_ms else 0
         used = here
         if (
             state.translate is not None
@@ -287,8 +287,8 @@ class ResponseHandler(FrameInspector):
         self._timed = pending
 
     def _throttle_ms(self, pending: InFlightRequest) -> int:
-        """What is left of the throttle that a request caused."""
-        left_ms = pending.throttle_until_ms - self._now_ms
+        """What is left of the throttle that the response tells."""
+        left_ms = pending.told_until_ms - self._now_ms
         return math.ceil(left_ms) if left_ms > 0 else 0
 
     def _hand_over(
