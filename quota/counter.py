@@ -299,7 +299,7 @@ class FetchAdmission:
         self.reserved = reserved
         self.paced_ms = paced_ms
         self.head_bytes = head_bytes
-        """Bytes of the response that are no records."""
+        """Bytes of the response that are no records, as far as they are known: more may be when it comes."""
 
 
 NOT_LIMITED: Final = FetchAdmission(0, None)

@@ -68,7 +68,7 @@ class FetchSizer:
         self._fetches = 0
 
     def expect(self, head_bytes: int) -> None:
-        """A fetch asks, whose response without records would have `head_bytes`."""
+        """A fetch asks, or is answered, whose response has `head_bytes` without its records."""
         self.head = max(float(max(head_bytes, HEAD_BYTES)), self.head * HEAD_FADE)
 
     def learn(self, max_bytes: int, records_bytes: float) -> None:

@@ -208,12 +208,13 @@ class WindowCounter(QuotaCounter):
         # Reserved in full while nothing is known, and later by experience: most consumers wait at the end of a log and
         # ask for far more than they get, and must not hold up others by what they will not take. One batch comes whole,
         # whatever is granted.
+        head = 0.0 if sizer is None else sizer.head
         if self._typical is None:
             expected: float = max(min(max(granted, UNKNOWN_BATCH_BYTES), wanted), 1)
         else:
-            batch = 0.0 if sizer is None else sizer.batch + head_bytes
+            batch = 0.0 if sizer is None else sizer.batch + head
             expected = min(max(granted, batch), self._typical)
-        granted = max(granted - head_bytes, 0)
+        granted = max(granted - int(head), 0)
         if paced and sizer is not None:
             granted = sizer.grant(granted, limit, pacer.credit_ms(now))
         granted = max(min(granted, wanted), 1)
@@ -238,6 +239,7 @@ class WindowCounter(QuotaCounter):
             return  # there was no response to learn from
         self._learn(amount)
         if self._fetch_sizer is not None and admission.max_bytes is not None:
+            self._fetch_sizer.expect(admission.head_bytes)
             self._fetch_sizer.learn(admission.max_bytes, amount - admission.head_bytes)
 
     def observed(self, now: int) -> float:

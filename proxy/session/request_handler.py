@@ -22,7 +22,7 @@ from proxy.session.sizes import (
 )
 from proxy.session.state import ClientState, SessionState
 from proxy.settings import SizeLimits
-from proxy.wire import integers, requests, responses
+from proxy.wire import fetch_heads, integers, requests, responses
 from proxy.wire.apis import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH, api_name, is_known
 from proxy.wire.frames import WireError
 from proxy.wire.sasl import SASL_APIS
@@ -397,7 +397,7 @@ class RequestHandler(FrameInspector):
             self._forward_fetch(pending, total - here)
             return here
         wanted = fields.max_bytes if fields.max_bytes is not None else gate.MAX_INT32
-        head_bytes = requests.empty_fetch_bytes(buf, fields, start + here, start + total - fields.rest, version)
+        head_bytes = fetch_heads.of_request(buf, fields, start + here, start + total - fields.rest, version)
         admission = state.ledger.admit(account, FETCHED, wanted, now_ms, head_bytes)
         if admission.throttle_ms > 0:
             body = buf[header.body : start + here] if here == total <= _MAX_HELD_BYTES else None

@@ -13,7 +13,7 @@ from proxy.session.framing import Buffer, FrameInspector, FrameWalker
 from proxy.session.in_flight import InFlightRequest
 from proxy.session.login import RAW, UNAUTHENTICATED, copies, wipe
 from proxy.session.state import SessionState
-from proxy.wire import integers, responses, throttle
+from proxy.wire import fetch_heads, integers, responses, throttle
 from proxy.wire.apis import FETCH, JOIN_GROUP, SHARE_FETCH, SYNC_GROUP, api_name, version_range
 from proxy.wire.frames import WireError
 from proxy.wire.messages import response_frame
@@ -197,7 +197,13 @@ class ResponseHandler(FrameInspector):
         if api_key == _FETCH:
             self.fetched_bytes = total
             # Kafka charges 4 + the body. `size` is header + body, the header 4 bytes (v0) or 5 (v1).
-            self._charge_fetch(pending, size - (_FLEXIBLE_HEADER if version >= _FETCH_FIRST_FLEXIBLE else 0))
+            tags = _FLEXIBLE_HEADER if version >= _FETCH_FIRST_FLEXIBLE else 0
+            admission = pending.admission
+            if admission is not None and admission.group is not None:
+                named_bytes = fetch_heads.of_response(buf, start + 8 + tags, start + here, size, version)
+                if named_bytes > admission.head_bytes:
+                    admission.head_bytes = named_bytes
+            self._charge_fetch(pending, size - tags)
             throttle_ms = self._throttle_ms(pending)
         elif api_key == _SHARE_FETCH:
             self._charge_fetch(pending, size - _FLEXIBLE_HEADER)

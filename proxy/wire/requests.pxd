@@ -2,7 +2,7 @@ cimport cython
 
 from proxy.wire cimport apis, integers
 
-cdef int _FETCH_FIRST_FLEXIBLE, _FETCH_FIRST_TOPIC_ID, _FETCH_MAX, _PRODUCE_MAX, _UNKNOWN
+cdef int _FETCH_MAX, _PRODUCE_MAX, _UNKNOWN
 
 
 cdef class RequestHeader:
@@ -32,10 +32,6 @@ cpdef object produce_acks(object buf, Py_ssize_t body, Py_ssize_t end, int versi
 
 @cython.locals(fields=FetchFields)
 cdef FetchFields _fetch_fields(long long replica_id, long long max_wait_ms, long long min_bytes, Py_ssize_t min_bytes_at)
-
-@cython.locals(at=cython.Py_ssize_t, asked=cython.longlong, answered=cython.longlong, topics=cython.longlong,
-               topic_bytes=cython.longlong, named=cython.longlong)
-cpdef long long empty_fetch_bytes(object buf, FetchFields fields, Py_ssize_t end, long long rest_bytes, int version) except? -1
 
 @cython.locals(lowered=cython.longlong)
 cpdef object lower_fetch(object buf, FetchFields fields, object max_bytes)

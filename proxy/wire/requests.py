@@ -297,8 +297,6 @@ _SHARE_FETCH: Final = struct.Struct(">iiii")  # share_session_epoch, max_wait_ms
 
 _PRODUCE_MAX: Final = (version_range(PRODUCE) or (0, 0))[1]
 _FETCH_MAX: Final = (version_range(FETCH) or (0, 0))[1]
-_FETCH_FIRST_FLEXIBLE: Final = 12
-_FETCH_FIRST_TOPIC_ID: Final = 13
 
 
 def parse_fetch(buf: Buffer, body: int, end: int, version: int) -> FetchFields | None:
@@ -324,39 +322,6 @@ def parse_fetch(buf: Buffer, body: int, end: int, version: int) -> FetchFields |
         fields.session_epoch_at = at + 13
     fields.rest = rest
     return fields
-
-
-def empty_fetch_bytes(buf: Buffer, fields: FetchFields, end: int, rest_bytes: int, version: int) -> int:
-    """About how many bytes the response has when no partition has records: it names all that are asked for. 0 in a
-    session, whose responses name partitions with news only (KIP-227).
-
-    `rest_bytes` follow `fields.rest` in the request, of which those up to `end` are here. That is the topics and little
-    else. All topics are taken to have names as long as the first one's.
-    """
-    if fields.session_epoch > 0:
-        return 0
-    at = fields.rest
-    if version >= _FETCH_FIRST_FLEXIBLE:
-        asked, answered = 33, 37
-        topics, at = read_uvarint(buf, at, end)
-        topics -= 1
-        if version >= _FETCH_FIRST_TOPIC_ID:
-            topic_bytes = 18  # with the number of its partitions, and no tagged fields
-        else:
-            name_length, at = read_uvarint(buf, at, end) if at >= 0 else (0, at)
-            topic_bytes = name_length + 2
-    else:
-        # partition, offset, max_bytes; from 5 on the log's start, from 9 on the leader's epoch
-        asked = 28 if version >= 9 else 24 if version >= 5 else 16
-        # partition, error, high watermark, size of the records; from 4 on the last stable offset and aborted
-        # transactions, from 5 on the log's start, from 11 on a replica to read from
-        answered = 42 if version >= 11 else 38 if version >= 5 else 30 if version == 4 else 18
-        if at + 6 > end:
-            return 0
-        topics = integers.int32(buf, at)
-        topic_bytes = integers.int16(buf, at + 4) + 6
-    named = min(max(min(topics, rest_bytes) * min(topic_bytes, rest_bytes), 0), rest_bytes) if at >= 0 else 0
-    return named + (rest_bytes - named) * answered // asked
 
 
 def lower_fetch(buf: bytearray | memoryview, fields: FetchFields, max_bytes: int) -> None:

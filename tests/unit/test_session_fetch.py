@@ -13,9 +13,10 @@ from kio.schema.errors import ErrorCode
 
 from proxy.session.request_handler import MAX_HELD_REQUEST_BYTES
 from proxy.session.session import Session
-from proxy.wire import requests
+from proxy.wire import fetch_heads, requests
 from proxy.wire.apis import response_header_version, version_range
 from quota.entity import Kind
+from quota.fetch_sizer import HEAD_BYTES
 from quota.ledger import Ledger
 from tests.support.session_tools import (
     FETCH,
@@ -182,7 +183,7 @@ def test_fetch_without_a_quota_passes_unchanged_but_for_the_upstream_version(ver
 @pytest.mark.parametrize("version", [4, 5, 9, 11, 12, 13, 17])
 @pytest.mark.parametrize(("topics", "partitions"), [(1, 1), (1, 3000), (100, 10), (1000, 1)])
 def test_the_size_of_a_response_without_records(version: int, topics: int, partitions: int) -> None:
-    """Known from the request: its own size, its version, and how many topics it names."""
+    """Known from the request (its own size, its version, and how many topics it names) and the response's beginning."""
     asked, answered = (kio_message("fetch", version, kind) for kind in ("request", "response"))
 
     def name(number: int) -> dict[str, Any]:
@@ -218,8 +219,11 @@ def test_the_size_of_a_response_without_records(version: int, topics: int, parti
     fields = requests.parse_fetch(body, 0, len(body), version)
     assert fields is not None
     begun = fields.rest + 32  # of a request too large to be held, only its beginning is here
-    found = requests.empty_fetch_bytes(body, fields, begun, len(body) - fields.rest, version)
-    assert found == pytest.approx(len(encode(whole)), abs=20)
+    found = fetch_heads.of_request(body, fields, begun, len(body) - fields.rest, version)
+    answer = encode(whole)
+    assert found == pytest.approx(len(answer), abs=20)
+    assert fetch_heads.of_response(answer, 0, 64, len(answer), version) == pytest.approx(len(answer), rel=0.1, abs=20)
+    assert fetch_heads.of_response(answer, 0, 12, len(answer), version) == 0
 
 
 def test_a_fetch_of_many_partitions_gets_a_large_portion() -> None:
@@ -232,7 +236,12 @@ def test_a_fetch_of_many_partitions_gets_a_large_portion() -> None:
     # In a session, only partitions with news are named.
     one = session(ledger(fetch_rate=100_000))
     in_session = fetch_body(11, session_id=77, epoch=3, partitions=dict.fromkeys(range(1000), 0))
-    assert sent_request(from_client(one, request(FETCH, 11, 1, in_session)), 11).max_bytes == 100_000
+    assert sent_request(from_client(one, request(FETCH, 11, 1, in_session)), 11).max_bytes == 100_000 - HEAD_BYTES
+    # The response shows that there are many.
+    named = struct.pack(">ihiihci", 0, 0, 77, 1, 1, b"t", 1000) + bytes(42_000)
+    from_broker(one, response(FETCH, 11, 1, named))
+    in_session = fetch_body(11, session_id=77, epoch=4)
+    assert sent_request(from_client(one, request(FETCH, 11, 2, in_session)), 11).max_bytes > 250_000
 
 
 @pytest.mark.parametrize("rest", [b"", b"\xff" * 40, b"\x7f" * 40, b"\x80" * 40])
@@ -242,7 +251,8 @@ def test_topics_that_are_none_have_no_impossible_size(version: int, rest: bytes)
     fields = requests.parse_fetch(body, 0, len(body), version)
     assert fields is not None
     data = body[: fields.rest] + rest
-    assert 0 <= requests.empty_fetch_bytes(data, fields, len(data), len(rest), version) <= 2 * len(rest)
+    assert 0 <= fetch_heads.of_request(data, fields, len(data), len(rest), version) <= 2 * len(rest)
+    assert 0 <= fetch_heads.of_response(bytes(10) + rest, 0, 10 + len(rest), 50, version) <= 50
 
 
 def test_the_response_is_charged_as_kafka_does() -> None:
