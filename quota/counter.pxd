@@ -19,3 +19,4 @@ cdef class FetchAdmission:
     cdef public object throttle_ms, max_bytes
     cdef public QuotaCounter group
     cdef public double reserved, paced_ms
+    cdef public long long head_bytes

@@ -192,6 +192,11 @@ class QuotaCounter:
         """How many connections have a request held by this group's debt."""
         return 0
 
+    @property
+    def paced(self) -> bool:
+        """Whether smooth pacing is active (ADR 0004)."""
+        return False
+
     def line(self, _now: int) -> Line:
         """The state of the queue, without changing anything."""
         return NO_LINE
@@ -282,7 +287,7 @@ def _put(trial: Trial | None, limit: float | None) -> Trial | None:
 class FetchAdmission:
     """The decision about a fetch, passed back with the size of its response."""
 
-    __slots__ = ("group", "max_bytes", "paced_ms", "reserved", "throttle_ms")
+    __slots__ = ("group", "head_bytes", "max_bytes", "paced_ms", "reserved", "throttle_ms")
 
     def __init__(
         self,
@@ -291,6 +296,7 @@ class FetchAdmission:
         group: QuotaCounter | None = None,
         reserved: float = 0.0,
         paced_ms: float = 0.0,
+        head_bytes: int = 0,
     ) -> None:
         self.throttle_ms = throttle_ms
         """> 0: not now; answer with an empty response and mute for this long."""
@@ -299,6 +305,8 @@ class FetchAdmission:
         self.group = group
         self.reserved = reserved
         self.paced_ms = paced_ms
+        self.head_bytes = head_bytes
+        """Bytes of the response that are no records, as far as they are known: more may be when it comes."""
 
 
 NOT_LIMITED: Final = FetchAdmission(0, None)

@@ -8,6 +8,8 @@ is charged and wasted. Only a first batch larger than ``max_bytes`` comes whole,
 - Small batches are fetched many at a time, so that half of one matters little, and in multiples of the learnt size, so
   that batches of equal size (a saturated producer's) are not cut at all.
 - Large ones are fetched one at a time.
+- A response names each partition, with or without records: 37 to 42 bytes each. A client without a fetch session asks
+  for all its partitions each time. The more bytes that takes, the fewer and larger the fetches are.
 """
 
 from typing import Final
@@ -37,7 +39,16 @@ but one in this many do (most may be fetches at the end of a log). No usual numb
 EMPTY_BYTES: Final = 160
 """Responses up to this size contain no batch (or one so small that cutting it does not matter)."""
 HEAD_BYTES: Final = 64
-"""The minimum size of a response without its records. (Any more counts as part of the batch, which is harmless.)"""
+"""The minimum size of a response without its records."""
+HEADS: Final = 8
+"""A consumer waits until a fetch may be this many times as large as a response without records, ..."""
+LONGEST_FOR_HEADS_MS: Final = 5_000
+"""... but no longer than this, half of Kafka's default window: larger fetches would exceed the limit for minutes."""
+WORK_BYTES: Final = 64
+"""What a fetch costs besides the head of its response, as bytes."""
+HEAD_FADE: Final = 0.95
+"""The largest recent size of a response without records counts for the whole group, as its fetchers share one clock:
+one that is content with less would take what another waits for."""
 FADE: Final = 0.9
 """Sizes of batches differ. The largest recent one counts: each smaller one lets the estimate decay by this."""
 SINGLE: Final = 1
@@ -47,31 +58,44 @@ SINGLE: Final = 1
 class FetchSizer:
     """What a group has learnt about the batches its consumers read, and the fetch sizes that follow from it."""
 
-    __slots__ = ("_fetches", "batch")
+    __slots__ = ("_fetches", "batch", "head")
 
     def __init__(self) -> None:
         self.batch = 0.0
         """Bytes of the largest recent batch; 0: unknown."""
+        self.head = 0.0
+        """Bytes of the largest recent response without its records."""
         self._fetches = 0
 
-    def learn(self, max_bytes: int, amount: float) -> None:
-        """A fetch that was granted `max_bytes` got a response of `amount` bytes."""
-        if max_bytes == SINGLE and amount > EMPTY_BYTES:
-            self.batch = max(amount - HEAD_BYTES, self.batch * FADE)
+    def expect(self, head_bytes: int) -> None:
+        """A fetch asks, or is answered, whose response has `head_bytes` without its records."""
+        self.head = max(float(max(head_bytes, HEAD_BYTES)), self.head * HEAD_FADE)
+
+    def learn(self, max_bytes: int, records_bytes: float) -> None:
+        """A fetch that was granted `max_bytes` got a response with `records_bytes` besides its head."""
+        if max_bytes == SINGLE and records_bytes > EMPTY_BYTES - HEAD_BYTES:
+            self.batch = max(records_bytes, self.batch * FADE)
+
+    def heads_ms(self, limit: float) -> float:
+        """How much time's worth keeps the heads of responses a small part of them."""
+        return min(HEADS * self.head / limit * 1000.0, LONGEST_FOR_HEADS_MS)
 
     def min_chunk_ms(self, limit: float, waiting: int) -> float:
         """How much time's worth to wait for at `limit` bytes/s, while `waiting` other fetchers wait as well."""
         batch_ms = self.batch / limit * 1000.0
         # Many batches at a time; or one, if many would take too long.
         worth_ms = MANY * batch_ms if 0 < FEW * batch_ms <= LONGEST_MS else batch_ms
-        return min(max(worth_ms, SHORTEST_MS), LONGEST_MS, max(CYCLE_MS / (1 + waiting), SHARED_MS))
+        return max(
+            min(max(worth_ms, SHORTEST_MS), LONGEST_MS, max(CYCLE_MS / (1 + waiting), SHARED_MS)), self.heads_ms(limit)
+        )
 
     def grant(self, room: int, limit: float, credit_ms: float) -> int:
-        """``max_bytes`` for a fetch, when `room` bytes are allowed, and the clock lags behind by `credit_ms`."""
+        """``max_bytes`` for a fetch whose records may have `room` bytes, while the clock lags behind by `credit_ms`."""
         batch = self.batch
         if not batch:
             self._fetches += 1
-            return SINGLE if self._fetches % PROBE_EACH else room
+            # Usually one in `PROBE_EACH` brings more than a single batch; where heads are large, one brings a single.
+            return room if (self._fetches % PROBE_EACH == 0) != (HEADS * self.head > room) else SINGLE
         if room < batch or (self._one_by_one(room, limit) and credit_ms < LATE_MS):
             return SINGLE
         self._fetches += 1
@@ -83,6 +107,6 @@ class FetchSizer:
         return (
             batch * FEW > min(room, PARTITION_BYTES)
             and batch * 1000.0 >= QUICKEST_MS * limit
-            # Half a batch of `room` would be wasted, against the head of a response for each batch (and the work).
-            and batch * batch > 4 * HEAD_BYTES * room
+            # Half a batch and a head are wasted in `room`, or the head of a response (and the work) for each batch.
+            and batch * (batch + 2 * self.head) > 2 * (self.head + WORK_BYTES) * room
         )

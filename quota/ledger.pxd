@@ -17,7 +17,7 @@ cdef class Ledger:
     @cython.locals(group=QuotaCounter)
     cpdef object charge_no_throttle(self, AccountType account, object kind, double amount, double now_ms)
     @cython.locals(group=QuotaCounter, window=WindowCounter, admission=FetchAdmissionType)
-    cpdef object admit(self, AccountType account, object kind, object wanted, double now_ms)
+    cpdef object admit(self, AccountType account, object kind, object wanted, double now_ms, long long head_bytes=*)
     @cython.locals(window=WindowCounter)
     cpdef object settle(self, AccountType account, object kind, FetchAdmissionType admission, double amount, double now_ms)
     @cython.locals(meter=MeterType)

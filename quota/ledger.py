@@ -265,8 +265,9 @@ class Ledger:
         if group is not None:
             group.pass_held(connection)
 
-    def admit(self, account: Account, kind: Kind, wanted: int, now_ms: float) -> FetchAdmission:
-        """check() and allowance() for a fetch asking for `wanted` bytes, with a reservation until settle().
+    def admit(self, account: Account, kind: Kind, wanted: int, now_ms: float, head_bytes: int = 0) -> FetchAdmission:
+        """check() and allowance() for a fetch asking for `wanted` bytes, with a reservation until settle(). Its
+        response would have about `head_bytes` without any records.
 
         Use it in place of the two where several connections share a group: it does not grant the same bytes twice, and
         spreads the moments at which connections ask again. Every admission with throttle_ms == 0 must be passed to
@@ -276,7 +277,7 @@ class Ledger:
         if not isinstance(group, WindowCounter):
             return NOT_LIMITED
         window = group  # gives compiled code the type
-        admission = window.admit(wanted, int(now_ms))
+        admission = window.admit(wanted, int(now_ms), head_bytes)
         if admission.group is not None:
             self.reservations += 1
         return admission
@@ -445,7 +446,7 @@ def _snapshot(group: QuotaCounter, now: int) -> GroupSnapshot:
         utilisation=group.utilisation(now),
         throttled_until_ms=group.throttled_until,
         owed_ms=group.owed_ms(now),
-        paced=isinstance(group, WindowCounter) and group.paced,
+        paced=group.paced,
         amount=usage.amount,
         charges=usage.charges,
         throttled=usage.throttled,

@@ -4,5 +4,6 @@ cdef class Pacer:
     cdef public long long _tolerance_ms
     cdef public object _scheduled, _held_until, _calm_since
 
+    cpdef object tolerate(self, double portion_ms)
     cpdef double owed_ms(self, long long now) except? -1.0
     cpdef double credit_ms(self, long long now) except? -1.0

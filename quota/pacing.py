@@ -62,6 +62,10 @@ class Pacer:
         self._held_until = 0  # by Kafka's delay
         self._calm_since: int | None = None
 
+    def tolerate(self, portion_ms: float) -> None:
+        """Fetches bring this much time's worth: one that comes late may still catch up."""
+        self._tolerance_ms = max(FETCH_TOLERANCE_MS, int(portion_ms + 1000))
+
     def begin(self, now: int, kafka_delay_ms: int) -> None:
         """Start an episode with the clock at the end of Kafka's delay: no earlier credit is left."""
         self.active = True

@@ -5,7 +5,7 @@ from typing import Final
 
 from quota.counter import NO_LINE, NOT_LIMITED, FetchAdmission, LedgerSettings, Line, QuotaCounter
 from quota.entity import CounterKey, Kind
-from quota.fetch_sizer import SHORTEST_MS, FetchSizer
+from quota.fetch_sizer import HEAD_BYTES, SHORTEST_MS, FetchSizer
 from quota.gate import GRACE_MS, Gate
 from quota.pacing import CROWDING, FETCH_TOLERANCE_MS, LARGE_MS, PLENTY, SLACK_MS, TOLERANCE_MS, Pacer
 from quota.rate import MAX_THROTTLE_MS, SampledRate, round_half_up, throttle_ms
@@ -175,8 +175,9 @@ class WindowCounter(QuotaCounter):
         now = max(now, self.last_ms)
         return self._room(limit, self._grain_ms(limit, now), now)
 
-    def admit(self, wanted: int, now: int) -> FetchAdmission:
-        """Check, allowance and a reservation in one, for a fetch that is about to go to the broker.
+    def admit(self, wanted: int, now: int, head_bytes: int = 0) -> FetchAdmission:
+        """Check, allowance and a reservation in one, for a fetch that is about to go to the broker. Its response would
+        have `head_bytes` without any records.
 
         The reservation prevents the same bytes from being granted to several connections. Pass the admission to
         :meth:`settle` when the response has come (or will never come: amount 0).
@@ -185,10 +186,14 @@ class WindowCounter(QuotaCounter):
         if limit is None or self.shadow:
             return NOT_LIMITED
         now = max(now, self.last_ms)
-        pacer = self.pacer
+        pacer, sizer = self.pacer, self._fetch_sizer
+        if sizer is not None:
+            sizer.expect(head_bytes)
         if self._smooth:
             self._begin_if_used_up(now)
         min_chunk_ms = self._grain_ms(limit, now)
+        if sizer is not None:
+            pacer.tolerate(min_chunk_ms)
         kafka, wait = self._due(limit, min_chunk_ms, now)
         if kafka > 0 or wait > 0 or self.owed_until > now:
             delay = max(self._impose(kafka, now), self._wait_in_turn(kafka, wait, min_chunk_ms, now))
@@ -199,17 +204,19 @@ class WindowCounter(QuotaCounter):
             return FetchAdmission(0, granted)
         paced = pacer.active
         if not paced:
-            granted = min(granted, int(limit * TOLERANCE_MS / 1000.0))
+            granted = min(granted, int(limit * max(TOLERANCE_MS, min_chunk_ms) / 1000.0))
         # Reserved in full while nothing is known, and later by experience: most consumers wait at the end of a log and
         # ask for far more than they get, and must not hold up others by what they will not take. One batch comes whole,
         # whatever is granted.
+        head = 0.0 if sizer is None else sizer.head
         if self._typical is None:
             expected: float = max(min(max(granted, UNKNOWN_BATCH_BYTES), wanted), 1)
         else:
-            batch = 0.0 if self._fetch_sizer is None else self._fetch_sizer.batch
+            batch = 0.0 if sizer is None else sizer.batch + head
             expected = min(max(granted, batch), self._typical)
-        if paced and self._fetch_sizer is not None:
-            granted = self._fetch_sizer.grant(granted, limit, pacer.credit_ms(now))
+        granted = max(granted - int(head), 0)
+        if paced and sizer is not None:
+            granted = sizer.grant(granted, limit, pacer.credit_ms(now))
         granted = max(min(granted, wanted), 1)
         self._admitted += 1
         self._outstanding += expected
@@ -219,7 +226,7 @@ class WindowCounter(QuotaCounter):
             if pacer.credit_ms(now) > PLENTY * min_chunk_ms:
                 pacer.shorten_queue(now)
             pacer.take(paced_ms, now)
-        return FetchAdmission(0, granted, self, expected, paced_ms)
+        return FetchAdmission(0, granted, self, expected, paced_ms, max(head_bytes, HEAD_BYTES))
 
     def settle(self, admission: FetchAdmission, amount: float) -> None:
         """Release what :meth:`admit` reserved and learn from the actual size, which the caller then records."""
@@ -232,7 +239,8 @@ class WindowCounter(QuotaCounter):
             return  # there was no response to learn from
         self._learn(amount)
         if self._fetch_sizer is not None and admission.max_bytes is not None:
-            self._fetch_sizer.learn(admission.max_bytes, amount)
+            self._fetch_sizer.expect(admission.head_bytes)
+            self._fetch_sizer.learn(admission.max_bytes, amount - admission.head_bytes)
 
     def observed(self, now: int) -> float:
         """The rate in the window: bytes/s, or percent of one thread."""
@@ -368,7 +376,7 @@ class WindowCounter(QuotaCounter):
 
     @property
     def paced(self) -> bool:
-        """Whether smooth pacing is active."""
+        """See :attr:`QuotaCounter.paced`."""
         return self._smooth and self.pacer.active
 
     def _learn(self, amount: float) -> None:
@@ -433,7 +441,9 @@ class WindowCounter(QuotaCounter):
         portions = self._fetch_sizer
         if portions is None:
             return 0.0
-        return portions.min_chunk_ms(limit, self.pacer.waiting(now)) if self.pacer.active else SHORTEST_MS
+        if self.pacer.active:
+            return portions.min_chunk_ms(limit, self.pacer.waiting(now))
+        return max(SHORTEST_MS, portions.heads_ms(limit))
 
     def _slack_ms(self, limit: float, now: int) -> float:
         """How much of Kafka's delay may become credit. For fetches, the next one's worth: each fetch that the window

@@ -64,6 +64,9 @@ def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Ite
     histogram.add_metric([], list(zip(bounds, sums, strict=True)), latency.sum_s)
     yield histogram
     yield counter(
+        "kquota_throttles_told", "Responses that carry a throttle time of the sidecar's.", counters.throttles_told
+    )
+    yield counter(
         "kquota_fetches_answered", "Fetches over quota, answered empty by the sidecar.", counters.fetches_answered
     )
     yield counter("kquota_fetches_shaped", "Fetches forwarded with a lowered max_bytes.", counters.fetches_shaped)

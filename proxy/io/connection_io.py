@@ -254,7 +254,9 @@ class ConnectionIO:
             return self._stay_held(held, deadline_s)
         if compliance is None:
             self._shared.counters.connections_muted += 1
-            compliance = self.compliance = ThrottleComplianceProbe(sock, now_s, deadline_s)
+            # Only what the client was told to wait for: a client that was told nothing ignores nothing.
+            told_s = min(deadline_s, self._state.told_until_ms / 1000.0)
+            compliance = self.compliance = ThrottleComplianceProbe(sock, now_s, told_s)
         self._check_compliance(compliance, now_s)
         if self._state.draining and session.client_at_boundary:
             return StopReason.ENDED

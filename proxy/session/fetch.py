@@ -4,12 +4,17 @@ The delicate part is the incremental fetch session (KIP-227). Client and broker 
 names only the partitions that changed since the last one. If we answer such a request ourselves, the broker misses an
 epoch and the changes. So for each session we remember by how many epochs the broker lags and which changes it has not
 seen, and correct both in the next request that is forwarded.
+
+A session names its topics either by name (up to version 12) or by id (from 13 on, KIP-516) as long as it lives. A
+broker answers a request of the other kind with FETCH_SESSION_TOPIC_ID_ERROR, and counts no epoch for it. So such a
+request adds nothing to what the broker has missed, and goes to the broker with the broker's epoch.
 """
 
 from __future__ import annotations
 
 import io
 from dataclasses import dataclass, field, replace
+from dataclasses import fields as fields_of
 from functools import cache
 from importlib import import_module
 from struct import Struct
@@ -23,6 +28,7 @@ from proxy.wire.requests import FetchFields
 _INT32: Final = Struct(">i")
 
 FIRST_SESSION_VERSION: Final = 7
+FIRST_TOPIC_ID_VERSION: Final = 13
 NEWEST_BODY_VERSION: Final = 15
 """Request bodies of consumers are the same from here on (`proxy.wire.responses.fetch_version_upstream`)."""
 MAX_SESSIONS: Final = 8
@@ -35,6 +41,8 @@ MAX_MISSED_PARTITIONS: Final = 10_000
 class _Missed:
     """What the broker does not know yet about one session."""
 
+    topic_ids: bool
+    """Its topics have ids, not names."""
     epochs: int = 0
     """Requests of this session answered here: the broker's epoch is this much lower than the client's."""
     partitions: dict[tuple[Any, int], Any] = field(default_factory=dict)
@@ -71,9 +79,9 @@ class FetchShaper:
         """Answer this request here instead of forwarding it.
 
         `body` is the whole request body, None if it has not arrived whole. Returns the session id for the empty
-        response: 0 for sessionless and full fetches (so that no session is created), the session's own for incremental
-        ones (as in the broker, FetchSession.scala). None: it must be forwarded, as its content could not be carried
-        over.
+        response, as in the broker (FetchSession.scala): the session's own for incremental fetches; 0 for sessionless
+        and full ones (so that no session is created), and where topics have ids and the session's have names, or the
+        other way round. None: it must be forwarded, as its content could not be carried over.
         """
         if version < FIRST_SESSION_VERSION or fields.session_epoch <= 0 or fields.session_id == 0:
             self.missed.pop(fields.session_id, None)
@@ -87,7 +95,9 @@ class FetchShaper:
         if missed is None:
             if len(self.missed) >= MAX_SESSIONS:
                 return None
-            missed = self.missed[fields.session_id] = _Missed()
+            missed = self.missed[fields.session_id] = _Missed(version >= FIRST_TOPIC_ID_VERSION)
+        elif missed.topic_ids != (version >= FIRST_TOPIC_ID_VERSION):
+            return 0
         if len(missed.partitions) + len(missed.forgotten) > MAX_MISSED_PARTITIONS:
             return None  # later ones go to the broker until it has seen these changes
         missed.epochs += 1
@@ -104,7 +114,7 @@ class FetchShaper:
             self.missed.pop(fields.session_id, None)
             return None
         missed = self.missed.get(fields.session_id)
-        if missed is None or not missed.has_news:
+        if missed is None or not missed.has_news or missed.topic_ids != (version >= FIRST_TOPIC_ID_VERSION):
             return None
         request = None if body is None else self._parse(body, version)
         if request is None:
@@ -119,7 +129,7 @@ class FetchShaper:
             session_epoch=fields.session_epoch - missed.epochs,
             max_bytes=_lowered(request.max_bytes, max_bytes),
             min_bytes=_lowered(request.min_bytes, _lowered(request.max_bytes, max_bytes)),
-            topics=_grouped(missed.partitions, module.FetchTopic),
+            topics=_grouped(_of_version(missed.partitions, module.FetchPartition), module.FetchTopic),
             forgotten_topics_data=_grouped(dict.fromkeys(missed.forgotten), module.ForgottenTopic),
         )
         missed.partitions.clear()
@@ -164,6 +174,17 @@ def _merge(missed: _Missed, request: Any) -> None:
         for index in topic.partitions:
             missed.partitions.pop((key, index), None)
             missed.forgotten.add((key, index))
+
+
+def _of_version(partitions: dict[tuple[Any, int], Any], partition_class: Any) -> dict[tuple[Any, int], Any]:
+    """The partitions as the version of `partition_class` names them; a version may lack fields of another."""
+    names = [one.name for one in fields_of(partition_class)]
+    return {
+        key: value
+        if type(value) is partition_class
+        else partition_class(**{name: getattr(value, name) for name in names if hasattr(value, name)})
+        for key, value in partitions.items()
+    }
 
 
 def _grouped(partitions: dict[tuple[Any, int], Any], topic_class: Any) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ from quota.counter cimport FetchAdmission as FetchAdmissionType
 cdef class InFlightRequest:
     cdef public long long correlation_id, delay_ms, held_bytes, replicated_bytes
     cdef public int api_key, api_version
-    cdef public double sent_ms, throttle_until_ms
+    cdef public double sent_ms, throttle_until_ms, told_until_ms
     cdef public AccountType account
     cdef public FetchAdmissionType admission
     cdef public InFlightRequest next

@@ -16,9 +16,10 @@ class InFlightRequest:
     """A request that has not been answered yet; created by `new_in_flight`.
 
     `api_version`: the one the client asked for, which determines the response's layout.
-    `throttle_until_ms`: the end of the mute that this request caused; what is left of it goes into the response's
-    throttle field. `delay_ms`: the throttle that ends then. `cause`: the quota that caused it, the one of several that
-    lasts longest. `charged`: what that quota was charged for this request; None if it was delayed before it was
+    `throttle_until_ms`: the end of the mute that this request caused. `told_until_ms`: the end of the throttle that its
+    response tells, 0 for none; what is left of it goes into the throttle field (see `SessionState.impose`).
+    `delay_ms`: the throttle that ends at `throttle_until_ms`. `cause`: the quota that caused it, the one of several
+    that lasts longest. `charged`: what that quota was charged for this request; None if it was delayed before it was
     charged.
     `local_answer`: the whole response frame, made here; the broker never saw the request. It is still sent in order.
     `replicated_bytes`: the size of a Produce request with acks=all; 0 for all others.
@@ -34,6 +35,7 @@ class InFlightRequest:
     account: Account
     sent_ms: float
     throttle_until_ms: float
+    told_until_ms: float
     delay_ms: int
     cause: Kind | None
     charged: float | None
@@ -62,6 +64,7 @@ class InFlightRequest:
         "replicated_bytes",
         "sent_ms",
         "throttle_until_ms",
+        "told_until_ms",
     )
 
 
@@ -76,7 +79,7 @@ def new_in_flight(
     pending.api_version = api_version
     pending.account = account
     pending.sent_ms = sent_ms
-    pending.throttle_until_ms = 0.0
+    pending.throttle_until_ms = pending.told_until_ms = 0.0
     pending.delay_ms = 0
     pending.cause = None
     pending.charged = None

@@ -4,7 +4,7 @@ from proxy.session cimport gate, in_flight
 from proxy.session.state cimport SessionState as SessionStateType
 from proxy.session.framing cimport FrameInspector, FrameWalker
 from proxy.session.in_flight cimport InFlightQueue as InFlightQueueType, InFlightRequest as InFlightRequestType
-from proxy.wire cimport integers, requests, responses
+from proxy.wire cimport fetch_heads, integers, requests, responses
 from proxy.wire.requests cimport FetchFields, RequestHeader
 from quota.accounts cimport Account as AccountType
 from quota.counter cimport FetchAdmission as FetchAdmissionType

@@ -22,7 +22,7 @@ from proxy.session.sizes import (
 )
 from proxy.session.state import ClientState, SessionState
 from proxy.settings import SizeLimits
-from proxy.wire import integers, requests, responses
+from proxy.wire import fetch_heads, integers, requests, responses
 from proxy.wire.apis import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH, api_name, is_known
 from proxy.wire.frames import WireError
 from proxy.wire.sasl import SASL_APIS
@@ -410,7 +410,8 @@ class RequestHandler(FrameInspector):
             self._forward_fetch(pending, total - here)
             return here
         wanted = fields.max_bytes if fields.max_bytes is not None else gate.MAX_INT32
-        admission = state.ledger.admit(account, FETCHED, wanted, now_ms)
+        head_bytes = fetch_heads.of_request(buf, fields, start + here, start + total - fields.rest, version)
+        admission = state.ledger.admit(account, FETCHED, wanted, now_ms, head_bytes)
         if admission.throttle_ms > 0:
             began_ms = state.cpu_ms()
             state.counters.long_turns.begin("Fetch", now_ms / 1000.0)
@@ -423,8 +424,9 @@ class RequestHandler(FrameInspector):
             delay_ms = max(admission.throttle_ms, state.answered_here(pending, began_ms, now_ms))
             self._forward_fetch(pending, total - here)
             self.walker.left -= total >> BODY_SHIFT
-            pending.local_answer = responses.empty_fetch_response(version, header.correlation_id, delay_ms, session_id)
             state.impose(pending, FETCHED, admission.throttle_ms, now_ms)
+            told_ms = delay_ms if pending.told_until_ms else 0
+            pending.local_answer = responses.empty_fetch_response(version, header.correlation_id, told_ms, session_id)
             state.counters.fetches_answered += 1
             self.walker.dropping = True
             return here

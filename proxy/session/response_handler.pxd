@@ -4,7 +4,7 @@ from proxy.session.state cimport SessionState as SessionStateType
 from proxy.session.framing cimport FrameInspector, FrameWalker
 from proxy.session.in_flight cimport InFlightQueue as InFlightQueueType, InFlightRequest as InFlightRequestType
 from proxy.telemetry.observer cimport Histogram as HistogramType
-from proxy.wire cimport integers, responses, throttle
+from proxy.wire cimport fetch_heads, integers, responses, throttle
 from quota.accounts cimport Account as AccountType
 from quota.counter cimport FetchAdmission as FetchAdmissionType
 

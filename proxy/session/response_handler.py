@@ -13,7 +13,7 @@ from proxy.session.framing import Buffer, FrameInspector, FrameWalker
 from proxy.session.in_flight import InFlightRequest
 from proxy.session.login import RAW, UNAUTHENTICATED, copies, wipe
 from proxy.session.state import SessionState
-from proxy.wire import integers, responses, throttle
+from proxy.wire import fetch_heads, integers, responses, throttle
 from proxy.wire.apis import FETCH, JOIN_GROUP, SHARE_FETCH, SYNC_GROUP, api_name, version_range
 from proxy.wire.frames import WireError
 from proxy.wire.messages import response_frame
@@ -207,7 +207,7 @@ class ResponseHandler(FrameInspector):
             self._charge_time(pending)
         if pending.on_response is not None or pending.asked is not None:
             return self._hand_over(buf, start, here, total, pending, out)
-        throttle_ms = self._throttle_ms(pending) if pending.throttle_until_ms else 0
+        throttle_ms = self._throttle_ms(pending) if pending.told_until_ms else 0
         used = here
         if (
             state.translate is not None
@@ -229,7 +229,13 @@ class ResponseHandler(FrameInspector):
         if api_key == _FETCH:
             self.fetched_bytes = total
             # Kafka charges 4 + the body. `size` is header + body, the header 4 bytes (v0) or 5 (v1).
-            self._charge_fetch(pending, size - (_FLEXIBLE_HEADER if version >= _FETCH_FIRST_FLEXIBLE else 0))
+            tags = _FLEXIBLE_HEADER if version >= _FETCH_FIRST_FLEXIBLE else 0
+            admission = pending.admission
+            if admission is not None and admission.group is not None:
+                named_bytes = fetch_heads.of_response(buf, start + 8 + tags, start + here, size, version)
+                if named_bytes > admission.head_bytes:
+                    admission.head_bytes = named_bytes
+            self._charge_fetch(pending, size - tags)
             throttle_ms = self._throttle_ms(pending)
         elif api_key == _SHARE_FETCH:
             self._charge_fetch(pending, size - _FLEXIBLE_HEADER)
@@ -319,8 +325,8 @@ class ResponseHandler(FrameInspector):
         self._timed = pending
 
     def _throttle_ms(self, pending: InFlightRequest) -> int:
-        """What is left of the throttle that a request caused."""
-        left_ms = pending.throttle_until_ms - self._now_ms
+        """What is left of the throttle that the response tells."""
+        left_ms = pending.told_until_ms - self._now_ms
         return math.ceil(left_ms) if left_ms > 0 else 0
 
     def _hand_over(

@@ -23,7 +23,7 @@ cdef class SessionState:
     cdef public Py_ssize_t max_in_flight
     cdef public object _passes_from
     cdef public long long client_bytes, held_bytes
-    cdef public double broker_mute_until_ms, expire_ms, mute_until_ms, owed_until_ms, renew_ms
+    cdef public double broker_mute_until_ms, expire_ms, mute_until_ms, owed_until_ms, renew_ms, told_until_ms, _tell_again_ms
 
     cpdef int client_state(self, double now_ms) except -1
     @cython.locals(key=cython.int)
@@ -32,6 +32,7 @@ cdef class SessionState:
     cpdef object broker_throttled(self, InFlightRequestType pending, long long broker_throttle_ms, double now_ms)
     @cython.locals(until_ms=cython.double)
     cpdef object impose(self, InFlightRequestType pending, object kind, long long delay_ms, double now_ms, object charged=*)
+    cpdef bint _tells(self, InFlightRequestType pending, object kind, long long delay_ms, double now_ms) except -1
     cpdef object _hold(self, double until_ms, double now_ms)
     cpdef object end_hold(self, AccountType account, int api_key, object amount, double now_ms)
     cpdef object note(self, InFlightRequestType pending)

@@ -35,6 +35,14 @@ AddressTranslator = Callable[[int, str, int, str], tuple[str, int]]
 _PRODUCE: Final = PRODUCE
 _FETCH: Final = FETCH
 BUSY: Final = Kind.REQUEST  # an alias, as looking it up in the enum takes longer
+FETCHED: Final = Kind.FETCH
+SHORT_MS: Final = 1000
+"""A paced group's clients need not be told to wait for less than this: they wait for the answer to their next request
+anyway. Even five requests at once, as Java's producers send them, take no more than 5 s of `request.timeout.ms`."""
+SHORT_FETCH_MS: Final = 5000
+"""The same for fetches, of which a consumer sends one at a time."""
+TELL_AGAIN_MS: Final = 10_000
+"""Once in this time a connection is told of a short throttle all the same, so that the client's own metrics show it."""
 MAX_PASSING_BYTES: Final = 16 * 1024 * 1024
 """Bytes that may pass unmuted before a client logs in again, twice (`SessionState._may_pass`): more than the socket
 buffers between it and us hold. Without a bound, a client that never logs in again would be unlimited for that long."""
@@ -111,6 +119,7 @@ class SessionState:
         "_counted",
         "_passes_again",
         "_passes_from",
+        "_tell_again_ms",
         "authenticated",
         "broker_mute_until_ms",
         "claim",
@@ -134,6 +143,7 @@ class SessionState:
         "promised",
         "renew_ms",
         "request_time",
+        "told_until_ms",
         "translate",
         "waiting",
         "wake",
@@ -193,6 +203,10 @@ class SessionState:
         """The second such time of this session is still available."""
         self.client_bytes = 0
         """Bytes received from the client."""
+        self.told_until_ms = 0.0
+        """The end of the latest throttle that a response tells the client."""
+        self._tell_again_ms = -math.inf
+        """Short throttles are not told before this time."""
         self.owed_until_ms = 0.0
         """End of a mute that was put off for that reason; it resumes once the client has logged in."""
         self.broker_mute_until_ms = 0.0
@@ -258,8 +272,17 @@ class SessionState:
         longest of them, not their sum, and is attributed to that quota alone; of equal ones to the later, as in Kafka
         to the request quota (`KafkaApis`, which compares the same two). `charged` is what that quota was charged for
         the request.
+
+        Smooth pacing mutes for a moment after nearly each request. The client is not told of each: Java's logs a line
+        for every throttle that it is told of.
         """
         until_ms = now_ms + delay_ms
+        if self._tells(pending, kind, delay_ms, now_ms):
+            if not pending.told_until_ms:
+                self.counters.throttles_told += 1
+            pending.told_until_ms = max(pending.told_until_ms, until_ms)
+            self.told_until_ms = max(self.told_until_ms, until_ms)
+            self._tell_again_ms = now_ms + TELL_AGAIN_MS
         if until_ms >= pending.throttle_until_ms:
             pending.throttle_until_ms = until_ms
             pending.delay_ms = delay_ms
@@ -284,6 +307,12 @@ class SessionState:
         if delay_ms > 0:
             self.impose(pending, BUSY, delay_ms, now_ms, spent_ms)
         return delay_ms
+
+    def _tells(self, pending: InFlightRequest, kind: Kind, delay_ms: int, now_ms: float) -> bool:
+        """Whether the response to this request tells of a throttle of `delay_ms`."""
+        group = pending.account.meter(kind).group
+        short_ms = SHORT_FETCH_MS if kind is FETCHED else SHORT_MS
+        return group is None or not group.paced or delay_ms >= short_ms or now_ms >= self._tell_again_ms
 
     def _hold(self, until_ms: float, now_ms: float) -> None:
         if until_ms > self.renew_ms and now_ms < self.expire_ms and (now_ms < self.renew_ms or self._may_pass(now_ms)):

@@ -72,6 +72,8 @@ class Counters:
         self.upstream_latency = Histogram()
         """From the forwarding of a request to the first byte of its response, except for requests whose wait the client
         chose (Fetch, JoinGroup, SyncGroup, ShareFetch)."""
+        self.throttles_told = 0
+        """Responses that told a client to wait, because of a quota here."""
         self.fetches_answered = 0
         """Fetch requests answered with an empty response because their group was over its quota."""
         self.fetches_shaped = 0

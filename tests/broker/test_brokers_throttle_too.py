@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest
 
 from deploy.kafka import KafkaCluster
-from tests.support.raw_client import RawClient, produce_message
+from tests.support.raw_client import RawClient, produce_message, set_brokers_quota
 from tests.support.sidecars import Sidecar, sidecar
 
 RATE = 20_000
@@ -21,27 +20,15 @@ PARTS = 13
 which is (22 000 - 20 000) / 20 000 * 10 s = 1 s of delay, then the twelfth, then the thirteenth."""
 
 
-def set_quota(cluster: KafkaCluster, client_id: str, producer_byte_rate: float | None) -> None:
-    """A quota that the broker itself enforces; None: no more."""
-    entity = AlterClientQuotasRequest.EntryData.EntityData(version=1, entity_type="client-id", entity_name=client_id)
-    set_to = AlterClientQuotasRequest.EntryData.OpData(
-        version=1, key="producer_byte_rate", value=producer_byte_rate or 0.0, remove=producer_byte_rate is None
-    )
-    entry = AlterClientQuotasRequest.EntryData(version=1, entity=[entity], ops=[set_to])
-    with RawClient(cluster.bootstrap[0]) as client:
-        answer = client.ask(AlterClientQuotasRequest(version=1, entries=[entry], validate_only=False)).message
-    assert [each.error_code for each in answer.entries] == [0]
-
-
 @pytest.fixture(scope="module")
 def limited(kafka: KafkaCluster) -> Iterator[Sidecar]:
     for client_id in ("theirs", "both"):
-        set_quota(kafka, client_id, RATE)
+        set_brokers_quota(kafka.bootstrap[0], client_id, "producer_byte_rate", RATE)
     ours = [{"client-id": client_id, "producer_byte_rate": RATE} for client_id in ("ours", "both")]
     with sidecar(kafka.bootstrap, ours, pacing="kafka") as running:
         yield running
     for client_id in ("theirs", "both"):  # other tests look at all quotas of this cluster
-        set_quota(kafka, client_id, None)
+        set_brokers_quota(kafka.bootstrap[0], client_id, "producer_byte_rate", None)
 
 
 def push(address: str, client_id: str, topic: str) -> tuple[float, list[int]]:

@@ -8,10 +8,9 @@ import pytest
 
 from deploy.kafka import KafkaCluster
 from deploy.kafka.jmx import JMX, attributes
-from tests.broker.test_brokers_throttle_too import set_quota
 from tests.corpus.job import wait_for
 from tests.support.precedence import precedence
-from tests.support.raw_client import RawClient, decode, fetch_message, produce_message
+from tests.support.raw_client import RawClient, decode, fetch_message, produce_message, set_brokers_quota
 from tests.support.sidecars import sample_sum, sidecar
 
 RATE = 40_000
@@ -22,7 +21,7 @@ CLIENT = "agree"
 
 def test_bytes_throttle_and_utilisation_agree(topic: str) -> None:
     with KafkaCluster.start(1, jvm=("-Xmx512m", *JMX), progress=print) as cluster:
-        set_quota(cluster, CLIENT, HUGE)
+        set_brokers_quota(cluster.bootstrap[0], CLIENT, "producer_byte_rate", HUGE)
         quotas = [{"client-id": CLIENT, "producer_byte_rate": RATE}]
         with (
             sidecar(cluster.bootstrap, quotas, pacing="kafka") as running,

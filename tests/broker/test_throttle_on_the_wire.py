@@ -19,6 +19,7 @@ RATE = 20_000
 """Bytes/s for every client-id, each with a counter of its own. The window holds 10 s: 200 000 B pass, 220 000 B are
 220 000 / 10 s = 22 000 B/s, (22 000 - 20 000) / 20 000 * 10 s = 1 s over."""
 QUOTAS = [{"client-id": "<default>", "producer_byte_rate": RATE, "consumer_byte_rate": RATE}]
+FETCH_SESSION_TOPIC_ID_ERROR = 106
 TOLERANCE_S = 0.05
 LATE_S = 0.3
 """A machine can only make things later: a collection of the broker's garbage, say. Everything else waits for these
@@ -174,6 +175,29 @@ def test_fetch_over_quota(limited: Sidecar, topic: str, version: int, kind: str)
 @pytest.mark.parametrize(("version", "kind"), [(4, "sessionless"), (17, "incremental")])
 def test_fetch_over_quota_on_an_older_broker(limited_391: Sidecar, topic: str, version: int, kind: str) -> None:
     throttle_fetch(limited_391, version, topic, kind)
+
+
+@pytest.mark.parametrize(("first", "second"), [(12, 13), (17, 11)])
+def test_a_session_that_changes_names_for_ids(
+    kafka: KafkaCluster, limited: Sidecar, topic: str, first: int, second: int
+) -> None:
+    """The sidecar has answered a request of the session itself. What follows has the errors that a broker gives."""
+    where = fill(limited, topic, 2, 230_000)
+    errors = []
+    for bootstrap in (kafka.bootstrap[0], limited.bootstrap):
+        with RawClient(bootstrap, f"changes-{first}-{topic}") as client:
+            session_id = client.ask(fetch_message(first, where, session=(0, 0))).message.session_id
+            client.ask(fetch_message(first, where, offset=1, session=(session_id, 1)))
+            deadline = time.monotonic() + 25
+            while True:  # over its quota, a broker too tells a changed session nothing but that it is none
+                changed = client.ask(fetch_message(second, where, offset=1, session=(session_id, 2))).message
+                assert changed.session_id == 0
+                if changed.error_code or time.monotonic() > deadline:
+                    break
+            again = client.ask(fetch_message(first, None, session=(session_id, 2))).message
+            errors.append((changed.error_code, again.error_code))
+            assert [value[:6] for value in fetched_values(again)] == [b"000001"]
+    assert errors == [(FETCH_SESSION_TOPIC_ID_ERROR, 0)] * 2
 
 
 def test_the_oldest_fetch_of_all_on_an_older_broker(limited_391: Sidecar, topic: str) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+import pytest
 import trio
 from trio.testing import MockClock
 
@@ -59,3 +60,23 @@ async def test_four_connections_come_back_each_at_its_own_deadline(mock_clock: M
             assert {client_id(frame) for frame in broker.received[before:]} == released
         assert counters.connections_muted == 0
         mock_clock.rate = 1.0
+
+
+async def silence(_stream: trio.SocketStream, _frame: bytes) -> None:
+    """The broker answers nothing."""
+
+
+@pytest.mark.parametrize(("acks", "watched"), [(1, 1), (0, 0)])
+async def test_only_a_client_that_was_told_can_ignore_it(acks: int, watched: int) -> None:
+    """A mute of 1 s, in whose second half more comes. Without an answer (acks=0) the client cannot know of it."""
+    for _attempt in range(5):  # a look that comes late on a busy machine does not count
+        async with through(answer if acks else silence, quota=RATE) as (proxy, _broker, _):
+            client = await connect(proxy)
+            await client.send_all(produce(1, 11_000, acks=acks))
+            await trio.sleep(0.7)
+            await client.send_all(request(UNKNOWN_API, 0, 2, b""))
+            await really(lambda: proxy.counters.requests.get(-1) == 1)  # read after the mute
+            seen = [(one.mutes, one.ignored) for one in proxy.counters.libraries]
+        if len(seen) == watched:
+            break
+    assert seen == [(1, 1)] * watched

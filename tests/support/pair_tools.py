@@ -202,7 +202,7 @@ class Driven:
             "counters": (
                 counters.requests, counters.upstream_latency.counts, counters.upstream_latency.sum_s,
                 counters.fetches_answered, counters.fetches_shaped, counters.addresses_rewritten,
-                counters.connections_muted,
+                counters.connections_muted, counters.throttles_told,
             ),
             "book": book_of(self.ledger, self.time() * 1000.0),
         }  # fmt: skip

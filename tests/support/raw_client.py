@@ -334,3 +334,16 @@ def fetched_values(answer: Any) -> list[bytes]:
             while (found := records.next_batch()) is not None:
                 values += [each.value for each in found]
     return values
+
+
+def set_brokers_quota(address: str, client_id: str, key: str, value: float | None) -> None:
+    """Set a quota of a client-id that the broker itself enforces; None: remove it."""
+    from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest
+
+    data = AlterClientQuotasRequest.EntryData
+    entity = data.EntityData(version=1, entity_type="client-id", entity_name=client_id)
+    change = data.OpData(version=1, key=key, value=value or 0.0, remove=value is None)
+    entries = [data(version=1, entity=[entity], ops=[change])]
+    with RawClient(address) as client:
+        answer = client.ask(AlterClientQuotasRequest(version=1, entries=entries, validate_only=False)).message
+    assert [each.error_code for each in answer.entries] == [0]

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import datetime
 import struct
+import uuid
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from kio.schema.errors import ErrorCode
 
 from proxy.session.request_handler import MAX_HELD_REQUEST_BYTES
 from proxy.session.session import Session
+from proxy.wire import fetch_heads, requests
 from proxy.wire.apis import response_header_version, version_range
 from quota.entity import Kind
+from quota.fetch_sizer import HEAD_BYTES
 from quota.ledger import Ledger
 from tests.support.session_tools import (
     FETCH,
     answers,
     decode,
+    encode,
     fetch_body,
     from_broker,
     from_client,
@@ -116,6 +122,40 @@ def test_incremental_fetch_over_quota_keeps_the_session_and_tells_the_broker_lat
     assert sent_request(ask(6, 1, 12_003), version).session_epoch == 1
 
 
+@pytest.mark.parametrize(("first", "second"), [(7, 9), (9, 7), (8, 12), (12, 11), (13, 17), (17, 13)])
+def test_a_session_may_change_its_version(first: int, second: int) -> None:
+    """What version `first` said is told to the broker in `second`, which may have other fields."""
+    _, one = over_quota()
+    asked = fetch_body(first, session_id=77, epoch=3, partitions={0: 10}, forget=(2,))
+    assert from_client(one, request(FETCH, first, 1, asked)) == b""
+    answers(one)
+    asked = fetch_body(second, session_id=77, epoch=4, partitions={1: 20})
+    carried = sent_request(from_client(one, request(FETCH, second, 2, asked), 12_000), second)
+    assert carried.session_epoch == 3
+    assert {p.partition: p.fetch_offset for p in carried.topics[0].partitions} == {0: 10, 1: 20}
+    assert carried.forgotten_topics_data[0].partitions == (2,)
+
+
+@pytest.mark.parametrize(("first", "second"), [(7, 13), (12, 13), (12, 17), (13, 12), (17, 7)])
+def test_a_session_that_changes_names_for_ids_is_refused(first: int, second: int) -> None:
+    """A broker answers FETCH_SESSION_TOPIC_ID_ERROR and keeps its epoch; over the quota, that no session exists."""
+    _, one = over_quota()
+    before = request(FETCH, first, 1, fetch_body(first, session_id=77, epoch=3, partitions={0: 10}))
+    changed = request(FETCH, second, 2, fetch_body(second, session_id=77, epoch=4, partitions={1: 20}))
+    assert from_client(one, before) == b""
+    assert answer(answers(one), first).session_id == 77
+    assert from_client(one, changed, 2000) == b""
+    refused = answer(answers(one), second)
+    assert (refused.error_code.value, refused.session_id) == (0, 0)
+    to_broker = sent_request(from_client(one, changed, 12_000), second)
+    assert (to_broker.session_epoch, [p.partition for p in to_broker.topics[0].partitions]) == (3, [1])
+    # The broker has counted no epoch for it. A client that goes on as before is understood.
+    again = request(FETCH, first, 3, fetch_body(first, session_id=77, epoch=4, partitions={3: 30}))
+    carried = sent_request(from_client(one, again, 12_001), first)
+    assert carried.session_epoch == 3
+    assert {p.partition: p.fetch_offset for p in carried.topics[0].partitions} == {0: 10, 3: 30}
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_fetch_near_the_quota_is_made_smaller_and_nothing_else_changes(version: int) -> None:
     book = ledger(fetch_rate=1000, smooth=False)
@@ -138,6 +178,81 @@ def test_fetch_without_a_quota_passes_unchanged_but_for_the_upstream_version(ver
     assert int.from_bytes(got[6:8], "big") == min(version, 15)
     transparent = session(ledger(), rewrite=False)
     assert from_client(transparent, frame) == frame
+
+
+@pytest.mark.parametrize("version", [4, 5, 9, 11, 12, 13, 17])
+@pytest.mark.parametrize(("topics", "partitions"), [(1, 1), (1, 3000), (100, 10), (1000, 1)])
+def test_the_size_of_a_response_without_records(version: int, topics: int, partitions: int) -> None:
+    """Known from the request (its own size, its version, and how many topics it names) and the response's beginning."""
+    asked, answered = (kio_message("fetch", version, kind) for kind in ("request", "response"))
+
+    def name(number: int) -> dict[str, Any]:
+        return {"topic_id": uuid.UUID(int=number)} if version >= 13 else {"topic": f"topic-{number:06}"}
+
+    wanted = tuple(
+        asked.FetchPartition(partition=index, fetch_offset=0, partition_max_bytes=1 << 20)
+        for index in range(partitions)
+    )
+    body = encode(
+        replace(
+            decode(asked.FetchRequest, fetch_body(version)),
+            topics=tuple(asked.FetchTopic(**name(number), partitions=wanted) for number in range(topics)),
+        )
+    )
+    empty = tuple(
+        answered.PartitionData(
+            partition_index=index,
+            error_code=ErrorCode.none,
+            high_watermark=0,
+            last_stable_offset=0,
+            aborted_transactions=None,
+            records=b"",
+        )
+        for index in range(partitions)
+    )
+    more: dict[str, Any] = {"error_code": ErrorCode.none, "session_id": 0} if version >= 7 else {}
+    whole = answered.FetchResponse(
+        **more,
+        throttle_time=datetime.timedelta(0),
+        responses=tuple(answered.FetchableTopicResponse(**name(number), partitions=empty) for number in range(topics)),
+    )
+    fields = requests.parse_fetch(body, 0, len(body), version)
+    assert fields is not None
+    begun = fields.rest + 32  # of a request too large to be held, only its beginning is here
+    found = fetch_heads.of_request(body, fields, begun, len(body) - fields.rest, version)
+    answer = encode(whole)
+    assert found == pytest.approx(len(answer), abs=20)
+    assert fetch_heads.of_response(answer, 0, 64, len(answer), version) == pytest.approx(len(answer), rel=0.1, abs=20)
+    assert fetch_heads.of_response(answer, 0, 12, len(answer), version) == 0
+
+
+def test_a_fetch_of_many_partitions_gets_a_large_portion() -> None:
+    """1 000 partitions take 42 000 B of a response: with records it has about eight times that, 3.4 s at 100 kB/s."""
+    book = ledger(fetch_rate=100_000)
+    one = session(book)
+    many = fetch_body(11, partitions=dict.fromkeys(range(1000), 0))
+    sessionless = sent_request(from_client(one, request(FETCH, 11, 1, many)), 11)
+    assert sessionless.max_bytes == pytest.approx(7 * 42_000, rel=0.01)
+    # In a session, only partitions with news are named.
+    one = session(ledger(fetch_rate=100_000))
+    in_session = fetch_body(11, session_id=77, epoch=3, partitions=dict.fromkeys(range(1000), 0))
+    assert sent_request(from_client(one, request(FETCH, 11, 1, in_session)), 11).max_bytes == 100_000 - HEAD_BYTES
+    # The response shows that there are many.
+    named = struct.pack(">ihiihci", 0, 0, 77, 1, 1, b"t", 1000) + bytes(42_000)
+    from_broker(one, response(FETCH, 11, 1, named))
+    in_session = fetch_body(11, session_id=77, epoch=4)
+    assert sent_request(from_client(one, request(FETCH, 11, 2, in_session)), 11).max_bytes > 250_000
+
+
+@pytest.mark.parametrize("rest", [b"", b"\xff" * 40, b"\x7f" * 40, b"\x80" * 40])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_topics_that_are_none_have_no_impossible_size(version: int, rest: bytes) -> None:
+    body = fetch_body(version)
+    fields = requests.parse_fetch(body, 0, len(body), version)
+    assert fields is not None
+    data = body[: fields.rest] + rest
+    assert 0 <= fetch_heads.of_request(data, fields, len(data), len(rest), version) <= 2 * len(rest)
+    assert 0 <= fetch_heads.of_response(bytes(10) + rest, 0, 10 + len(rest), 50, version) <= 50
 
 
 def test_the_response_is_charged_as_kafka_does() -> None:

@@ -1,0 +1,139 @@
+"""How often a client is told to wait: Java's logs a line for each response that carries a throttle time (KAFKA-19117).
+
+Clients in a closed loop, on a simulated clock: send, read the response, wait as told, and be read after the mute.
+"""
+
+from __future__ import annotations
+
+import datetime
+import struct
+from typing import Any
+
+import pytest
+
+from proxy.session.session import Session
+from quota.entity import Kind
+from quota.ledger import Ledger
+from tests.support.session_tools import (
+    FETCH,
+    answers,
+    decode,
+    fetch_body,
+    from_broker,
+    from_client,
+    kio_message,
+    ledger,
+    produce,
+    produce_response,
+    request,
+    response,
+    session,
+)
+
+RATE = 200_000
+MINUTE_MS = 60_000.0
+
+
+class Loop:
+    """One connection of one client; `told` are the times (ms) and lengths of the throttles that responses carry."""
+
+    def __init__(self, book: Ledger) -> None:
+        self.book = book
+        self.session: Session = session(book)
+        self.now_ms = 0.0
+        self.passed = 0
+        self.throttled = 0
+        self.told: list[tuple[float, int]] = []
+
+    def note(self, throttle_ms: int) -> None:
+        """A response came; the next request is read when the mute is over."""
+        self.throttled += self.session.mute_until_ms > self.now_ms
+        if throttle_ms:
+            self.told.append((self.now_ms, throttle_ms))
+        self.now_ms = max(self.now_ms, self.session.mute_until_ms) + 1.0
+
+    def produce(self, size_bytes: int, until_ms: float) -> Loop:
+        while self.now_ms < until_ms:
+            from_client(self.session, produce(1, size_bytes), self.now_ms)
+            answer = from_broker(self.session, produce_response(1), self.now_ms)
+            self.passed += size_bytes
+            self.note(*struct.unpack_from(">i", answer, len(answer) - 4))
+        return self
+
+    def fetch(self, until_ms: float) -> Loop:
+        """A consumer without a session that always has more to read."""
+        kio = kio_message("fetch", 11, "response")
+        while self.now_ms < until_ms:
+            asked = from_client(self.session, request(FETCH, 11, 1, fetch_body(11, partitions={0: 0})), self.now_ms)
+            if asked:
+                records = max(int.from_bytes(asked[27:31], "big"), 10_000)  # max_bytes; but a whole batch at least
+                body = struct.pack(">ihii", 0, 0, 0, 0) + bytes(records)
+                from_broker(self.session, response(FETCH, 11, 1, body), self.now_ms)
+                self.passed += records
+                self.note(0)
+            else:
+                told = decode(kio.FetchResponse, answers(self.session)[8:]).throttle_time
+                self.note(told // datetime.timedelta(milliseconds=1))
+        return self
+
+    def told_in_minute(self, minute: int) -> int:
+        return sum(minute * MINUTE_MS <= at < (minute + 1) * MINUTE_MS for at, _ in self.told)
+
+
+def imposed(book: Ledger, kind: Kind) -> tuple[int, int]:
+    """(throttles, their sum in ms) by the metrics."""
+    meter = book.account("ANONYMOUS", "c").meters[kind]
+    return meter.throttled, meter.throttle_ms
+
+
+@pytest.mark.parametrize("size_bytes", [4096, 16_384, 100_000])
+def test_a_paced_producer_is_told_no_more_than_by_a_broker(size_bytes: int) -> None:
+    paced = Loop(ledger(produce_rate=RATE)).produce(size_bytes, 3 * MINUTE_MS)
+    kafka = Loop(ledger(produce_rate=RATE, smooth=False)).produce(size_bytes, 3 * MINUTE_MS)
+    assert paced.passed == pytest.approx(RATE * 180, rel=0.02)
+    for minute in range(1, 3):
+        assert 0 < paced.told_in_minute(minute) <= kafka.told_in_minute(minute)
+    # The mutes are as they are, and the metrics count all of them.
+    throttled, throttle_ms = imposed(paced.book, Kind.PRODUCE)
+    assert throttled == paced.throttled
+    assert throttle_ms == pytest.approx(170_000, rel=0.08)  # all but the first ten seconds' worth, and 1 ms each
+    assert paced.session.state.counters.throttles_told == len(paced.told)
+
+
+def test_a_paced_consumer_is_told_no_more_than_by_a_broker() -> None:
+    paced = Loop(ledger(fetch_rate=RATE)).fetch(3 * MINUTE_MS)
+    assert paced.passed == pytest.approx(RATE * 180, rel=0.02)
+    assert all(0 < paced.told_in_minute(minute) <= 6 for minute in range(1, 3))
+    throttled, _ = imposed(paced.book, Kind.FETCH)
+    assert throttled > 10 * len(paced.told)
+
+
+def test_every_long_throttle_is_told() -> None:
+    """300 000 B at 200 000 B/s: 1.5 s each."""
+    one = Loop(ledger(produce_rate=RATE)).produce(300_000, 2 * MINUTE_MS)
+    throttled, throttle_ms = imposed(one.book, Kind.PRODUCE)
+    assert (len(one.told), sum(ms for _, ms in one.told)) == (throttled, throttle_ms)
+
+
+def test_the_first_throttle_is_told_however_short() -> None:
+    one = Loop(ledger(produce_rate=RATE)).produce(4096, 12_000)
+    assert 0 < one.told[0][1] < 1000
+
+
+def test_throttles_by_kafkas_formula_are_all_told() -> None:
+    one = Loop(ledger(produce_rate=RATE, smooth=False)).produce(4096, 30_000)
+    throttled, _ = imposed(one.book, Kind.PRODUCE)
+    assert len(one.told) == throttled
+
+
+def test_request_time_is_told_beside_a_short_mute_that_is_not() -> None:
+    """A response tells the longest of the throttles that are told."""
+    one = Loop(ledger(produce_rate=RATE, request_percentage=1.0)).produce(4096, 20_000)
+    state = one.session.state
+    from_client(one.session, produce(2, 20_000), one.now_ms)
+    pending: Any = state.inflight.oldest
+    assert (pending.delay_ms > 0, pending.told_until_ms) == (True, 0.0)
+    state.impose(pending, Kind.REQUEST, 20, one.now_ms)
+    assert pending.told_until_ms == one.now_ms + 20 < pending.throttle_until_ms
+    answer = from_broker(one.session, produce_response(2), one.now_ms + 1)
+    assert struct.unpack_from(">i", answer, len(answer) - 4) == (19,)
