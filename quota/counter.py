@@ -181,8 +181,13 @@ class QuotaCounter:
     def hold(self, _connection: object, _amount: float, now: int, *, whole: bool = False) -> int:
         """How long a request of this connection that costs `amount` has to wait before it may be forwarded, because of
         the group's debt (ADR 0026); 0: it may pass. Until then the connection has a place in the queue. `whole`: it is
-        charged at once."""
+        charged at once; otherwise the connection is a :class:`quota.gate.Sender`."""
         return self.due(now) if self.pays else 0
+
+    def abandon(self, _connection: object, _size_bytes: int, _now: int) -> bool:
+        """The client of a held request has gone. Whether the request, of which `size_bytes` and what follows it have
+        been received, keeps a place: one that it shares with all others like it."""
+        return False
 
     def pass_held(self, connection: object) -> None:
         """The connection has no held request here any more."""

@@ -3,13 +3,16 @@
 A mute stops the connection that caused it. The gate holds what a mute cannot: requests of connections that have not
 been muted yet, of those that closed and reconnected, and of those whose mute was cut to `max_mute`. They wait in the
 order of arrival, one place for each connection, and pass one by one as the debt is paid at the limit's rate.
+
+Requests that are kept although their client has gone (acks=0) have one place for all of them together, so they take
+one connection's part of the limit from the live ones, however many connections they came on.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from math import ceil, inf
-from typing import Final
+from typing import Final, Protocol
 
 from quota.pacing import LARGE_MS
 
@@ -23,6 +26,51 @@ LOOK_AGAIN_FIRST_MS: Final = 10
 LATE_MS: Final = 100
 """A connection that does not ask within this time when it is next (perhaps its broker reads no more) is passed over; it
 keeps the right to go first once it asks."""
+MAX_KEPT_MS: Final = 10_000
+"""A request is kept for a client that has gone if its turn comes within this time, and no longer."""
+MAX_KEPT: Final = 32
+"""So many such requests of one group are kept at most,"""
+MAX_KEPT_BYTES: Final = 4 * 1024 * 1024
+"""with so many bytes received on their connections;"""
+MAX_KEPT_OF_ALL: Final = 256
+"""so many of all groups,"""
+MAX_KEPT_BYTES_OF_ALL: Final = 32 * 1024 * 1024
+"""with so many bytes."""
+REVIEW_MS: Final = 1000
+"""How often it is reviewed whether a claimed request still arrives."""
+LONGEST_ARRIVAL_MS: Final = 30_000
+"""A request keeps its claim while it arrives fast enough to be whole in this time: a client's usual timeout."""
+
+
+class Sender(Protocol):
+    """A connection whose request passes before all of it has arrived."""
+
+    @property
+    def missing_bytes(self) -> int:
+        """How many bytes of that request have not arrived yet."""
+
+
+class Kept:
+    """The requests of all groups that are kept although their client has gone: how many, and their bytes."""
+
+    __slots__ = ("bytes", "requests")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.bytes = 0
+
+    def take(self, size_bytes: int) -> bool:
+        """Keep one more request. False: it would be too many, or too much."""
+        if self.requests >= MAX_KEPT_OF_ALL or self.bytes + size_bytes > MAX_KEPT_BYTES_OF_ALL:
+            return False
+        self.requests += 1
+        self.bytes += size_bytes
+        return True
+
+    def give_back(self, size_bytes: int) -> None:
+        """A request of :meth:`take` is no longer kept."""
+        self.requests -= 1
+        self.bytes -= size_bytes
 
 
 class Place:
@@ -53,6 +101,9 @@ class Queue:
     def __len__(self) -> int:
         return len(self._places) + len(self._late)
 
+    def __contains__(self, connection: object) -> bool:
+        return connection in self._places or connection in self._late
+
     @property
     def waiting_ms(self) -> float:
         """The cost of all requests in the queue."""
@@ -75,6 +126,17 @@ class Queue:
         wait_ms = min(max(ceil(debt_ms + ahead_ms), LOOK_AGAIN_FIRST_MS), LOOK_AGAIN_MS)
         place.asks_at = now + wait_ms
         return wait_ms
+
+    def asks_at(self, connection: object, at: int) -> None:
+        """The connection in the queue asks again at this time, which another queue has decided."""
+        place = self._find(connection)
+        if place is not None:
+            place.asks_at = at
+
+    def cost_ms(self, connection: object) -> float | None:
+        """The cost of the connection's request; None: it has no place."""
+        place = self._find(connection)
+        return None if place is None else place.cost_ms
 
     def since(self, connection: object, now: int) -> int:
         """Since when the connection has waited; `now` if it does not wait yet."""
@@ -120,6 +182,28 @@ class Queue:
             self._late[first] = places.pop(first)
 
 
+class Claim:
+    """What a request that has passed will be charged once its last byte has arrived."""
+
+    __slots__ = ("_sender", "_since", "_size_bytes", "cost_ms", "review_at")
+
+    def __init__(self, sender: Sender, size_bytes: float, cost_ms: float, now: int) -> None:
+        self._sender = sender
+        self._size_bytes = size_bytes
+        self._since = now
+        self.cost_ms = cost_ms
+        self.review_at = now + REVIEW_MS
+
+    @property
+    def arrived(self) -> float:
+        """The part of the request that has arrived; 1: all of it, and it is charged."""
+        return max(1.0 - self._sender.missing_bytes / self._size_bytes, 0.0)
+
+    def arrives(self, now: int) -> bool:
+        """Whether the request is not whole yet, and arrives fast enough."""
+        return 1.0 > self.arrived >= (now - self._since) / LONGEST_ARRIVAL_MS
+
+
 class Gate:
     """Decides which request passes next in one group: those of ordinary size queue separately from large ones
     (`LARGE_MS`).
@@ -129,7 +213,18 @@ class Gate:
     came after it wait for that.
     """
 
-    __slots__ = ("_claimed_until", "_large", "_large_claimed_until", "_ordinary", "_promised", "_promised_ms")
+    __slots__ = (
+        "_abandoned",
+        "_abandoned_from",
+        "_claimed_until",
+        "_claims",
+        "_kept_bytes",
+        "_large",
+        "_large_claimed_until",
+        "_ordinary",
+        "_promised",
+        "_promised_ms",
+    )
 
     def __init__(self) -> None:
         # Connections that have passed: when they were told to come back, and what they are expected to send then (as
@@ -138,13 +233,20 @@ class Gate:
         self._promised_ms = 0.0
         self._ordinary = Queue()
         self._large = Queue()
+        # Connections whose client has gone. The queue itself is the place that they share in the other two.
+        self._abandoned = Queue()
+        self._abandoned_from = -inf  # the next one's turn, as a live connection would be told it
+        self._kept_bytes: dict[object, int] = {}  # received on each of those connections
         # Requests that have passed are charged when their last byte has been read. Until then they are claims, which
-        # decay with time: a request that never ends delays no other for longer than it would have taken.
+        # decay with time. A claim is for what arrives: when the connection ends, or sends too little, the claim for
+        # the bytes that are missing is released.
         self._claimed_until = -inf
         self._large_claimed_until = -inf
+        self._claims: OrderedDict[object, Claim] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._ordinary) + len(self._large)
+        shared = self._abandoned in self._ordinary or self._abandoned in self._large
+        return len(self._ordinary) + len(self._large) + len(self._abandoned) - shared
 
     def ahead_ms(self, cost_ms: float) -> float:
         """For a request of this cost that has just passed: the cost of all others that will be forwarded before its
@@ -169,36 +271,88 @@ class Gate:
             until = max(until, all_paid_at, self._large_claimed_until)
         return max(ceil(until - now - GRACE_MS), 0)
 
-    def ask(self, connection: object, cost_ms: float, paid_at: float, backlog_ms: float, now: int) -> int:
+    def ask(
+        self,
+        connection: object,
+        cost_ms: float,
+        paid_at: float,
+        backlog_ms: float,
+        now: int,
+        *,
+        arriving: tuple[Sender, float] | None = None,
+    ) -> int:
         """May this connection's request pass, while the group is in debt until `paid_at`, and owes `backlog_ms` for
         large requests beyond it? 0: yes. Otherwise ask again after that many milliseconds; until then the connection
-        has its place."""
+        has its place. `arriving`: the request is not whole yet; who sends it, and its size in bytes."""
         large = cost_ms > LARGE_MS
         queue, other = (self._large, self._ordinary) if large else (self._ordinary, self._large)
-        other.leave(connection)  # under a higher limit a large request becomes an ordinary one
-        self._keep_promises(connection, now)
+        expected = self._keep_promises(connection, now)
+        self._review_claims(now)
         paid_at = max(paid_at, self._claimed_until)
         debt_ms = paid_at - now - GRACE_MS
+        abandoned = self._abandoned if connection in self._abandoned else None
+        if abandoned is not None:
+            if not abandoned.is_first(connection, now) or now < self._abandoned_from:
+                return abandoned.enter(connection, cost_ms, max(debt_ms, self._abandoned_from - now), now)
+        elif len(self._abandoned) and not expected and connection not in queue:
+            debt_ms = max(debt_ms, LOOK_AGAIN_FIRST_MS)  # in a moment it shows whether this client has gone as well
+        place = connection if abandoned is None else abandoned
+        other.leave(place)  # under a higher limit a large request becomes an ordinary one
         if large:
             debt_ms = max(debt_ms + backlog_ms, self._large_claimed_until - now - GRACE_MS)
-        elif not backlog_ms and self._large.first_since(now) <= queue.since(connection, now):
+        elif not backlog_ms and self._large.first_since(now) <= queue.since(place, now):
             debt_ms = max(debt_ms, LOOK_AGAIN_FIRST_MS)  # a large request goes first
-        if debt_ms > 0 or not queue.is_first(connection, now):
-            return queue.enter(connection, cost_ms, debt_ms, now)
-        queue.leave(connection)
+        if debt_ms > 0 or not queue.is_first(place, now):
+            wait_ms = queue.enter(place, cost_ms, debt_ms, now)
+            if abandoned is not None:
+                abandoned.asks_at(connection, now + wait_ms)
+            return wait_ms
+        queue.leave(place)
         self._claimed_until = paid_at + min(cost_ms, LARGE_MS)
         if large:
             self._large_claimed_until = paid_at + cost_ms
-        else:
+        if abandoned is not None:
+            self._forget(connection)
+            self._abandoned_from = max(paid_at, now) + self._ordinary.waiting_ms + self._promised_ms + cost_ms
+        elif not large:
             self._promised_ms += cost_ms
             self._promised[connection] = (max(paid_at, now) + self.ahead_ms(cost_ms) + cost_ms, cost_ms)
+        if arriving is not None:
+            self._claims[connection] = Claim(*arriving, cost_ms, now)
         return 0
+
+    def abandon(self, connection: object, size_bytes: int, paid_at: float, backlog_ms: float, now: int) -> bool:
+        """The client of this held request has gone, but the request is to be forwarded in its turn: the connection
+        shares one place with all others like it. False: its turn is too far away (`MAX_KEPT_MS`), it has no place, or
+        too much is kept. `size_bytes` have been received on the connection; debts are those of :meth:`ask`."""
+        kept = self._kept_bytes
+        if len(kept) >= MAX_KEPT or sum(kept.values()) + size_bytes > MAX_KEPT_BYTES:
+            return False
+        queue = self._ordinary if connection in self._ordinary else self._large
+        cost_ms = queue.cost_ms(connection)
+        if cost_ms is None:
+            return False
+        debt_ms = max(paid_at, self._claimed_until) - now
+        if queue is self._large:
+            debt_ms = max(debt_ms + backlog_ms, self._large_claimed_until - now)
+        # All others take a turn before each of the abandoned ones.
+        others_ms = self._ordinary.waiting_ms + self._large.waiting_ms - cost_ms
+        turn_ms = max(debt_ms, 0.0) + self._abandoned.waiting_ms + others_ms * (len(self._abandoned) + 1)
+        if turn_ms > MAX_KEPT_MS:
+            return False
+        queue.leave(connection)
+        self._abandoned.enter(connection, cost_ms, debt_ms, now)
+        kept[connection] = size_bytes
+        return True
 
     def rescale(self, factor: float, now: int) -> None:
         """The limit has changed from L to L / `factor`: claims, promises and queued costs are bytes, which take
         `factor` times as many milliseconds of the new limit. 100 kB are 10 s at 10 kB/s, and 1 s at 100 kB/s (0.1)."""
-        self._ordinary.rescale(factor)
-        self._large.rescale(factor)
+        for queue in (self._ordinary, self._large, self._abandoned):
+            queue.rescale(factor)
+        for claim in self._claims.values():
+            claim.cost_ms *= factor
+        self._abandoned_from = _later(self._abandoned_from, factor, now)
         self._claimed_until = _later(self._claimed_until, factor, now)
         self._large_claimed_until = _later(self._large_claimed_until, factor, now)
         self._promised_ms *= factor
@@ -209,21 +363,56 @@ class Gate:
         """The connection ends, or has nothing to wait for any more."""
         self._ordinary.leave(connection)
         self._large.leave(connection)
+        self._forget(connection)
+        if not len(self._abandoned):
+            self._ordinary.leave(self._abandoned)
+            self._large.leave(self._abandoned)
         self._break_promise(connection)
+        self._release(connection)
 
-    def _break_promise(self, connection: object) -> None:
+    def _forget(self, connection: object) -> None:
+        self._abandoned.leave(connection)
+        self._kept_bytes.pop(connection, None)
+
+    def _release(self, connection: object) -> None:
+        """The claim, if any, ends; what has arrived is charged, and what is missing will not arrive."""
+        claim = self._claims.pop(connection, None)
+        if claim is None:
+            return
+        arrived_ms = claim.cost_ms * claim.arrived
+        self._claimed_until -= min(claim.cost_ms, LARGE_MS) - min(arrived_ms, LARGE_MS)
+        if claim.cost_ms > LARGE_MS:
+            self._large_claimed_until -= claim.cost_ms - arrived_ms
+
+    def _review_claims(self, now: int) -> None:
+        """Release the claims of requests that hardly arrive."""
+        claims = self._claims
+        while claims:
+            connection, claim = next(iter(claims.items()))
+            if now < claim.review_at:
+                return
+            if claim.arrives(now):
+                claim.review_at = now + REVIEW_MS
+                claims.move_to_end(connection)
+            else:
+                self._release(connection)
+
+    def _break_promise(self, connection: object) -> bool:
         promised = self._promised.pop(connection, None)
         if promised is not None:
             self._promised_ms = self._promised_ms - promised[1] if self._promised else 0.0
+        return promised is not None
 
-    def _keep_promises(self, connection: object, now: int) -> None:
-        """The connection has come back. Others that should have by now, and have not, are waited for no longer."""
-        self._break_promise(connection)
+    def _keep_promises(self, connection: object, now: int) -> bool:
+        """The connection has come back; returns whether it was expected. Others that should have come by now, and have
+        not, are waited for no longer."""
+        expected = self._break_promise(connection)
         while self._promised:
             other, (back_at, _) = next(iter(self._promised.items()))
             if now <= back_at + LATE_MS:
-                return
+                break
             self._break_promise(other)
+        return expected
 
 
 def _later(until: float, factor: float, now: int) -> float:

@@ -15,6 +15,7 @@ from quota.counter import NO_HOLD, NOT_LIMITED, FetchAdmission, Hold, LedgerSett
 from quota.counter_store import EXPIRE_AFTER_MS, CounterStore
 from quota.decisions import Decisions
 from quota.entity import ANONYMOUS, CounterKey, Identity, Kind, bounded_name
+from quota.gate import Kept
 from quota.mutation import BucketCounter
 from quota.table import Candidate, Entry, QuotaTable
 from quota.trial import Trial
@@ -176,6 +177,8 @@ class Ledger:
         """Admissions with a reservation that were not settled yet, of all groups."""
         self.fleet: Shares | None = None
         """Sets limits of a whole fleet to this instance's share; None: each limit is this instance's own."""
+        self.kept: Final = Kept()
+        """Held requests whose clients have gone, of all groups."""
         self.decisions: Final = Decisions()
         """The last throttles and their causes."""
 
@@ -253,8 +256,8 @@ class Ledger:
         """Whether a request of this connection may be forwarded now, before anything is charged (ADR 0026).
 
         `amount` is its future charge; 0 for request time, which is not known before. `whole`: it is charged at once, as
-        all of it has arrived. Ask again after `wait_ms`. The connection keeps a place in the queue of `group` until it
-        passes or :meth:`QuotaCounter.pass_held` is called.
+        all of it has arrived; otherwise the connection is a :class:`quota.gate.Sender`. Ask again after `wait_ms`. The
+        connection keeps a place in the queue of `group` until it passes or :meth:`QuotaCounter.pass_held` is called.
         """
         group = self._group(account, kind, int(now_ms))
         return NO_HOLD if group is None else Hold(group.hold(connection, amount, int(now_ms), whole=whole), group)

@@ -1,12 +1,12 @@
 """A shared counter of bytes or busy time: Kafka's sampled window, with our pacing for bytes (ADR 0004)."""
 
 from math import inf
-from typing import Final
+from typing import Final, cast
 
 from quota.counter import NO_LINE, NOT_LIMITED, FetchAdmission, LedgerSettings, Line, QuotaCounter
 from quota.entity import CounterKey, Kind
 from quota.fetch_sizer import HEAD_BYTES, SHORTEST_MS, FetchSizer
-from quota.gate import GRACE_MS, Gate
+from quota.gate import GRACE_MS, Gate, Sender
 from quota.pacing import CROWDING, FETCH_TOLERANCE_MS, LARGE_MS, PLENTY, SLACK_MS, TOLERANCE_MS, Pacer
 from quota.rate import MAX_THROTTLE_MS, SampledRate, round_half_up, throttle_ms
 from quota.table import Limit
@@ -313,9 +313,18 @@ class WindowCounter(QuotaCounter):
         cost_ms = (amount or self._typical or 0.0) * self._scale / limit * 1000.0
         if pacer.active:
             pacer.pay_backlog(now)
-        wait_ms = gate.ask(connection, cost_ms, *self._debts(limit, now), now)
+        arriving = None if whole or not amount else (cast(Sender, connection), amount)
+        wait_ms = gate.ask(connection, cost_ms, *self._debts(limit, now), now, arriving=arriving)
         # A share may be larger in a second: no connection waits longer before it asks again.
         return min(wait_ms, ASK_AGAIN_MS) if self.fleet else wait_ms
+
+    def abandon(self, connection: object, size_bytes: int, now: int) -> bool:
+        """See :meth:`QuotaCounter.abandon`."""
+        limit, gate = self.limit, self._gate
+        if limit is None or gate is None:
+            return False
+        now = max(now, self.last_ms)
+        return gate.abandon(connection, size_bytes, *self._debts(limit, now), now)
 
     def _debts(self, limit: float, now: int) -> tuple[float, float]:
         """Until when the group is in debt, and its debt beyond that for large requests."""

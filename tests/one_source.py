@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import random
+from types import SimpleNamespace
 from typing import Any
 
 from quota import compiled
@@ -68,7 +69,7 @@ def case(seed: int, operations: int = 150) -> str:
     ledger = Ledger(table(rng), smooth=rng.random() < 0.7, max_throttle_ms=cap, num_samples=rng.choice([1, 2, 11]))
     now_ms = rng.choice([0.0, 12_345.678])
     out: list[tuple[Account, FetchAdmission]] = []
-    connections = [object() for _ in range(4)]
+    connections = [SimpleNamespace(missing_bytes=1000 * number) for number in range(4)]
     for _ in range(operations):
         now_ms = max(0.0, now_ms + rng.choice(STEPS_MS))
         account = ledger.account("u", rng.choice("ab"))

@@ -35,11 +35,11 @@ class ThrottleComplianceProbe:
         self._times = times if self.mute_ms >= MIN_PROBED_MS else []
         self.next_poll_s = self._times[0] if self._times else math.inf
 
-    def poll(self, now_s: float) -> bool:
-        """Look if it is time; True once both looks have been made."""
+    def poll(self, now_s: float, read_bytes: int) -> bool:
+        """Look if it is time; True once both looks have been made. `read_bytes` have been read on the connection."""
         if now_s < self.next_poll_s:
             return False
-        here = unread_bytes(self._sock)
+        here = read_bytes + unread_bytes(self._sock)
         if self.next_poll_s == self._times[0] and now_s < self._times[1]:
             self._first, self.next_poll_s = here, self._times[1]
             return False

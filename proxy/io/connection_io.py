@@ -32,6 +32,16 @@ LARGE_FETCH_BYTES: Final = 262_144
 HEAD_BYTES: Final = 4096
 """After a fetch response larger than the former, no more than the latter is read of the next one at first: it is
 probably large as well, so its head is enough here and the kernel moves the rest."""
+MAX_READ_AHEAD_BYTES: Final = 1 << 20
+"""So much may be read of what a client has sent although it is muted or its request is held: when more lies unread
+than the receive window holds, the end of the connection lies behind it."""
+MAX_READ_AHEAD_BYTES_OF_ALL: Final = 64 << 20
+"""All connections read ahead so much at most; none more than a quarter of what is left of it, so some is always left
+for others."""
+MIN_UNREAD_BYTES: Final = 32_768
+"""With less unread the receive window is open, and a client's end is reported without a read."""
+MIN_MUTE_READ_AHEAD_MS: Final = 1000.0
+"""In shorter mutes nothing is read ahead: nobody waits long for a client that has gone."""
 # In compiled code these are C numbers (see the .pxd).
 _FULL: Final = int(ClientState.FULL)
 _LOGIN: Final = int(ClientState.LOGIN)
@@ -60,12 +70,15 @@ class Shared:
     reactor: Reactor
     """Reports readable sockets."""
     close_log: CloseLogLimiter
+    ahead_bytes: int = 0
+    """Read ahead by all connections (`MAX_READ_AHEAD_BYTES`)."""
 
 
 class ConnectionIO:
     """What one connection pair does when one of its sockets is ready."""
 
     __slots__ = (
+        "_ahead_bytes",
         "_answers",
         "_buffer",
         "_clock",
@@ -119,6 +132,8 @@ class ConnectionIO:
         """Watches a mute, if it is long enough."""
         self.is_held = False
         """The next request is held because its group is in debt; the connection is counted among the held ones."""
+        self._ahead_bytes = 0
+        """The backlog as counted in `Shared.ahead_bytes`."""
         self.last_activity_s = now_s
 
     def connected(self, broker: Endpoint, watch: Watch) -> None:
@@ -247,40 +262,76 @@ class ConnectionIO:
 
     def _stay_muted(self, now_s: float) -> StopReason | None:
         """The mute's deadline has not come: read nothing, and come back then. ENDED if the client has gone."""
-        session, watch, sock = self.session, self.client_watch, self.client.sock
+        session, watch = self.session, self.client_watch
         compliance, deadline_s = self.compliance, self._state.mute_until_ms / 1000.0
         held = self._state.held
         if held is not None:
-            return self._stay_held(held, deadline_s)
+            return self._stay_held(held, now_s, deadline_s)
         if compliance is None:
             self._shared.counters.connections_muted += 1
             # Only what the client was told to wait for: a client that was told nothing ignores nothing.
             told_s = min(deadline_s, self._state.told_until_ms / 1000.0)
-            compliance = self.compliance = ThrottleComplianceProbe(sock, now_s, told_s)
+            compliance = self.compliance = ThrottleComplianceProbe(self.client.sock, now_s, told_s)
+        if compliance.mute_ms >= MIN_MUTE_READ_AHEAD_MS:
+            self._read_ahead(now_s, MIN_UNREAD_BYTES)
+        self._count_backlog()
         self._check_compliance(compliance, now_s)
         if self._state.draining and session.client_at_boundary:
             return StopReason.ENDED
-        # Requests that the client sent before it closed (acks=0!) are still read, after the mute.
-        if watch.over and not session.has_backlog and not unread_bytes(sock):
-            return StopReason.ENDED
+        if watch.over:
+            self._state.client_gone()
+            if not (session.has_backlog or self._unforwarded_bytes()):
+                return StopReason.ENDED
         watch.come_back(min(deadline_s, compliance.next_poll_s))
         return None
 
-    def _stay_held(self, held: Held, deadline_s: float) -> StopReason | None:
+    def _stay_held(self, held: Held, now_s: float, deadline_s: float) -> StopReason | None:
         """As `_stay_muted`, while a request is held because its group is in debt. The client was not told to wait, so
         its compliance is not recorded."""
         if not self.is_held:
             self.unmute()
             self.is_held = True
             self._shared.counters.connections_waiting += 1
+        self._read_ahead(now_s, 0 if self._state.missing_bytes else MIN_UNREAD_BYTES)
+        self._count_backlog()
+        held.all_read = not unread_bytes(self.client.sock)
+        if self._state.draining:
+            return StopReason.ENDED
         # A client sends a request that was not forwarded again, on another connection.
-        if self._state.draining or (self.client_watch.over and not held.kept):
+        if self.client_watch.over and not self._state.keeps(self._unforwarded_bytes(), now_s * 1000.0):
             return StopReason.ENDED
         self.client_watch.come_back(deadline_s)
         return None
 
+    def _read_ahead(self, now_s: float, more_than: int) -> None:
+        """If more than so many bytes are unread, read once what the client has sent, into the backlog."""
+        requests, watch, shared = self._requests, self.client_watch, self._shared
+        if watch.readable and not requests.walker.skip and unread_bytes(self.client.sock) > more_than:
+            left = (MAX_READ_AHEAD_BYTES_OF_ALL - shared.ahead_bytes + self._ahead_bytes) // 4
+            wanted = min(min(MAX_READ_AHEAD_BYTES, left) - requests.backlog_bytes, len(self._buffer))
+            if wanted > 0:
+                try:
+                    received = self.client.receive(self._buffer, wanted)
+                except OSError:
+                    received = 0  # reset: what has been read is all that came
+                if received > 0:
+                    self.last_activity_s = now_s
+                    requests.read_ahead(self._buffer, received)
+                    watch.go_on_later()
+                elif received == 0:
+                    watch.over = True
+
+    def _count_backlog(self) -> None:
+        ahead_bytes = self._requests.backlog_bytes
+        self._shared.ahead_bytes += ahead_bytes - self._ahead_bytes
+        self._ahead_bytes = ahead_bytes
+
+    def _unforwarded_bytes(self) -> int:
+        """What the client has sent and was not forwarded."""
+        return self._requests.backlog_bytes + unread_bytes(self.client.sock)
+
     def _check_compliance(self, compliance: ThrottleComplianceProbe, now_s: float) -> None:
-        if compliance.poll(now_s) and compliance.in_time(self._clock.now_s()):
+        if compliance.poll(now_s, self._state.client_bytes) and compliance.in_time(self._clock.now_s()):
             self.session.note_mute(compliance.mute_ms, ignored=compliance.ignored)
 
     def unmute(self) -> None:
@@ -291,6 +342,8 @@ class ConnectionIO:
         if self.is_held:
             self.is_held = False
             self._shared.counters.connections_waiting -= 1
+        self._shared.ahead_bytes -= self._ahead_bytes
+        self._ahead_bytes = 0
 
     # ---- broker -> client -------------------------------------------------------------------------------------------
 

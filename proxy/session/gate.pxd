@@ -14,7 +14,7 @@ cdef int _FETCH, _PRODUCE
 @cython.locals(api_key=cython.int, ledger=LedgerType, meter=MeterType, group=QuotaCounterType, produce=cython.bint,
                asks=cython.bint, gates=dict, kinds=tuple)
 cpdef bint lets_through(SessionStateType state, AccountType account, RequestHeader header, object buf, Py_ssize_t end,
-                        bint whole, double now_ms) except -1
+                        long long missing, double now_ms) except -1
 
 @cython.locals(account=AccountType, admission=FetchAdmissionType)
 cpdef bint admits_unshaped(SessionStateType state, InFlightRequestType pending, double now_ms) except -1

@@ -19,8 +19,6 @@ from proxy.wire.topics import STRICT_FROM
 from quota.entity import Kind
 from quota.ledger import Account
 
-MAX_KEPT_MS: Final = 10_000
-"""Requests without an answer (acks=0) are kept for a client that has closed, if they are due within this time."""
 # Aliases of enum members: looking one up through the enum takes longer than what is done with it.
 PRODUCED: Final = Kind.PRODUCE
 MUTATED: Final = Kind.MUTATION
@@ -36,6 +34,12 @@ GATES: Final[dict[int, tuple[Kind, ...]]] = {
 }
 """The quotas that hold requests of an API. All others are held for request time alone, and fetches by their own quota
 (`proxy.session.fetch`)."""
+FOR_THE_ANSWER: Final = {PRODUCE: Kind.PRODUCE, FETCH: Kind.FETCH, SHARE_FETCH: Kind.FETCH}
+"""Requests that are dropped when their client closes while it is muted or they are held, as it cannot read the answer
+any more and sends them again elsewhere; of Produce those with acks other than 0. Others (LeaveGroup, EndTxn) are
+forwarded in their turn."""
+DROPPED_MS: Final = 1000
+"""How long such a request is held at most."""
 # Compared for each request or response: C numbers in compiled code (see the .pxd).
 _PRODUCE: Final = PRODUCE
 _FETCH: Final = FETCH
@@ -49,11 +53,11 @@ def lets_through(
     header: requests.RequestHeader,
     buf: bytearray | memoryview,
     end: int,
-    whole: bool,
+    missing: int,
     now_ms: float,
 ) -> bool:
-    """Whether the request in `buf`, of which the bytes up to `end` have arrived (`whole`: all of it), may be forwarded.
-    If not, `state.mute_until_ms` is when to ask again."""
+    """Whether the request in `buf`, of which the bytes up to `end` have arrived and `missing` bytes have not, may be
+    forwarded. If not, `state.mute_until_ms` is when to ask again. Raises WireError if it is malformed."""
     api_key, ledger = header.api_key, state.ledger
     gates = GATES
     # The two that make up nearly all traffic are recognised without a lookup.
@@ -61,19 +65,30 @@ def lets_through(
         kinds = PRODUCE_GATES
     else:
         kinds = ONLY_REQUEST_TIME if api_key == _FETCH else gates.get(api_key, ONLY_REQUEST_TIME)
+    if state.gone and api_key in FOR_THE_ANSWER and not _unanswered(header, buf, end):
+        state.hold(FOR_THE_ANSWER[api_key], None, DROPPED_MS, now_ms)  # the connection's I/O drops it, and ends
+        return False
     for kind in kinds:
         meter = account.meter(kind)
         group = meter.group
         produce = kind is PRODUCED
         # A new client, or one with new limits, may get a counter that is already in debt.
         asks = meter.generation != ledger.generation or (group is not None and group.may_hold)
-        if not asks and not (produce and (not whole or state.owed_until_ms)):
+        if not asks and not (produce and (missing or state.owed_until_ms)):
             continue
         if kind is MUTATED and header.api_version >= STRICT_FROM[api_key]:
             continue  # its interceptor refuses it topic by topic
-        amount = header.size if produce else 0
-        wait_ms, group = ledger.hold(account, kind, state, amount, now_ms, whole=whole)
+        amount = 0
         if produce:
+            amount = header.size
+            state.due_bytes = state.client_bytes + missing
+            if missing and group is not None and state.held is not None and state.held.all_read:
+                group.pass_held(state)  # nothing more of it arrives: it counts, and has a place, for what is here
+                amount -= missing
+        wait_ms, group = ledger.hold(account, kind, state, amount, now_ms, whole=not missing)
+        if produce:
+            if state.promised is not None and state.promised is not group:
+                state.promised.pass_held(state)
             state.promised = group
             wait_ms = max(wait_ms, state.put_off_ms(now_ms))
         if wait_ms <= 0 or group is None:
@@ -81,12 +96,16 @@ def lets_through(
         if state.may_renew(now_ms) and group.renews(header.size, int(now_ms)):
             group.pass_held(state)
             continue
-        wants_answer = not produce or requests.produce_acks(buf, header.body, end, header.api_version) != 0
-        state.hold(kind, group, wait_ms, now_ms, kept=not wants_answer and wait_ms <= MAX_KEPT_MS)
+        state.hold(kind, group, wait_ms, now_ms, unanswered=produce and _unanswered(header, buf, end))
         return False
     if state.held is not None and api_key not in (FETCH, SHARE_FETCH):  # those may still be held by their own quota
         state.end_hold(account, api_key, header.size, now_ms)
     return True
+
+
+def _unanswered(header: requests.RequestHeader, buf: bytearray | memoryview, end: int) -> bool:
+    """Whether this is a Produce request whose client expects no answer (acks=0); False if it cannot be told yet."""
+    return header.api_key == PRODUCE and requests.produce_acks(buf, header.body, end, header.api_version) == 0
 
 
 def admits_unshaped(state: SessionState, pending: InFlightRequest, now_ms: float) -> bool:

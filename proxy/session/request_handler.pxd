@@ -42,7 +42,7 @@ cdef class RequestHandler(FrameInspector):
     cpdef Py_ssize_t inspect(self, object buf, Py_ssize_t start, Py_ssize_t end, list out) except? -1
     @cython.locals(walker=FrameWalker, now_ms=cython.double, header=RequestHeader, here=cython.Py_ssize_t,
                    total=cython.Py_ssize_t, api_key=cython.int, version=cython.int, account=AccountType,
-                   state=SessionStateType, pending=InFlightRequestType, whole=cython.bint, answered=cython.bint,
+                   pending=InFlightRequestType, answered=cython.bint,
                    wanted=cython.Py_ssize_t)
     cpdef Py_ssize_t _inspect(self, object buf, Py_ssize_t start, Py_ssize_t end, list out) except? -1
     @cython.locals(state=SessionStateType, now_ms=cython.double, account=AccountType, version=cython.int,

@@ -224,8 +224,25 @@ class RequestHandler(FrameInspector):
         if backlog is not None:
             view = memoryview(backlog)
             walked = self._walk(view, len(view), now_ms, backlog)
-            out += [view[: self.walker.taken]] if walked is None else walked
+            if walked is not None:
+                out += walked
+            elif self.walker.taken:
+                out.append(view[: self.walker.taken])
         return out
+
+    def read_ahead(self, view: memoryview, end: int) -> None:
+        """Put the first `end` bytes of a view, read while the client is muted or its request is held, behind what is in
+        the backlog. Not inside a request."""
+        self._state.client_bytes += end
+        if self._backlog is None:
+            self._backlog = bytearray()
+        self._backlog += view[:end]
+        self.walker.stopped = True  # the backlog is next
+
+    @property
+    def backlog_bytes(self) -> int:
+        """How many bytes have been read and not been inspected."""
+        return 0 if self._backlog is None else len(self._backlog)
 
     def take(self, view: memoryview, end: int, now_ms: float) -> list[Buffer] | None:
         """Process the first `end` bytes of a view, which were read from the client. Returns the buffers to send to the
@@ -318,9 +335,8 @@ class RequestHandler(FrameInspector):
         if account is None:
             pending = in_flight.new_in_flight(header.correlation_id, api_key, version, UNAUTHENTICATED, now_ms)
             return self.before.ask(pending, bytes(buf[start : start + here]), total, self._take_again, out)
-        state, whole = self._state, here == total
         if account is not UNAUTHENTICATED and not gate.lets_through(
-            state, account, header, buf, start + here, whole, now_ms
+            self._state, account, header, buf, start + here, total - here, now_ms
         ):
             walker.stopped = True
             return 0

@@ -19,10 +19,10 @@ cdef class SessionState:
     cdef public RequestCounts _counted
     cdef public object authenticated, claim, counters, cpu_ms, held, interceptors, logins, outcome, promised
     cdef public object translate, waiting, wake
-    cdef public bint _passes_again, client_waits, connecting, draining
+    cdef public bint _passes_again, client_waits, connecting, draining, gone
     cdef public Py_ssize_t max_in_flight
     cdef public object _passes_from
-    cdef public long long client_bytes, held_bytes
+    cdef public long long client_bytes, due_bytes, held_bytes
     cdef public double broker_mute_until_ms, expire_ms, mute_until_ms, owed_until_ms, renew_ms, told_until_ms, _tell_again_ms
 
     cpdef int client_state(self, double now_ms) except -1

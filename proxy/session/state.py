@@ -19,6 +19,7 @@ from proxy.wire.apis import FETCH, PRODUCE
 from proxy.wire.schema import APIS
 from quota.counter import QuotaCounter
 from quota.entity import Kind
+from quota.gate import MAX_KEPT_MS
 from quota.ledger import Account, Ledger
 
 
@@ -108,8 +109,14 @@ class Held:
     group: QuotaCounter | None
     """The group in whose queue the connection has its place."""
     since_ms: float
-    kept: bool = False
-    """It is forwarded when it is due even if the client has closed: it expects no answer (acks=0)."""
+    unanswered: bool = False
+    """It expects no answer (acks=0): it is forwarded in its turn even if the client has closed."""
+    all_read: bool = False
+    """Everything that the client has sent so far has been read."""
+    kept_bytes: int | None = None
+    """The client has closed, and the request is kept: this was received on the connection and not forwarded,"""
+    kept_until_ms: float = 0.0
+    """and it is dropped at this time."""
 
 
 class SessionState:
@@ -129,7 +136,9 @@ class SessionState:
         "counters",
         "cpu_ms",
         "draining",
+        "due_bytes",
         "expire_ms",
+        "gone",
         "held",
         "held_bytes",
         "inflight",
@@ -202,7 +211,11 @@ class SessionState:
         self._passes_again = True
         """The second such time of this session is still available."""
         self.client_bytes = 0
-        """Bytes received from the client."""
+        """Bytes received from the client,"""
+        self.due_bytes = 0
+        """and how many it will be when the latest Produce request that the gate was asked about is whole."""
+        self.gone = False
+        """The client has closed its side while it was muted or its request was held."""
         self.told_until_ms = 0.0
         """The end of the latest throttle that a response tells the client."""
         self._tell_again_ms = -math.inf
@@ -321,24 +334,61 @@ class SessionState:
         self.mute_until_ms = max(self.mute_until_ms, until_ms)
 
     def hold(
-        self, kind: Kind, group: QuotaCounter | None, wait_ms: float, now_ms: float, *, kept: bool = False
+        self, kind: Kind, group: QuotaCounter | None, wait_ms: float, now_ms: float, *, unanswered: bool = False
     ) -> None:
         """Do not read the client for `wait_ms`: its next request waits in `group`'s queue."""
         held = self.held
         if held is None:
-            self.held = Held(kind, group, now_ms, kept)
+            held = self.held = Held(kind, group, now_ms)
         elif held.group is not group:
             if held.group is not None:
                 held.group.pass_held(self)
             held.kind, held.group = kind, group
+        held.unanswered = unanswered
         until_ms = now_ms + wait_ms
         if now_ms < self.renew_ms < until_ms:
             until_ms = self.renew_ms  # it may pass then
         self.mute_until_ms = max(self.mute_until_ms, until_ms)
 
+    @property
+    def missing_bytes(self) -> int:
+        """How many bytes of the latest Produce request that the gate was asked about have not arrived yet."""
+        return max(self.due_bytes - self.client_bytes, 0)
+
+    def client_gone(self) -> None:
+        """The client has closed its side: others do not wait for its next request."""
+        if not self.gone:
+            self.gone = True
+            if self.promised is not None and self.held is None:
+                self.promised.pass_held(self)
+
+    def keeps(self, size_bytes: int, now_ms: float) -> bool:
+        """Whether the held request of a client that has gone is kept until its turn: if it expects no answer and is
+        whole, its turn comes soon, and not too much is kept. `size_bytes` have been received and not forwarded."""
+        held = self.held
+        self.client_gone()
+        if held is None or not held.unanswered or (held.all_read and self.missing_bytes):
+            return False
+        if held.kept_bytes is not None:
+            return now_ms < held.kept_until_ms
+        kept = self.ledger.kept
+        if held.group is None or not kept.take(size_bytes):
+            return False
+        if not held.group.abandon(self, size_bytes, int(now_ms)):
+            kept.give_back(size_bytes)
+            return False
+        held.kept_bytes, held.kept_until_ms = size_bytes, now_ms + MAX_KEPT_MS
+        return True
+
+    def _take_held(self) -> Held | None:
+        held, self.held = self.held, None
+        if held is not None and held.kept_bytes is not None:
+            self.ledger.kept.give_back(held.kept_bytes)
+        return held
+
     def end_hold(self, account: Account, api_key: int, amount: float, now_ms: float) -> None:
         """The held request is forwarded now: record how long it has waited."""
-        held, self.held = self.held, None
+        held = self._take_held()
         if held is None:
             return
         if held.group is not None and held.group is not self.promised:
@@ -348,7 +398,7 @@ class SessionState:
 
     def close(self) -> None:
         """The connection ends: give up its place in any queue."""
-        held, self.held = self.held, None
+        held = self._take_held()
         for group in (None if held is None else held.group, self.promised):
             if group is not None:
                 group.pass_held(self)

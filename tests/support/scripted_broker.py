@@ -47,11 +47,14 @@ class ScriptedBroker:
     """Port that it names as its own in Metadata."""
     received: list[bytes] = field(default_factory=list)
     streams: list[trio.SocketStream] = field(default_factory=list)
+    accepted: int = 0
+    """Connections made to it."""
     tls: ssl.SSLContext | None = None
     """It is spoken to by TLS."""
 
     async def serve_quietly(self, stream: trio.SocketStream) -> None:
         """As `serve`; that the sidecar hangs up in the middle is part of some tests."""
+        self.accepted += 1
         with suppress(trio.BrokenResourceError):
             if self.tls is None:
                 await self.serve(stream)

@@ -85,7 +85,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def look(probe: ThrottleComplianceProbe, now_s: float, took_s: float = 0.0) -> bool:
     """Whether a look at `now_s` that takes `took_s` brings a verdict."""
-    return probe.poll(now_s) and probe.in_time(now_s + took_s)
+    return probe.poll(now_s, 0) and probe.in_time(now_s + took_s)
 
 
 @pytest.mark.parametrize(("before", "after", "ignored"), [(b"", b"", False), (b"x", b"", False), (b"x", b"y", True)])

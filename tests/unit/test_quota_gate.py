@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 
 from quota.entity import DEFAULT, Kind
-from quota.gate import GRACE_MS, LATE_MS, LOOK_AGAIN_MS, Gate, Queue
+from quota.gate import GRACE_MS, LATE_MS, LOOK_AGAIN_MS, MAX_KEPT, MAX_KEPT_BYTES, MAX_KEPT_MS, REVIEW_MS, Gate, Queue
 from quota.ledger import Ledger
 from quota.pacing import LARGE_MS
 from quota.table import Entry, QuotaTable
@@ -44,6 +45,24 @@ class Loop:
         return sum(each for _, each in after[:-1]) / (self.limit * (after[-1][0] - after[0][0]) / 1000)
 
 
+@dataclass(eq=False)
+class Socket:
+    """A connection, and the request that arrives on it at an even pace."""
+
+    clock_ms: list[float] = field(default_factory=lambda: [0.0])
+    size: float = 0
+    begun_ms: float = 0
+    takes_ms: float = 0
+
+    def begin(self, size: float, takes_ms: float) -> None:
+        self.size, self.begun_ms, self.takes_ms = size, self.clock_ms[0], takes_ms
+
+    @property
+    def missing_bytes(self) -> int:
+        arrived = (self.clock_ms[0] - self.begun_ms) / self.takes_ms if self.takes_ms else 1
+        return int(self.size * max(1 - arrived, 0))
+
+
 def ledger_of(limit: float, **settings: object) -> Ledger:
     return Ledger(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=limit)]), **settings)  # type: ignore[arg-type]
 
@@ -63,7 +82,8 @@ def closed_loop(
     ledger = of or ledger_of(limit, max_throttle_ms=120_000)
     account = ledger.account("u", "c")
     loop = Loop(limit)
-    sockets = {number: object() for number in range(connections)}
+    clock_ms = [0.0]
+    sockets = {number: Socket(clock_ms) for number in range(connections)}
     since: dict[int, float] = {}
     events: list[tuple[float, int, str]] = [(0.0, number, "head") for number in range(connections)]
     while events:
@@ -71,8 +91,10 @@ def closed_loop(
         if now > seconds * 1000:
             break
         amount = size(number) if callable(size) else size
+        clock_ms[0] = now
         if what == "head":
             since.setdefault(number, now)
+            sockets[number].begin(amount, streams_ms)
             wait_ms = ledger.hold(account, PRODUCE, sockets[number], amount, now, whole=not streams_ms).wait_ms
             if wait_ms:
                 assert wait_ms <= LOOK_AGAIN_MS
@@ -86,7 +108,7 @@ def closed_loop(
         loop.forwarded.append((now, number, amount))
         if reconnects:
             ledger.pass_held(account, PRODUCE, sockets[number])
-            sockets[number] = object()
+            sockets[number] = Socket(clock_ms)
             delay_ms = 1
         heapq.heappush(events, (now + max(delay_ms, 1), number, "head"))
     return loop
@@ -147,17 +169,34 @@ def test_what_is_on_its_way_through_counts_before_it_is_charged() -> None:
     assert loop.rate(11, 111) <= 1.05
 
 
-def test_a_request_that_never_ends_holds_up_no_other_for_long() -> None:
+def test_a_claim_lasts_while_the_request_arrives() -> None:
+    """At 1 MB/s: 9.9 MB are announced, so 11 s of others do not fit. Of a slow one 12 % arrive in 5 s."""
+    for takes_ms, waits in ((math.inf, False), (200_000, False), (40_000, False), (20_000, True)):
+        ledger = ledger_of(1 * MB)
+        account = ledger.account("u", "c")
+        sender = Socket()
+        sender.begin(9.9 * MB, takes_ms)
+        for other in ("first", "second"):
+            assert ledger.hold(account, PRODUCE, Socket() if other == "second" else sender, 9.9 * MB, 0).wait_ms == 0
+        sender.clock_ms[0] = REVIEW_MS
+        wait_ms = ledger.hold(account, PRODUCE, Socket(), 1 * MB, REVIEW_MS).wait_ms
+        assert (wait_ms > 0) is waits, takes_ms
+
+
+def test_half_sent_requests_hold_up_no_other() -> None:
+    """Eight connections announce 9.9 MB each, and send nothing more: seconds' worth that is never used."""
     ledger = ledger_of(1 * MB)
     account = ledger.account("u", "c")
-    assert ledger.hold(account, PRODUCE, "stalled", 40 * MB, 0).wait_ms == 0
-    other = object()
-    now = 0
-    while wait_ms := ledger.hold(account, PRODUCE, other, 20 * MB, now).wait_ms:
-        now += wait_ms
-    # 40 s are claimed, less the ten seconds of the window and the grace
-    assert 28_900 <= now <= 30_100
-    assert ledger.hold(account, PRODUCE, object(), 100 * KB, 0, whole=True).wait_ms == 0, "charged at once"
+    clock_ms = [0.0]
+    sockets = [Socket(clock_ms) for _ in range(8)]
+    for each in sockets:
+        each.begin(9.9 * MB, math.inf)
+    passed = [each for each in sockets if not ledger.hold(account, PRODUCE, each, 9.9 * MB, 0).wait_ms]
+    assert len(passed) == 2
+    for each in sockets:
+        ledger.pass_held(account, PRODUCE, each)  # closed: its claim, its place and what it promised are gone
+    assert ledger.hold(account, PRODUCE, Socket(clock_ms), 9.9 * MB, 0).wait_ms == 0
+    assert next(ledger.groups(PRODUCE)).waiting == 0
 
 
 def test_one_large_request_does_not_make_its_group_mates_wait_for_all_of_it() -> None:
@@ -215,6 +254,77 @@ def test_a_flood_has_one_place_for_each_of_its_connections() -> None:
         heapq.heappush(events, (now + wait_ms, who))
     assert passed["honest"] >= 0.2 * (passed["flood"] + passed["honest"])
     assert longest_ms <= 400
+
+
+@pytest.mark.parametrize(("connections", "part"), [(1, 0.6), (4, 0.85), (16, 0.95)])
+def test_abandoned_requests_share_one_place(connections: int, part: float) -> None:
+    """Honest clients that obey, and 200 connections a second that send acks=0 and close: these have one place."""
+    ledger = ledger_of(1 * MB)
+    account = ledger.account("u", "c")
+    ledger.charge(account, PRODUCE, 12 * MB, 0)
+    group = next(ledger.groups(PRODUCE))
+    honest = {Socket() for _ in range(connections)}
+    passed = {True: 0, False: 0}
+    most = 0
+    numbers = itertools.count()
+    events: list[tuple[float, int, object]] = [(0.0, next(numbers), each) for each in honest]
+    kept_until: dict[object, float] = {}
+    arrives_ms = 0.0
+    while events:
+        now, _, who = heapq.heappop(events)
+        if now > 60_000:
+            break
+        while arrives_ms < now:
+            arrives_ms += 5
+            heapq.heappush(events, (arrives_ms, next(numbers), Socket()))
+        if kept_until.get(who, now) < now:
+            ledger.pass_held(account, PRODUCE, who)
+            continue
+        wait_ms = ledger.hold(account, PRODUCE, who, 100 * KB, now, whole=True).wait_ms
+        if wait_ms and who not in honest and who not in kept_until:
+            if not group.abandon(who, 100 * KB, int(now)):
+                ledger.pass_held(account, PRODUCE, who)
+                continue
+            kept_until[who] = now + MAX_KEPT_MS
+            most = max(most, group.waiting - connections)
+        if not wait_ms:
+            passed[who in honest] += now > 20_000
+            wait_ms = ledger.charge(account, PRODUCE, 100 * KB, now)
+            if who not in honest:
+                ledger.pass_held(account, PRODUCE, who)
+                continue
+        heapq.heappush(events, (now + max(wait_ms, 1), next(numbers), who))
+    assert passed[True] / (passed[True] + passed[False]) == pytest.approx(part, abs=0.03)
+    assert passed[True] + passed[False] == pytest.approx(400, rel=0.05), "nor is the limit wasted"
+    assert 1 <= most <= MAX_KEPT
+
+
+@pytest.mark.parametrize(
+    ("size", "kept"),
+    [(1 * KB, MAX_KEPT), (MAX_KEPT_BYTES // 8, 8), (MAX_KEPT_BYTES + 1, 0)],
+    ids=["number", "bytes", "too large"],
+)
+def test_what_is_kept_for_clients_that_have_gone_is_bounded(size: int, kept: int) -> None:
+    gate = Gate()
+    for number in range(100):
+        assert gate.ask(number, 1, 1000, 0, 0) > 0
+    assert sum(gate.abandon(number, size, 1000, 0, 0) for number in range(50)) == kept
+    assert len(gate) == 100
+    for number in range(100):
+        gate.leave(number)
+    assert (len(gate), gate.ahead_ms(0)) == (0, 0)
+
+
+def test_abandoned_requests_are_kept_by_their_real_turn() -> None:
+    """Their wait is capped at a second, their turn may be minutes away."""
+    gate = Gate()
+    assert gate.ask("a", 1000, 300_000, 0, 0) == LOOK_AGAIN_MS
+    assert not gate.abandon("a", 1, 300_000, 0, 0)
+    for number in range(11):
+        gate.ask(number, 1000, 1000, 0, 0)
+    assert not gate.abandon(10, 1, 1000, 0, 0), "12 s are ahead of it"
+    assert len(gate) == 12
+    assert not gate.abandon("unknown", 1, 0, 0, 0)
 
 
 def test_a_debt_fades_at_the_rate_of_the_limit() -> None:
@@ -404,7 +514,10 @@ def test_a_raised_limit_lets_pass_what_waited_for_the_lower_one() -> None:
     ledger = ledger_of(10 * KB)
     account = ledger.account("u", "c")
     ledger.charge(account, PRODUCE, 101 * KB, 0)
-    assert ledger.hold(account, PRODUCE, "first", 1 * MB, 1_000).wait_ms == 0
+    first = Socket()
+    first.begin(1 * MB, 10_000)
+    assert ledger.hold(account, PRODUCE, first, 1 * MB, 1_000).wait_ms == 0
+    first.clock_ms[0] = 2_500
     assert ledger.hold(account, PRODUCE, "second", 1 * MB, 1_000).wait_ms == LOOK_AGAIN_MS
     ledger.swap(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=1 * MB)]))
     assert ledger.hold(account, PRODUCE, "second", 1 * MB, 2_500).wait_ms == 0

@@ -164,16 +164,85 @@ def test_a_connection_that_ends_gives_its_place_away() -> None:
     assert at_ms <= 9_900.0
 
 
-@pytest.mark.parametrize(("acks", "later_ms", "kept"), [(1, 5000, False), (0, 5000, True), (0, 1000, True)])
-def test_only_requests_without_an_answer_are_kept_for_a_client_that_has_gone(
-    acks: int, later_ms: int, kept: bool
-) -> None:
-    of = indebted()
-    new = Fed(of)
-    new.send(produce(1, 500, acks=acks), later_ms)
+@pytest.mark.parametrize(
+    ("acks", "sent", "debt", "kept"),
+    [
+        (1, 1.0, 2 * MB, False),
+        (0, 1.0, 2 * MB, True),
+        (0, 0.5, 2 * MB, False),
+        (0, 1.0, 4 * MB, False),
+    ],
+    ids=["answer", "no answer", "half of it", "turn in 29 s"],
+)
+def test_what_is_kept_for_a_client_that_has_gone(acks: int, sent: float, debt: int, kept: bool) -> None:
+    of = ledger(produce_rate=100 * KB)
+    of.charge(of.account("ANONYMOUS", "c"), Kind.PRODUCE, debt, 0.0)
+    new, frame = Fed(of), produce(1, 500, acks=acks)
+    assert new.send(frame[: int(len(frame) * sent)], 1000.0) == b""
     held = new.one.state.held
     assert held is not None
-    assert held.kept is kept
+    held.all_read = True
+    assert new.one.state.keeps(len(frame), 1000.0) is kept
+    if kept:
+        assert new.one.state.keeps(len(frame), 10_999.0)
+        assert not new.one.state.keeps(len(frame), 11_000.0)
+    assert of.kept.requests == kept
+    if kept:
+        assert new.wait(1000.0) == (9_800.0, frame)
+    new.one.close(11_000.0)
+    assert (of.kept.requests, of.kept.bytes) == (0, 0)
+
+
+@pytest.mark.parametrize(("acks", "forwarded"), [(1, False), (0, True)])
+def test_a_muted_client_that_has_gone_pays_nothing(acks: int, forwarded: bool) -> None:
+    of = ledger(produce_rate=100 * KB)
+    gone = Fed(of)
+    gone.send(produce(1, 2 * MB), 0.0)
+    from_broker(gone.one, produce_response(1), 1.0)
+    gate = next(of.groups(Kind.PRODUCE))._gate  # type: ignore[attr-defined]
+    gone.rest = produce(2, 500 * KB, acks=acks)
+    gone.one.state.client_gone()
+    assert gate is None or gate.ahead_ms(1.0) == 0.0, "others do not wait for its next request"
+    at_ms, out = gone.wait(1.0, until_ms=20_000.0)
+    assert bool(out) is forwarded
+    assert of.account("ANONYMOUS", "c").meters[Kind.PRODUCE].amount == 2 * MB + forwarded * 500 * KB
+    if not forwarded:
+        assert gone.one.state.held is not None
+        assert not gone.one.state.keeps(1, at_ms)
+
+
+@pytest.mark.parametrize("api", [FETCH, METADATA])
+def test_a_client_that_has_gone_may_leave_its_group(api: int) -> None:
+    """What has an effect without its answer is forwarded, a Fetch is not."""
+    one = Fed(ledger(produce_rate=100 * KB))
+    one.send(produce(1, 2 * MB), 0.0)
+    one.one.state.client_gone()
+    body = struct.pack(">iiiibiii", -1, 500, 1, MB, 0, 0, -1, 0) if api == FETCH else struct.pack(">i", 0)
+    one.rest = request(api, 4 if api == FETCH else 1, 3, body)
+    _, out = one.wait(0.0, until_ms=20_000.0)
+    assert bool(out) is (api == METADATA)
+
+
+def test_half_sent_requests_lose_their_place() -> None:
+    """8 x 47 bytes that announce 9.9 MB each, and a client of the same name with 200 kB a second of 1 MB/s."""
+    of = ledger(produce_rate=1 * MB)
+    half, honest = [Fed(of) for _ in range(8)], Fed(of)
+    for number, one in enumerate(half):
+        one.send(produce(number, 9_900_000)[:47], 0.0)
+    waits = []
+    for second in range(1, 41):
+        now_ms = max(second * 1000.0, honest.one.mute_until_ms)
+        for one in half:
+            if (held := one.one.state.held) is not None:
+                held.all_read = True
+            if one.one.mute_until_ms <= now_ms:
+                one.read(now_ms)
+        honest.rest = produce(second, 200 * KB)[:1000]  # its head comes first
+        at_ms, _ = honest.wait(now_ms)
+        assert honest.send(produce(second, 200 * KB)[1000:], at_ms)
+        waits.append(at_ms - second * 1000.0)
+        from_broker(honest.one, produce_response(second), at_ms)
+    assert sum(waits) <= 2000, waits
 
 
 def test_acks_0_on_new_connections_is_no_way_around() -> None:

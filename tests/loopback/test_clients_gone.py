@@ -1,0 +1,232 @@
+"""Clients that close while their requests wait: not forwarded, not charged, and nobody waits for them (ADR 0026)."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+import trio
+
+from proxy.listen.server import Proxy
+from proxy.tls.contexts import KeyPair, ServerTls
+from proxy.wire import requests
+from quota.entity import DEFAULT, Kind
+from quota.gate import MAX_KEPT
+from quota.ledger import Ledger
+from quota.table import Entry, QuotaTable
+from tests.support.certificates import Authority
+from tests.support.scripted_broker import ScriptedBroker, answer, through, until
+from tests.support.session_tools import produce
+from tests.support.tls_proxies import client_context
+
+RATE = 100_000
+UNREAD_BYTES = 400_000
+"""More than a socket's receive window holds at first, and with it the client's own send buffer has room for it."""
+
+
+class Transport:
+    """How clients connect."""
+
+    def __init__(self, listen_tls: ServerTls | None, context: ssl.SSLContext | None) -> None:
+        self.settings = {} if listen_tls is None else {"listen_tls": listen_tls}
+        self._context = context
+
+    @contextmanager
+    def connect(self, proxy: Proxy) -> Iterator[socket.socket]:
+        plain = socket.socket()
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * UNREAD_BYTES)
+        plain.settimeout(15)
+        plain.connect(("127.0.0.1", proxy.port))
+        if self._context is None:
+            with plain:
+                yield plain
+            return
+        with self._context.wrap_socket(plain, server_hostname="localhost") as one:
+            one.settimeout(0.1)
+            with suppress(TimeoutError):
+                one.recv(1)  # session tickets: unread, they would make close() a reset
+            one.settimeout(15)
+            yield one
+
+
+@pytest.fixture(scope="module", params=["plain", "tls"])
+def transport(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Transport]:
+    if request.param == "plain":
+        yield Transport(None, None)
+        return
+    issuer = Authority(tmp_path_factory.mktemp("issuer"))
+    host = issuer.issue("host", "127.0.0.1", "localhost", common_name="kquota")
+    yield Transport(ServerTls(KeyPair(host.chain, host.key)), client_context(issuer))
+
+
+def frames(broker: ScriptedBroker, client_id: str) -> list[int]:
+    """The correlation ids of what this client's requests brought to the broker."""
+    found = []
+    for frame in broker.received:
+        header = requests.parse_request_header(memoryview(frame), 0, len(frame), 1 << 24)
+        assert header is not None
+        if header.client_id == client_id:
+            found.append(header.correlation_id)
+    return found
+
+
+def told_ms(client: socket.socket) -> int:
+    """The throttle time of the next Produce response, its last field."""
+    data = b""
+    while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
+        part = client.recv(1000)
+        assert part, "closed"
+        data += part
+    return int.from_bytes(data[-4:], "big")
+
+
+def amount(ledger: Ledger, client_id: str) -> float:
+    return ledger.account("ANONYMOUS", client_id).meter(Kind.PRODUCE).amount
+
+
+def ledger_per_client() -> Ledger:
+    return Ledger(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=RATE)]), max_throttle_ms=60_000)
+
+
+async def test_a_held_request_of_a_gone_client_is_dropped(transport: Transport) -> None:
+    """Its end lies behind 400 kB, 4 s worth: the next one is answered when the debt is paid."""
+    ledger = ledger_per_client()
+    async with through(answer, ledger=ledger, **transport.settings) as (proxy, broker, _):
+
+        def talk() -> float:
+            begun_s = time.monotonic()
+            with transport.connect(proxy) as gone:
+                gone.sendall(produce(1, UNREAD_BYTES))
+                time.sleep(0.3)
+            time.sleep(0.2)
+            with transport.connect(proxy) as client:
+                client.sendall(produce(2, 10_000))
+                told_ms(client)
+            return time.monotonic() - begun_s
+
+        ledger.charge(ledger.account("ANONYMOUS", "c"), Kind.PRODUCE, 12.5 * RATE, trio.current_time() * 1000)
+        took_s = await trio.to_thread.run_sync(talk)
+        assert frames(broker, "c") == [2]
+        assert amount(ledger, "c") == 12.5 * RATE + 10_000
+        assert 2.2 <= took_s <= 3.5
+
+
+async def test_a_gone_muted_client_is_not_waited_for(transport: Transport) -> None:
+    """The next client is told as much as if nothing lay unread on the muted connection of the one that has gone."""
+    ledger = ledger_per_client()
+    told: dict[str, list[int]] = {"clean": [], "unread": []}
+    async with through(answer, ledger=ledger, **transport.settings) as (proxy, broker, _):
+
+        def talk(name: str) -> None:
+            with transport.connect(proxy) as gone:
+                for number, told_at_once in ((0, 0), (1, 2500)):
+                    gone.sendall(produce(number, int(6.25 * RATE), client_id=name))
+                    assert told_ms(gone) == pytest.approx(told_at_once, abs=200)
+                if name == "unread":
+                    gone.sendall(produce(2, UNREAD_BYTES, client_id=name))
+                time.sleep(0.3)
+            for number in (3, 4):
+                with transport.connect(proxy) as client:
+                    client.sendall(produce(number, 10_000, client_id=name))
+                    told[name].append(told_ms(client))
+
+        async with trio.open_nursery() as both:
+            for name in told:
+                both.start_soon(trio.to_thread.run_sync, talk, name)
+        assert frames(broker, "clean") == [0, 1, 3, 4] == frames(broker, "unread")
+        assert amount(ledger, "unread") == amount(ledger, "clean")
+    assert told["unread"] == pytest.approx(told["clean"], rel=0.05)
+
+
+async def test_requests_that_need_no_answer_are_still_forwarded(transport: Transport) -> None:
+    ledger = ledger_per_client()
+    async with through(answer, ledger=ledger, **transport.settings) as (proxy, broker, _):
+
+        def talk() -> None:
+            with transport.connect(proxy) as gone:
+                gone.sendall(produce(1, UNREAD_BYTES, acks=0))
+
+        ledger.charge(ledger.account("ANONYMOUS", "c"), Kind.PRODUCE, 11 * RATE, trio.current_time() * 1000)
+        await trio.to_thread.run_sync(talk)
+        await until(lambda: ledger.kept.requests == 1)
+        assert UNREAD_BYTES <= ledger.kept.bytes <= UNREAD_BYTES + 2000
+        await until(lambda: frames(broker, "c") == [1])
+        await until(lambda: not proxy.connections())
+        assert (ledger.kept.requests, ledger.kept.bytes) == (0, 0)
+        assert amount(ledger, "c") == 11 * RATE + UNREAD_BYTES
+
+
+@pytest.mark.parametrize("debt_s", [9, 300])
+async def test_acks_0_and_close_does_not_fill_the_house(debt_s: int) -> None:
+    """600 connections where 100 are allowed: those whose turn comes within 10 s are kept, up to a number."""
+    ledger = ledger_per_client()
+    async with through(answer, ledger=ledger, max_connections=100) as (proxy, broker, _):
+
+        def look() -> tuple[int, int]:
+            return len(proxy.connections()), ledger.kept.requests
+
+        def attack() -> tuple[int, list[tuple[int, int]]]:
+            served, seen = 0, []
+            for number in range(600):
+                with socket.create_connection(("127.0.0.1", proxy.port)) as one:
+                    one.sendall(produce(number, 4000, acks=0, client_id="attacker"))
+                if number % 20 == 0:
+                    with socket.create_connection(("127.0.0.1", proxy.port), timeout=5) as one:
+                        one.sendall(produce(number, 100, client_id="honest"))
+                        told_ms(one)
+                        served += 1
+                    seen.append(trio.from_thread.run_sync(look))
+            return served, seen
+
+        owed = ledger.account("ANONYMOUS", "attacker")
+        for _ in range(10 + debt_s):  # one by one: a large charge is paid apart
+            ledger.charge(owed, Kind.PRODUCE, RATE, trio.current_time() * 1000)
+        await until(lambda: broker.accepted == 1)  # the proxy's own question
+        with socket.create_connection(("127.0.0.1", proxy.port)) as same_group:
+            same_group.sendall(produce(1000, 4000, client_id="attacker"))
+            served, seen = await trio.to_thread.run_sync(attack)
+            assert served == 30
+            connections, kept = zip(*seen, strict=True)
+            assert max(connections) <= MAX_KEPT + 20
+            assert max(kept) <= MAX_KEPT
+            if debt_s > 10:
+                assert max(kept) == 0
+                assert broker.accepted == 1 + served, "no broker is dialled for those that wait"
+                ledger.swap(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=1000 * RATE)]))
+            await until(lambda: frames(broker, "attacker"))
+            assert frames(broker, "attacker")[0] == 1000
+            await until(lambda: not ledger.kept.requests)
+        assert proxy.counters.connections_closed["max_connections"] == 0
+
+
+async def test_half_sent_requests_hold_up_no_one() -> None:
+    """Eight times 47 bytes that announce 990 kB each, and a client of the same name that uses a fifth of the limit."""
+    ledger = ledger_per_client()
+    async with through(answer, ledger=ledger) as (proxy, _, _):
+
+        def talk() -> list[float]:
+            half = [socket.create_connection(("127.0.0.1", proxy.port)) for _ in range(8)]
+            for number, one in enumerate(half):
+                one.sendall(produce(number, int(9.9 * RATE))[:47])
+            waits = []
+            with socket.create_connection(("127.0.0.1", proxy.port), timeout=15) as client:
+                for number in range(12):
+                    begun_s = time.monotonic()
+                    frame = produce(number, RATE // 20)
+                    client.sendall(frame[:1000])
+                    time.sleep(0.01)
+                    client.sendall(frame[1000:])
+                    told_ms(client)
+                    waits.append(time.monotonic() - begun_s)
+                    time.sleep(0.24)
+            for one in half:
+                one.close()
+            return sorted(waits)
+
+        waits = await trio.to_thread.run_sync(talk)
+        assert waits[len(waits) // 2] <= 0.1
+        assert sum(waits) <= 3.5, "at first, until it is known that nothing more arrives"
