@@ -111,7 +111,10 @@ def test_a_fleets_limit_is_not_lowered_by_one_of_each_pod() -> None:
 
 
 def test_a_fleets_connection_rate_is_not_lowered_by_one_of_each_pod() -> None:
-    base = HEAD + "fleet: {id: shop}\nquotas: [{user: <default>, connection_creation_rate: 10, scope: fleet}]\n"
+    base = (
+        HEAD
+        + "fleet: {id: shop, key_file: /k}\nquotas: [{user: <default>, connection_creation_rate: 10, scope: fleet}]\n"
+    )
     with pytest.raises(
         RefusedError, match="user bob would get connection_creation_rate 9 for each pod, the chart's quotas have 10"
     ):
@@ -197,7 +200,12 @@ def quotas(draw: st.DrawFn) -> tuple[list[Json], list[Json]]:
 
 
 SETTINGS = st.sampled_from(
-    [{}, {"empty_client_id": "kafka"}, {"fleet": {"default_scope": "fleet"}}, {"quota.producer.override": "b:1"}]
+    [
+        {},
+        {"empty_client_id": "kafka"},
+        {"fleet": {"key_file": "/k", "default_scope": "fleet"}},
+        {"quota.producer.override": "b:1"},
+    ]
 )
 
 
@@ -207,7 +215,9 @@ def test_after_lower_no_client_may_use_more(found: tuple[list[Json], list[Json]]
     """For each user, client-id and address, named anywhere or not, and each kind of quota: the limit is at most what it
     was, it is enforced, it is the fleet's if it was, and no counter is shared by fewer."""
     chart, own = found
-    base = json.dumps({"upstream": {"bootstrap": ["kafka:9092"]}, "fleet": {}} | more | {"quotas": chart})
+    base = json.dumps(
+        {"upstream": {"bootstrap": ["kafka:9092"]}, "fleet": {"key_file": "/k"}} | more | {"quotas": chart}
+    )
     before = to_table(load_bytes("x", base.encode()))
     try:
         text = combined(base, json.dumps({"quotas": own}).encode(), "lower", FILE)
