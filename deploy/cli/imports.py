@@ -45,8 +45,7 @@ def strimzi_entries(file: str, data: bytes) -> Iterator[dict[str, Any]]:
         if users and source.problems:
             raise ConfigError(source.problems)
         for place, resource in users:
-            entry = _entry(source, place, resource)
-            if len(entry) > 1:
+            if entry := _entry(source, place, resource):
                 yield entry
 
 
@@ -60,6 +59,7 @@ def _users(document: Any) -> Iterator[tuple[Place, dict[str, Any]]]:
 
 
 def _entry(source: Source, place: Place, resource: dict[str, Any]) -> dict[str, Any]:
+    """The entry for a KafkaUser, empty if it has no quotas. Raises ConfigError."""
     from config.scalars import number  # not needed to show the command's help
 
     def section(values: dict[str, Any], *path: str) -> dict[str, Any]:
@@ -68,23 +68,24 @@ def _entry(source: Source, place: Place, resource: dict[str, Any]) -> dict[str, 
             raise ConfigError([source.problem((*place, *path), "expected a mapping", value)])
         return value or {}
 
-    name = section(resource, "metadata").get("name")
-    if not isinstance(name, str):
-        text = "expected the name of a KafkaUser as text"
-        raise ConfigError([source.problem((*place, "metadata", "name"), text, name)])
     spec = section(resource, "spec")
-    quotas, kind = section(spec, "spec", "quotas"), section(spec, "spec", "authentication").get("type")
-    entry: dict[str, Any] = {"user": f"CN={name}" if kind in _BY_CERTIFICATE else name}
+    quotas = section(spec, "spec", "quotas")
+    limits: dict[str, Any] = {}
     for theirs, ours in _LIMITS.items():
         value = quotas.get(theirs)
         if value is None:
             continue
         found = number(value)
         if found is None or found <= 0:
-            where = (*place, "spec", "quotas", theirs)
-            raise ConfigError([source.problem(where, f"expected a number above 0 (KafkaUser {name})", value)])
-        entry[ours] = found
-    return entry
+            raise ConfigError([source.problem((*place, "spec", "quotas", theirs), "expected a number above 0", value)])
+        limits[ours] = found
+    if not limits:
+        return {}
+    name = section(resource, "metadata").get("name")
+    if not isinstance(name, str):
+        raise ConfigError([source.problem((*place, "metadata", "name"), "expected the user's name as text", name)])
+    by_certificate = section(spec, "spec", "authentication").get("type") in _BY_CERTIFICATE
+    return {"user": f"CN={name}" if by_certificate else name} | limits
 
 
 def entries_text(entries: list[dict[str, Any]]) -> str:

@@ -144,11 +144,18 @@ def _connections_raised(old: QuotaTable, new: QuotaTable) -> Iterable[str]:
                 after: ConnectionEntry | None = getattr(new.connections, find)(scope, name)
                 if before is None or before.mode != "enforce":
                     continue
-                had, has = getattr(before, limit), getattr(after, limit, None)
-                alone = limit == "connection_creation_rate" and old.of_fleet(before) and not new.of_fleet(after)
-                if after is None or has > had or after.mode != "enforce" or alone:
-                    said = DEFAULT_WORD if name == names[0] else name
-                    yield f"{scope} {said} would get {limit} {has}, the chart's quotas have {had}"
+                had = getattr(before, limit)
+                if after is None:
+                    gets = "no limit"
+                else:
+                    has = getattr(after, limit)
+                    of_each = limit == "connection_creation_rate" and old.of_fleet(before) and not new.of_fleet(after)
+                    why = " for each pod" if of_each else "" if after.mode == "enforce" else ", only measured"
+                    if has <= had and not why:
+                        continue
+                    gets = f"{has:.12g}{why}"
+                said = DEFAULT_WORD if name == names[0] else name
+                yield f"{scope} {said} would get {limit} {gets}, the chart's quotas have {had:.12g}"
 
 
 def _names(found: Iterable[Name]) -> list[str]:

@@ -93,7 +93,7 @@ def test_quotas_of_kafka_users_become_entries(tmp_path: Path) -> None:
         ("kind: KafkaUser\nspec: {}\n", 1, "no KafkaUser with spec.quotas"),
         ("a: [", 2, "expected YAML"),
         ("[" * 50_000, 2, "levels of nesting"),
-        (KAFKA_USERS.replace("5000000", "-1"), 2, "KafkaUser orders: spec.quotas.producerByteRate: got -1, expected a"),
+        (KAFKA_USERS.replace("5000000", "-1"), 2, "items[0].spec.quotas.producerByteRate: got -1, expected a number"),
     ],
 )
 def test_what_cannot_be_imported_is_said(text: str, code: int, expected: str, tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ RAISED = {
     ),
     "only measured": ("{client-id: <default>, producer_byte_rate: 1M, mode: shadow}", "only measured (mode: shadow)"),
     "more connections": ("{user: <default>, max_connections: 60}", "max_connections 60, the chart's quotas have 50"),
+    "connections only measured": ("{user: <default>, max_connections: 5, mode: shadow}", "rate 10, only measured, the"),
     "a user with more": ("{user: bob, connection_creation_rate: 11}", "user bob would get connection_creation_rate 11"),
 }  # fmt: skip
 
@@ -107,6 +108,18 @@ def test_a_fleets_limit_is_not_lowered_by_one_of_each_pod() -> None:
     with pytest.raises(RefusedError, match="1000000 for each pod, the chart's quotas have 2000000 for all of them"):
         merged("  - {client-id: etl, producer_byte_rate: 1M}\n", base=base)
     assert merged("  - {client-id: etl, producer_byte_rate: 1M, scope: fleet}\n", base=base)
+
+
+def test_a_fleets_connection_rate_is_not_lowered_by_one_of_each_pod() -> None:
+    base = (
+        HEAD
+        + "fleet: {id: shop, key_file: /k}\nquotas: [{user: <default>, connection_creation_rate: 10, scope: fleet}]\n"
+    )
+    with pytest.raises(
+        RefusedError, match="user bob would get connection_creation_rate 9 for each pod, the chart's quotas have 10"
+    ):
+        merged("  - {user: bob, connection_creation_rate: 9}\n", base=base)
+    assert merged("  - {user: bob, connection_creation_rate: 9, scope: fleet}\n", base=base)
 
 
 def test_what_the_chart_only_measures_may_be_limited_anyhow() -> None:
@@ -187,7 +200,12 @@ def quotas(draw: st.DrawFn) -> tuple[list[Json], list[Json]]:
 
 
 SETTINGS = st.sampled_from(
-    [{}, {"empty_client_id": "kafka"}, {"fleet": {"default_scope": "fleet"}}, {"quota.producer.override": "b:1"}]
+    [
+        {},
+        {"empty_client_id": "kafka"},
+        {"fleet": {"key_file": "/k", "default_scope": "fleet"}},
+        {"quota.producer.override": "b:1"},
+    ]
 )
 
 
@@ -197,7 +215,9 @@ def test_after_lower_no_client_may_use_more(found: tuple[list[Json], list[Json]]
     """For each user, client-id and address, named anywhere or not, and each kind of quota: the limit is at most what it
     was, it is enforced, it is the fleet's if it was, and no counter is shared by fewer."""
     chart, own = found
-    base = json.dumps({"upstream": {"bootstrap": ["kafka:9092"]}, "fleet": {}} | more | {"quotas": chart})
+    base = json.dumps(
+        {"upstream": {"bootstrap": ["kafka:9092"]}, "fleet": {"key_file": "/k"}} | more | {"quotas": chart}
+    )
     before = to_table(load_bytes("x", base.encode()))
     try:
         text = combined(base, json.dumps({"quotas": own}).encode(), "lower", FILE)
