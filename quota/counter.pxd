@@ -1,6 +1,5 @@
 cdef class Usage:
-    # Bytes are integers of any size, busy time has fractions: both stay Python objects.
-    cdef public object amount
+    cdef double _amount
     cdef public long long charges, throttled, throttle_ms, held, held_ms
 
 
@@ -8,11 +7,11 @@ cdef class QuotaCounter:
     cdef public object applied, candidate, entry, key, kind, level, limit, max_throttle_ms, shadowed, share, whole
     cdef public bint carries, fleet, may_hold, pays, shadow
     cdef public long long capped, last_ms, throttled_until, users
-    cdef public object owed_until  # a debt at a high limit takes ages at a low one, more than fits into 64 bits
+    cdef public double owed_until
     cdef public Usage usage
 
-    cpdef long long charge(self, object amount, long long now) except? -1
-    cpdef object record(self, object amount, long long now)
+    cpdef long long charge(self, double amount, long long now) except? -1
+    cpdef object record(self, double amount, long long now)
     cpdef object _impose(self, object delay, long long now)
 
 

@@ -29,11 +29,10 @@ class LedgerSettings:
 class Usage:
     """Running totals, for metrics; never reset while the object lives."""
 
-    __slots__ = ("amount", "charges", "held", "held_ms", "throttle_ms", "throttled")
+    __slots__ = ("_amount", "charges", "held", "held_ms", "throttle_ms", "throttled")
 
     def __init__(self) -> None:
-        self.amount: float = 0
-        """Everything charged, in the kind's unit (bytes, busy milliseconds, partitions), minus refunds."""
+        self._amount = 0.0
         self.charges = 0
         """Number of charges."""
         self.throttled = 0
@@ -44,6 +43,12 @@ class Usage:
         """Of the delayed requests, those that were held at the gate before they were forwarded."""
         self.held_ms = 0
         """How long they were held there; part of `throttle_ms`."""
+
+    @property
+    def amount(self) -> float:
+        """Everything charged, in the kind's unit (bytes, busy milliseconds, partitions), minus refunds. An int where it
+        is whole, as bytes are: exact up to 2**53, 9 petabytes."""
+        return int(self._amount) if self._amount.is_integer() else self._amount
 
 
 class Line(NamedTuple):
@@ -113,8 +118,9 @@ class QuotaCounter:
         self.carries = True
         """Whether the part of a delay beyond the cap has to be carried, because the counter itself would forget it."""
         self.last_ms = now
-        self.owed_until = 0
-        """The end of the uncapped delay: the next delay ends there at the earliest (DESIGN: max_mute)."""
+        self.owed_until = 0.0
+        """The end of the uncapped delay, a whole number of ms: the next delay ends there at the earliest (DESIGN:
+        max_mute). No integer of 64 bits: a debt at a high limit takes ages at a low one."""
         self.throttled_until = 0
         self.applied = -1
         """Generation of the table that the limit is from; kept by :mod:`quota.counter_store`."""
@@ -226,7 +232,7 @@ class QuotaCounter:
 
     def owed_ms(self, now: int) -> int:
         """The debt beyond the delays that clients were told: requests are held for it although no mute applies."""
-        return max(self.owed_until - now, 0)
+        return max(int(self.owed_until) - now, 0)
 
     def forgettable(self, now: int) -> bool:
         """Whether a new counter would make the same decisions from `now` on, if the limit stays the same: none of the
@@ -234,18 +240,19 @@ class QuotaCounter:
         return not self.owes(now)
 
     def _move(self, old: float, new: float, _level: float, now: int) -> None:
-        self.owed_until = now + int(max(self.owed_until - now, 0) * old / new)
+        self.owed_until = float(now + int(max(self.owed_until - now, 0.0) * old / new))
 
     def _rescale(self, factor: float) -> None:
         """A debt is an amount: under another limit it takes a different time to pay."""
-        self.owed_until = self.last_ms + int(max(self.owed_until - self.last_ms, 0) * factor)
+        self.owed_until = float(self.last_ms + int(max(self.owed_until - self.last_ms, 0.0) * factor))
 
     def _impose(self, delay: int, now: int) -> int:
         """Turn a delay into the one to tell the client: carry, cap, shadow."""
         if self.shadowed is not None and self.shadow:
             self.shadowed.note(delay, now)
             return 0
-        delay = max(delay, self.owed_until - now)
+        if self.owed_until > now:
+            delay = max(delay, int(self.owed_until) - now)
         if delay <= 0:
             return 0
         delay = self._capped(delay, now, count=True)
@@ -259,7 +266,7 @@ class QuotaCounter:
         if count:
             self.capped += 1
             if self.carries:
-                self.owed_until = now + delay
+                self.owed_until = float(now + delay)
         return longest
 
 

@@ -13,15 +13,15 @@ cdef class Ledger:
 
     cpdef object wake(self, AccountType account)
     @cython.locals(meter=MeterType, group=QuotaCounter, now=cython.longlong)
-    cpdef long long charge(self, AccountType account, object kind, object amount, double now_ms) except? -1
+    cpdef long long charge(self, AccountType account, object kind, double amount, double now_ms) except? -1
     @cython.locals(group=QuotaCounter)
-    cpdef object charge_no_throttle(self, AccountType account, object kind, object amount, double now_ms)
+    cpdef object charge_no_throttle(self, AccountType account, object kind, double amount, double now_ms)
     @cython.locals(group=QuotaCounter, window=WindowCounter, admission=FetchAdmissionType)
     cpdef object admit(self, AccountType account, object kind, object wanted, double now_ms)
     @cython.locals(window=WindowCounter)
-    cpdef object settle(self, AccountType account, object kind, FetchAdmissionType admission, object amount, double now_ms)
+    cpdef object settle(self, AccountType account, object kind, FetchAdmissionType admission, double amount, double now_ms)
     @cython.locals(meter=MeterType)
-    cdef QuotaCounter _use(self, AccountType account, object kind, object amount, long long charges, double now_ms)
+    cdef QuotaCounter _use(self, AccountType account, object kind, double amount, long long charges, double now_ms)
     @cython.locals(meter=MeterType)
     cdef QuotaCounter _group(self, AccountType account, object kind, long long now)
     cdef object _resolve(self, AccountType account, object kind, MeterType meter, long long now)

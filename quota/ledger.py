@@ -206,7 +206,7 @@ class Ledger:
         Returns the delay in milliseconds, 0 for none. Mutations are charged the permissive way.
         """
         meter = account.meter(kind)
-        meter.amount += amount
+        meter._amount += amount
         meter.charges += 1
         now = int(now_ms)
         account.last_ms = now
@@ -375,7 +375,7 @@ class Ledger:
 
     def _use(self, account: Account, kind: Kind, amount: float, charges: int, now_ms: float) -> QuotaCounter | None:
         meter = account.meter(kind)
-        meter.amount += amount
+        meter._amount += amount
         meter.charges += charges
         account.last_ms = int(now_ms)
         return self._group(account, kind, int(now_ms))

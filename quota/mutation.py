@@ -83,7 +83,7 @@ class BucketCounter(QuotaCounter):
     def refund(self, amount: float, now: int) -> None:
         """See :meth:`QuotaCounter.refund`: tokens come back, up to the burst."""
         self.last_ms = now = max(now, self.last_ms)
-        self.usage.amount -= amount
+        self.usage._amount -= amount
         if self.limit is not None:
             self.bucket.take(-amount, self.limit, now)
             self._put_to_trial(-amount, now)
@@ -93,7 +93,7 @@ class BucketCounter(QuotaCounter):
         if self.limit is None or self.shadow:
             return 0
         now = max(now, self.last_ms)
-        delay = max(bucket_throttle_ms(self.bucket.peek(self.limit, now), self.limit), self.owed_until - now)
+        delay = max(bucket_throttle_ms(self.bucket.peek(self.limit, now), self.limit), int(self.owed_until) - now)
         return self._capped(delay, now, count=False) if delay > 0 else 0
 
     def hold(self, connection: object, _amount: float, now: int, *, whole: bool = False) -> int:
@@ -167,7 +167,7 @@ class BucketCounter(QuotaCounter):
             trial.note(bucket_throttle_ms(tokens, trial.limit), now)
 
     def _add(self, amount: float) -> None:
-        self.usage.amount += amount
+        self.usage._amount += amount
         self.usage.charges += 1
 
 

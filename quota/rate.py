@@ -16,6 +16,17 @@ _LITTLE: Final = 0.1
 """An amount that is at most this fraction of the total is added to the existing samples, in their proportions."""
 
 
+class Sample:
+    """What one stretch of time saw: a sum, the time that it covers from, and its last event."""
+
+    __slots__ = ("last", "start", "sum")
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.last = start
+        self.sum = 0.0
+
+
 class SampledRate:
     """Amount per second over the last `num_samples` samples of `window_ms` each (KIP-13).
 
@@ -24,16 +35,14 @@ class SampledRate:
 
     __slots__ = (
         "_current",
-        "_current_start",
         "_expire_ms",
-        "_lasts",
         "_min_ms",
         "_oldest_start",
+        "_place",
         "_purge_at",
+        "_ring",
         "_sample_ms",
         "_slots",
-        "_starts",
-        "_sums",
         "window_ms",
     )
 
@@ -45,11 +54,10 @@ class SampledRate:
         self._slots = num_samples + 1
         self._min_ms = (num_samples - 1) * window_ms
         self._expire_ms = num_samples * window_ms
-        self._sums: list[float] = []
-        self._starts: list[int] = []
-        self._lasts: list[int] = []
-        self._current = -1
-        self._current_start = _NEVER
+        self._ring: list[Sample] = []
+        self._place = -1
+        self._current = Sample(_NEVER)
+        """The sample in the ring at `_place`; before the first event, one that has ended."""
         # Two facts that only change when a sample starts or expires, so that measure() need not visit every slot.
         self._oldest_start = 0
         self._purge_at = 2**62  # no sample expires before this time
@@ -57,42 +65,42 @@ class SampledRate:
 
     def record(self, value: float, now: int) -> None:
         """Add `value` (negative to take back) to the sample that `now` falls into, starting one if it has ended."""
-        if now - self._current_start >= self._sample_ms:
-            self._advance(now)
         current = self._current
-        self._sums[current] += value
-        self._lasts[current] = now
+        if now - current.start >= self._sample_ms:
+            current = self._advance(now)
+        current.sum += value
+        current.last = now
 
     def measure(self, now: int) -> float:
         """The rate at `now`, after resetting expired samples; leaves the divisor in :attr:`window_ms`."""
         if now >= self._purge_at:
             self._purge(now)
         total = 0.0
-        for value in self._sums:  # slot order, like Kafka, so that sums of fractions round the same way
-            total += value
-        self.window_ms = window = self._window(now - self._oldest_start) if self._sums else max(self._min_ms, 1)
+        for sample in self._ring:  # slot order, like Kafka, so that sums of fractions round the same way
+            total += sample.sum
+        self.window_ms = window = self._window(now - self._oldest_start) if self._place >= 0 else max(self._min_ms, 1)
         return total / (window / 1000.0)
 
     def empty(self, now: int) -> bool:
         """Whether every sample has expired at `now`: from then on it is the same as a new rate."""
-        return self._current < 0 or now - self._lasts[self._current] >= self._expire_ms
+        return self._place < 0 or now - self._current.last >= self._expire_ms
 
     def peek(self, now: int) -> tuple[float, int]:
         """(sum, window in ms) as measure() at `now` would see them, without changing anything."""
-        if not self._sums:
+        if self._place < 0:
             return 0.0, max(self._min_ms, 1)
         if now < self._purge_at:
             total = 0.0
-            for value in self._sums:
-                total += value
+            for sample in self._ring:
+                total += sample.sum
             return total, self._window(now - self._oldest_start)
         horizon = now - self._expire_ms
         total = 0.0
         oldest = now  # an expired sample counts as one that starts now
-        for value, start, last in zip(self._sums, self._starts, self._lasts, strict=True):
-            if last > horizon:
-                total += value
-                oldest = min(oldest, start)
+        for sample in self._ring:
+            if sample.last > horizon:
+                total += sample.sum
+                oldest = min(oldest, sample.start)
         return total, self._window(now - oldest)
 
     def move(self, old: float, new: float, level: float, now: int) -> None:
@@ -115,26 +123,26 @@ class SampledRate:
             self._fill(amount, now)
 
     def _scale(self, factor: float) -> None:
-        for slot in range(len(self._sums)):
-            self._sums[slot] *= factor
+        for sample in self._ring:
+            sample.sum *= factor
 
     def _fill(self, amount: float, now: int) -> None:
         """Add `amount` evenly over all samples, creating missing ones."""
         sample_ms, count = self._sample_ms, self._slots - 1
         horizon = now - self._expire_ms
-        kept = [one for one in zip(self._starts, self._lasts, self._sums, strict=True) if one[1] > horizon]
-        newest = self._current_start if kept else now
+        kept = [sample for sample in self._ring if sample.last > horizon]
+        newest = self._current.start if kept else now
         newest += (now - newest) // sample_ms * sample_ms
         first = newest - (count - 1) * sample_ms
-        starts = [first + place * sample_ms for place in range(count)]
-        lasts = [min(start + sample_ms - 1, now) for start in starts]
-        sums = [amount / count] * count
-        for start, last, value in kept:
-            place = min(max((start - first) // sample_ms, 0), count - 1)
-            sums[place] += value
-            lasts[place] = max(lasts[place], min(last, now))
-        self._starts, self._lasts, self._sums = starts, lasts, sums
-        self._current = count - 1
+        ring = [Sample(first + place * sample_ms) for place in range(count)]
+        for sample in ring:
+            sample.last = min(sample.start + sample_ms - 1, now)
+            sample.sum = amount / count
+        for old in kept:
+            sample = ring[min(max((old.start - first) // sample_ms, 0), count - 1)]
+            sample.sum += old.sum
+            sample.last = max(sample.last, min(old.last, now))
+        self._ring, self._place, self._current = ring, count - 1, ring[count - 1]
         self._refresh()
 
     @property
@@ -143,9 +151,14 @@ class SampledRate:
         return self._expire_ms
 
     @property
+    def samples(self) -> list[tuple[int, int, float]]:
+        """Start, last event and sum of each slot in use."""
+        return [(sample.start, sample.last, sample.sum) for sample in self._ring]
+
+    @property
     def live_samples(self) -> int:
         """How many slots are in use (an expired slot stays in use, with a sum of zero)."""
-        return len(self._sums)
+        return len(self._ring)
 
     def _window(self, elapsed: int) -> int:
         """Elapsed time, topped up by whole samples to num_samples - 1 of them; at least 1 ms."""
@@ -153,34 +166,36 @@ class SampledRate:
             elapsed = self._min_ms + elapsed % self._sample_ms
         return elapsed or 1
 
-    def _advance(self, now: int) -> None:
-        self._current = (self._current + 1) % self._slots
-        if self._current == len(self._sums):
-            self._sums.append(0.0)
-            self._starts.append(now)
-            self._lasts.append(now)
-        else:
-            self._reset(self._current, now)
+    def _advance(self, now: int) -> Sample:
+        """The next sample of the ring, which begins now."""
+        place = self._place = (self._place + 1) % self._slots
+        if place == len(self._ring):
+            self._ring.append(Sample(now))
+        current = self._current = self._ring[place]
+        self._reset(current, now)
         self._refresh()
+        return current
 
     def _purge(self, now: int) -> None:
         """Reset, in place, every sample whose last event is num_samples windows ago or more."""
         horizon = now - self._expire_ms
-        for slot, last in enumerate(self._lasts):
-            if last <= horizon:
-                self._reset(slot, now)
+        for sample in self._ring:
+            if sample.last <= horizon:
+                self._reset(sample, now)
         self._refresh()
 
-    def _reset(self, slot: int, now: int) -> None:
-        self._sums[slot] = 0.0
-        self._starts[slot] = now
-        self._lasts[slot] = now
+    def _reset(self, sample: Sample, now: int) -> None:
+        sample.sum = 0.0
+        sample.start = sample.last = now
 
     def _refresh(self) -> None:
-        self._current_start = self._starts[self._current]
-        self._oldest_start = min(self._starts)
+        oldest = last = 2**62
+        for sample in self._ring:
+            oldest = min(oldest, sample.start)
+            last = min(last, sample.last)
+        self._oldest_start = oldest
         # The current sample's last event only moves forward, so this is early at worst, never late.
-        self._purge_at = min(self._lasts) + self._expire_ms
+        self._purge_at = last + self._expire_ms
 
 
 def round_half_up(value: float) -> int:

@@ -97,7 +97,7 @@ def _waits(group: QuotaCounter, now: int) -> bool:
 
 def _horizon_ms(group: QuotaCounter, now: int) -> int:
     """Roughly when all past usage is forgotten or paid."""
-    owed_ms = max(group.owed_until - now, 0)
+    owed_ms = max(int(group.owed_until) - now, 0)
     if isinstance(group, WindowCounter):
         return int(max(group.rate.reach_ms, owed_ms, group.pacer.paid_at - now)) + 1
     return max(owed_ms, 1000)

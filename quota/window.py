@@ -98,7 +98,7 @@ class WindowCounter(QuotaCounter):
         if now < self.last_ms:
             now = self.last_ms
         usage = self.usage
-        usage.amount += amount
+        usage._amount += amount
         usage.charges += 1
         if self.pacer.active:
             return self._charge_in_episode(amount, now)
@@ -135,7 +135,7 @@ class WindowCounter(QuotaCounter):
         """See :meth:`QuotaCounter.record`. A violation starts an episode all the same; check() finds its delay."""
         now = max(now, self.last_ms)
         usage = self.usage
-        usage.amount += amount
+        usage._amount += amount
         usage.charges += 1
         delay, _ = self._count(amount, now)
         if self.shadowed is not None and self.shadow:
@@ -147,7 +147,7 @@ class WindowCounter(QuotaCounter):
         if self.pacer.active and self._calm(now):
             self.pacer.active = False
         self.last_ms = now
-        self.usage.amount -= amount
+        self.usage._amount -= amount
         self.rate.record(-amount * self._scale, now)
         if self.pacer.active and self.limit is not None:
             self.pacer.give_back(amount / self.limit * 1000.0)
@@ -164,7 +164,7 @@ class WindowCounter(QuotaCounter):
         if self.limit is None or self.shadow:
             return 0
         kafka, wait = self._due(self.limit, self._grain_ms(self.limit, now), now)
-        delay = max(kafka, wait, self.owed_until - now)
+        delay = max(kafka, wait, int(self.owed_until) - now)
         return self._capped(delay, now, count=False) if delay > 0 else 0
 
     def allowance(self, now: int) -> int | None:
@@ -190,7 +190,7 @@ class WindowCounter(QuotaCounter):
             self._begin_if_used_up(now)
         min_chunk_ms = self._grain_ms(limit, now)
         kafka, wait = self._due(limit, min_chunk_ms, now)
-        if max(kafka, wait, self.owed_until - now) > 0:
+        if kafka > 0 or wait > 0 or self.owed_until > now:
             delay = max(self._impose(kafka, now), self._wait_in_turn(kafka, wait, min_chunk_ms, now))
             self.throttled_until = max(self.throttled_until, now + delay)
             return FetchAdmission(delay, 0)
@@ -266,7 +266,7 @@ class WindowCounter(QuotaCounter):
 
     def _calm(self, now: int) -> bool:
         """Whether the episode is over at `now`. The window is empty one window after the last charge."""
-        return self.pacer.calm(now, self._calm_ms, self.owed_until, self.last_ms + self._calm_ms // 2)
+        return self.pacer.calm(now, self._calm_ms, int(self.owed_until), self.last_ms + self._calm_ms // 2)
 
     def _rescale(self, factor: float) -> None:
         super()._rescale(factor)
@@ -383,7 +383,7 @@ class WindowCounter(QuotaCounter):
             empty_since = self.last_ms + self._calm_ms // 2
             if now > empty_since:
                 pacer.note_idle(empty_since)
-            if pacer.calm(now, self._calm_ms, self.owed_until, empty_since):
+            if pacer.calm(now, self._calm_ms, int(self.owed_until), empty_since):
                 pacer.active = False
         self.last_ms = now
         rate.record(amount * self._scale, now)

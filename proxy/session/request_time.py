@@ -17,9 +17,10 @@ acks=all also gets a share for its size. docs/request-time.md compares all this 
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final
 
-from proxy.wire.apis import PRODUCE
+from proxy.wire.apis import FETCH, PRODUCE
 from proxy.wire.schema import APIS
 
 
@@ -43,8 +44,13 @@ per MB (20 requests/s) for processing one, whatever the acks."""
 RECENT: Final = 15
 """The baseline is the median of this many requests."""
 
-# Compared for each response: in compiled code a C number (see the .pxd).
+# Compared for each response: in compiled code C numbers (see the .pxd).
 _PRODUCE: Final = PRODUCE
+_FETCH: Final = FETCH
+_RECENT: Final = RECENT
+_HANDOVER_MS: Final = HANDOVER_MS
+_MIN_MS: Final = MIN_MS
+_UNKNOWN: Final = -1.0
 
 NEVER_WAIT: Final = _keys(
     "Produce",  # those with acks=1; acks=0 has no response, acks=all is told apart by the caller
@@ -104,20 +110,20 @@ class RequestTime:
         """When the last byte of the latest response came: from then on the broker was free for the next request."""
         self.round_trip_ms = 0.0
         """The network's round trip to the broker."""
-        self._recent = [DEFAULT_BASELINE_MS] * RECENT
+        self._recent = [DEFAULT_BASELINE_MS] * 15  # RECENT: a C array needs the number itself
         self._at = 0
-        self._baseline: float | None = DEFAULT_BASELINE_MS  # None: recompute
+        self._baseline = DEFAULT_BASELINE_MS  # _UNKNOWN: recompute
 
     def busy_ms(
-        self, api_key: int, sent_ms: float, now_ms: float, replicated_bytes: int = 0, arrived_ms: float | None = None
+        self, api_key: int, sent_ms: float, now_ms: float, replicated_bytes: int = 0, arrived_ms: float = inf
     ) -> float:
         """What to charge a request whose last byte was read at `sent_ms` and whose response is read at `now_ms`.
 
-        `arrived_ms`: the earliest time at which that response may have arrived (`proxy.io.reactor`); None: now.
+        `arrived_ms`: the earliest time at which that response may have arrived (`proxy.io.reactor`), if before now.
         `replicated_bytes`: the size of a Produce request with acks=all, 0 for all others.
         """
-        free_ms, handover_ms, least_ms = self.free_ms, HANDOVER_MS, MIN_MS
-        came = now_ms if arrived_ms is None else arrived_ms
+        free_ms, handover_ms, least_ms = self.free_ms, _HANDOVER_MS, _MIN_MS
+        came = arrived_ms if arrived_ms < now_ms else now_ms
         if free_ms > sent_ms:
             start_ms = free_ms
             unused_ms = handover_ms
@@ -131,21 +137,26 @@ class RequestTime:
         if replicated_bytes:
             most = self.baseline_ms + replicated_bytes * MS_PER_BYTE
             return busy if busy < most else most
-        if api_key == _PRODUCE or api_key in NEVER_WAIT:
+        if api_key == _PRODUCE or (api_key != _FETCH and api_key in NEVER_WAIT):
             at = self._at
             self._recent[at] = busy
-            self._at = at + 1 if at < RECENT - 1 else 0
-            self._baseline = None
+            self._at = at + 1 if at < _RECENT - 1 else 0
+            self._baseline = _UNKNOWN
             return busy
-        if api_key in EXEMPT:
+        if api_key != _FETCH and api_key in EXEMPT:
             return 0.0
         most = self.baseline_ms
         return busy if busy < most else most
 
     @property
+    def recent(self) -> list[float]:
+        """The latest charges of requests that never wait, in no order."""
+        return [self._recent[at] for at in range(RECENT)]
+
+    @property
     def baseline_ms(self) -> float:
         """The maximum charge of a request that may wait."""
         baseline = self._baseline
-        if baseline is None:
-            baseline = self._baseline = sorted(self._recent)[RECENT // 2]
+        if baseline == _UNKNOWN:
+            baseline = self._baseline = sorted(self.recent)[RECENT // 2]
         return baseline

@@ -1,9 +1,12 @@
 cimport cython
 
+cdef int _BUCKETS
+cdef double[15] _BOUNDS
+
 
 cdef class Histogram:
-    cdef public list counts
+    cdef long long[16] _counts
     cdef public double sum_s
 
-    @cython.locals(place=cython.Py_ssize_t, bound=cython.double)
+    @cython.locals(place=cython.Py_ssize_t)
     cpdef object add(self, double seconds)

@@ -52,7 +52,7 @@ def _snapshot(one: Any) -> Any:
 def window_of(group: WindowCounter) -> Any:
     rate, pacer, portions = group.rate, group.pacer, group._fetch_sizer
     return (
-        (rate._sums, rate._starts, rate._lasts, rate.window_ms, group.last_ms, group.owed_until),
+        (rate.samples, rate.window_ms, group.last_ms, group.owed_until),
         (group._admitted, group._outstanding, group._typical),
         (pacer.active, pacer.paid_at, pacer._last_scheduled, pacer._held_until, pacer._calm_since),
         None if portions is None else (portions.batch, portions._fetches),
@@ -195,7 +195,7 @@ class Driven:
                 asks._unsent is not None,
             ),
             "responses": answers.bytes_total,
-            "time": (time.free_ms, time._recent, time._at, time.baseline_ms),
+            "time": (time.free_ms, time.recent, time._at, time.baseline_ms),
             "turns": (
                 turns.to_broker, turns.to_client, turns._answers, turns._request_read_bytes,
                 turns._response_read_bytes, turns.last_activity_s, turns.compliance is not None,
