@@ -142,7 +142,7 @@ class SampledRate:
             sample = ring[min(max((old.start - first) // sample_ms, 0), count - 1)]
             sample.sum += old.sum
             sample.last = max(sample.last, min(old.last, now))
-        self._ring, self._place, self._current = ring, count - 1, ring[-1]
+        self._ring, self._place, self._current = ring, count - 1, ring[count - 1]
         self._refresh()
 
     @property

@@ -369,7 +369,7 @@ class RequestHandler(FrameInspector):
             # Newer than what we could clamp: the client gets the same answer as from a broker, and falls back
             # (KIP-511).
             pending.local_answer = responses.unsupported_api_versions_response(header.correlation_id)
-            state.answered_here(pending, state.cpu_ms(), now_ms)
+            self._state.answered_here(pending, self._state.cpu_ms(), now_ms)
             walker.dropping = True
         elif api_key == _API_VERSIONS and self.software is None and here == total:
             self.software = client_software(buf, header.body, start + total, version)

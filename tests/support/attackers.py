@@ -200,7 +200,7 @@ def flooding(kind: str, target: Address, ends: float, done: Counter[str]) -> Non
                     break
 
 
-# ---- connections that send much to do, at a megabyte a second in all, and read what is answered ----
+# ---- connections that send much to do, at a bounded rate, and read what is answered ----
 
 
 def _compact(elements: int, element: bytes) -> bytes:
@@ -229,16 +229,18 @@ WORK: dict[str, tuple[int, Callable[[], bytes]]] = {
     "altered_operations": (1, lambda: _admin(49, b"\2" + _USER + _compact(MANY, _OP) + b"\0\0\0")),
     "altered_entries": (1, lambda: _admin(49, _compact(MANY // 3, _ONE) + b"\0\0")),
     "described_components": (1, lambda: _admin(48, _compact(MANY, b"\5user\2\0\0") + b"\0\0")),
-    "many_administrators": (17, lambda: _admin(49, _compact(20_000, _ONE) + b"\0\0")),
+    "many_administrators": (17, lambda: _admin(49, _compact(4000, _ONE) + b"\0\0")),
 }
 """Connections, and what each sends again and again."""
-WORK_BYTES_PER_S = 1_000_000
+TINY_BYTES_PER_S, LARGE_BYTES_PER_S = 1_000_000, 5_000_000
+"""Of all connections: in tiny requests, and in large ones, of which some are to be complete in a second."""
 
 
 def working(kind: str, target: Address, ends: float, done: Counter[str]) -> None:
     """Each connection sends its next part when the rate of all of them lets it."""
     count, make = WORK[kind]
     data, began = memoryview(make()), time.monotonic()
+    rate = TINY_BYTES_PER_S if len(data) < 100_000 else LARGE_BYTES_PER_S
     with ExitStack() as stack:
         open_ones = [stack.enter_context(socket.create_connection(target, timeout=1)) for _ in range(count)]
         places = dict.fromkeys(open_ones, 0)
@@ -246,7 +248,7 @@ def working(kind: str, target: Address, ends: float, done: Counter[str]) -> None
         for one in open_ones:
             one.setblocking(False)
         while time.monotonic() < ends:
-            may_send = done["bytes"] < WORK_BYTES_PER_S * (time.monotonic() - began)
+            may_send = done["bytes"] < rate * (time.monotonic() - began)
             readable, writable, _ = select.select(open_ones, open_ones if may_send else [], [], 0.01)
             for one in readable:
                 with suppress(BlockingIOError):
