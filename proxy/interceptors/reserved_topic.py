@@ -24,17 +24,12 @@ from proxy.interceptors.intercept import (
 )
 from proxy.wire import topics as wire
 from proxy.wire.apis import METADATA, api_name
-from proxy.wire.frames import WireError
 from proxy.wire.lengths import Slices
 from proxy.wire.topic_changes import TOPIC_CHANGES, Change, read_changes, refusal
 from proxy.wire.topics import DELETE_TOPICS
 
 _IDS_FROM: Final = 6
 """The first version of DeleteTopics that may give topics by id."""
-MAX_NAMING_BYTES: Final = 8192
-"""Of a request that names the topic, as it is decoded in one piece: some milliseconds."""
-MAX_REFUSED: Final = 1000
-"""Topics of a refused request, as the answer is made in one piece."""
 
 
 class ReservedTopic:
@@ -54,59 +49,49 @@ class ReservedTopic:
 
     def request(self, request: AdminRequest, now_ms: float) -> Outcome:
         """See :meth:`proxy.interceptors.intercept.Interceptor.request`."""
-        if self._raw not in request.body and not _may_give_ids(request):
+        if self._raw not in request.body and not self._is_by_id(request):
             return self._pass(request, now_ms)
         return Work(self._judge(request, now_ms))
 
+    def _is_by_id(self, request: AdminRequest) -> bool:
+        return request.api_key == DELETE_TOPICS and request.api_version >= _IDS_FROM
+
     def _judge(self, request: AdminRequest, now_ms: float) -> Slices[Decision]:
-        changes, now_ms = yield from self._changes(request, now_ms)
+        changes, now_ms = yield from read_changes(request.api_key, request.api_version, request.body, now_ms)
         if any(change.topic == self._topic for change in changes):
-            return self._refuse(request, changes, None)
-        ids = list(dict.fromkeys(one.topic_id for one in changes if one.topic is None and one.topic_id is not None))
-        if not ids:
-            return (yield from self._passed(request, now_ms))
-        # Ask the broker which topics these ids are, as far as the client may know.
-        version, question, _ = yield from wire.metadata_question([], ids, ids_wanted=True, now_ms=now_ms)
+            return (yield from self._refuse(request, changes, None))
+        ids = [one.topic_id for one in changes if one.topic is None and one.topic_id is not None]
+        if self._is_by_id(request) and ids:
+            return (yield from self._ask(request, changes, list(dict.fromkeys(ids)), now_ms))
+        return (yield from self._passed(request, now_ms))
+
+    def _ask(
+        self, request: AdminRequest, changes: list[Change], ids: list[uuid.UUID], now_ms: float
+    ) -> Slices[Decision]:
+        """Ask the broker which topics these ids are, as far as the client may know."""
 
         def told(body: bytes, now_ms: float) -> Slices[Decision]:
             described, now_ms = yield from wire.read_metadata(version, body, now_ms)
             for topic in described:
                 if topic.name == self._topic:
-                    return self._refuse(request, changes, topic.topic_id)
+                    return (yield from self._refuse(request, changes, topic.topic_id))
             return (yield from self._passed(request, now_ms))
 
+        version, question, _ = yield from wire.metadata_question([], ids, ids_wanted=True, now_ms=now_ms)
         return Ask(METADATA, version, question, lambda body, now_ms: Work(told(body, now_ms)))
 
-    def _changes(self, request: AdminRequest, now_ms: float) -> Slices[tuple[list[Change], float]]:
-        key, version = request.api_key, request.api_version
-        if key == DELETE_TOPICS:
-            topics, now_ms = yield from wire.read_request(key, version, request.body, now_ms)
-            if topics.refusals:
-                raise WireError("request_malformed", f"DeleteTopics names more than {wire.MAX_TOPICS} topics")
-            return [Change(one.name, one.topic_id, None) for one in topics.found], now_ms
-        if len(request.body) > MAX_NAMING_BYTES:
-            text = f"a request of {len(request.body)} bytes names {self._topic}; at most {MAX_NAMING_BYTES} are read"
-            raise WireError("request_malformed", text)
-        return read_changes(key, version, request.body), now_ms
-
-    def _passed(self, request: AdminRequest, now_ms: float) -> Slices[Decision]:
-        outcome = self._pass(request, now_ms)
-        return (yield from outcome.steps) if isinstance(outcome, Work) else outcome
-
-    def _refuse(self, request: AdminRequest, changes: list[Change], topic_id: uuid.UUID | None) -> Answer:
-        if len(changes) > MAX_REFUSED:
-            raise WireError("request_malformed", f"{self._topic} stands among {len(changes)} topics")
+    def _refuse(self, request: AdminRequest, changes: list[Change], topic_id: uuid.UUID | None) -> Slices[Decision]:
         self.refused[api_name(request.api_key)] += 1
         refused = [
             change.topic == self._topic or (topic_id is not None and change.topic_id == topic_id) for change in changes
         ]
         text = f"topic {self._topic} belongs to kquota and cannot be changed through it"
-        return Answer(refusal(request.api_key, request.api_version, changes, refused, text))
+        return Answer((yield from refusal(request.api_key, request.api_version, changes, refused, text)))
+
+    def _passed(self, request: AdminRequest, now_ms: float) -> Slices[Decision]:
+        outcome = self._pass(request, now_ms)
+        return (yield from outcome.steps) if isinstance(outcome, Work) else outcome
 
     def _pass(self, request: AdminRequest, now_ms: float) -> Outcome:
         other = self._others.get(request.api_key)
         return Forward() if other is None else other.request(request, now_ms)
-
-
-def _may_give_ids(request: AdminRequest) -> bool:
-    return request.api_key == DELETE_TOPICS and request.api_version >= _IDS_FROM

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 import uuid
 from typing import Any
 
@@ -20,7 +21,7 @@ from kafka.protocol.admin import (
 )
 from kafka.protocol.metadata import MetadataResponse
 
-from proxy.interceptors.intercept import AdminRequest, Answer, Ask, Forward
+from proxy.interceptors.intercept import AdminRequest, Answer, Ask, Forward, Work
 from proxy.interceptors.mutations import MutationQuota
 from proxy.interceptors.reserved_topic import ReservedTopic
 from proxy.wire.apis import version_range
@@ -35,6 +36,7 @@ from proxy.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
 from quota.ledger import Account, Ledger
 from quota.table import QuotaTable
 from tests.support.mutation_tools import create, delete, encoded, partitions
+from tests.support.session_tools import finished
 
 TOPIC, NOT_ATTEMPTED, REFUSED = "kquota-fleet", 55, 29
 LEDGER = Ledger(QuotaTable([]))
@@ -105,7 +107,7 @@ def _guard() -> ReservedTopic:
 
 def _ask(guard: ReservedTopic, api_key: int, version: int, body: bytes) -> Any:
     account: Account = LEDGER.account("u", "c")
-    return guard.request(AdminRequest(api_key, version, "u", "c", account, body), 0.0)
+    return finished(guard.request(AdminRequest(api_key, version, "u", "c", account, body), 0.0))
 
 
 def _errors(api_key: int, version: int, outcome: Any) -> list[tuple[str | None, int]]:
@@ -152,7 +154,7 @@ def test_the_topic_is_not_deleted_by_its_id_either() -> None:
         cls = MetadataResponse.MetadataResponseTopic
         topics = [cls(version=asked.api_version, error_code=0, name=name, topic_id=own, partitions=[])]
         told = MetadataResponse(version=asked.api_version, throttle_time_ms=0, brokers=[], topics=topics)
-        outcome = asked.then(bytes(told.encode(version=asked.api_version)), 0.0)
+        outcome = finished(asked.then(bytes(told.encode(version=asked.api_version)), 0.0))
         if refused:
             assert [code for _, code in _errors(DELETE_TOPICS, 6, outcome)] == [NOT_ATTEMPTED, REFUSED]
         else:
@@ -164,3 +166,22 @@ def test_what_cannot_be_read_ends_the_connection(api_key: int, version: int) -> 
     body = encoded(_requests(api_key, version, [TOPIC]))
     with pytest.raises(WireError):
         _ask(_guard(), api_key, version, body[: body.index(TOPIC.encode()) + len(TOPIC)])
+
+
+def test_requests_of_very_many_entries_are_judged_in_slices() -> None:
+    names = [*(f"t{number}" for number in range(5000)), TOPIC]
+    for api_key in TOPIC_CHANGES:
+        body = encoded(_requests(api_key, (version_range(api_key) or (0, 0))[1], names))
+        version = (version_range(api_key) or (0, 0))[1]
+        account = LEDGER.account("u", "c")
+        work = _guard().request(AdminRequest(api_key, version, "u", "c", account, body), 0.0)
+        slices, outcome, longest_ms = 0, None, 0.0
+        while outcome is None:
+            assert isinstance(work, Work)
+            began = time.thread_time()
+            outcome = work.advance(0.0)
+            longest_ms = max(longest_ms, (time.thread_time() - began) * 1000.0 if slices else 0.0)
+            slices += 1
+        assert len(_errors(api_key, version, outcome)) >= 5001
+        assert slices > 250
+        assert longest_ms < 20.0  # half a second at once; a collection of the interpreter is possible
