@@ -45,8 +45,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     if not (ROOT / "CONTRIBUTING.md").exists():
         return config
     for section in config.nav or []:
-        if "Contributing" in section:
-            section["Contributing"].insert(0, {"Contributing": OUTSIDE["CONTRIBUTING.md"]})
+        if "How it works" in section:
+            section["How it works"].append({"Contributing": OUTSIDE["CONTRIBUTING.md"]})
     return config
 
 
