@@ -129,7 +129,7 @@ docs-pictures: $(VENV)/.dev ## The pictures of the README anew: architecture, a 
 	@$(AS_IMAGES) $(BIN)/python docs/_site/picture_page.py
 
 .PHONY: docs-report-pictures
-docs-report-pictures: $(VENV)/.dev ## The pictures of the reports anew, of a generated fleet (minutes; Java 17 or 21 has to be there)
+docs-report-pictures: $(VENV)/.dev ## The picture of a report anew, of a generated fleet (minutes; Java 17 or 21 has to be there)
 	@$(BIN)/python docs/_site/picture_reports.py
 
 docs-serve: $(VENV)/.docs ## The same at http://127.0.0.1:8000, built anew at each change
@@ -209,7 +209,7 @@ evasion: $(VENV)/.dev ## Attacks on every quota, and honest clients far above th
 load: $(VENV)/.dev ## 2 000 connections at once: held, shared fairly, and what others notice (LOAD_ARGS=--quick for a short one)
 	@$(AS_IMAGES) $(BIN)/python -m benchmarks.suites.load $(LOAD_ARGS)
 
-faults: $(VENV)/.dev ## Every fault of docs/faults.md, two minutes of soak (about 15 minutes)
+faults: $(VENV)/.dev ## Every fault of docs/testing.md, two minutes of soak (about 15 minutes)
 	@KQUOTA_FAULTS=all $(BIN)/python -m pytest tests/broker/test_faults.py tests/broker/test_faults_system.py tests/broker/test_soak.py $(PYTEST_ARGS)
 
 soak: $(VENV)/.dev ## Half an hour of churning clients, reloads and faults: nothing may grow (SOAK_MINUTES=30, SOAK_ARGS="--plot FILE")

@@ -1,4 +1,4 @@
-"""`compact`: many small files of records into few large ones per day and cluster, each record once (ADR 0034)."""
+"""`compact`: many small files of records into few large ones per day and cluster, each record once (ADR 0025)."""
 
 from __future__ import annotations
 

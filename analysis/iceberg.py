@@ -1,4 +1,4 @@
-"""The records of a store as an Iceberg table (ADR 0039).
+"""The records of a store as an Iceberg table (ADR 0025).
 
 The table's directory is `STORE/records`, where the files would be: a store is one directory in either format, and
 needs no catalog server. Iceberg's jar and its SQL extension have to be present when Spark starts, so

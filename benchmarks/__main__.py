@@ -19,7 +19,6 @@ from benchmarks.suites.plan import PLANS
 from benchmarks.suites.scenarios import scenarios
 
 RESULTS = PROJECT / "benchmarks" / "results"
-DOCUMENT = PROJECT / "docs" / "benchmarks.md"
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -36,7 +35,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--output", type=Path, default=RESULTS, help="where <date>-<what>.json and .md go")
     parser.add_argument("--what", help="the name of the result (default: the plan's)")
-    parser.add_argument("--update-docs", action="store_true", help="put the table into docs/benchmarks.md")
     parser.add_argument("--report", type=Path, metavar="JSON", help="measure nothing, show a stored result")
     return parser.parse_args(argv)
 
@@ -52,8 +50,6 @@ def main(argv: Sequence[str] | None = None, console: Console | None = None) -> i
     try:
         if options.report:
             result, file = report.load(options.report), options.report
-            if options.update_docs:
-                result["elsewhere"] = elsewhere.lines(RESULTS)  # these have been measured again since
         else:
             plan = PLANS[options.plan or "full"]
             if options.rounds:
@@ -74,10 +70,6 @@ def main(argv: Sequence[str] | None = None, console: Console | None = None) -> i
 
             draw(result, file.with_suffix(".png"))
         report.show(result, console)
-        if options.update_docs:
-            name = file.resolve()
-            source = name.relative_to(PROJECT) if name.is_relative_to(PROJECT) else name.name
-            report.put_into(DOCUMENT, report.markdown(result), str(source))
     except ValueError as error:
         say(str(error))
         return 2

@@ -1,4 +1,4 @@
-"""Which code the data path runs as: the pure Python modules, or those compiled from the same source (ADR 0028).
+"""Which code the data path runs as: the pure Python modules, or those compiled from the same source (ADR 0023).
 
 Compiled modules are kept in a folder of their own, each package's `_compiled`, because beside their sources they would
 take precedence at import. They are used only while each source is still the compiled one, by its SHA-256, so that an

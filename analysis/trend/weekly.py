@@ -3,7 +3,7 @@
 The value of day d is f(d mod 7) * (a + b * d) with factors f that are 1 on average: traffic of weekends is a share of
 that of other days, and grows with it. Line and factors are fitted alternately, each by least squares (statsmodels'
 OLS). Of several models tried on generated weeks this one's forecasts were the nearest, for a five-hundredth of the time
-of exponential smoothing (ADR 0038).
+of exponential smoothing (ADR 0027).
 """
 
 from __future__ import annotations

@@ -2,5 +2,5 @@
 
 `rows` names the attacks, `frames` and `logins` are their bytes, `attackers` carries them out in a process of its own,
 `neighbour` is an honest client beside them, `honest` are six libraries far above their limits, `stage` has broker and
-sidecars, `arithmetic` says what counts, `report` writes the table of docs/evasion.md.
+sidecars, `arithmetic` says what counts, `report` writes the tables (docs/evasion.md has a summary).
 """

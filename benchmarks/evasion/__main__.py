@@ -36,7 +36,7 @@ def main() -> int:
     arguments.add_argument("--direct", action="store_true", help="also against the broker's own quotas, for comparison")
     arguments.add_argument("--offer", type=float, help="try so many times the limit, whatever the rows say")
     arguments.add_argument("--list", action="store_true", help="show the rows")
-    arguments.add_argument("--store", action="store_true", help="store the result, and put the table into the document")
+    arguments.add_argument("--store", action="store_true", help="store the result")
     options = arguments.parse_args()
     libraries = [name for name in honest.NAMES if not options.rows or name in options.rows or HONEST in options.rows]
     names = [name for name in options.rows if name not in (HONEST, NEIGHBOUR, *honest.NAMES)]

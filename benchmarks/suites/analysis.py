@@ -1,8 +1,7 @@
 """The reports on a generated fleet: time, memory, what is shuffled and spilled, growth with the input, and DuckDB on
 the same files.
 
-`python -m benchmarks.suites.analysis` (or `make bench-analysis`); docs/benchmarks-analysis.md tells how to read the
-figures.
+`python -m benchmarks.suites.analysis` (or `make bench-analysis`); docs/analysis.md has figures.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.intake import BASE
-from benchmarks.report.analysis import markdown, put_into
+from benchmarks.report.analysis import markdown
 from benchmarks.report.measured import describe_project
 from benchmarks.rig.procstat import MachineTime, cpu_s, describe_machine, peak_bytes
 from benchmarks.rig.variants import PROJECT
@@ -32,7 +31,6 @@ from benchmarks.suites import analysis_queries as fleet_queries
 from quota.record import FIELDS
 
 RESULTS = PROJECT / "benchmarks" / "results"
-DOCUMENT = PROJECT / "docs" / "benchmarks-analysis.md"
 JOBS = (
     "usage",
     "throttling",
@@ -247,7 +245,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--add", type=Path, help="an earlier result that this one goes on with, in place of a new one")
     parser.add_argument("--memory", default="4g", help="of the JVM (4g)")
     parser.add_argument("--output", type=Path, default=RESULTS, help="where <date>-analysis.json and .md go")
-    parser.add_argument("--update-docs", action="store_true", help="put the tables into docs/benchmarks-analysis.md")
     options = parser.parse_args(argv)
     if options.copies > 1:
         options.fleet = copied(
@@ -293,11 +290,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    file = _store(result, options.output)
-    text = markdown(result)
-    print(text)
-    if options.update_docs:
-        put_into(DOCUMENT, text, str(file.relative_to(PROJECT)) if file.is_relative_to(PROJECT) else file.name)
+    _store(result, options.output)
+    print(markdown(result))
     return 1 if result["errors"] else 0
 
 

@@ -1,6 +1,6 @@
 """A thousand sidecars for days on end: how long it takes to list, to compact and to report on what they write.
 
-`python -m benchmarks.suites.analysis_month --work DIR` (docs/benchmarks-analysis.md has the outcome). Each day the
+`python -m benchmarks.suites.analysis_month --work DIR` (docs/analysis.md has the outcome). Each day the
 files of all sidecars are made as the exporter makes them: one in `rotate_s` per sidecar, by the names and in the
 directories of :mod:`deploy.export.files`, with every field of a record. Then the day is compacted, the files that were
 read are deleted, and reports are made of the store. Files of many days that only have the right names and sizes, and no

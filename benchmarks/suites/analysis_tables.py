@@ -1,6 +1,6 @@
 """Compacted records as plain files, as an Iceberg table and as a Delta table: what merging, reading and tidying take.
 
-`python -m benchmarks.suites.analysis_tables` (ADR 0039 has the outcome). The same steps for each, in a process and a
+`python -m benchmarks.suites.analysis_tables` (ADR 0025 has the outcome). The same steps for each, in a process and a
 JVM of its own, on the records of a small generated fleet: three days are written without a twentieth of the second
 day's records; these come late, together with a tenth that was there already.
 """

@@ -1,4 +1,4 @@
-"""A flame graph of the sidecar at work: `python -m benchmarks.suites.flame docs/images/flame.svg`.
+"""A flame graph of the sidecar at work: `python -m benchmarks.suites.flame flame.svg`.
 
 One real broker, `kquota run`, small produce requests as fast as they go over 32 connections; py-spy looks at it 200
 times a second from outside. `--project` is a directory with another version of kquota, to compare. `--native` shows

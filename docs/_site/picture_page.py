@@ -1,7 +1,7 @@
 """Pictures of the page on the admin port, of a real sidecar in use: `python docs/_site/picture_page.py` (a minute).
 
-In light and dark at 1300 pixels and on a narrow window, after some time of traffic by three real clients, of which two
-are throttled. The folder of the configuration is shown as that of a container's, not as the temporary one.
+In light at 1300 pixels, after some time of traffic by three real clients, of which two are throttled. The folder of the
+configuration is shown as that of a container's, not as the temporary one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from tests.corpus.job import wait_for  # noqa: E402
 from tests.support.browser import browser, resize, save_picture, text  # noqa: E402
 
 IMAGES: Final = ROOT / "docs" / "images"
-PICTURES: Final = (("ui-light.png", 1300, False), ("ui-dark.png", 1300, True), ("ui-narrow.png", 390, False))
+PICTURE: Final = "ui-light.png"
+WIDTH: Final = 1300
 TRAFFIC_S: Final = 150.0
 RENAME: Final = """
 const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -99,9 +100,8 @@ def main() -> None:
                 wait_for("the sidecar", lambda: ready(f"http://127.0.0.1:{admin}/readyz", process))
                 with traffic(f"127.0.0.1:{port}"):
                     time.sleep(TRAFFIC_S)
-                    for picture, width, dark in PICTURES:
-                        shoot(f"http://127.0.0.1:{admin}/ui/", IMAGES / picture, width, folder, dark=dark)
-                        print(f"docs/images/{picture}")
+                    shoot(f"http://127.0.0.1:{admin}/ui/", IMAGES / PICTURE, folder)
+                    print(f"docs/images/{PICTURE}")
             finally:
                 process.terminate()
 
@@ -114,11 +114,11 @@ def ready(url: str, process: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-def shoot(url: str, picture: Path, width: int, folder: str, *, dark: bool) -> None:
+def shoot(url: str, picture: Path, folder: str) -> None:
     """The whole page with an explanation on it."""
     from selenium.webdriver.common.by import By
 
-    with browser(width, dark=dark) as driver:
+    with browser(WIDTH) as driver:
         driver.get(url)
         wait_for("the throttled client", lambda: "etl" in text(driver, "#held"))
         wait_for("history", lambda: "etl" in text(driver, "#counter"))
@@ -128,7 +128,7 @@ def shoot(url: str, picture: Path, width: int, folder: str, *, dark: bool) -> No
         wait_for("libraries", lambda: "rdkafka" in text(driver, "#libraries"))
         driver.execute_script("document.activeElement.blur(); scrollTo(0, 0)")
         height = driver.execute_script("return document.documentElement.scrollHeight")
-        resize(driver, width, height)
+        resize(driver, WIDTH, height)
         time.sleep(1.0)  # the charts take their new width
         wait_for("a throttled client", lambda: "etl" in text(driver, "#held"))
         driver.execute_script(RENAME, folder)

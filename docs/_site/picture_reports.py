@@ -1,7 +1,6 @@
-"""Pictures of the reports' pages in docs/images: `python docs/_site/picture_reports.py` (minutes; Java 17 or 21).
+"""The picture of a report's page in docs/images: `python docs/_site/picture_reports.py` (minutes; Java 17 or 21).
 
-Of a generated fleet (`analysis.fleet`): a week of forty sidecars. All in light at 1300 pixels, that of usage in dark
-and on a narrow window as well.
+Of a generated fleet (`analysis.fleet`): a week of forty sidecars, in light at 1300 pixels.
 """
 
 from __future__ import annotations
@@ -19,7 +18,9 @@ sys.path.insert(0, str(ROOT))
 from tests.support.browser import browser, resize, save_picture  # noqa: E402
 
 KQUOTA: Final = str(Path(sys.executable).with_name("kquota"))
-IMAGES: Final = ROOT / "docs" / "images"
+REPORT: Final = "throttling"
+PICTURE: Final = ROOT / "docs" / "images" / f"report-{REPORT}.png"
+WIDTH: Final = 1300
 HIGHEST: Final = 1700
 """Pixels of a picture: the head of a page shows what it is like."""
 NO_SCROLLBARS: Final = """
@@ -29,46 +30,15 @@ document.head.append(style);
 """
 """The browser's own setting hides none of a window without a screen."""
 FLEET: Final = ("--sidecars", "40", "--days", "7", "--apps", "12", "--parts", "4", "--quiet")
-PRICES: Final = """\
-currency: EUR
-prices: {produce_gb: 0.05, fetch_gb: 0.02}
-"""
-CANDIDATE: Final = """\
-quotas:
-  - {client-id: <default>, producer_byte_rate: 1M, consumer_byte_rate: 2M}
-"""
-REPORTS: Final[dict[str, tuple[str, ...]]] = {
-    "usage": (),
-    "throttling": (),
-    "recommend": (),
-    "noisy": (),
-    "obedience": (),
-    "capacity": ("--capacity", "produce=500000000"),
-    "chargeback": ("--prices", "prices.yaml"),
-    "whatif": ("--candidate", "candidate.json"),
-}
 
 
 def main() -> None:
     """Generate, report, take."""
-    wanted = sys.argv[1:] or list(REPORTS)
     with TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "prices.yaml").write_text(PRICES)
-        (folder / "candidate.yaml").write_text(CANDIDATE)
-        check = [KQUOTA, "check", "--config", folder / "candidate.yaml", "--on-paper", "--json"]
-        (folder / "candidate.json").write_bytes(subprocess.run(check, check=True, stdout=subprocess.PIPE).stdout)
         run(folder, sys.executable, "-m", "analysis.fleet", "--output", "usage", *FLEET)
-        for report in wanted:
-            kquota = str(Path(sys.executable).with_name("kquota"))
-            run(
-                folder, kquota, "report", report, "--input", "usage", "--output", "reports", "--quiet", *REPORTS[report]
-            )
-            page = folder / "reports" / report / "report.html"
-            take(page, IMAGES / f"report-{report}.png", 1300)
-            if report == "usage":
-                take(page, IMAGES / "report-usage-dark.png", 1300, dark=True)
-                take(page, IMAGES / "report-usage-narrow.png", 390)
+        run(folder, KQUOTA, "report", REPORT, "--input", "usage", "--output", "reports", "--quiet")
+        take(folder / "reports" / REPORT / "report.html")
 
 
 def run(folder: Path, *command: str) -> None:
@@ -76,16 +46,16 @@ def run(folder: Path, *command: str) -> None:
     subprocess.run(command, cwd=folder, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
 
 
-def take(page: Path, picture: Path, width: int, *, dark: bool = False) -> None:
+def take(page: Path) -> None:
     """The head of the page."""
-    with browser(width, dark=dark) as driver:
+    with browser(WIDTH) as driver:
         driver.get(page.as_uri())
         assert str(page.parents[2]) not in driver.execute_script("return document.body.innerText"), "a temporary path"
         height = min(HIGHEST, driver.execute_script("return document.documentElement.scrollHeight"))
-        resize(driver, width, height)
+        resize(driver, WIDTH, height)
         driver.execute_script(NO_SCROLLBARS)
-        save_picture(driver, picture)
-    print(f"docs/images/{picture.name}")
+        save_picture(driver, PICTURE)
+    print(f"docs/images/{PICTURE.name}")
 
 
 if __name__ == "__main__":

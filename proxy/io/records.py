@@ -1,4 +1,4 @@
-"""The endpoint of a TLS connection that calls OpenSSL directly (`proxy.tls._openssl`, ADR 0030).
+"""The endpoint of a TLS connection that calls OpenSSL directly (`proxy.tls._openssl`, ADR 0016).
 
 Without compiled modules there is no such endpoint; `records.pyx` is the compiled version.
 """

@@ -24,7 +24,7 @@ LONGEST_CHECK_S: Final = 5.0
 MAX_CORKED_BYTES: Final = 65_536
 """The largest segment. Fewer unsent bytes may be corked until the broker has sent the rest of the response."""
 PORTION: Final = 20
-"""Connections sampled before others are served: with 200 the p99 of others doubled (docs/load.md)."""
+"""Connections sampled before others are served: with 200 the p99 of others doubled."""
 
 
 class Sweeper:

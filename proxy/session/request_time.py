@@ -12,7 +12,7 @@ is charged
 
 Requests whose answer may wait for something other than a thread (time, other members, replicas, the controller) are
 charged at most the connection's *baseline*: the median charge of its latest requests that never wait. Produce with
-acks=all also gets a share for its size. docs/request-time.md compares all this with the brokers' own figures.
+acks=all also gets a share for its size. docs/quota-arithmetic.md compares this with the brokers' own figures.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Faults, with a real broker and real clients: what was acknowledged is there, nothing stays behind, quotas are right.
 
 Clients -> link (127.0.0.2) -> sidecar -> link -> broker. Each fault strikes in the middle of traffic and is over after
-some seconds; then the traffic has to go on by itself. docs/faults.md has the table of faults and promises.
+some seconds; then the traffic has to go on by itself. docs/testing.md has the table of faults and promises.
 """
 
 from __future__ import annotations

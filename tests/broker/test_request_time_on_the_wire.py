@@ -23,7 +23,7 @@ from tests.support.waiting import until
 WINDOW_MS = 1000
 """The longest delay of a request quota."""
 FACTOR = 10.0
-"""docs/request-time.md: how far the estimate may be off."""
+"""docs/quota-arithmetic.md: how far the estimate may be off."""
 COMPARED = ("metadata", "metadata-8", "produce-1", "produce-1-large", "produce-all", "consumer-idle", "rebalance")
 
 
@@ -214,7 +214,7 @@ def test_a_consumer_that_waits_is_not_charged_for_waiting(kafka: KafkaCluster, t
 
 @pytest.mark.long
 def test_the_estimate_is_within_the_stated_factor_of_the_brokers_own_figure() -> None:
-    """A wait for a core is charged here and not by the broker (docs/request-time.md): all clients have a core."""
+    """A wait for a core is charged here and not by the broker (docs/quota-arithmetic.md): all clients have a core."""
     chosen = [traffic for traffic in TRAFFICS if traffic.key in COMPARED]
     assert len(chosen) == len(COMPARED)
     with precedence():

@@ -1,6 +1,6 @@
 """Fuzzing, the short version: what was found stays found, recorded traffic breaks nothing, and the fuzzer itself works.
 
-The long one is `make fuzz`; docs/fuzzing.md has its figures.
+The long one is `make fuzz`; docs/testing.md has its figures.
 """
 
 from __future__ import annotations

@@ -31,7 +31,6 @@ VALUES_SCHEMA = json.loads((ROOT / "helm/kquota/values.schema.json").read_text()
 SETTINGS = {info.alias or name for name, info in Config.model_fields.items()}
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 OF_OTHERS = {
-    "embedded-kafka.md",  # server.properties and the like
     "analysis.md",  # Spark's and Prometheus' own files; its commands are those of the reports
 }
 """Pages whose YAML is not kquota's."""
@@ -235,10 +234,3 @@ def test_commands_in_sentences_exist(path: Path) -> None:
     prose = re.sub(r"^( *)```.*?^\1```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     for written in re.findall(r"`kquota ([a-z][a-z-]*)", prose):
         assert written in {*root.commands, "is", "up"}, written
-
-
-def test_tests_that_the_readme_names_are_there() -> None:
-    found = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "README.md").read_text())
-    assert len(found) >= 6
-    for file, name in found:
-        assert re.search(rf"^(async )?def {name}\(", (ROOT / file).read_text(), re.MULTILINE), (file, name)

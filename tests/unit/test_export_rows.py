@@ -345,7 +345,7 @@ def test_names_are_cut_as_in_metrics() -> None:
 
 
 def test_a_hundred_thousand_clients_are_sampled_in_short_steps() -> None:
-    """The bound is generous, for busy machines; docs/adr/0013 has the measured time."""
+    """The bound is generous, for busy machines."""
     watched = Watched()
     for index in range(100_000):
         watched.ledger.account("u", f"c{index}")

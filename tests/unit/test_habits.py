@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import datetime
 import re
 from pathlib import Path
@@ -98,3 +99,18 @@ def test_the_changelog_is_kept_in_the_form_that_it_names() -> None:
     kinds = set(re.findall(r"^### (.+)$", text, re.MULTILINE))
     assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
     assert max(map(len, text.splitlines())) <= 100
+
+
+PACKAGES = ("quota", "proxy", "config", "deploy", "analysis", "benchmarks")
+MODULES = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+
+
+def test_each_module_says_what_it_is_for() -> None:
+    for path in MODULES:
+        assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+def test_modules_are_short_enough_to_read() -> None:
+    """Generated tables do not count."""
+    long = {str(path): len(path.read_text().splitlines()) for path in MODULES if path.name != "schema.py"}
+    assert {path: count for path, count in long.items() if count > 500} == {}

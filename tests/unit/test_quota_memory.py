@@ -36,7 +36,7 @@ def invent(ledger: Ledger, count: int, now: int, name: str = "invented") -> None
 
 
 def test_invented_clients_take_the_room_of_a_few() -> None:
-    # docs/benchmarks.md has a million of them against the running sidecar's settings.
+    # docs/performance.md has a million of them against the running sidecar's settings.
     most, now = 2000, 0
     ledger = ledger_of(most)
     gc.collect()
