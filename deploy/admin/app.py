@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import suppress
 from dataclasses import asdict
 from operator import itemgetter
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import structlog
 import trio
@@ -42,6 +42,7 @@ from deploy.admin.explain import (
 from deploy.admin.explain_text import explanation_panel, explanation_text
 from deploy.admin.guard import Guard, Hosts
 from deploy.admin.history import History
+from deploy.admin.largest import Largest
 from deploy.common.text import ascii_json
 from deploy.metrics import CONTENT_TYPE, Exposition
 from proxy.telemetry.observer import ConnectionInfo
@@ -278,29 +279,6 @@ class AdminApp:
         best = heapq.nlargest(most, found, key=lambda one: (one.ignored_ms, one.mute_ms))
         rows = [{name: getattr(one, name) for name in one.__slots__} for one in best]
         return _json({"libraries": rows, "total": len(found), "shown": len(rows)})
-
-
-class Largest(Generic[T]):
-    """The items with the largest keys, of all that are added."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._heap: list[tuple[tuple[float, ...], int, T]] = []
-        self.seen = 0
-
-    def add(self, key: tuple[float, ...], item: T) -> None:
-        """One more; of those with equal keys the earlier ones stay."""
-        self.seen += 1
-        entry = (key, -self.seen, item)
-        if len(self._heap) < self._most:
-            heapq.heappush(self._heap, entry)
-        elif self._most:
-            heapq.heappushpop(self._heap, entry)
-
-    def items(self) -> Iterator[T]:
-        """Take the items out, the smallest first."""
-        while self._heap:
-            yield heapq.heappop(self._heap)[2]
 
 
 def _limit(request: Request) -> int:

@@ -21,7 +21,7 @@ cdef class ConnectionIO:
     cdef public bint is_held, progress_wanted
     cdef public double last_activity_s
     cdef public long long _ahead_bytes
-    cdef public long _read_bytes, _splice_min_bytes
+    cdef public long _splice_min_bytes
     cdef public ClockType _clock
     cdef public RoundType _round
     cdef public SessionStateType _state

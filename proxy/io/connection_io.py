@@ -26,8 +26,7 @@ from proxy.telemetry.close_log import CloseLogLimiter
 from proxy.telemetry.observer import Counters
 
 READS_BEFORE_CHECKPOINT: Final = 8
-"""Reads in a row without waiting before other connections are served. One after which the session has a backlog is the
-last."""
+"""Reads in a row without waiting before other connections are served, as long as each has few frames."""
 LARGE_FETCH_BYTES: Final = 262_144
 HEAD_BYTES: Final = 4096
 """After a fetch response larger than the former, no more than the latter is read of the next one at first: it is
@@ -82,7 +81,6 @@ class ConnectionIO:
         "_answers",
         "_buffer",
         "_clock",
-        "_read_bytes",
         "_requests",
         "_responses",
         "_round",
@@ -122,7 +120,6 @@ class ConnectionIO:
         self._answers: list[Buffer] = []
         self._splice_min_bytes = 0
         """What is left of a body has to be as long for the kernel to move it; 0: it never does."""
-        self._read_bytes = len(shared.buffer)
         self._splice_up = Splice(shared.pipes)
         self._splice_down = Splice(shared.pipes)
         self.on_progress: Callable[[], None] | None = None
@@ -196,7 +193,7 @@ class ConnectionIO:
             elif not watch.readable:
                 return None
             else:
-                wanted = self._read_bytes
+                wanted = len(self._buffer)
                 try:
                     received = self.client.receive(self._buffer, wanted)
                 except OSError as error:
@@ -358,8 +355,7 @@ class ConnectionIO:
         for _ in range(READS_BEFORE_CHECKPOINT):
             if responses.has_backlog():
                 sent = self._send_client(0, responses.resume(self._clock.now_s() * 1000.0), False)
-                if self.progress_wanted:
-                    self._progress()
+                self._progress()
                 return AGAIN if sent else None
             skip = frames.movable()
             if (watch.readable and skip >= self._splice_min_bytes > 0) or splice.inside:
@@ -386,7 +382,7 @@ class ConnectionIO:
                 return None
             if watch.rest_s == NEVER:  # all of a large response has come, or there is no pipe left
                 self._rest_came(watch)
-            wanted = self._read_bytes
+            wanted = len(self._buffer)
             if self._splice_min_bytes and not frames.skip and responses.fetched_bytes >= LARGE_FETCH_BYTES:
                 wanted = HEAD_BYTES
             try:
@@ -430,8 +426,7 @@ class ConnectionIO:
             return False
         if self._responses.answer_due():
             self._answer()
-        if self.progress_wanted:
-            self._progress()
+        self._progress()
         return not self.to_client
 
     def _answer(self) -> None:
