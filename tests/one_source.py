@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import random
-from types import SimpleNamespace
 from typing import Any
 
 from quota import compiled
@@ -62,6 +61,13 @@ def table(rng: random.Random) -> QuotaTable:
     return QuotaTable([Entry(client_id=DEFAULT, mode=rng.choice(["enforce", "enforce", "shadow"]), **limits)])
 
 
+class Sender:
+    """A connection on which a part of a request has not arrived yet."""
+
+    def __init__(self, missing_bytes: int) -> None:
+        self.missing_bytes = missing_bytes
+
+
 def case(seed: int, operations: int = 150) -> str:
     """The digest of one run."""
     rng, digest = random.Random(seed), hashlib.sha256()
@@ -69,7 +75,7 @@ def case(seed: int, operations: int = 150) -> str:
     ledger = Ledger(table(rng), smooth=rng.random() < 0.7, max_throttle_ms=cap, num_samples=rng.choice([1, 2, 11]))
     now_ms = rng.choice([0.0, 12_345.678])
     out: list[tuple[Account, FetchAdmission]] = []
-    connections = [SimpleNamespace(missing_bytes=1000 * number) for number in range(4)]
+    connections = [Sender(1000 * number) for number in range(4)]
     for _ in range(operations):
         now_ms = max(0.0, now_ms + rng.choice(STEPS_MS))
         account = ledger.account("u", rng.choice("ab"))
