@@ -182,7 +182,7 @@ class Queue:
             self._late[first] = places.pop(first)
 
 
-class Claim:
+class Turn:
     """What a request that has passed will be charged once its last byte has arrived."""
 
     __slots__ = ("_sender", "_since", "_size_bytes", "cost_ms", "review_at")
@@ -242,7 +242,7 @@ class Gate:
         # the bytes that are missing is released.
         self._claimed_until = -inf
         self._large_claimed_until = -inf
-        self._claims: OrderedDict[object, Claim] = OrderedDict()
+        self._claims: OrderedDict[object, Turn] = OrderedDict()
 
     def __len__(self) -> int:
         shared = self._abandoned in self._ordinary or self._abandoned in self._large
@@ -318,7 +318,7 @@ class Gate:
             self._promised_ms += cost_ms
             self._promised[connection] = (max(paid_at, now) + self.ahead_ms(cost_ms) + cost_ms, cost_ms)
         if arriving is not None:
-            self._claims[connection] = Claim(*arriving, cost_ms, now)
+            self._claims[connection] = Turn(*arriving, cost_ms, now)
         return 0
 
     def abandon(self, connection: object, size_bytes: int, paid_at: float, backlog_ms: float, now: int) -> bool:

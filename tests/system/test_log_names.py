@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.hostile_names import CLIENT, harmless, write_config
+from tests.support.hostile_names import CLIENT, CONFIGURED, harmless, write_config
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def hostile_config(tmp_path: Path) -> Path:
 
 def test_simulate_shows_names_as_codes(hostile_config: Path) -> None:
     events = [
-        {"t_ms": 0, "kind": "produce", "user": "u", "client_id": CLIENT, "amount": 9000},
+        {"t_ms": 0, "kind": "produce", "user": "u", "client_id": CONFIGURED, "amount": 9000},
         {"t_ms": 0, "kind": CLIENT, "user": "u", "client_id": CLIENT, "amount": 9000},
     ]
     command = [sys.executable, "-m", "deploy.cli.main", "simulate", "--config", str(hostile_config)]
@@ -33,7 +33,7 @@ def test_simulate_shows_names_as_codes(hostile_config: Path) -> None:
     assert done.returncode == 2
     assert harmless(done.stdout.decode()), done.stdout
     assert harmless(done.stderr.decode()), done.stderr
-    assert CLIENT in json.loads(done.stdout)["group"]
+    assert CONFIGURED in json.loads(done.stdout)["group"]
 
 
 @contextmanager

@@ -15,6 +15,15 @@ from quota.table import CandidateLimits, Entry, QuotaTable
 MB = 1_000_000.0
 
 
+class WholeRequest:
+    """The sender of a request that has arrived whole."""
+
+    missing_bytes = 0
+
+
+SENDER = WholeRequest()
+
+
 class Site:
     """Some instances with a ledger each, around one log."""
 
@@ -39,11 +48,11 @@ class Site:
                 amount = (work or {}).get(at, 0.0) / 20
                 if amount and free[at] <= self.now:
                     account = ledger.account("u", "c")
-                    wait = ledger.hold(account, kind, "one", amount, self.now).wait_ms
+                    wait = ledger.hold(account, kind, SENDER, amount, self.now).wait_ms
                     if wait:
                         free[at] = self.now + min(wait, 50)
                         continue
-                    ledger.pass_held(account, kind, "one")
+                    ledger.pass_held(account, kind, SENDER)
                     delay = ledger.charge(account, kind, amount, self.now)
                     if delay:
                         ledger.note_throttle(account, kind, delay)

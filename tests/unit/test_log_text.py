@@ -20,7 +20,7 @@ from deploy.cli.main import app
 from deploy.common import logs
 from deploy.common.text import json_text, readable_name, safe
 from quota.visible import visible
-from tests.support.hostile_names import CLIENT, CLIENT_SHOWN, harmless, write_config
+from tests.support.hostile_names import CLIENT, CLIENT_SHOWN, CONFIGURED, CONFIGURED_SHOWN, harmless, write_config
 
 SHOWN = {
     "\x00": r"\x00",
@@ -183,17 +183,17 @@ def hostile_config(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-@pytest.mark.parametrize("command", [["check"], ["explain", "--client-id", CLIENT]], ids=["check", "explain"])
+@pytest.mark.parametrize("command", [["check"], ["explain", "--client-id", CONFIGURED]], ids=["check", "explain"])
 def test_check_and_explain_show_names_as_top_does(command: list[str], options: list[str], hostile_config: Path) -> None:
     done = CliRunner().invoke(app, [*command, "--config", str(hostile_config), *options])
     assert done.exit_code == 0, done.output
     assert harmless(done.output)
     if options:
         answer = json.loads(done.output)
-        assert CLIENT in (answer["quotas"][0].values() if command == ["check"] else answer.values())
-        assert r"\u009b31m" in done.output
+        assert CONFIGURED in (answer["quotas"][0].values() if command == ["check"] else answer.values())
+        assert r"\u202egnol" in done.output
     else:
-        assert CLIENT_SHOWN in done.output
+        assert CONFIGURED_SHOWN in done.output
 
 
 def test_the_table_of_top_shows_the_same() -> None:

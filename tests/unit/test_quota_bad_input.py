@@ -106,7 +106,7 @@ def test_the_same_limits_of_another_entity() -> None:
     assert type(entry.about(DEFAULT, "c")) is Entry
 
 
-names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=300).filter(
+names = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=300).filter(
     lambda name: name != "<default>"
 )
 
