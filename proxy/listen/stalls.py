@@ -44,7 +44,7 @@ class ProgressTimer:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TrafficSample:
     """A connection as seen at one moment. Byte counts are running totals."""
 
     under_way: bool
@@ -80,7 +80,7 @@ class Stalls:
         self.waited_s = 0.0
         """The wait that was too long."""
 
-    def look(self, passed_s: float, seen: Progress) -> CloseReason | None:
+    def look(self, passed_s: float, seen: TrafficSample) -> CloseReason | None:
         """Why the connection has to end; None while no peer has stalled for too long."""
         limits = self._limits
         least = limits.min_bytes_per_s

@@ -13,7 +13,7 @@ import trio
 from proxy.errors import CloseReason
 from proxy.io.connection import Connection
 from proxy.io.kernel import peer_has_closed, send_queue, unread_bytes, was_reset
-from proxy.listen.stalls import LOOKS_PER_TIMEOUT, Progress, Stalls
+from proxy.listen.stalls import LOOKS_PER_TIMEOUT, Stalls, TrafficSample
 from proxy.settings import ProxySettings
 from proxy.telemetry.close_log import CloseLogLimiter
 
@@ -100,13 +100,13 @@ def abandoned(connection: Connection) -> CloseReason | None:
     return CloseReason.BROKER_SILENT if peer_has_closed(client) else None
 
 
-def sight(connection: Connection, now_s: float) -> Progress:
+def sight(connection: Connection, now_s: float) -> TrafficSample:
     """Which peer is being waited for, and how much has moved."""
     session = connection.session
     client, broker = connection.sockets
     request_begun, response_begun = not session.client_at_boundary, session.response_begun
     unsent_bytes, acked_bytes = send_queue(client)
-    return Progress(
+    return TrafficSample(
         under_way=session.under_way,
         muted=session.client_state(now_s * 1000.0).blocks,
         owed=bool(session.inflight),
