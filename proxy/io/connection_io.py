@@ -39,8 +39,8 @@ MAX_READ_AHEAD_BYTES_OF_ALL: Final = 64 << 20
 for others."""
 MIN_UNREAD_BYTES: Final = 32_768
 """With less unread the receive window is open, and a client's end is reported without a read."""
-MIN_MUTE_READ_AHEAD_MS: Final = 1000.0
-"""In shorter mutes nothing is read ahead: nobody waits long for a client that has gone."""
+MIN_MUTE_READ_AHEAD_S: Final = 1.0
+"""With less of a mute left nothing is read ahead: nobody waits long for a client that has gone."""
 # In compiled code these are C numbers (see the .pxd).
 _FULL: Final = int(ClientState.FULL)
 _LOGIN: Final = int(ClientState.LOGIN)
@@ -269,7 +269,7 @@ class ConnectionIO:
             # Only what the client was told to wait for: a client that was told nothing ignores nothing.
             told_s = min(deadline_s, self._state.told_until_ms / 1000.0)
             compliance = self.compliance = ThrottleComplianceProbe(self.client.sock, now_s, told_s)
-        if compliance.mute_ms >= MIN_MUTE_READ_AHEAD_MS:
+        if deadline_s - now_s >= MIN_MUTE_READ_AHEAD_S:
             self._read_ahead(now_s, MIN_UNREAD_BYTES)
         self._count_backlog()
         self._check_compliance(compliance, now_s)
