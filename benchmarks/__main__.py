@@ -35,7 +35,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--output", type=Path, default=RESULTS, help="where <date>-<what>.json and .md go")
     parser.add_argument("--what", help="the name of the result (default: the plan's)")
-    parser.add_argument("--report", type=Path, metavar="JSON", help="measure nothing, show a stored result")
+    parser.add_argument("--report", type=Path, metavar="JSON", help="measure nothing, show a stored .samples.json")
     return parser.parse_args(argv)
 
 

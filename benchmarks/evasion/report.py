@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks.evasion import honest as clients
 from benchmarks.evasion.beside import Neighbour
 from benchmarks.evasion.neighbour import WAYS
 from benchmarks.evasion.rows import BOUND, Row
 from benchmarks.evasion.run import Batch, Outcome
+from benchmarks.report import stored
 from benchmarks.report.measured import describe_project, in_words
 from benchmarks.rig.procstat import describe_machine
 
@@ -148,11 +149,29 @@ def _limit(row: Row) -> str:
     return f"{row.limit / 1e6:g} MB/s"
 
 
+def _stored(report: Report) -> dict[str, Any]:
+    """What the document's table is made of, and the neighbour's latencies."""
+    kept: dict[str, Any] = {
+        "started": report.started,
+        "seconds": report.seconds,
+        "direct_seconds": report.direct_seconds,
+    }
+    brokers = {one.row.name: one.figures.achieved for batch in report.direct for one in batch.outcomes}
+    kept["rows"] = [
+        {"row": one.row.name, "limit": one.row.limit, "connections": one.row.connections, **asdict(one.figures)}
+        | {"brokers": brokers.get(one.row.name)}
+        for batch in report.batches
+        for one in batch.outcomes
+    ]
+    neighbour = None if report.neighbour is None else asdict(report.neighbour)
+    return kept | {"neighbour": neighbour, "honest": [asdict(one) for one in report.honest]}
+
+
 def store(report: Report) -> Path:
     """Keep the figures, with the tables as Markdown next to them; where the figures are."""
     file = RESULTS / f"{report.started[:10]}-evasion.json"
     about = {"machine": describe_machine(), "project": describe_project()}
-    file.write_text(json.dumps(asdict(report) | about, indent=1) + "\n", encoding="utf-8")
+    file.write_text(stored.text(_stored(report) | about), encoding="utf-8")
     outcomes = [one for batch in report.batches for one in batch.outcomes]
     file.with_suffix(".md").write_text(f"{summary(outcomes)}\n\n{table(report)}\n", encoding="utf-8")
     return file

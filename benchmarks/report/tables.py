@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.report import stats
+from benchmarks.report import stats, stored
 from benchmarks.report.measured import in_words
 from benchmarks.report.stats import Spread
 from benchmarks.rig import tls
@@ -399,7 +399,9 @@ def markdown(result: Result) -> str:
 
 
 def store(result: Result, folder: Path, what: str) -> Path:
-    """Write `<date>-<what>.json` (never over an older one: then `-2`, ...) and the Markdown beside it."""
+    """Write `<date>-<what>.json` (never over an older one: then `-2`, ...): medians and spreads, to be kept.
+
+    Next to it, for this machine alone: the tables, and every sample, for `--report`."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"{result['started'][:10]}-{what}"
     names: Callable[[int], str] = lambda number: f"{stem}.json" if number == 1 else f"{stem}-{number}.json"  # noqa: E731
@@ -407,8 +409,9 @@ def store(result: Result, folder: Path, what: str) -> Path:
     while (folder / names(number)).exists():
         number += 1
     file = folder / names(number)
-    file.write_text(to_json(result), encoding="utf-8")
+    file.write_text(stored.text(result), encoding="utf-8")
     file.with_suffix(".md").write_text(markdown(result), encoding="utf-8")
+    file.with_suffix(".samples.json").write_text(to_json(result), encoding="utf-8")
     return file
 
 

@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.report import stored
 from benchmarks.report.measured import describe_project, in_words
 from benchmarks.rig.accuracy_clients import FETCHED_BATCHES, Cell, Seen, fill
 from benchmarks.rig.procstat import describe_machine
@@ -378,7 +379,7 @@ def main() -> int:
     print(text)
     if not options.quick:
         file = RESULTS / f"{result.started[:10]}-accuracy.json"
-        file.write_text(json.dumps(asdict(result), indent=1) + "\n", encoding="utf-8")
+        file.write_text(stored.text(asdict(result)), encoding="utf-8")
         file.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
     return 0 if all(abs(one.ratio - 1) <= TOLERANCE for one in result.figures) else 1
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.intake import BASE
+from benchmarks.report import stored
 from benchmarks.report.analysis import markdown
 from benchmarks.report.measured import describe_project
 from benchmarks.rig.procstat import MachineTime, cpu_s, describe_machine, peak_bytes
@@ -310,7 +311,7 @@ def _one(result: dict[str, Any], name: str, size: int, rows: int, work: Any) -> 
 def _store(result: dict[str, Any], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{result['started'][:10]}-analysis.json"
-    file.write_text(json.dumps(result, indent=1) + "\n")
+    file.write_text(stored.text(result))
     file.with_suffix(".md").write_text(markdown(result))
     return file
 

@@ -34,6 +34,7 @@ import numpy as np
 from analysis.columns import DAY_S, HOUR_S
 from analysis.fleet import LIBRARIES, MAX_CLIENTS, START_MS
 from analysis.rollups import SUMMED
+from benchmarks.report import stored
 from benchmarks.report.measured import describe_project
 from benchmarks.rig.procstat import describe_machine
 from benchmarks.suites.analysis import measured_with_log
@@ -349,7 +350,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def store() -> None:
         if given.json:
-            given.json.write_text(json.dumps(result, indent=1) + "\n")
+            given.json.write_text(stored.text(result))
 
     given.work.mkdir(parents=True, exist_ok=True)
     usage, target = given.work / "usage", given.work / "store"

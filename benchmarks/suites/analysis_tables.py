@@ -31,6 +31,7 @@ from analysis.fleet import START_MS, GeneratedFleet
 from analysis.fleet import write as write_fleet
 from analysis.iceberg import PACKAGE, IcebergRecords, session_conf
 from analysis.session import open_session
+from benchmarks.report import stored
 from benchmarks.report.measured import describe_project
 from benchmarks.rig.procstat import cpu_s, describe_machine
 from quota.record import FIELDS, IDENTITY
@@ -294,7 +295,7 @@ def main() -> int:
         found["load_after"] = os.getloadavg()
     found |= {"machine": describe_machine(), "project": describe_project()}
     if given.json:
-        given.json.write_text(json.dumps(found, indent=2) + "\n")
+        given.json.write_text(stored.text(found))
     return 0
 
 

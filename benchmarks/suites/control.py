@@ -30,6 +30,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import stored
 from benchmarks.report.measured import describe_project
 from benchmarks.rig.control_clock import pauses_ms
 from benchmarks.rig.procstat import MachineTime, cpu_s, describe_machine, resident_bytes
@@ -291,7 +292,7 @@ def main() -> int:
     result = run(options.entries, options.starts, options.rounds)
     print(table(result))
     if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(stored.text(result), encoding="utf-8")
     return 0
 
 

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.report import stored
 from benchmarks.rig.topics import create_topics
 from deploy.kafka import KafkaCluster
 
@@ -173,7 +174,7 @@ def main() -> None:
         return
     result = run(wanted.seconds)
     if wanted.out is not None:
-        wanted.out.write_text(json.dumps(result, indent=1) + "\n")
+        wanted.out.write_text(stored.text(result))
 
 
 if __name__ == "__main__":

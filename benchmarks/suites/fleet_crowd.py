@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import yaml
 
+from benchmarks.report import stored
 from benchmarks.rig.procstat import cpu_s
 from benchmarks.rig.rawclient import Wire, _drive, produce_frame
 from benchmarks.rig.topics import create_topics
@@ -185,7 +186,7 @@ def main() -> None:
     result = run()
     print(json.dumps(result, indent=1))
     if wanted.out is not None:
-        wanted.out.write_text(json.dumps(result, indent=1) + "\n")
+        wanted.out.write_text(stored.text(result))
 
 
 if __name__ == "__main__":

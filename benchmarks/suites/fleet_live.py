@@ -27,6 +27,7 @@ from typing import Any, Final
 
 import yaml
 
+from benchmarks.report import stored
 from deploy.kafka import KafkaCluster
 from deploy.kafka.ports import free_ports
 
@@ -340,7 +341,7 @@ def main() -> None:
     result = run(wanted.sidecars)
     print(json.dumps({name: value for name, value in result.items() if name != "phases"}))
     if wanted.out is not None:
-        wanted.out.write_text(json.dumps(result, indent=1) + "\n")
+        wanted.out.write_text(stored.text(result))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.report import stored
 from quota.fleet.core import Fleet
 from quota.fleet.record import GroupUse, Record, Seal, decode, encode
 from quota.fleet.split import CAPACITY
@@ -337,7 +338,7 @@ def main() -> None:
     if wanted.cost is not None:
         fleets = ((1000, 100, 1, 16), (10_000, 1000, 2, 200), (10_000, 1000, 1, 8), (10_000, 1, 1, 1))
         costs = [cost_of_one(*fleet) for fleet in fleets]
-        wanted.cost.write_text(json.dumps(costs, indent=1) + "\n")
+        wanted.cost.write_text(stored.text(costs))
         print(json.dumps(costs, indent=1))
         return
     results: list[dict[str, Any]] = []
@@ -351,7 +352,7 @@ def main() -> None:
         print(json.dumps({name: value for name, value in asdict(result).items() if name != "per_second"}), flush=True)
         print(" ".join(f"{value:.2f}" for value in result.per_second), flush=True)
         if wanted.out is not None:
-            wanted.out.write_text(json.dumps(results, indent=1) + "\n")
+            wanted.out.write_text(stored.text(results))
 
 
 if __name__ == "__main__":

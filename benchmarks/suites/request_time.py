@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import selectors
 import signal
@@ -28,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import stored
 from benchmarks.report.measured import describe_project
 from benchmarks.rig.procstat import describe_machine, wait_calm
 from benchmarks.rig.variants import PROJECT
@@ -417,7 +417,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     result["rows"] = compare(chosen, options.seconds, options.rounds, say, calm_wait_s=options.calm_wait)
     options.output.mkdir(parents=True, exist_ok=True)
     file = options.output / f"{result['started'][:10]}-request-time.json"
-    file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    file.write_text(stored.text(result), encoding="utf-8")
     print(table(result))
     return 0
 

@@ -31,7 +31,8 @@ def test_a_tiny_run_measures_kquota_beside_direct(tmp_path: Path, capsys: pytest
     before = os.sched_getaffinity(0)
     code = main(["--plan", "tiny", "--variants", "direct,05", "--output", str(tmp_path)], Console(width=180))
     out = capsys.readouterr().out
-    (file,) = tmp_path.glob("*.json")
+    (file,) = tmp_path.glob("*.samples.json")
+    assert file.with_name(file.name.replace(".samples", "")).exists()
     result = report.load(file)
     assert result["errors"] == [], out
     assert code == 0

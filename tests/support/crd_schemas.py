@@ -1,16 +1,19 @@
 """JSON schemas of the kinds that operators bring, made of the CustomResourceDefinitions that they publish.
 
 `python -m tests.support.crd_schemas` writes tests/schemas anew from the modules that tests/go/crds pins (Apache-2.0):
-without descriptions, and closed, so that a field that the definition does not know is an error.
+without descriptions, closed, so that a field that the definition does not know is an error, and with no more of their
+fields than the chart renders. Of others too the validation says that it does not know them: then write them anew.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 from tests.support.apiserver_tools import crds
+from tests.support.chart_tools import ci_values, documents, render_text
 
 FOLDER = Path(__file__).parents[1] / "schemas"
 COPIED = ("type", "format", "enum", "pattern", "required", "minItems", "maxItems", "minLength", "maxLength", "minimum",
@@ -20,9 +23,15 @@ COPIED = ("type", "format", "enum", "pattern", "required", "minItems", "maxItems
 def schemas() -> dict[Path, str]:
     """Each file and what it should be."""
     found = {}
+    rendered = [one for values in ci_values() for one in documents(render_text(values))]
     for one in crds():
         for version in one["spec"]["versions"]:
             schema = _closed(version["schema"]["openAPIV3Schema"])
+            kind = f"{one['spec']['group']}/{version['name']}", one["spec"]["names"]["kind"]
+            uses = [each for each in rendered if (each["apiVersion"], each["kind"]) == kind]
+            if not uses:
+                continue
+            schema = _used(schema, uses)
             schema["properties"]["metadata"] = {"type": "object"}  # Kubernetes' own
             name = f"{one['spec']['names']['kind'].lower()}_{version['name']}.json"
             found[FOLDER / one["spec"]["group"] / name] = json.dumps(schema, indent=1, sort_keys=True) + "\n"
@@ -44,8 +53,26 @@ def _closed(given: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
+def _used(schema: dict[str, Any], values: list[Any]) -> dict[str, Any]:
+    """The schema without the properties that none of these values has."""
+    found = dict(schema)
+    if "properties" in schema:
+        found["properties"] = {}
+        for name, one in schema["properties"].items():
+            given = [value[name] for value in values if isinstance(value, dict) and name in value]
+            if given:
+                found["properties"][name] = _used(one, given)
+    if "items" in schema:
+        found["items"] = _used(schema["items"], [one for value in values if isinstance(value, list) for one in value])
+    if isinstance(schema.get("additionalProperties"), dict):
+        given = [one for value in values if isinstance(value, dict) for one in value.values()]
+        found["additionalProperties"] = _used(schema["additionalProperties"], given)
+    return found
+
+
 def main() -> None:
     """Write them."""
+    shutil.rmtree(FOLDER, ignore_errors=True)
     for path, text in schemas().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
