@@ -1,7 +1,6 @@
 """Smooth pacing, simulated: clients in a closed loop (ask, be told to wait, wait, ask again) on a simulated clock.
 
-Run as a program, it prints the tables of docs/adr/0004-smooth-pacing.md:
-``python tests/unit/test_quota_pacing.py``.
+Run as a program, it prints tables of figures, those of docs/adr/0004-smooth-pacing.md among them.
 """
 
 import heapq
