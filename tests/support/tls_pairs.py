@@ -71,10 +71,8 @@ def shake_hands(ours: TlsSocket, theirs: ssl.SSLSocket, carry: Callable[[], obje
 
 
 @contextmanager
-def over_tcp(
-    both: tuple[ssl.SSLContext, ssl.SSLContext], buffer_bytes: int | None = None
-) -> Iterator[tuple[TlsSocket, ssl.SSLSocket]]:
-    """Our end and theirs after the handshake, over a TCP connection. `buffer_bytes`: of both for what they send."""
+def over_tcp(both: tuple[ssl.SSLContext, ssl.SSLContext]) -> Iterator[tuple[TlsSocket, ssl.SSLSocket]]:
+    """Our end and theirs after the handshake, over a TCP connection."""
     server, client = both
     with socket.create_server(("127.0.0.1", 0)) as listener:
         far = socket.create_connection(listener.getsockname())
@@ -82,8 +80,6 @@ def over_tcp(
     for one in (far, near):
         one.setblocking(False)
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if buffer_bytes is not None:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
     ours = server.wrap_socket(near, server_side=True, do_handshake_on_connect=False)
     theirs = client.wrap_socket(far, server_hostname="localhost", do_handshake_on_connect=False)
     assert isinstance(ours, TlsSocket)
