@@ -37,7 +37,9 @@ def seen(value: Any) -> Any:
         return float(value).hex()
     if isinstance(value, OWN):
         names = [name for name in dir(value) if not name.startswith("__") and not callable(getattr(value, name))]
-        return [(name, seen(getattr(value, name))) for name in names if name not in ("_gate", "group")]
+        # What a property shows is a C number behind it, which compiled code does not show itself.
+        shown = [name for name in names if not (name.startswith("_") and name[1:] in names)]
+        return [(name, seen(getattr(value, name))) for name in shown if name not in ("_gate", "group")]
     if isinstance(value, list | tuple):
         return [seen(one) for one in value]
     if isinstance(value, dict):
