@@ -20,7 +20,7 @@ from quota.entity import DEFAULT, Kind
 from quota.fetch_sizer import FetchSizer
 from quota.ledger import Ledger
 from quota.pacing import Pacer
-from quota.rate import SampledRate
+from quota.rate import Sample, SampledRate
 from quota.table import Entry, QuotaTable
 from quota.trial import Trial
 
@@ -33,6 +33,8 @@ def seen(value: Any) -> Any:
     """A value as both kinds of code show it: a number by its value (5 is 5.0), an object by its attributes."""
     if isinstance(value, bool) or value is None:
         return value
+    if isinstance(value, Sample):
+        return "a sample"  # `SampledRate.samples` shows what is in it
     if isinstance(value, int | float) and abs(value) < 2**53:
         return float(value).hex()
     if isinstance(value, OWN):
