@@ -17,13 +17,14 @@ from deploy.common.gc_tuning import settle
 from deploy.kafka import KafkaCluster
 from tests.support.sidecars import sidecar
 
+pytestmark = pytest.mark.long
+
 PROJECT = Path(__file__).parents[2]
 LOADED = """
 import json, sys
 from deploy.cli.main import app
 from deploy.common.blocked_imports import UNUSED, blocked_imports
 
-pytestmark = pytest.mark.long
 with blocked_imports(*UNUSED):
     import deploy.app.run
 print(json.dumps(sorted(name for name, module in sys.modules.items() if module is not None)))
