@@ -13,6 +13,7 @@ from config.problems import value_text
 from config.scalars import number
 from config.units import LONG_MAX, parse_duration_ms, parse_size, similar_size
 from quota.connections import canonical_address
+from quota.visible import has_control
 
 DEFAULT_WORD = "<default>"
 """How the default entity is written, as in Kafka's own tools."""
@@ -124,7 +125,7 @@ def text(what: str, *, most: int = 32_767) -> Value:
 
     def check(value: Any) -> str:
         if isinstance(value, str) and 0 < len(value.encode("utf-8", "surrogatepass")) <= most:
-            if not re.fullmatch(f"{_NO_CONTROL}+", value):
+            if has_control(value):
                 raise wrong(f"{what}: text without control characters")
             return value
         if value is None or isinstance(value, str | dict | list):
@@ -252,7 +253,7 @@ def _overrides(value: Any) -> tuple[tuple[str, int], ...]:
             amount = parse_size(limit)
         except ValueError:
             amount = 0
-        if not colon or not re.fullmatch(f"{_NO_CONTROL}+", name) or not 1 <= amount <= LONG_MAX:
+        if not colon or not name or has_control(name) or not 1 <= amount <= LONG_MAX:
             meant = similar_size(limit) if colon and name and not amount else None
             proposal = "" if meant is None else f"; did you mean {meant}?"
             raise wrong(f"{expected}; {value_text(part.strip())} is not one{proposal}")

@@ -7,6 +7,8 @@ one log entry look like two. The reports need this as the sidecar does, and both
 
 from __future__ import annotations
 
+import unicodedata
+
 
 def visible(text: str, *, lines: bool = False) -> str:
     r"""The text with every invisible character as its code: ``\x1b``, ``\x9b``, ``\u202e``, ``\n``, ``\ud800``.
@@ -17,3 +19,8 @@ def visible(text: str, *, lines: bool = False) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or (lines and c == "\n") else repr(c)[1:-1] for c in text)
+
+
+def has_control(text: str) -> bool:
+    """Whether a control character (C0, DEL or C1) is in the text: no name in a configuration has one."""
+    return any(unicodedata.category(c) == "Cc" for c in text)

@@ -20,6 +20,7 @@ from analysis.rows import MAX_ROWS, some_rows
 from analysis.words import rate, several, span
 from quota.entity import Kind
 from quota.record import MAX_NAME_CHARACTERS
+from quota.visible import has_control
 
 KINDS = (Kind.PRODUCE, Kind.FETCH, Kind.REQUEST)
 COLUMNS = (
@@ -259,7 +260,7 @@ _CHANGES = (("raise", "to raise"), ("lower", "to lower"), ("new", "where there i
 
 def _nameable(row: Any) -> bool:
     names = (row["user"], row["client_id"])
-    return all(name != "<default>" and len(name) < MAX_NAME_CHARACTERS for name in names)
+    return all(name != "<default>" and len(name) < MAX_NAME_CHARACTERS and not has_control(name) for name in names)
 
 
 def _of_one_scope(rows: list[Any]) -> list[Any]:
