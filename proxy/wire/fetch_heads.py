@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from proxy.wire import integers
-from proxy.wire.primitives import Buffer, read_uvarint
+from proxy.wire.primitives import Buffer
 from proxy.wire.requests import FetchFields
 
 _FIRST_FLEXIBLE: Final = 12
@@ -39,12 +39,12 @@ def _topics(buf: Buffer, at: int, end: int, version: int) -> tuple[int, int, int
     """The number of topics in the array at `at`, the bytes of the first one's name or id, and where that ends; a
     position below 0: more bytes are needed."""
     if version >= _FIRST_FLEXIBLE:
-        topics, at = read_uvarint(buf, at, end)
+        topics, at = integers.uvarint(buf, at, end)
         if at < 0:
             return 0, 0, -1
         if version >= _FIRST_TOPIC_ID:
             return topics - 1, _TOPIC_ID_BYTES, at + _TOPIC_ID_BYTES
-        length, named_at = read_uvarint(buf, at, end)
+        length, named_at = integers.uvarint(buf, at, end)
         return topics - 1, length, -1 if named_at < 0 else at + length
     if at + 6 > end:
         return 0, 0, -1
@@ -75,7 +75,7 @@ def of_response(buf: Buffer, body: int, end: int, size_bytes: int, version: int)
     if at < 0:
         return 0
     if version >= _FIRST_FLEXIBLE:
-        partitions, at = read_uvarint(buf, at, end)
+        partitions, at = integers.uvarint(buf, at, end)
         partitions -= 1
     else:
         partitions = integers.int32(buf, at) if at + 4 <= end else 0

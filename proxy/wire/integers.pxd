@@ -40,6 +40,21 @@ cdef inline long long int32(object buf, Py_ssize_t at) except? -1:
     return <int32_t>(<uint32_t>data[0] << 24 | <uint32_t>data[1] << 16 | <uint32_t>data[2] << 8 | data[3])
 
 
+cdef inline (long long, Py_ssize_t) uvarint(object buf, Py_ssize_t at, Py_ssize_t limit) except *:
+    cdef long long value = 0
+    cdef int shift = 0, byte
+    while shift < 35:
+        if at >= limit:
+            return 0, -1
+        byte = uint8(buf, at)
+        at += 1
+        value |= <long long>(byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    return 0, -2
+
+
 cdef inline int put_int16(object buf, Py_ssize_t at, int value) except -1:
     cdef uint8_t *data = bytes_at(buf, at, 2, True)
     data[0], data[1] = value >> 8 & 0xFF, value & 0xFF

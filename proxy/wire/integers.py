@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from proxy.wire.primitives import Buffer
+from proxy.wire.primitives import Buffer, read_uvarint
 
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
@@ -31,6 +31,11 @@ def int32(buf: Buffer, at: int) -> int:
     """The signed 32-bit integer at `at`."""
     value: int = _INT32.unpack_from(buf, at)[0]
     return value
+
+
+def uvarint(buf: Buffer, at: int, limit: int) -> tuple[int, int]:
+    """The unsigned varint at `at`, as `proxy.wire.primitives.read_uvarint` reads it."""
+    return read_uvarint(buf, at, limit)
 
 
 def put_int16(buf: bytearray | memoryview, at: int, value: int) -> None:
