@@ -16,10 +16,9 @@ from proxy.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, Described, Named
 from quota.entity import Kind
 from quota.ledger import Ledger
 
-RECENT_MS: Final = 10_000
-"""How long our own changes are remembered. A broker answers CreateTopics when the controller has done it, and may learn
-of the topic itself some milliseconds later: of 120 questions sent at once, 2 got an outdated answer."""
 RECENT_TOPICS: Final = 1000
+"""How many of our own changes are remembered. A broker answers CreateTopics when the controller has done it, and learns
+of the topic itself later: mostly within milliseconds, on a busy machine after seconds."""
 
 _NONE, _UNKNOWN_SERVER_ERROR, _UNKNOWN_TOPIC, _LEADER_NOT_AVAILABLE, _TIMED_OUT, _UNKNOWN_TOPIC_ID = 0, -1, 3, 5, 7, 100
 EXISTS: Final = frozenset({_NONE, _LEADER_NOT_AVAILABLE})
@@ -37,23 +36,22 @@ class Recent(NamedTuple):
 
     partitions: int
     topic_id: uuid.UUID | None
-    at_ms: float
 
 
 class RecentChanges:
-    """Topics that were changed through this sidecar in the last seconds, by name and by id."""
+    """Topics that were changed through this sidecar, by name and by id, until the broker says that they are gone."""
 
     def __init__(self) -> None:
         self._topics: OrderedDict[TopicKey, Recent] = OrderedDict()
 
-    def put(self, name: str | None, topic_id: uuid.UUID | None, partitions: int, now_ms: float) -> None:
+    def put(self, name: str | None, topic_id: uuid.UUID | None, partitions: int) -> None:
         """The topic has this many partitions from now on."""
         if topic_id is None and name is not None and name in self._topics:
             topic_id = self._topics[name].topic_id
         for key in (name, topic_id):
             if key:
                 self._topics.pop(key, None)
-                self._topics[key] = Recent(partitions, topic_id, now_ms)
+                self._topics[key] = Recent(partitions, topic_id)
         while len(self._topics) > RECENT_TOPICS:
             self._topics.popitem(last=False)
 
@@ -63,10 +61,9 @@ class RecentChanges:
             if key:
                 self._topics.pop(key, None)
 
-    def get(self, key: TopicKey | None, now_ms: float) -> Recent | None:
-        """A topic by name or id; None if nothing is remembered, or if it is too old."""
-        found = self._topics.get(key) if key else None
-        return None if found is None or now_ms - found.at_ms > RECENT_MS else found
+    def get(self, key: TopicKey | None) -> Recent | None:
+        """A topic by name or id; None if nothing is remembered."""
+        return self._topics.get(key) if key else None
 
     def __len__(self) -> int:
         return len(self._topics)
@@ -175,7 +172,7 @@ class MutationRequest:
         repeated: Counter[uuid.UUID | None] = Counter()
         for parts in portions(self.wanted):
             for topic in parts:
-                self._look_at(topic, found.get(topic.key), now_ms)
+                self._look_at(topic, found.get(topic.key))
                 repeated[topic.topic_id] += 1
                 if extends and topic.cost is not None:
                     topic.cost = (topic.said or 0) - topic.cost
@@ -189,8 +186,8 @@ class MutationRequest:
                 now_ms = yield
         return now_ms
 
-    def _look_at(self, topic: Wanted, known: Described | None, now_ms: float) -> None:
-        recent = self._knowledge.recent.get(topic.key, now_ms)
+    def _look_at(self, topic: Wanted, known: Described | None) -> None:
+        recent = self._knowledge.recent.get(topic.key)
         if known is not None and known.error in EXISTS:
             topic.name, topic.topic_id = known.name or topic.name, known.topic_id or topic.topic_id
             topic.cost = known.partitions
@@ -289,6 +286,8 @@ class MutationRequest:
         if result.error == _NONE:
             actual = result.partitions or max(topic.cost or 0, 1)  # at least one, or there was nothing to do
             self._remember(topic, result, actual, now_ms)
+        elif result.error in _UNKNOWN:
+            self._knowledge.recent.forget(result.name, result.topic_id, topic.name, topic.topic_id)
         elif result.error in _MAYBE_DONE or not wire.is_known_error(result.error):
             actual = topic.charged
         if actual > topic.charged:
@@ -300,10 +299,10 @@ class MutationRequest:
     def _remember(self, topic: Wanted, result: TopicResult, partitions: int, now_ms: float) -> None:
         recent = self._knowledge.recent
         if self.request.api_key == CREATE_TOPICS:
-            recent.put(result.name, result.topic_id, partitions, now_ms)
+            recent.put(result.name, result.topic_id, partitions)
             if topic.said is None and result.partitions:
                 self._knowledge.learn_default(result.partitions, now_ms)
         elif self.request.api_key == CREATE_PARTITIONS:
-            recent.put(result.name, None, topic.said or 0, now_ms)
+            recent.put(result.name, None, topic.said or 0)
         else:
             recent.forget(result.name, result.topic_id, topic.name, topic.topic_id)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.interceptors.intercept import AdminRequest, Forward
-from proxy.interceptors.mutation_request import RECENT_MS, RECENT_TOPICS, RecentChanges
+from proxy.interceptors.mutation_request import RECENT_TOPICS, RecentChanges
 from proxy.interceptors.mutations import DEFAULT_COUNT_MS
 from proxy.wire.frames import WireError
 from proxy.wire.topics import (
@@ -390,19 +390,39 @@ def test_a_topic_that_only_seemed_to_exist_is_charged_afterwards() -> None:
     assert client.charged == 26
 
 
-def test_the_memory_is_short_and_small() -> None:
+def test_the_memory_is_small() -> None:
     recent, topic_id = RecentChanges(), uuid.UUID(int=1)
-    recent.put("a", topic_id, 3, 0)
-    assert recent.get("a", RECENT_MS) == recent.get(topic_id, RECENT_MS) == (3, topic_id, 0)
-    assert recent.get("a", RECENT_MS + 1) is None
-    assert recent.get(None, 0) is None
-    recent.put("a", None, 5, 1)  # CreatePartitions knows no ids
-    assert recent.get("a", 1) == recent.get(topic_id, 1) == (5, topic_id, 1)
+    recent.put("a", topic_id, 3)
+    assert recent.get("a") == recent.get(topic_id) == (3, topic_id)
+    assert recent.get(None) is None
+    recent.put("a", None, 5)  # CreatePartitions knows no ids
+    assert recent.get("a") == recent.get(topic_id) == (5, topic_id)
     for number in range(2 * RECENT_TOPICS):
-        recent.put(str(number), None, 1, 0)
+        recent.put(str(number), None, 1)
     assert len(recent) == RECENT_TOPICS
     recent.forget(str(2 * RECENT_TOPICS - 1), "nothing", None)
-    assert recent.get(str(2 * RECENT_TOPICS - 1), 0) is None
+    assert recent.get(str(2 * RECENT_TOPICS - 1)) is None
+
+
+def test_a_broker_may_be_behind_for_long() -> None:
+    client = Client(2)
+    client.send(create(7, {"a": 8}))
+    told = dict(client.cluster.topics)
+    client.send(partitions(3, {"a": 10}))
+    client.now_ms += 600_000
+    client.cluster.topics.update(told)  # what the broker's Metadata still says
+    client.send(delete(6, ["a"]))
+    assert client.charged == 8 + 2 + 10
+
+
+def test_a_topic_deleted_elsewhere_is_forgotten() -> None:
+    client = Client(2)
+    client.send(create(7, {"a": 8}))
+    client.cluster.topics.clear()
+    for _ in range(2):
+        assert client.send(delete(6, ["a"])).errors == {"a": UNKNOWN_TOPIC}
+    assert client.charged == 8
+    assert client.quota.recent.get("a") is None
 
 
 @pytest.mark.parametrize("version", DELETE_VERSIONS)
